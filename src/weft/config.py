@@ -1,0 +1,175 @@
+"""Recipes: frozen, typed settings that are read from TOML, overridden by dotted keys and saved again.
+
+A setting that comes in variants is a union of config types told apart by `kind`; choosing the type is
+choosing the variant, and each type builds its part. This file holds what all config types share;
+each room declares its own in a `config.py` that imports no torch, so that reading a recipe is instant.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from weft.errors import ConfigError, suggestion
+
+Tree = dict[str, Any]
+
+
+class Config(BaseModel):
+    """The base of every config type: frozen, and unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, validated again."""
+        return type(self).model_validate({**self.model_dump(exclude_none=True), **changes})
+
+
+def read_toml(path: Path) -> Tree:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such recipe") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
+    """`below` with `above` laid over it, table by table.
+
+    A table that names another `kind` replaces the one below it: the old variant's keys mean nothing to it.
+    """
+    kind = above.get("kind", below.get("kind"))
+    merged: Tree = dict(below) if kind == below.get("kind", kind) else {}
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = merge(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def assignments(words: Iterable[str]) -> Tree:
+    """The table that `key.sub=value …` words describe. A value is a TOML value, or else a bare string."""
+    tree: Tree = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        keys = key.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(f"'{word}': an override is written key=value, for instance model.layers=8")
+        if not text:
+            raise ConfigError(f"'{word}': the value is missing")
+        table: Tree = {}
+        inner = table
+        for name in keys[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[keys[-1]] = _value(text)
+        tree = merge(tree, table)
+    return tree
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+C = TypeVar("C", bound="Config")
+
+
+def validate(kind: type[C], tree: Mapping[str, Any], source: str = "") -> C:
+    """`tree` as a config of type `kind`, or an error that names the key, the value and what was expected."""
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        problems = [_describe(kind, tree, problem) for problem in error.errors()]
+        where = f"{source}: " if source else ""
+        raise ConfigError(where + "; ".join(dict.fromkeys(problems))) from None
+
+
+def _describe(kind: type[Config], tree: Any, problem: Any) -> str:
+    keys, here = _walk(kind, tree, problem["loc"])
+    key = ".".join(keys) or "the recipe"
+    given = problem.get("input")
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown key; {suggestion(keys[-1], here.model_fields if here else ())}"
+        case "missing":
+            return f"{key}: missing"
+        case "union_tag_not_found":
+            return f"{key}.kind: missing; it chooses the variant"
+        case "union_tag_invalid":
+            tag = str(problem["ctx"]["tag"])
+            tags = [t.strip().strip("'") for t in problem["ctx"]["expected_tags"].split(",")]
+            return f"{key}.kind = {tag!r}: unknown kind; {suggestion(tag, tags)}"
+        case "literal_error" if isinstance(given, str):
+            options = [o.strip().strip("'") for o in problem["ctx"]["expected"].replace(" or ", ", ").split(",")]
+            return f"{key} = {given!r}: {suggestion(given, options)}"
+        case "value_error":
+            return f"{key}: {problem['ctx']['error']}" if keys else str(problem["ctx"]["error"])
+        case _:
+            expected = problem["msg"].removeprefix("Input should be ")
+            return f"{key} = {given!r}: expected {expected}"
+
+
+def _walk(kind: type[Config] | None, tree: Any, location: tuple[Any, ...]) -> tuple[list[str], type[Config] | None]:
+    """The dotted key of a pydantic location, less the union tags pydantic puts in it, and its config type."""
+    keys: list[str] = []
+    here = kind
+    expects_tag: Any = None
+    owner = kind
+    for part in location:
+        if expects_tag is not None and isinstance(part, str):
+            chosen = _member(expects_tag, part)
+            expects_tag = None
+            if chosen is not None:
+                here = owner = chosen
+                continue
+        keys.append(str(part))
+        owner = here
+        field = here.model_fields.get(part) if here is not None and isinstance(part, str) else None
+        here, expects_tag = _inside(field) if field is not None else (None, None)
+    return keys, owner
+
+
+def _inside(field: FieldInfo) -> tuple[type[Config] | None, Any]:
+    """The config type of a field, or the union of config types that its tag will choose from."""
+    members = _members(field.annotation)
+    if len(members) == 1:
+        return members[0], members
+    return None, members or None
+
+
+def _members(annotation: Any) -> list[type[Config]]:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, UnionType):
+        return [m for part in get_args(annotation) for m in _members(part)]
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, Config) else []
+
+
+def _member(members: list[type[Config]], tag: str) -> type[Config] | None:
+    for member in members:
+        kind = member.model_fields.get("kind")
+        if member.__name__ == tag or (kind is not None and get_origin(kind.annotation) is Literal and tag in get_args(kind.annotation)):
+            return member
+    return None
+
+
+def to_toml(config: Config) -> str:
+    """The resolved config as TOML. What is None is left out: absent and None mean the same."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def json_schema(kind: type[Config]) -> Tree:
+    """The JSON Schema of a config type, for editors that complete TOML."""
+    schema = kind.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    return schema

@@ -1,0 +1,41 @@
+"""What a person did that cannot be done: one line each, saying what, where, and what would be right.
+
+The command line prints the line and exits with 2. A bug is an `assert`, never one of these.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class WeftError(ValueError):
+    """The root of every error that a person can mend."""
+
+
+class ConfigError(WeftError):
+    """A recipe, an override or a preset's name."""
+
+
+class DataError(WeftError):
+    """A text, a corpus, a prepared folder or a batch."""
+
+
+class TokenizerError(WeftError):
+    """A tokenizer that cannot be trained, loaded or applied."""
+
+
+class ModelError(WeftError):
+    """Sizes that do not fit together, or a model asked for what it cannot do."""
+
+
+class RunError(WeftError):
+    """A run's folder or its checkpoints."""
+
+
+def suggestion(name: str, known: Iterable[str], most: int = 12) -> str:
+    """The tail of an error about an unknown name: the nearest known ones, or a few of all."""
+    known = sorted(set(known))
+    near = get_close_matches(name, known, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
+    shown = ", ".join(known[:most]) + (", …" if len(known) > most else "")
+    return f"known: {shown}" if known else "nothing is known here"
