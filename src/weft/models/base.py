@@ -1,0 +1,115 @@
+"""The contract that every generative model keeps, whatever is inside it.
+
+    state = model.start(batch, max_len, source)      # nothing read yet
+    logits = model.step(tokens, state)               # read some tokens, say what may follow each
+
+Decoding, scoring and serving know nothing else about a model.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from weft.config import Config
+from weft.errors import ModelError
+
+
+class Source(Protocol):
+    """What a sequence-to-sequence model reads before it writes."""
+
+    tokens: Tensor  # (batch, source time)
+    mask: Tensor | None  # (batch, source time), True where a token is real
+
+
+class State:
+    """What a model remembers of the tokens it has read, one row a sequence.
+
+    Rows may be of different lengths. `lengths` is on the device; `longest` bounds it without asking the device,
+    and `even` says that all rows are equally long, so that fast paths need no mask.
+    """
+
+    def __init__(self, batch: int, max_len: int, device: torch.device):
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
+        self.max_len = max_len
+        self.longest = 0
+        self.even = True
+
+    def advance(self, time: int, lengths: Tensor | None = None) -> None:
+        """Count `time` more tokens in every row, or `lengths` (batch,) of them where rows are padded on the right."""
+        self.lengths = self.lengths + (time if lengths is None else lengths.to(self.lengths))
+        self.longest = min(self.longest + time, self.max_len)
+        self.even = self.even and lengths is None
+
+    def reserve(self, time: int) -> None:
+        """Refuse to read past the room that was asked for."""
+        if self.longest + time > self.max_len:
+            raise ModelError(
+                f"{self.longest} + {time} tokens do not fit in the {self.max_len} that decoding was started with"
+            )
+
+    def reorder(self, index: Tensor) -> None:
+        """Row i goes on from what row index[i] remembers; the batch may grow or shrink. index (new batch,)."""
+        self.lengths = self.lengths[index]
+        self._reorder(index)
+
+    def truncate(self, lengths: int | Tensor) -> None:
+        """Forget all but the first `lengths` tokens, of every row or row by row (batch,)."""
+        if isinstance(lengths, int):
+            self.even = self.even or bool((self.lengths >= lengths).all())
+            self.lengths = self.lengths.clamp(max=lengths)
+            self.longest = min(self.longest, lengths)
+        else:
+            self.lengths = torch.minimum(self.lengths, lengths.to(self.lengths))
+            self.longest = int(self.lengths.max())
+            self.even = False
+
+    def _reorder(self, index: Tensor) -> None:
+        """Subclasses move their own rows."""
+        raise AssertionError("a State without a memory cannot be reordered")
+
+
+class LanguageModel(nn.Module):
+    """A model that gives each token of a sequence a distribution over the next one."""
+
+    config: Config
+
+    def start(self, batch: int, max_len: int, source: Source | None = None) -> State:
+        """An empty memory for `batch` sequences of up to `max_len` tokens."""
+        raise ModelError(f"{self._name()} cannot generate: it has no decoder")
+
+    def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
+        """Read tokens (batch, time) after what `state` remembers; features (batch, time, …) for `head`.
+
+        Rows of unequal length are padded on the right with any token and counted by `lengths` (batch,);
+        features at padded places mean nothing, and the next call writes over what they left.
+        """
+        raise ModelError(f"{self._name()} cannot generate: it has no decoder")
+
+    def features(self, tokens: Tensor, **given: Any) -> Tensor:
+        """Read whole sequences (batch, time) at once; features (batch, time, …) for `head`."""
+        raise AssertionError("every model reads whole sequences")
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits (batch, time, vocab_size) of the token after each place."""
+        raise AssertionError("every model has a head")
+
+    def step(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
+        """Logits (batch, time, vocab_size) after each of tokens (batch, time), which `state` then remembers."""
+        return self.head(self.advance(tokens, state, lengths))
+
+    def forward(self, tokens: Tensor, **given: Any) -> Tensor:
+        """Logits (batch, time, vocab_size) of the token after each place of whole sequences (batch, time)."""
+        return self.head(self.features(tokens, **given))
+
+    def _name(self) -> str:
+        return f"a model of kind '{getattr(self.config, 'kind', type(self).__name__)}'"
+
+
+def check_tokens(tokens: Tensor, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary. On a GPU it would wait for the device, so the caller does it on the host."""
+    if tokens.device.type == "cpu" and tokens.numel():
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
+            raise ModelError(f"token id {wrong} is outside the vocabulary of {vocab_size} (0 … {vocab_size - 1})")

@@ -1,0 +1,249 @@
+"""Whole models as settings. A config type builds its model; a preset is one of these with a name."""
+
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from weft.config import Config
+from weft.nn.config import Activation, Block, Init, Learned, NormalInit, Probability
+
+if TYPE_CHECKING:
+    from weft.models.bahdanau import Bahdanau as BahdanauModel
+    from weft.models.ngram import NGram as NGramModel
+    from weft.models.recurrent import Recurrent as RecurrentModel
+    from weft.models.transformer import Transformer
+
+
+# ---- what a Transformer's last layer is for
+
+
+class LMHead(Config):
+    """The next token: features times a (vocab_size, d_model) table, the embeddings' own if `tied`."""
+
+    kind: Literal["lm"] = "lm"
+    tied: bool = True
+    bias: bool = False
+    scale: PositiveFloat | None = None
+
+
+class MaskedLMHead(Config):
+    """The masked token: dense, activation and norm before the table (BERT's transform)."""
+
+    kind: Literal["mlm"] = "mlm"
+    tied: bool = True
+    activation: Activation = "gelu"
+
+
+class NextSentenceHead(Config):
+    """Does the second sentence follow the first? Two classes on the pooled first token."""
+
+    kind: Literal["nsp"] = "nsp"
+
+
+class PretrainingHead(Config):
+    """Both of BERT's pretraining tasks at once (Devlin et al. 2019, §3.1)."""
+
+    kind: Literal["mlm+nsp"] = "mlm+nsp"
+    tied: bool = True
+    activation: Activation = "gelu"
+
+
+class ClassificationHead(Config):
+    """One of `labels` for a whole sequence; one label is a regression. `pooler` puts BERT's dense tanh in front."""
+
+    kind: Literal["sequence"] = "sequence"
+    labels: PositiveInt
+    pooling: Literal["first", "mean", "last"] = "first"
+    pooler: bool = True
+    dropout: Probability = 0.1
+
+
+class TaggingHead(Config):
+    """One of `labels` for every token."""
+
+    kind: Literal["token"] = "token"
+    labels: PositiveInt
+    dropout: Probability = 0.1
+
+
+class EmbeddingHead(Config):
+    """One vector a sequence, of length 1 if `normalise`."""
+
+    kind: Literal["embedding"] = "embedding"
+    pooling: Literal["first", "mean", "last"] = "mean"
+    normalise: bool = True
+
+
+Head = Annotated[
+    LMHead
+    | MaskedLMHead
+    | NextSentenceHead
+    | PretrainingHead
+    | ClassificationHead
+    | TaggingHead
+    | EmbeddingHead,
+    Field(discriminator="kind"),
+]
+
+
+# ---- Transformers
+
+
+class TransformerConfig(Block):
+    """What encoder, decoder and encoder–decoder share: so many blocks over so many words.
+
+    `context` is the longest sequence that is trained on; only learned positions make it a hard limit.
+    `embedding_scale` multiplies the embeddings by √d_model, `embedding_norm` normalises them (BERT).
+    """
+
+    vocab_size: PositiveInt
+    context: PositiveInt = 1024
+    layers: PositiveInt
+    embedding_scale: bool = False
+    embedding_norm: bool = False
+    init: Init = NormalInit()
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence the model can read, or None where nothing limits it."""
+        return self.context if isinstance(self.position, Learned) else None
+
+    def build(self) -> "Transformer":
+        """The model, with fresh weights."""
+        from weft.models.transformer import Transformer
+
+        return Transformer(self)
+
+
+class Decoder(TransformerConfig):
+    """A stack that sees the past only: GPT, LLaMA."""
+
+    kind: Literal["decoder"] = "decoder"
+    head: Head = LMHead()
+
+
+class Encoder(TransformerConfig):
+    """A stack that sees both sides: BERT. `segments` trained vectors tell first from second sentence."""
+
+    kind: Literal["encoder"] = "encoder"
+    segments: int = Field(default=0, ge=0)
+    head: Head = MaskedLMHead()
+
+
+class EncoderDecoder(TransformerConfig):
+    """The 2017 Transformer: an encoder, and a decoder that attends to it.
+
+    `source_vocab_size` gives the source its own embeddings; without it one table serves both sides.
+    """
+
+    kind: Literal["encoder-decoder"] = "encoder-decoder"
+    encoder_layers: PositiveInt | None = None
+    source_vocab_size: PositiveInt | None = None
+    head: LMHead = LMHead()
+
+
+# ---- recurrent models
+
+
+class Recurrent(Config):
+    """A recurrent language model: Elman (1990), LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
+
+    kind: Literal["recurrent"] = "recurrent"
+    vocab_size: PositiveInt
+    context: PositiveInt = 256
+    cell: Literal["elman", "lstm", "gru"] = "lstm"
+    activation: Literal["tanh", "relu", "sigmoid"] = "tanh"
+    layers: PositiveInt = 1
+    d_model: PositiveInt
+    d_embedding: PositiveInt | None = None
+    tied: bool = False
+    dropout: Probability = 0.0
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        if self.tied and self.d_embedding not in (None, self.d_model):
+            raise ValueError(f"tied embeddings need d_embedding = d_model = {self.d_model}, not {self.d_embedding}")
+        if self.cell != "elman" and self.activation != "tanh":
+            raise ValueError(f"activation = '{self.activation}' is for the elman cell; {self.cell} fixes its own")
+        return self
+
+    def build(self) -> "RecurrentModel":
+        """The model, with fresh weights."""
+        from weft.models.recurrent import Recurrent as Model
+
+        return Model(self)
+
+
+class Bahdanau(Config):
+    """An RNN encoder and decoder with additive attention between them (Bahdanau et al. 2015)."""
+
+    kind: Literal["bahdanau"] = "bahdanau"
+    vocab_size: PositiveInt
+    source_vocab_size: PositiveInt | None = None
+    context: PositiveInt = 256
+    cell: Literal["elman", "lstm", "gru"] = "gru"
+    layers: PositiveInt = 1
+    d_model: PositiveInt
+    d_embedding: PositiveInt | None = None
+    d_attention: PositiveInt | None = None
+    dropout: Probability = 0.0
+
+    def build(self) -> "BahdanauModel":
+        """The model, with fresh weights."""
+        from weft.models.bahdanau import Bahdanau as Model
+
+        return Model(self)
+
+
+# ---- n-grams
+
+
+class MaximumLikelihood(Config):
+    """Relative frequencies: what was never seen has probability zero."""
+
+    kind: Literal["mle"] = "mle"
+
+
+class AddK(Config):
+    """k added to every count (Laplace for k = 1)."""
+
+    kind: Literal["add-k"] = "add-k"
+    k: PositiveFloat = 1.0
+
+
+class StupidBackoff(Config):
+    """Relative frequency of the longest seen context, times alpha for each word dropped (Brants et al. 2007)."""
+
+    kind: Literal["stupid-backoff"] = "stupid-backoff"
+    alpha: PositiveFloat = 0.4
+
+
+class KneserNey(Config):
+    """Interpolated Kneser–Ney (Chen and Goodman 1999); without `discount`, n₁/(n₁ + 2n₂) is taken for each order."""
+
+    kind: Literal["kneser-ney"] = "kneser-ney"
+    discount: float | None = Field(default=None, gt=0.0, lt=1.0)
+
+
+Smoothing = Annotated[MaximumLikelihood | AddK | StupidBackoff | KneserNey, Field(discriminator="kind")]
+
+
+class NGram(Config):
+    """Counts of `order` words in a row, smoothed."""
+
+    kind: Literal["ngram"] = "ngram"
+    vocab_size: PositiveInt
+    order: PositiveInt = 3
+    smoothing: Smoothing = KneserNey()
+
+    def build(self) -> "NGramModel":
+        """The model, with empty counts."""
+        from weft.models.ngram import NGram as Model
+
+        return Model(self)
+
+
+Model = Annotated[
+    Decoder | Encoder | EncoderDecoder | Recurrent | Bahdanau | NGram,
+    Field(discriminator="kind"),
+]

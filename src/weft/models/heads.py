@@ -1,0 +1,171 @@
+"""What is read off a Transformer's features: a word, a class, a tag, a vector."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from weft.models import config
+from weft.nn.config import Norm
+from weft.nn.feedforward import activations
+
+
+class Pretraining(NamedTuple):
+    """The two answers of BERT's pretraining."""
+
+    words: Tensor  # (batch, time, vocab_size)
+    follows: Tensor  # (batch, 2)
+
+
+class WordHead(nn.Module):
+    """Features to a word: `prepare`, then a product with a (vocab_size, d_model) table, the embeddings' if tied."""
+
+    def __init__(self, settings: config.LMHead, d_model: int, vocab_size: int):
+        super().__init__()
+        self.scale = settings.scale
+        self.weight = None if settings.tied else nn.Parameter(torch.empty(vocab_size, d_model))
+        self.bias = nn.Parameter(torch.empty(vocab_size)) if settings.bias else None
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """(batch, time, d_model) → the same, as the table wants it."""
+        return features if self.scale is None else features * self.scale
+
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, time, d_model) → logits (batch, time, vocab_size)."""
+        return F.linear(self.prepare(features), table if self.weight is None else self.weight, self.bias)
+
+
+class MaskedWordHead(nn.Module):
+    """BERT's: dense, activation and norm before the table, and a bias after it (Devlin et al. 2019)."""
+
+    def __init__(
+        self, settings: config.MaskedLMHead | config.PretrainingHead, norm: Norm, d_model: int, vocab_size: int
+    ):
+        super().__init__()
+        self.dense = nn.Linear(d_model, d_model)
+        self.norm = norm.build(d_model)
+        self.activation = activations[settings.activation]
+        self.weight = None if settings.tied else nn.Parameter(torch.empty(vocab_size, d_model))
+        self.bias = nn.Parameter(torch.empty(vocab_size))
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """(batch, time, d_model) → the same, as the table wants it."""
+        return self.norm(self.activation(self.dense(features)))
+
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, time, d_model) → logits (batch, time, vocab_size)."""
+        return F.linear(self.prepare(features), table if self.weight is None else self.weight, self.bias)
+
+
+def pool(features: Tensor, mask: Tensor | None, how: str) -> Tensor:
+    """One vector a sequence, (batch, time, d_model) → (batch, d_model); mask (batch, time) True where real."""
+    if how == "first":
+        return features[:, 0]
+    if how == "last":
+        last = torch.full_like(features[:, 0, 0], features.shape[1] - 1) if mask is None else mask.sum(dim=1) - 1
+        return features[torch.arange(features.shape[0], device=features.device), last.long()]
+    if mask is None:
+        return features.mean(dim=1)
+    kept = mask[..., None].to(features.dtype)
+    return (features * kept).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
+
+
+class Pooler(nn.Module):
+    """tanh(dense(first token)), which BERT puts before what is asked of a whole sequence."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.dense = nn.Linear(d_model, d_model)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(batch, d_model) → (batch, d_model)."""
+        return self.dense(pooled).tanh()
+
+
+class NextSentence(nn.Module):
+    """Two classes: the second sentence follows the first, or it does not."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.pooler = Pooler(d_model)
+        self.out = nn.Linear(d_model, 2)
+
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, time, d_model) → logits (batch, 2)."""
+        return self.out(self.pooler(features[:, 0]))
+
+
+class PretrainingPair(nn.Module):
+    """Masked words and next sentence together."""
+
+    def __init__(self, settings: config.PretrainingHead, norm: Norm, d_model: int, vocab_size: int):
+        super().__init__()
+        self.words = MaskedWordHead(settings, norm, d_model, vocab_size)
+        self.follows = NextSentence(d_model)
+
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Pretraining:
+        """(batch, time, d_model) → both logits."""
+        return Pretraining(self.words(features, table), self.follows(features, table))
+
+
+class Classifier(nn.Module):
+    """One of a few labels for the whole sequence."""
+
+    def __init__(self, settings: config.ClassificationHead, d_model: int):
+        super().__init__()
+        self.pooling = settings.pooling
+        self.pooler = Pooler(d_model) if settings.pooler else None
+        self.dropout = nn.Dropout(settings.dropout)
+        self.out = nn.Linear(d_model, settings.labels)
+
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, time, d_model) → logits (batch, labels)."""
+        pooled = pool(features, mask, self.pooling)
+        return self.out(self.dropout(pooled if self.pooler is None else self.pooler(pooled)))
+
+
+class Tagger(nn.Module):
+    """One of a few labels for every token."""
+
+    def __init__(self, settings: config.TaggingHead, d_model: int):
+        super().__init__()
+        self.dropout = nn.Dropout(settings.dropout)
+        self.out = nn.Linear(d_model, settings.labels)
+
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, time, d_model) → logits (batch, time, labels)."""
+        return self.out(self.dropout(features))
+
+
+class Embedder(nn.Module):
+    """One vector a sequence."""
+
+    def __init__(self, settings: config.EmbeddingHead):
+        super().__init__()
+        self.settings = settings
+
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, time, d_model) → (batch, d_model)."""
+        pooled = pool(features, mask, self.settings.pooling)
+        return F.normalize(pooled, dim=-1) if self.settings.normalise else pooled
+
+
+def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
+    """The module of a head's config."""
+    d_model, vocab_size, norm = model.d_model, model.vocab_size, model.norm
+    match head:
+        case config.LMHead():
+            return WordHead(head, d_model, vocab_size)
+        case config.MaskedLMHead():
+            return MaskedWordHead(head, norm, d_model, vocab_size)
+        case config.PretrainingHead():
+            return PretrainingPair(head, norm, d_model, vocab_size)
+        case config.NextSentenceHead():
+            return NextSentence(d_model)
+        case config.ClassificationHead():
+            return Classifier(head, d_model)
+        case config.TaggingHead():
+            return Tagger(head, d_model)
+        case config.EmbeddingHead():
+            return Embedder(head)

@@ -1,0 +1,241 @@
+"""The Transformer (Vaswani et al. 2017) as encoder, decoder or both: one class over one Block."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import ModelError
+from weft.models import config, heads
+from weft.models.base import LanguageModel, Source, State, check_tokens
+from weft.nn.attention import Relation
+from weft.nn.block import Block
+from weft.nn.cache import KeyValueCache
+from weft.nn.init import initialise
+from weft.nn.mask import Visibility
+from weft.nn.position import Position
+
+Memory = list[tuple[Tensor, Tensor]]  # keys and values of the source, layer by layer
+
+
+class Stack(nn.Module):
+    """Embedded tokens in, features out: positions, blocks, and the last norm where the blocks norm first."""
+
+    def __init__(self, settings: config.TransformerConfig, layers: int, causal: bool, cross: bool):
+        super().__init__()
+        d_model, attention = settings.d_model, settings.attention
+        self.causal = causal
+        self.window = attention.window
+        self.position = settings.position.build(d_model, attention.heads, settings.d_head, settings.context, causal)
+        self.embedding_norm = settings.norm.build(d_model) if settings.embedding_norm else None
+        self.dropout = nn.Dropout(settings.dropout)
+        self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers))
+        self.norm = settings.norm.build(d_model) if settings.placement == "pre" else None
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        relation: Relation,
+        cache: "list[Any] | None" = None,
+        memory: Memory | None = None,
+        source: Relation | None = None,
+    ) -> Tensor:
+        """x (batch, time, d_model) → (batch, time, d_model)."""
+        x = self.position.embed(x, positions)
+        x = self.dropout(x if self.embedding_norm is None else self.embedding_norm(x))
+        for layer, block in enumerate(self.blocks):
+            x = block(
+                x, relation, cache[layer] if cache else None, memory[layer] if memory else None, source
+            )
+        return x if self.norm is None else self.norm(x)
+
+
+class TransformerState(State):
+    """Keys and values of what was read, and of the source where there is one."""
+
+    def __init__(
+        self, cache: KeyValueCache, batch: int, max_len: int, memory: Memory | None, source_mask: Tensor | None
+    ):
+        super().__init__(batch, max_len, cache.store.device)
+        self.cache = cache
+        self.memory = memory
+        self.source_mask = source_mask
+
+    def _reorder(self, index: Tensor) -> None:
+        self.cache.reorder(index)
+        if self.memory is not None:
+            self.memory = [(k[index], v[index]) for k, v in self.memory]
+        if self.source_mask is not None:
+            self.source_mask = self.source_mask[index]
+
+
+class Transformer(LanguageModel):
+    """Encoder (BERT), decoder (GPT, LLaMA) or encoder–decoder, by the config's type."""
+
+    config: config.TransformerConfig
+
+    def __init__(self, settings: config.TransformerConfig):
+        super().__init__()
+        self.config = settings
+        d_model = settings.d_model
+        self.embedding = nn.Embedding(settings.vocab_size, d_model)
+        self.source_embedding = self.segments = self.encoder = self.decoder = None
+        if isinstance(settings, config.EncoderDecoder):
+            if settings.source_vocab_size is not None:
+                self.source_embedding = nn.Embedding(settings.source_vocab_size, d_model)
+            self.encoder = Stack(settings, settings.encoder_layers or settings.layers, causal=False, cross=False)
+            self.decoder = Stack(settings, settings.layers, causal=True, cross=True)
+        elif isinstance(settings, config.Encoder):
+            self.segments = nn.Embedding(settings.segments, d_model) if settings.segments else None
+            self.encoder = Stack(settings, settings.layers, causal=False, cross=False)
+        else:
+            self.decoder = Stack(settings, settings.layers, causal=True, cross=False)
+        self.output = heads.build(settings, settings.head)
+        initialise(self, settings.init, d_model, settings.layers)
+
+    # ---- whole sequences
+
+    def features(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        prefix: Tensor | None = None,
+        source: Source | None = None,
+    ) -> Tensor:
+        """tokens (batch, time) → (batch, time, d_model).
+
+        positions (batch, time) where they are not 0 … time − 1; documents (batch, time) ids that keep packed
+        documents apart; mask (batch, time) True where a token is real; segments (batch, time) for an encoder;
+        prefix (batch,) tokens that a decoder reads in both directions; source for an encoder–decoder.
+        """
+        memory = relation = None
+        stack = self._reading_stack()
+        if self.decoder is not None and self.encoder is not None:
+            memory, relation = self._remember(self._given(source), tokens.shape[1])
+        visible = Visibility(
+            causal=stack.causal,
+            window=stack.window,
+            prefix=prefix,
+            real=mask,
+            documents=None if documents is None else (documents, documents),
+        )
+        x = self._embed(tokens, self.embedding, segments)
+        positions = _places(tokens) if positions is None else positions
+        return stack(x, positions, self._relate(stack, visible, positions, x), None, memory, relation)
+
+    def head(self, features: Tensor, mask: Tensor | None = None) -> Any:
+        """What the head says of features (batch, time, d_model): logits, or a class, tag or vector."""
+        return self.output(features, self.embedding.weight, mask)
+
+    def forward(self, tokens: Tensor, **given: Any) -> Any:
+        """The head's answer to whole sequences (batch, time); arguments as in `features`."""
+        return self.head(self.features(tokens, **given), given.get("mask"))
+
+    def readout(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Features, table and bias whose product is the logits, for losses that never hold all of them."""
+        words = self.output.words if isinstance(self.output, heads.PretrainingPair) else self.output
+        if not isinstance(words, heads.WordHead | heads.MaskedWordHead):
+            raise ModelError(f"a head of kind '{self.config.head.kind}' says no words")  # type: ignore[attr-defined]
+        table = self.embedding.weight if words.weight is None else words.weight
+        return words.prepare(features), table, words.bias
+
+    # ---- step by step
+
+    @torch.no_grad()
+    def start(self, batch: int, max_len: int, source: Source | None = None) -> TransformerState:
+        """An empty cache for `batch` sequences of up to `max_len` tokens; the source is read here, once."""
+        if self.decoder is None or not isinstance(self.output, heads.WordHead):
+            raise ModelError(f"{self._name()} with a head of kind '{self.config.head.kind}' cannot generate")  # type: ignore[attr-defined]
+        longest = self.config.longest
+        if longest is not None and max_len > longest:
+            raise ModelError(f"{max_len} tokens are more than the {longest} positions this model learned (context)")
+        attention, table = self.config.attention, self.embedding.weight
+        cache = KeyValueCache(
+            len(self.decoder.blocks), batch, attention.groups, max_len, self.config.d_head, table.dtype, table.device
+        )
+        memory = source_mask = None
+        if self.encoder is not None:
+            source = self._given(source)
+            memory, _ = self._remember(source, 1)
+            source_mask = source.mask
+        return TransformerState(cache, batch, max_len, memory, source_mask)
+
+    @torch.no_grad()
+    def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
+        """tokens (batch, time) after what `state` holds → features (batch, time, d_model)."""
+        assert isinstance(state, TransformerState) and self.decoder is not None
+        time, stack = tokens.shape[1], self.decoder
+        state.reserve(time)
+        x = self._embed(tokens, self.embedding, None)
+        ahead = _places(tokens)
+        places = ahead + state.longest if state.even else ahead + state.lengths[:, None]
+        seen = state.longest + time
+        keys = torch.arange(seen, device=tokens.device)[None]
+        if state.even and stack.window is None and (time == 1 or state.longest == 0):
+            visible = Visibility(causal=time > 1)  # one query sees the whole cache; the first ones, a triangle
+        else:
+            visible = Visibility(causal=True, window=stack.window, places=places)
+        relation = Relation(visible, stack.position, places, keys, stack.position.angles(places, seen, x.dtype))
+        written = None if state.even else places
+        cache = [state.cache.layer(number, written, state.longest) for number in range(len(stack.blocks))]
+        source = None if state.memory is None else _source_relation(state.memory, state.source_mask, time)
+        features = stack(x, places, relation, cache, state.memory, source)
+        state.advance(time, lengths)
+        return features
+
+    # ---- inside
+
+    def _reading_stack(self) -> Stack:
+        stack = self.encoder if self.decoder is None else self.decoder
+        assert stack is not None
+        return stack
+
+    def _given(self, source: Source | None) -> Source:
+        if source is None:
+            raise ModelError(f"{self._name()} reads a source before it writes; none was given")
+        return source
+
+    def _embed(self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None) -> Tensor:
+        check_tokens(tokens, table.num_embeddings)
+        x = table(tokens)
+        if self.config.embedding_scale:
+            x = x * self.config.d_model**0.5
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        return x
+
+    def _relate(self, stack: Stack, visible: Visibility, positions: Tensor, x: Tensor) -> Relation:
+        angles = stack.position.angles(positions, positions.shape[1], x.dtype)
+        return Relation(visible, stack.position, positions, positions, angles)
+
+    def _remember(self, source: Source, time: int) -> tuple[Memory, Relation]:
+        """Every decoder layer's keys and values of the source, and how `time` queries stand to them."""
+        assert self.encoder is not None and self.decoder is not None
+        x = self._embed(source.tokens, self.source_embedding or self.embedding, None)
+        positions = _places(source.tokens)
+        visible = Visibility(causal=False, window=self.encoder.window, real=source.mask)
+        encoded = self.encoder(x, positions, self._relate(self.encoder, visible, positions, x))
+        memory = [block.cross.memory(encoded) for block in self.decoder.blocks]
+        return memory, _source_relation(memory, source.mask, time)
+
+
+def _places(tokens: Tensor) -> Tensor:
+    """0 … time − 1, (1, time)."""
+    return torch.arange(tokens.shape[1], device=tokens.device)[None]
+
+
+def _source_relation(memory: Memory, mask: Tensor | None, time: int) -> Relation:
+    """Every query sees every real token of the source; positions take no part."""
+    keys = memory[0][0]
+    device = keys.device
+    return Relation(
+        Visibility(causal=False, real=mask),
+        Position(),
+        torch.arange(time, device=device)[None],
+        torch.arange(keys.shape[2], device=device)[None],
+    )

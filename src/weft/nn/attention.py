@@ -1,0 +1,252 @@
+"""Attention(Q, K, V) = softmax(QKᵀ/√d_k)V over many heads (Vaswani et al. 2017, §3.2).
+
+`reference_attention` is the formula and returns the probabilities; `fast_attention` gives the same result through
+fused kernels, with memory that does not grow with the square of the length. A forward hook on an attention's
+`weights` is all it takes to see the probabilities: where somebody watches, the reference runs.
+"""
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from weft.nn.config import Attention as AttentionConfig
+from weft.nn.config import Relative
+from weft.nn.mask import Visibility
+from weft.nn.position import Position
+
+# A mask of more entries than this is made block by block of queries, and again in the backward pass.
+DENSE_ENTRIES = 2**22
+QUERY_BLOCK = 512
+
+
+class Past(Protocol):
+    """Keys and values of the tokens before these, in one layer (`nn/cache.py`)."""
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put these (batch, kv_heads, time, d_head) behind the others; all of them, up to the longest row."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How the queries of an attention stand to its keys: the same for every layer of a stack.
+
+    queries (batch or 1, time) and keys (batch or 1, source time) are positions; angles turn this call's own tokens.
+    """
+
+    visible: Visibility
+    position: Position
+    queries: Tensor
+    keys: Tensor
+    angles: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def biased(self) -> bool:
+        """Positions add to the scores."""
+        return type(self.position).bias is not Position.bias
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """The whole mask at once: bool, or floats where positions add a bias; None where all is seen."""
+        return self.block(slice(0, self.queries.shape[1]), slice(0, self.keys.shape[1]))
+
+    def block(self, queries: slice, keys: slice) -> Tensor | None:
+        """The mask (batch or 1, heads or 1, time, source time) of some queries against some keys."""
+        bias = self.position.bias(self.queries[:, queries], self.keys[:, keys])
+        if self.visible.everything:
+            return bias
+        seen = self.visible.dense(queries, keys, self.queries.device)
+        return seen if bias is None else torch.where(seen, bias, float("-inf"))
+
+    @cached_property
+    def distances(self) -> Tensor | None:
+        """Rows of each layer's table of relative vectors, (batch or 1, time, source time)."""
+        return self.position.distances(self.queries, self.keys)
+
+    @cached_property
+    def block_mask(self) -> Any:
+        """The rule as FlexAttention's map of blocks that have something to see."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        rows = self.visible.rows if self.visible.rows > 1 else None
+        return create_block_mask(
+            self.visible.sees(), rows, None, self.queries.shape[1], self.keys.shape[1], device=self.queries.device
+        )
+
+
+def reference_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """softmax(q kᵀ · scale)v and the probabilities, by the formula.
+
+    q (batch, heads, time, d_head); k, v (batch, kv_heads, source time, d_head), each shared by heads/kv_heads heads;
+    mask bool (True is seen) or float (added). → (batch, heads, time, d_head), (batch, heads, time, source time).
+    A query that sees nothing gets zeros.
+    """
+    weights = probabilities(q @ _share(k, q).mT * scale, mask)
+    return weights @ _share(v, q), weights
+
+
+def probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax over the keys that `mask` leaves, (batch, heads, time, source time); zeros where it leaves none."""
+    if mask is None:
+        return scores.softmax(dim=-1)
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
+    blind = scores.isneginf().all(dim=-1, keepdim=True)
+    return scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
+
+
+def fast_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Relation, dropout: float = 0.0) -> Tensor:
+    """The same as `reference_attention`, shape by shape, through the kernels that fit the rule."""
+    visible, biased = relation.visible, relation.biased
+    shared = q.shape[1] != k.shape[1]
+    if not biased and (visible.plainly_causal or visible.everything):
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=visible.plainly_causal, scale=scale, enable_gqa=shared
+        )
+    if q.is_cuda and not biased and not dropout and q.shape[2] > 1:
+        return _flex()(q, k, v, block_mask=relation.block_mask, scale=scale, enable_gqa=shared)
+    if q.shape[2] * k.shape[2] <= DENSE_ENTRIES:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=_as(relation.mask, q), dropout_p=dropout, scale=scale, enable_gqa=shared
+        )
+    return _by_query_blocks(q, k, v, scale, relation, dropout)
+
+
+def _by_query_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Relation, dropout: float) -> Tensor:
+    """A few queries at a time, each block with its own strip of mask, over the keys that it can see at all."""
+
+    def one(q: Tensor, k: Tensor, v: Tensor, queries: slice, keys: slice) -> Tensor:
+        mask = _as(relation.block(queries, keys), q)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+    outs = []
+    for start in range(0, q.shape[2], QUERY_BLOCK):
+        queries = slice(start, min(start + QUERY_BLOCK, q.shape[2]))
+        keys = relation.visible.reach(queries, k.shape[2])
+        parts = q[:, :, queries], k[:, :, keys], v[:, :, keys]
+        outs.append(checkpoint(one, *parts, queries, keys, use_reentrant=False))
+    return torch.cat(outs, dim=2)
+
+
+@cache
+def _flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
+
+
+def _as(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    return mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
+
+
+def _share(x: Tensor, q: Tensor) -> Tensor:
+    """Each head of keys or values, once for every head of queries that shares it."""
+    repeats = q.shape[1] // x.shape[1]
+    return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)
+
+
+class _Heads(nn.Module):
+    """What self- and cross-attention share: the sizes, the way out, and the choice of path."""
+
+    def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
+        super().__init__()
+        self.heads, self.kv_heads, self.d_head = settings.heads, settings.groups, d_head
+        self.scale = settings.scale or d_head**-0.5
+        self.dropout = settings.dropout
+        self.out = nn.Linear(self.heads * d_head, d_model, bias=settings.bias == "all")
+        self.q_norm = settings.qk_norm.build(d_head) if settings.qk_norm else None
+        self.k_norm = settings.qk_norm.build(d_head) if settings.qk_norm else None
+        self.weights = nn.Identity()  # the probabilities pass through here, for whoever watches
+
+    @property
+    def watched(self) -> bool:
+        """Somebody hooked the probabilities, so they must exist."""
+        return bool(self.weights._forward_hooks)
+
+    def split(self, x: Tensor, heads: int) -> Tensor:
+        """(batch, time, heads · d_head) → (batch, heads, time, d_head)."""
+        return x.unflatten(-1, (heads, self.d_head)).transpose(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation) -> Tensor:
+        """Heads of queries over heads of keys and values → (batch, time, d_model)."""
+        dropout = self.dropout if self.training else 0.0
+        if self.watched:
+            mixed = self.plain(q, k, v, relation, dropout)
+        else:
+            mixed = fast_attention(q, k, v, self.scale, relation, dropout)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def plain(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, dropout: float) -> Tensor:
+        """The reference path, its probabilities shown to `weights`."""
+        weights = self.weights(probabilities(q @ _share(k, q).mT * self.scale, relation.mask))
+        return F.dropout(weights, dropout) @ _share(v, q)
+
+
+class SelfAttention(_Heads):
+    """Every token asks, and every token answers. Queries, keys and values are one matrix, in this order."""
+
+    def __init__(self, settings: AttentionConfig, d_model: int, d_head: int, position: Any = None):
+        super().__init__(settings, d_model, d_head)
+        width = (self.heads + 2 * self.kv_heads) * d_head
+        self.qkv = nn.Linear(d_model, width, bias=settings.bias != "none")
+        self.relative_keys = self.relative_values = None
+        if isinstance(position, Relative):
+            rows = 2 * position.max_distance + 1
+            self.relative_keys = nn.Parameter(torch.empty(rows, d_head))
+            self.relative_values = nn.Parameter(torch.empty(rows, d_head))
+
+    def forward(self, x: Tensor, relation: Relation, past: Past | None = None) -> Tensor:
+        """x (batch, time, d_model) → (batch, time, d_model); `past` gives the keys and values that came before."""
+        q, k, v = self.qkv(x).split([heads * self.d_head for heads in (self.heads, self.kv_heads, self.kv_heads)], -1)
+        q, k, v = self.split(q, self.heads), self.split(k, self.kv_heads), self.split(v, self.kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if relation.angles is not None:
+            q, k = relation.position.turn(q, relation.angles), relation.position.turn(k, relation.angles)
+        if past is not None:
+            k, v = past.extend(k, v)
+        return self.attend(q, k, v, relation)
+
+    @property
+    def watched(self) -> bool:
+        """Relative values are weighted by the probabilities, which only the reference has."""
+        return self.relative_keys is not None or super().watched
+
+    def plain(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, dropout: float) -> Tensor:
+        """The reference path; with relative vectors, softmax(q(k + a_k)ᵀ)(v + a_v) (Shaw et al. 2018, eq. 3–4)."""
+        if self.relative_keys is None or self.relative_values is None:
+            return super().plain(q, k, v, relation, dropout)
+        distances = relation.distances
+        assert distances is not None
+        near_keys = F.embedding(distances, self.relative_keys)  # (B or 1, T, S, d_head)
+        near_values = F.embedding(distances, self.relative_values)
+        scores = q @ _share(k, q).mT + torch.einsum("bhtd,btsd->bhts", q, near_keys.expand(q.shape[0], -1, -1, -1))
+        kept = F.dropout(self.weights(probabilities(scores * self.scale, relation.mask)), dropout)
+        return kept @ _share(v, q) + torch.einsum("bhts,btsd->bhtd", kept, near_values.expand(q.shape[0], -1, -1, -1))
+
+
+class CrossAttention(_Heads):
+    """Every token of one sequence asks, the tokens of another answer (Bahdanau et al. 2015; Vaswani et al. 2017)."""
+
+    def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
+        super().__init__(settings, d_model, d_head)
+        self.q = nn.Linear(d_model, self.heads * d_head, bias=settings.bias != "none")
+        self.kv = nn.Linear(d_model, 2 * self.kv_heads * d_head, bias=settings.bias != "none")
+
+    def memory(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """source (batch, source time, d_model) → its keys and values, each (batch, kv_heads, source time, d_head)."""
+        k, v = self.kv(source).chunk(2, dim=-1)
+        k, v = self.split(k, self.kv_heads), self.split(v, self.kv_heads)
+        return (k if self.k_norm is None else self.k_norm(k)), v
+
+    def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], relation: Relation) -> Tensor:
+        """x (batch, time, d_model) asks `memory` → (batch, time, d_model)."""
+        q = self.split(self.q(x), self.heads)
+        return self.attend(q if self.q_norm is None else self.q_norm(q), *memory, relation)

@@ -1,0 +1,55 @@
+"""One layer of a Transformer, and the skip connection and norm around each of its sublayers."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from weft.nn.attention import CrossAttention, Past, Relation, SelfAttention
+from weft.nn.config import Block as BlockConfig
+
+
+class Sublayer(nn.Module):
+    """f with its norm and skip: x + f(norm(x)) (pre), norm(x + f(x)) (post; Vaswani et al. 2017), or x + f(x)."""
+
+    def __init__(self, settings: BlockConfig):
+        super().__init__()
+        self.norm = settings.norm.build(settings.d_model) if settings.placement != "none" else None
+        self.pre = settings.placement == "pre"
+        self.residual = settings.residual
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """(batch, time, d_model) → (batch, time, d_model)."""
+        y = f(self.norm(x) if self.norm is not None and self.pre else x)
+        y = x + self.dropout(y) if self.residual else self.dropout(y)
+        return self.norm(y) if self.norm is not None and not self.pre else y
+
+
+class Block(nn.Module):
+    """Self-attention, attention to a memory where there is one, feed-forward."""
+
+    def __init__(self, settings: BlockConfig, cross: bool):
+        super().__init__()
+        d_model, d_head = settings.d_model, settings.d_head
+        self.attention = SelfAttention(settings.attention, d_model, d_head, settings.position)
+        self.attention_skip = Sublayer(settings)
+        self.cross = CrossAttention(settings.attention, d_model, d_head) if cross else None
+        self.cross_skip = Sublayer(settings) if cross else None
+        self.feedforward = settings.feedforward.build(d_model)
+        self.feedforward_skip = Sublayer(settings)
+
+    def forward(
+        self,
+        x: Tensor,
+        relation: Relation,
+        past: Past | None = None,
+        memory: tuple[Tensor, Tensor] | None = None,
+        source: Relation | None = None,
+    ) -> Tensor:
+        """x (batch, time, d_model) → (batch, time, d_model). `memory` is this layer's keys and values of the source."""
+        x = self.attention_skip(x, lambda h: self.attention(h, relation, past))
+        if self.cross is not None and self.cross_skip is not None:
+            assert memory is not None and source is not None
+            attend = self.cross
+            x = self.cross_skip(x, lambda h: attend(h, memory, source))
+        return self.feedforward_skip(x, self.feedforward)

@@ -1,0 +1,50 @@
+"""Keys and values of what was read, so that nothing is computed twice."""
+
+import torch
+from torch import Tensor
+
+
+class KeyValueCache:
+    """Room for `max_len` keys and values of every layer and row, allocated once.
+
+    store (layers, 2, batch, kv_heads, max_len, d_head).
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        kv_heads: int,
+        max_len: int,
+        d_head: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.store = torch.zeros(layers, 2, batch, kv_heads, max_len, d_head, dtype=dtype, device=device)
+
+    def reorder(self, index: Tensor) -> None:
+        """Row i becomes a copy of row index[i]."""
+        self.store = self.store.index_select(2, index.to(self.store.device))
+
+    def layer(self, number: int, places: Tensor | None, start: int) -> "LayerCache":
+        """One layer, about to be written at `places` (batch, time), or from `start` on in every row if None."""
+        return LayerCache(self.store[number, 0], self.store[number, 1], places, start)
+
+
+class LayerCache:
+    """One layer's keys and values while new ones come in: (batch, kv_heads, max_len, d_head) each."""
+
+    def __init__(self, keys: Tensor, values: Tensor, places: Tensor | None, start: int):
+        self.keys, self.values, self.places, self.start = keys, values, places, start
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write these (batch, kv_heads, time, d_head) and give all up to the longest row."""
+        stop = self.start + keys.shape[2]
+        if self.places is None:
+            self.keys[:, :, self.start : stop] = keys
+            self.values[:, :, self.start : stop] = values
+        else:
+            row = torch.arange(keys.shape[0], device=keys.device)[:, None]
+            self.keys[row, :, self.places] = keys.transpose(1, 2).to(self.keys.dtype)
+            self.values[row, :, self.places] = values.transpose(1, 2).to(self.values.dtype)
+        return self.keys[:, :, :stop], self.values[:, :, :stop]

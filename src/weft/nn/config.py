@@ -1,0 +1,295 @@
+"""The parts a model is made of, as settings: choosing a config type is choosing the part.
+
+No torch is imported here, so that presets can be listed, checked and counted at once; `build` imports it.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from weft.config import Config
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from weft.nn.position import Position as PositionModule
+
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+# ---- norms
+
+
+class LayerNorm(Config):
+    """Zero mean, unit deviation, then gain and bias (Ba et al. 2016)."""
+
+    kind: Literal["layer"] = "layer"
+    eps: PositiveFloat = 1e-5
+    bias: bool = True
+
+    def build(self, width: int) -> "nn.Module":
+        from weft.nn.norm import LayerNorm as Module
+
+        return Module(width, self.eps, self.bias)
+
+
+class RMSNorm(Config):
+    """LayerNorm without the mean and the bias (Zhang and Sennrich 2019)."""
+
+    kind: Literal["rms"] = "rms"
+    eps: PositiveFloat = 1e-5
+
+    def build(self, width: int) -> "nn.Module":
+        from weft.nn.norm import RMSNorm as Module
+
+        return Module(width, self.eps)
+
+
+Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
+
+
+# ---- positions
+
+
+class NoPosition(Config):
+    """Nothing says where a token stands; a causal mask alone lets a decoder infer some of it."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
+        from weft.nn.position import Position as Module
+
+        return Module()
+
+
+class Sinusoidal(Config):
+    """Sines and cosines added to the embeddings (Vaswani et al. 2017, §3.5).
+
+    `interleaved` is the formula's layout; `halves` puts all sines first with the same wavelengths (Marian);
+    `tensor2tensor` puts sines first and stretches the slowest wavelength to exactly 2π · base.
+    """
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
+    base: PositiveFloat = 10000.0
+
+    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
+        from weft.nn.position import Sinusoidal as Module
+
+        return Module(self, d_model)
+
+
+class Learned(Config):
+    """One trained vector a position, added to the embeddings; `context` positions and not one more.
+
+    `offset` rows stand unused in front of the table, as RoBERTa and BART have them.
+    """
+
+    kind: Literal["learned"] = "learned"
+    offset: NonNegativeInt = 0
+
+    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
+        from weft.nn.position import Learned as Module
+
+        return Module(self, d_model, context)
+
+
+class Relative(Config):
+    """Trained vectors for clipped distances, added to keys and values in every layer (Shaw et al. 2018)."""
+
+    kind: Literal["relative"] = "relative"
+    max_distance: PositiveInt = 16
+
+    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
+        from weft.nn.position import Relative as Module
+
+        return Module(self)
+
+
+class LinearScaling(Config):
+    """Positions divided by `factor` (Chen et al. 2023)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: PositiveFloat
+
+
+class DynamicNTK(Config):
+    """The base grows with the sequence once it is longer than the trained context."""
+
+    kind: Literal["dynamic-ntk"] = "dynamic-ntk"
+    factor: PositiveFloat
+
+
+class Llama3Scaling(Config):
+    """Slow wavelengths divided by `factor`, fast ones kept, a ramp between (LLaMA 3.1)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: PositiveFloat = 8.0
+    low: PositiveFloat = 1.0
+    high: PositiveFloat = 4.0
+    original_context: PositiveInt = 8192
+
+
+class Rotary(Config):
+    """Queries and keys turned by their position, so that products see distances only (Su et al. 2021).
+
+    `pairs` says which coordinates turn together: neighbours as in the paper, or the two halves as in LLaMA checkpoints.
+    """
+
+    kind: Literal["rotary"] = "rotary"
+    base: PositiveFloat = 10000.0
+    pairs: Literal["adjacent", "halves"] = "halves"
+    scaling: Annotated[LinearScaling | DynamicNTK | Llama3Scaling, Field(discriminator="kind")] | None = None
+
+    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
+        from weft.nn.position import Rotary as Module
+
+        return Module(self, d_head, context)
+
+
+class T5Bias(Config):
+    """A trained number a head for each bucket of distances, added to the scores (Raffel et al. 2020)."""
+
+    kind: Literal["t5"] = "t5"
+    buckets: PositiveInt = 32
+    max_distance: PositiveInt = 128
+
+    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
+        from weft.nn.position import T5Bias as Module
+
+        return Module(self, heads, causal)
+
+
+class ALiBi(Config):
+    """A penalty on the scores that grows with distance, steeper in some heads (Press et al. 2022)."""
+
+    kind: Literal["alibi"] = "alibi"
+
+    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
+        from weft.nn.position import ALiBi as Module
+
+        return Module(heads)
+
+
+Position = Annotated[
+    NoPosition | Sinusoidal | Learned | Relative | Rotary | T5Bias | ALiBi, Field(discriminator="kind")
+]
+
+
+# ---- attention and feed-forward
+
+
+class Attention(Config):
+    """Multi-head attention (Vaswani et al. 2017, §3.2); fewer `kv_heads` than `heads` is grouped-query attention.
+
+    `d_head` defaults to d_model / heads, `scale` to 1/√d_head. `window` keeps each token to that many last ones.
+    """
+
+    heads: PositiveInt
+    kv_heads: PositiveInt | None = None
+    d_head: PositiveInt | None = None
+    bias: Literal["none", "qkv", "all"] = "none"
+    qk_norm: Norm | None = None
+    window: PositiveInt | None = None
+    scale: PositiveFloat | None = None
+    dropout: Probability = 0.0
+
+    @model_validator(mode="after")
+    def _groups(self) -> Self:
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
+        return self
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+
+class Plain(Config):
+    """f(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017, §3.3)."""
+
+    kind: Literal["plain"] = "plain"
+    d_ff: PositiveInt
+    activation: Activation = "relu"
+    bias: bool = True
+    dropout: Probability = 0.0
+
+    def build(self, d_model: int) -> "nn.Module":
+        from weft.nn.feedforward import Plain as Module
+
+        return Module(self, d_model)
+
+
+class Gated(Config):
+    """(f(x W_g) ⊙ x W_u) W_d: GLU with sigmoid, GEGLU with gelu, SwiGLU with silu (Shazeer 2020)."""
+
+    kind: Literal["gated"] = "gated"
+    d_ff: PositiveInt
+    activation: Activation = "silu"
+    bias: bool = False
+    dropout: Probability = 0.0
+
+    def build(self, d_model: int) -> "nn.Module":
+        from weft.nn.feedforward import Gated as Module
+
+        return Module(self, d_model)
+
+
+FeedForward = Annotated[Plain | Gated, Field(discriminator="kind")]
+
+
+class Block(Config):
+    """One layer of a Transformer: attention and feed-forward, each with its norm and its skip connection.
+
+    `placement` is where the norm stands: before each sublayer, after the residual sum, or nowhere.
+    `residual = false` takes the skip connections away, to see what they are for.
+    """
+
+    d_model: PositiveInt
+    attention: Attention
+    feedforward: FeedForward
+    norm: Norm
+    placement: Literal["pre", "post", "none"] = "pre"
+    residual: bool = True
+    position: Position
+    dropout: Probability = 0.0
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        heads = self.attention.heads
+        if self.attention.d_head is None and self.d_model % heads:
+            raise ValueError(
+                f"attention.heads = {heads} does not divide d_model = {self.d_model}; change one or set attention.d_head"
+            )
+        if isinstance(self.position, Rotary) and self.d_head % 2:
+            raise ValueError(f"rotary positions turn pairs of coordinates, but d_head = {self.d_head} is odd")
+        if isinstance(self.position, Sinusoidal) and self.d_model % 2:
+            raise ValueError(f"sinusoidal positions pair sines with cosines, but d_model = {self.d_model} is odd")
+        return self
+
+    @property
+    def d_head(self) -> int:
+        """Coordinates a head."""
+        return self.attention.d_head or self.d_model // self.attention.heads
+
+
+# ---- initial weights
+
+
+class NormalInit(Config):
+    """Normal weights; what writes into the residual stream is shrunk by 1/√(2·layers) if `depth_scaled` (GPT-2)."""
+
+    kind: Literal["normal"] = "normal"
+    std: PositiveFloat = 0.02
+    depth_scaled: bool = True
+
+
+class XavierInit(Config):
+    """Uniform weights that keep the variance (Glorot and Bengio 2010); embeddings normal with deviation d_model^-0.5."""
+
+    kind: Literal["xavier"] = "xavier"
+
+
+Init = Annotated[NormalInit | XavierInit, Field(discriminator="kind")]

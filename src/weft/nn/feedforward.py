@@ -1,0 +1,50 @@
+"""The position-wise layer between attentions: plain (Vaswani et al. 2017, §3.3) or gated (Shazeer 2020)."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from weft.nn import config
+
+activations: dict[config.Activation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+class Plain(nn.Module):
+    """f(x W₁ + b₁) W₂ + b₂."""
+
+    def __init__(self, settings: config.Plain, d_model: int):
+        super().__init__()
+        self.up = nn.Linear(d_model, settings.d_ff, bias=settings.bias)
+        self.down = nn.Linear(settings.d_ff, d_model, bias=settings.bias)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.activation = activations[settings.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, time, d_model) → (batch, time, d_model)."""
+        return self.down(self.dropout(self.activation(self.up(x))))
+
+
+class Gated(nn.Module):
+    """(f(x W_g) ⊙ x W_u) W_d. Gate and up are one matrix, gate first, so that x is read once."""
+
+    def __init__(self, settings: config.Gated, d_model: int):
+        super().__init__()
+        self.gate_up = nn.Linear(d_model, 2 * settings.d_ff, bias=settings.bias)
+        self.down = nn.Linear(settings.d_ff, d_model, bias=settings.bias)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.activation = activations[settings.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, time, d_model) → (batch, time, d_model)."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.dropout(self.activation(gate) * up))

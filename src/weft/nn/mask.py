@@ -1,0 +1,84 @@
+"""Which keys a query may see, said once and drawn as each kernel wants it.
+
+A place is the index of a token in its row, counted from the row's start; positions, which may restart with every
+packed document, are another matter (`nn/position.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """The rule for one attention: query (batch, time) against key (batch, source time).
+
+    causal: no query sees a later key, except inside the prefix.
+    window: a query sees the last `window` keys, its own among them.
+    prefix (batch,): the first so many keys are seen by all (prefix LM; Raffel et al. 2020, §3.2.1).
+    real (batch, source time): False where a key is padding.
+    documents: ids of the query's and the key's document, (batch, time) and (batch, source time); packed
+        documents never see each other.
+    places (batch, time): where the queries stand, if not at 0 … time − 1, as when a cache came before.
+    """
+
+    causal: bool
+    window: int | None = None
+    prefix: Tensor | None = None
+    real: Tensor | None = None
+    documents: tuple[Tensor, Tensor] | None = None
+    places: Tensor | None = None
+
+    @property
+    def everything(self) -> bool:
+        """Every query sees every key."""
+        return not self.causal and self.window is None and self.real is None and self.documents is None
+
+    @property
+    def plainly_causal(self) -> bool:
+        """The lower triangle and nothing else, which kernels draw for themselves."""
+        extra = (self.window, self.prefix, self.real, self.documents, self.places)
+        return self.causal and all(e is None for e in extra)
+
+    def sees(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The rule as a function of indices (row, head, query, key), as FlexAttention asks for it."""
+
+        def rule(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            place = query if self.places is None else self.places[row, query]
+            seen = key <= place if self.causal else key >= 0
+            if self.window is not None:
+                seen = seen & (key > place - self.window)
+                if not self.causal:
+                    seen = seen & (key < place + self.window)
+            if self.prefix is not None:
+                seen = seen | (key < self.prefix[row])
+            if self.real is not None:
+                seen = seen & self.real[row, key]
+            if self.documents is not None:
+                seen = seen & (self.documents[0][row, query] == self.documents[1][row, key])
+            return seen
+
+        return rule
+
+    @property
+    def rows(self) -> int:
+        """Rows that the rule tells apart."""
+        parts = (self.prefix, self.real, self.places, self.documents and self.documents[0])
+        return max((part.shape[0] for part in parts if part is not None), default=1)
+
+    def dense(self, queries: slice, keys: slice, device: torch.device) -> Tensor:
+        """The rule for some queries and keys as a bool mask (rows, 1, time, source time), True where a key is seen."""
+        row = torch.arange(self.rows, device=device)[:, None, None]
+        query = torch.arange(queries.start, queries.stop, device=device)[None, :, None]
+        key = torch.arange(keys.start, keys.stop, device=device)[None, None, :]
+        return self.sees()(row, row, query, key).expand(self.rows, -1, -1)[:, None]
+
+    def reach(self, queries: slice, keys: int) -> slice:
+        """The keys, of so many, that a run of queries can see at most; all of them once places are not plain indices."""
+        if self.places is not None or self.prefix is not None:
+            return slice(0, keys)
+        window = keys if self.window is None else self.window
+        last = queries.stop if self.causal else queries.stop + window - 1
+        return slice(max(0, queries.start - window + 1), min(keys, last))

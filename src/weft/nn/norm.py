@@ -1,0 +1,32 @@
+"""Normalisation over the last dimension, kept in float32 where the numbers are small (Ba et al. 2016)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LayerNorm(nn.Module):
+    """gain · (x − μ)/σ + bias, with σ the population deviation."""
+
+    def __init__(self, width: int, eps: float, bias: bool):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, width) → (…, width)."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """gain · x/RMS(x) (Zhang and Sennrich 2019)."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, width) → (…, width)."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)

@@ -1,0 +1,188 @@
+"""How a model knows where its tokens stand.
+
+A position takes part in up to three places, and each kind fills in its own:
+`embed` adds to the token embeddings, `turn` rotates queries and keys, `bias` adds to the attention scores.
+`Relative` (Shaw et al. 2018) keeps a table in every layer, so the attention holds it; here it only gives distances.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import ModelError
+from weft.nn import config
+
+
+class Position(nn.Module):
+    """No position at all, and the default of every place that a kind leaves alone."""
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (batch, time, d_model) with what belongs to positions (batch or 1, time) added."""
+        return x
+
+    def angles(self, positions: Tensor, longest: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """cos and sin, each (batch or 1, 1, time, d_head/2), of how far tokens at `positions` are turned.
+
+        `longest` bounds the sequence that is read, without asking the device.
+        """
+        return None
+
+    def turn(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """x (batch, heads, time, d_head), turned."""
+        raise AssertionError("only rotary positions turn")
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """What to add to the scores: (batch or 1, heads, time, source time) from both sides' positions."""
+        return None
+
+    def distances(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """Row of each layer's relative table for every pair: (batch or 1, time, source time)."""
+        return None
+
+
+def sinusoids(positions: Tensor, d_model: int, layout: str = "interleaved", base: float = 10000.0) -> Tensor:
+    """sin and cos of positions (…) at d_model/2 frequencies: (…, d_model) (Vaswani et al. 2017, §3.5)."""
+    half = d_model // 2
+    slowest = max(half - 1, 1) if layout == "tensor2tensor" else half
+    k = torch.arange(half, device=positions.device, dtype=torch.float64)
+    angles = positions[..., None].to(torch.float64) * base ** (-k / slowest)
+    if layout == "interleaved":
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+class Sinusoidal(Position):
+    """Fixed waves added to the embeddings. They are computed for the positions at hand, so no length is too long."""
+
+    def __init__(self, settings: config.Sinusoidal, d_model: int):
+        super().__init__()
+        self.settings = settings
+        self.d_model = d_model
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (batch, time, d_model) plus its waves."""
+        return x + sinusoids(positions, self.d_model, self.settings.layout, self.settings.base).to(x.dtype)
+
+
+class Learned(Position):
+    """A table of vectors, one a position."""
+
+    def __init__(self, settings: config.Learned, d_model: int, context: int):
+        super().__init__()
+        self.offset = settings.offset
+        self.context = context
+        self.weight = nn.Parameter(torch.empty(context + settings.offset, d_model))
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (batch, time, d_model) plus its rows of the table."""
+        # The time alone bounds positions from below; a cache checks the rest before it reads (`models/transformer.py`).
+        if x.shape[1] > self.context:
+            raise ModelError(f"{x.shape[1]} tokens are longer than the learned table of {self.context} positions (context)")
+        return x + nn.functional.embedding(positions + self.offset, self.weight)
+
+
+class Rotary(Position):
+    """Pairs of coordinates turned by position × frequency (Su et al. 2021)."""
+
+    def __init__(self, settings: config.Rotary, d_head: int, context: int):
+        super().__init__()
+        self.settings = settings
+        self.d_head = d_head
+        self.context = context
+
+    def frequencies(self, longest: int, device: torch.device) -> Tensor:
+        """Radians a position, (d_head/2,), after scaling for a sequence of up to `longest` tokens."""
+        base = self.settings.base
+        scaling = self.settings.scaling
+        if isinstance(scaling, config.DynamicNTK) and longest > self.context:
+            growth = scaling.factor * longest / self.context - (scaling.factor - 1)
+            base = base * growth ** (self.d_head / (self.d_head - 2))
+        k = torch.arange(0, self.d_head, 2, device=device, dtype=torch.float32)
+        theta = 1.0 / base ** (k / self.d_head)
+        if isinstance(scaling, config.LinearScaling):
+            return theta / scaling.factor
+        if isinstance(scaling, config.Llama3Scaling):
+            turns = scaling.original_context * theta / (2 * math.pi)
+            keep = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+            return (1 - keep) * theta / scaling.factor + keep * theta
+        return theta
+
+    def angles(self, positions: Tensor, longest: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """cos and sin (batch or 1, 1, time, d_head/2); computed in float32, for positions are large."""
+        wide = torch.promote_types(dtype, torch.float32)
+        angle = positions[:, None, :, None].to(wide) * self.frequencies(longest, positions.device).to(wide)
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+    def turn(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """x (batch, heads, time, d_head), each pair (a, b) → (a cos − b sin, b cos + a sin)."""
+        cos, sin = angles
+        if self.settings.pairs == "halves":
+            a, b = x.chunk(2, dim=-1)
+            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+
+
+class Relative(Position):
+    """Clipped distances, key minus query, as rows of a table of 2 · max_distance + 1 (Shaw et al. 2018, §3.2)."""
+
+    def __init__(self, settings: config.Relative):
+        super().__init__()
+        self.max_distance = settings.max_distance
+
+    def distances(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """(batch or 1, time, source time), each from 0 to 2 · max_distance."""
+        distance = keys[:, None, :] - queries[:, :, None]
+        return distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+
+class T5Bias(Position):
+    """One number a head for each bucket of distances; half of the buckets exact, the rest logarithmic (Raffel et al. 2020)."""
+
+    def __init__(self, settings: config.T5Bias, heads: int, causal: bool):
+        super().__init__()
+        self.settings = settings
+        self.causal = causal
+        self.weight = nn.Parameter(torch.empty(settings.buckets, heads))
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance, key minus query."""
+        buckets = self.settings.buckets
+        if self.causal:
+            first = torch.zeros_like(distance)
+            away = (-distance).clamp(min=0)
+        else:
+            buckets //= 2
+            first = (distance > 0).long() * buckets
+            away = distance.abs()
+        exact = buckets // 2
+        ratio = torch.log(away.clamp(min=1).float() / exact) / math.log(self.settings.max_distance / exact)
+        far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return first + torch.where(away < exact, away, far)
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """(batch or 1, heads, time, source time)."""
+        bucket = self.bucket(keys[:, None, :] - queries[:, :, None])
+        return nn.functional.embedding(bucket, self.weight).permute(0, 3, 1, 2)
+
+
+def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
+    """(heads,): a geometric row from 2^(−8/n), n the power of two at or below `heads`, then every other of the next row."""
+    power = 2 ** math.floor(math.log2(heads))
+    first = torch.arange(1, power + 1, device=device, dtype=torch.float32) * (-8 / power)
+    rest = (2 * torch.arange(heads - power, device=device, dtype=torch.float32) + 1) * (-4 / power)
+    return torch.cat((first, rest)).exp2()
+
+
+class ALiBi(Position):
+    """−slope · |distance| on every score (Press et al. 2022)."""
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.heads = heads
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """(batch or 1, heads, time, source time)."""
+        slopes = alibi_slopes(self.heads, keys.device)
+        return -slopes[:, None, None] * (keys[:, None, :] - queries[:, :, None]).abs()[:, None]
