@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -158,7 +158,7 @@ def _members(annotation: Any) -> list[type[Config]]:
 def _member(members: list[type[Config]], tag: str) -> type[Config] | None:
     for member in members:
         kind = member.model_fields.get("kind")
-        if member.__name__ == tag or (kind is not None and get_origin(kind.annotation) is Literal and tag in get_args(kind.annotation)):
+        if member.__name__ == tag or (kind is not None and tag in get_args(kind.annotation)):
             return member
     return None
 

@@ -6,6 +6,7 @@
 Decoding, scoring and serving know nothing else about a model.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +75,10 @@ class LanguageModel(nn.Module):
 
     config: Config
 
+    # features(tokens, …): whole sequences (batch, time) read at once → (batch, time, …) for `head`. What else may be
+    # given (a source, document ids, a mask) is each model's own.
+    features: Callable[..., Tensor]
+
     def start(self, batch: int, max_len: int, source: Source | None = None) -> State:
         """An empty memory for `batch` sequences of up to `max_len` tokens."""
         raise ModelError(f"{self._name()} cannot generate: it has no decoder")
@@ -85,10 +90,6 @@ class LanguageModel(nn.Module):
         features at padded places mean nothing, and the next call writes over what they left.
         """
         raise ModelError(f"{self._name()} cannot generate: it has no decoder")
-
-    def features(self, tokens: Tensor, **given: Any) -> Tensor:
-        """Read whole sequences (batch, time) at once; features (batch, time, …) for `head`."""
-        raise AssertionError("every model reads whole sequences")
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (batch, time, vocab_size) of the token after each place."""

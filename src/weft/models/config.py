@@ -75,13 +75,7 @@ class EmbeddingHead(Config):
 
 
 Head = Annotated[
-    LMHead
-    | MaskedLMHead
-    | NextSentenceHead
-    | PretrainingHead
-    | ClassificationHead
-    | TaggingHead
-    | EmbeddingHead,
+    LMHead | MaskedLMHead | NextSentenceHead | PretrainingHead | ClassificationHead | TaggingHead | EmbeddingHead,
     Field(discriminator="kind"),
 ]
 
@@ -112,6 +106,7 @@ class TransformerConfig(Block):
         """The model, with fresh weights."""
         from weft.models.transformer import Transformer
 
+        assert isinstance(self, Decoder | Encoder | EncoderDecoder), "one of the three kinds is built, not their base"
         return Transformer(self)
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import ModelError
-from weft.models import config, heads
+from weft.models import heads
 from weft.models.base import LanguageModel, Source, State, check_tokens
+from weft.models.config import Decoder, Encoder, EncoderDecoder, TransformerConfig
 from weft.nn.attention import Relation
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache
@@ -21,7 +22,7 @@ Memory = list[tuple[Tensor, Tensor]]  # keys and values of the source, layer by 
 class Stack(nn.Module):
     """Embedded tokens in, features out: positions, blocks, and the last norm where the blocks norm first."""
 
-    def __init__(self, settings: config.TransformerConfig, layers: int, causal: bool, cross: bool):
+    def __init__(self, settings: TransformerConfig, layers: int, causal: bool, cross: bool):
         super().__init__()
         d_model, attention = settings.d_model, settings.attention
         self.causal = causal
@@ -45,9 +46,7 @@ class Stack(nn.Module):
         x = self.position.embed(x, positions)
         x = self.dropout(x if self.embedding_norm is None else self.embedding_norm(x))
         for layer, block in enumerate(self.blocks):
-            x = block(
-                x, relation, cache[layer] if cache else None, memory[layer] if memory else None, source
-            )
+            x = block(x, relation, cache[layer] if cache else None, memory[layer] if memory else None, source)
         return x if self.norm is None else self.norm(x)
 
 
@@ -73,20 +72,20 @@ class TransformerState(State):
 class Transformer(LanguageModel):
     """Encoder (BERT), decoder (GPT, LLaMA) or encoder–decoder, by the config's type."""
 
-    config: config.TransformerConfig
+    config: Decoder | Encoder | EncoderDecoder
 
-    def __init__(self, settings: config.TransformerConfig):
+    def __init__(self, settings: Decoder | Encoder | EncoderDecoder):
         super().__init__()
         self.config = settings
         d_model = settings.d_model
         self.embedding = nn.Embedding(settings.vocab_size, d_model)
         self.source_embedding = self.segments = self.encoder = self.decoder = None
-        if isinstance(settings, config.EncoderDecoder):
+        if isinstance(settings, EncoderDecoder):
             if settings.source_vocab_size is not None:
                 self.source_embedding = nn.Embedding(settings.source_vocab_size, d_model)
             self.encoder = Stack(settings, settings.encoder_layers or settings.layers, causal=False, cross=False)
             self.decoder = Stack(settings, settings.layers, causal=True, cross=True)
-        elif isinstance(settings, config.Encoder):
+        elif isinstance(settings, Encoder):
             self.segments = nn.Embedding(settings.segments, d_model) if settings.segments else None
             self.encoder = Stack(settings, settings.layers, causal=False, cross=False)
         else:
@@ -140,7 +139,7 @@ class Transformer(LanguageModel):
         """Features, table and bias whose product is the logits, for losses that never hold all of them."""
         words = self.output.words if isinstance(self.output, heads.PretrainingPair) else self.output
         if not isinstance(words, heads.WordHead | heads.MaskedWordHead):
-            raise ModelError(f"a head of kind '{self.config.head.kind}' says no words")  # type: ignore[attr-defined]
+            raise ModelError(f"a head of kind '{self.config.head.kind}' says no words")
         table = self.embedding.weight if words.weight is None else words.weight
         return words.prepare(features), table, words.bias
 
@@ -150,7 +149,7 @@ class Transformer(LanguageModel):
     def start(self, batch: int, max_len: int, source: Source | None = None) -> TransformerState:
         """An empty cache for `batch` sequences of up to `max_len` tokens; the source is read here, once."""
         if self.decoder is None or not isinstance(self.output, heads.WordHead):
-            raise ModelError(f"{self._name()} with a head of kind '{self.config.head.kind}' cannot generate")  # type: ignore[attr-defined]
+            raise ModelError(f"{self._name()} with a head of kind '{self.config.head.kind}' cannot generate")
         longest = self.config.longest
         if longest is not None and max_len > longest:
             raise ModelError(f"{max_len} tokens are more than the {longest} positions this model learned (context)")
@@ -220,7 +219,7 @@ class Transformer(LanguageModel):
         positions = _places(source.tokens)
         visible = Visibility(causal=False, window=self.encoder.window, real=source.mask)
         encoded = self.encoder(x, positions, self._relate(self.encoder, visible, positions, x))
-        memory = [block.cross.memory(encoded) for block in self.decoder.blocks]
+        memory: Memory = [block.cross.memory(encoded) for block in self.decoder.blocks]  # type: ignore[operator,union-attr]
         return memory, _source_relation(memory, source.mask, time)
 
 

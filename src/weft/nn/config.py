@@ -261,7 +261,7 @@ class Block(Config):
         heads = self.attention.heads
         if self.attention.d_head is None and self.d_model % heads:
             raise ValueError(
-                f"attention.heads = {heads} does not divide d_model = {self.d_model}; change one or set attention.d_head"
+                f"attention.heads = {heads} does not divide d_model = {self.d_model}; set attention.d_head"
             )
         if isinstance(self.position, Rotary) and self.d_head % 2:
             raise ValueError(f"rotary positions turn pairs of coordinates, but d_head = {self.d_head} is odd")
@@ -287,7 +287,7 @@ class NormalInit(Config):
 
 
 class XavierInit(Config):
-    """Uniform weights that keep the variance (Glorot and Bengio 2010); embeddings normal with deviation d_model^-0.5."""
+    """Uniform weights that keep the variance (Glorot and Bengio 2010); embeddings normal, deviation d_model^-0.5."""
 
     kind: Literal["xavier"] = "xavier"
 

@@ -76,7 +76,7 @@ class Visibility:
         return self.sees()(row, row, query, key).expand(self.rows, -1, -1)[:, None]
 
     def reach(self, queries: slice, keys: int) -> slice:
-        """The keys, of so many, that a run of queries can see at most; all of them once places are not plain indices."""
+        """The keys, of so many, that a run of queries can see at most; all, once places are not plain indices."""
         if self.places is not None or self.prefix is not None:
             return slice(0, keys)
         window = keys if self.window is None else self.window

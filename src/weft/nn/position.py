@@ -78,7 +78,9 @@ class Learned(Position):
         """x (batch, time, d_model) plus its rows of the table."""
         # The time alone bounds positions from below; a cache checks the rest before it reads (`models/transformer.py`).
         if x.shape[1] > self.context:
-            raise ModelError(f"{x.shape[1]} tokens are longer than the learned table of {self.context} positions (context)")
+            raise ModelError(
+                f"{x.shape[1]} tokens are more than the {self.context} positions this model learned (context)"
+            )
         return x + nn.functional.embedding(positions + self.offset, self.weight)
 
 
@@ -138,7 +140,7 @@ class Relative(Position):
 
 
 class T5Bias(Position):
-    """One number a head for each bucket of distances; half of the buckets exact, the rest logarithmic (Raffel et al. 2020)."""
+    """A number for each head and bucket of distances; half of the buckets exact, the rest logarithmic."""
 
     def __init__(self, settings: config.T5Bias, heads: int, causal: bool):
         super().__init__()
@@ -168,7 +170,7 @@ class T5Bias(Position):
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
-    """(heads,): a geometric row from 2^(−8/n), n the power of two at or below `heads`, then every other of the next row."""
+    """(heads,): a geometric row from 2^(−8/n), n the power of two below `heads`, then every other of the next row."""
     power = 2 ** math.floor(math.log2(heads))
     first = torch.arange(1, power + 1, device=device, dtype=torch.float32) * (-8 / power)
     rest = (2 * torch.arange(heads - power, device=device, dtype=torch.float32) + 1) * (-4 / power)

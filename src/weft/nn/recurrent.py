@@ -1,0 +1,132 @@
+"""Recurrent stacks: Elman (1990), LSTM (Hochreiter and Schmidhuber 1997) and GRU (Cho et al. 2014), any depth.
+
+A stack is one of PyTorch's own recurrent modules, for their fused kernels. All of them name their weights alike:
+layer l has `weight_ih_l{l}` (W_ax of the lecture), `weight_hh_l{l}` (W_ah) and two biases, `bias_ih_l{l}` and
+`bias_hh_l{l}`, which stand in a sum where the lecture has the one b_a. Both are kept, and counted, so that weights
+can be exchanged with PyTorch; for Elman and LSTM the second adds nothing but its parameters.
+
+What a stack remembers between two tokens is one tensor, `memory` (parts, layers, batch, d_model). An LSTM has two
+parts, the hidden and the cell state; the others have the hidden state alone.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+Cell = Literal["elman", "lstm", "gru"]
+Sigma = Literal["tanh", "relu", "sigmoid"]
+
+
+class SigmoidElman(nn.RNNBase):
+    """Elman's network with the logistic function, which PyTorch has no kernel for: the lecture's loop, written out."""
+
+    def __init__(self, d_input: int, d_model: int, layers: int, dropout: float = 0.0):
+        # The mode only says how many gates the weights hold: one, as for tanh.
+        super().__init__("RNN_TANH", d_input, d_model, layers, batch_first=True, dropout=dropout)
+
+    def forward(
+        self, inputs: Tensor | PackedSequence, memory: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """inputs (batch, time, d_input) or packed → hidden states (batch, time, d_model), the last (layers, batch, …).
+
+        h_t = σ(W_ah h_{t−1} + W_ax x_t + b_a). Packed rows are sorted, the longest first, so that row i is still
+        being read at time t if i < the number of rows in step t; the others keep their last state.
+        """
+        steps: Sequence[Tensor]
+        if isinstance(inputs, PackedSequence):
+            steps = inputs.data.split(inputs.batch_sizes.tolist())
+        else:
+            steps = inputs.unbind(1)
+        last = []
+        for layer, (W_ax, W_ah, b_ax, b_ah) in enumerate(self.all_weights):
+            if layer:
+                steps = [F.dropout(x, self.dropout, self.training) for x in steps]
+            h = steps[0].new_zeros(len(steps[0]), self.hidden_size) if memory is None else memory[layer]
+            outputs = []
+            for x in steps:
+                new = torch.sigmoid(F.linear(h[: len(x)], W_ah, b_ah) + F.linear(x, W_ax, b_ax))
+                h = new if len(new) == len(h) else torch.cat([new, h[len(new) :]])
+                outputs.append(new)
+            steps = outputs
+            last.append(h)
+        if isinstance(inputs, PackedSequence):
+            return PackedSequence(torch.cat(list(steps)), inputs.batch_sizes), torch.stack(last)
+        return torch.stack(list(steps), dim=1), torch.stack(last)
+
+
+def recurrence(
+    cell: Cell, d_input: int, d_model: int, layers: int = 1, dropout: float = 0.0, activation: Sigma = "tanh"
+) -> nn.RNNBase:
+    """A stack that reads from left to right. `dropout` falls between layers; `activation` is Elman's σ."""
+    between = dropout if layers > 1 else 0.0
+    if cell == "lstm":
+        return nn.LSTM(d_input, d_model, layers, batch_first=True, dropout=between)
+    if cell == "gru":
+        return nn.GRU(d_input, d_model, layers, batch_first=True, dropout=between)
+    if activation == "sigmoid":
+        return SigmoidElman(d_input, d_model, layers, dropout=between)
+    return nn.RNN(d_input, d_model, layers, nonlinearity=activation, batch_first=True, dropout=between)
+
+
+def bidirectional(cell: Cell, d_input: int, d_model: int, layers: int = 1, dropout: float = 0.0) -> nn.RNNBase:
+    """A stack that reads both ways (Schuster and Paliwal 1997): d_model coordinates each way, forwards first."""
+    kind = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
+    between = dropout if layers > 1 else 0.0
+    return kind(d_input, d_model, layers, batch_first=True, dropout=between, bidirectional=True)
+
+
+def parts(stack: nn.RNNBase) -> int:
+    """How many vectors a layer remembers."""
+    return 2 if isinstance(stack, nn.LSTM) else 1
+
+
+def read(stack: nn.RNNBase, inputs: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Read inputs (batch, time, d_input) on from memory (parts, layers, batch, d_model), or from nothing.
+
+    Hidden states of the top layer (batch, time, d_model), and the memory after the last token.
+    """
+    if isinstance(stack, nn.LSTM):
+        hidden, last = stack(inputs, None if memory is None else (memory[0].contiguous(), memory[1].contiguous()))
+        return hidden, torch.stack(last)
+    hidden, last = stack(inputs, None if memory is None else memory[0].contiguous())
+    return hidden, last[None]
+
+
+def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor) -> Tensor:
+    """Hidden states (batch, time, d_model) of rows that hold several documents: each is read from nothing.
+
+    inputs (batch, time, d_input); documents (batch, time) numbers them, a change of number is a boundary.
+    """
+    starts = torch.ones_like(documents, dtype=torch.bool)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    sequence = starts.flatten().cumsum(0) - 1
+    places = torch.arange(sequence.numel(), device=sequence.device)
+    return _read_side_by_side(stack, inputs, places, sequence)
+
+
+def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor) -> Tensor:
+    """Hidden states (batch, time, …) of padded rows: padding is stepped over, and gets zeros.
+
+    inputs (batch, time, d_input); mask (batch, time), True where a token is real, on whichever side the padding is.
+    """
+    places = mask.flatten().nonzero().squeeze(1)
+    return _read_side_by_side(stack, inputs, places, places // mask.shape[1])
+
+
+def _read_side_by_side(stack: nn.RNNBase, inputs: Tensor, places: Tensor, sequence: Tensor) -> Tensor:
+    """Read sequences that lie scattered over a batch side by side, the longest first, without any padding.
+
+    places (tokens,) of the flattened batch in reading order; sequence (tokens,) says which sequence each belongs to.
+    """
+    B, T = inputs.shape[:2]
+    lengths = sequence.bincount()
+    age = torch.arange(len(places), device=places.device) - (lengths.cumsum(0) - lengths)[sequence]
+    rank = lengths.argsort(descending=True, stable=True).argsort()[sequence]
+    order = places[(age * len(lengths) + rank).argsort()]
+    hidden, _ = stack(PackedSequence(inputs.flatten(0, 1)[order], age.bincount().cpu()))
+    blank = hidden.data.new_zeros(B * T, hidden.data.shape[-1])
+    return blank.index_copy(0, order, hidden.data).unflatten(0, (B, T))

@@ -1,0 +1,45 @@
+"""F7: the product of a turned query and a turned key depends on their distance only, in both pair layouts.
+
+python -m pytest tests/lectures/test_f07_rotary.py
+"""
+
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.nn.config import Rotary
+
+
+def turned(x: torch.Tensor, place: int, pairs: Literal["adjacent", "halves"]) -> torch.Tensor:
+    module = Rotary(pairs=pairs).build(16, 1, 16, 4096, True)
+    angles = module.angles(torch.tensor([[place]]), place + 1, x.dtype)
+    assert angles is not None
+    return module.turn(x.view(1, 1, 1, 16), angles).flatten()
+
+
+@pytest.mark.parametrize("pairs", ["adjacent", "halves"])
+@settings(max_examples=50, deadline=None)
+@given(m=st.integers(0, 500), n=st.integers(0, 500), shift=st.integers(0, 2000), seed=st.integers(0, 1000))
+def test_only_the_distance_counts(pairs: Literal["adjacent", "halves"], m: int, n: int, shift: int, seed: int) -> None:
+    q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    here = turned(q, m, pairs) @ turned(k, n, pairs)
+    there = turned(q, m + shift, pairs) @ turned(k, n + shift, pairs)
+    assert abs(here - there) <= 1e-5
+
+
+def test_adjacent_pairs_are_the_slides_formula() -> None:
+    """x ⊗ cos mθ + (−x₂, x₁, −x₄, x₃, …) ⊗ sin mθ."""
+    x = torch.arange(1.0, 17.0, dtype=torch.float64)
+    theta = 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    angle = (3 * theta).repeat_interleave(2)
+    swapped = torch.stack((-x[1::2], x[0::2]), dim=-1).flatten()
+    torch.testing.assert_close(turned(x, 3, "adjacent"), x * angle.cos() + swapped * angle.sin(), atol=1e-5, rtol=1e-5)
+
+
+def test_layouts_are_one_rotation_of_reordered_coordinates() -> None:
+    x = torch.randn(16, dtype=torch.float64)
+    order = torch.cat((torch.arange(0, 16, 2), torch.arange(1, 16, 2)))  # evens, then odds
+    torch.testing.assert_close(turned(x, 7, "adjacent")[order], turned(x[order], 7, "halves"))

@@ -1,0 +1,57 @@
+"""F26: softmax(QKᵀ/√d_k)V; rows sum to 1; any two tokens are one step apart; each head works on d/h dimensions.
+
+python -m pytest tests/lectures/test_f26_attention.py
+"""
+
+import math
+
+import torch
+
+from weft.nn.attention import Relation, SelfAttention, fast_attention, reference_attention
+from weft.nn.config import Attention, NoPosition
+from weft.nn.mask import Visibility
+
+T, D, H = 9, 24, 4
+
+
+def everything(time: int) -> Relation:
+    places = torch.arange(time)[None]
+    return Relation(Visibility(causal=False), NoPosition().build(D, H, D // H, time, False), places, places)
+
+
+def test_formula_at_float64() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, H, T, D // H, dtype=torch.float64)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(D // H)
+    weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    expected = weights @ v
+    out, probabilities = reference_attention(q, k, v, (D // H) ** -0.5)
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(probabilities, weights, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, H, T, dtype=torch.float64))
+    torch.testing.assert_close(fast_attention(q, k, v, (D // H) ** -0.5, everything(T)), expected)
+
+
+def test_multi_head_is_each_head_on_its_own_dimensions() -> None:
+    """Concat(head₁ … head_h)W_O with head_i on d/h coordinates, written out head by head."""
+    torch.manual_seed(0)
+    module = SelfAttention(Attention(heads=H), D, D // H).double()
+    x = torch.randn(2, T, D, dtype=torch.float64)
+    w_q, w_k, w_v = module.qkv.weight.split(D)
+    heads = []
+    for i in range(H):
+        rows = slice(i * D // H, (i + 1) * D // H)
+        q, k, v = x @ w_q[rows].T, x @ w_k[rows].T, x @ w_v[rows].T
+        heads.append((q @ k.transpose(-1, -2) / math.sqrt(D // H)).softmax(-1) @ v)
+    expected = torch.cat(heads, dim=-1) @ module.out.weight.T
+    torch.testing.assert_close(module(x, everything(T)), expected)
+
+
+def test_any_two_tokens_are_one_step_apart() -> None:
+    """One layer is enough for the last token to depend on the first, however long the sequence."""
+    torch.manual_seed(0)
+    module = SelfAttention(Attention(heads=H), D, D // H)
+    x = torch.randn(1, 200, D, requires_grad=True)
+    module(x, everything(200))[0, -1].sum().backward()
+    assert x.grad is not None
+    assert x.grad[0, 0].abs().max() > 0

@@ -1,0 +1,255 @@
+"""The Transformer in all its mixtures: the step contract, masks, heads, and what it refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.models.contract import SomeSource, check_causal, check_rows_are_independent, check_step_equals_forward
+from torch import nn
+
+from weft.config import validate
+from weft.errors import ConfigError, ModelError
+from weft.models.config import (
+    ClassificationHead,
+    Decoder,
+    EmbeddingHead,
+    Encoder,
+    EncoderDecoder,
+    LMHead,
+    MaskedLMHead,
+    NextSentenceHead,
+    TaggingHead,
+)
+from weft.models.presets import bert, gpt, llama, vaswani
+from weft.models.transformer import Transformer
+from weft.nn.config import (
+    ALiBi,
+    Attention,
+    Gated,
+    LayerNorm,
+    Learned,
+    LinearScaling,
+    NoPosition,
+    NormalInit,
+    Plain,
+    Relative,
+    RMSNorm,
+    Rotary,
+    Sinusoidal,
+    T5Bias,
+)
+
+VOCAB = 29
+POSITIONS = [
+    NoPosition(),
+    Sinusoidal(),
+    Sinusoidal(layout="tensor2tensor"),
+    Learned(),
+    Relative(max_distance=3),
+    Rotary(),
+    Rotary(pairs="adjacent", scaling=LinearScaling(factor=2.0)),
+    T5Bias(buckets=8, max_distance=12),
+    ALiBi(),
+]
+
+
+def decoder(position: Any = None, **changes: Any) -> Decoder:
+    """A small decoder whose weights are large enough to tell one mistake from another."""
+    fields: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "context": 32,
+        "layers": 2,
+        "d_model": 24,
+        "attention": Attention(heads=4, kv_heads=4 if isinstance(position, Relative) else 2),
+        "feedforward": Gated(d_ff=32),
+        "norm": RMSNorm(),
+        "position": position or Rotary(),
+        "init": NormalInit(std=0.2),
+    }
+    return Decoder(**{**fields, **changes})
+
+
+def build(settings: Decoder | Encoder | EncoderDecoder, seed: int = 0) -> Transformer:
+    torch.manual_seed(seed)
+    return settings.build().eval()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("position", POSITIONS, ids=lambda p: p.kind)
+def test_step_equals_forward_for_every_position(position: Any, window: int | None) -> None:
+    settings = decoder(position)
+    settings = settings.replace(attention=settings.attention.replace(window=window))
+    check_step_equals_forward(build(settings), VOCAB, examples=12)
+
+
+MIXTURES = {
+    "gpt": gpt(2, 24, 4, 32, VOCAB),
+    "llama": llama(2, 24, 4, 32, 32, VOCAB, kv_heads=1),
+    "post-norm": decoder(placement="post", norm=LayerNorm(), feedforward=Plain(d_ff=40, activation="gelu")),
+    "no norm": decoder(placement="none", init=NormalInit(std=0.1)),
+    "no residual": decoder(placement="pre", residual=False),
+    "qk-norm": decoder(attention=Attention(heads=3, d_head=10, qk_norm=RMSNorm(), bias="qkv")),
+    "scaled": decoder(embedding_scale=True, embedding_norm=True, head=LMHead(tied=False, bias=True)),
+}
+
+
+@pytest.mark.parametrize("settings", MIXTURES.values(), ids=MIXTURES)
+def test_every_mixture_keeps_the_contract(settings: Decoder) -> None:
+    model = build(settings)
+    check_step_equals_forward(model, VOCAB, examples=8)
+    check_causal(model, VOCAB)
+    check_rows_are_independent(model, VOCAB)
+
+
+def a_source(vocab_size: int = VOCAB) -> SomeSource:
+    torch.manual_seed(5)
+    return SomeSource(torch.randint(vocab_size, (3, 6)), torch.arange(6)[None] < torch.tensor([6, 4, 1])[:, None])
+
+
+@pytest.mark.parametrize("position", [Sinusoidal(), T5Bias(buckets=8, max_distance=12), Rotary()], ids=lambda p: p.kind)
+def test_encoder_decoder_keeps_the_contract(position: Any) -> None:
+    settings = vaswani(2, 24, 4, 32, 0.0, VOCAB).replace(position=position, source_vocab_size=17, encoder_layers=1)
+    model = build(settings)
+    source = a_source(17)
+    check_step_equals_forward(model, VOCAB, source, examples=10)
+    check_causal(model, VOCAB, source)
+    check_rows_are_independent(model, VOCAB, source)
+
+
+def test_source_padding_changes_nothing() -> None:
+    model = build(vaswani(2, 24, 4, 32, 0.0, VOCAB))
+    source, tokens = a_source(), torch.randint(VOCAB, (3, 5))
+    other = SomeSource(torch.where(source.mask, source.tokens, 3), source.mask)
+    assert torch.equal(model(tokens, source=source), model(tokens, source=other))
+
+
+@pytest.mark.parametrize("position", [p for p in POSITIONS if p.kind != "none"], ids=lambda p: p.kind)
+def test_encoder_padding_changes_nothing(position: Any) -> None:
+    settings = bert(2, 24, 4, VOCAB, 32).replace(position=position, dropout=0.0, head=MaskedLMHead())
+    model = build(settings)
+    tokens = torch.randint(VOCAB, (2, 9))
+    mask = torch.arange(9)[None] < torch.tensor([9, 5])[:, None]
+    together = model(tokens, mask=mask)
+    torch.testing.assert_close(together[1, :5], model(tokens[1:, :5])[0], atol=1e-5, rtol=1e-5)
+    changed = model(torch.where(mask, tokens, 1), mask=mask)
+    assert torch.equal(together[mask], changed[mask])
+
+
+@pytest.mark.parametrize("position", POSITIONS, ids=lambda p: p.kind)
+def test_packed_documents_never_see_each_other(position: Any) -> None:
+    model = build(decoder(position))
+    first, second = torch.randint(VOCAB, (1, 5)), torch.randint(VOCAB, (1, 7))
+    packed = torch.cat((first, second), dim=1)
+    documents = torch.tensor([[0] * 5 + [1] * 7])
+    positions = torch.cat((torch.arange(5), torch.arange(7)))[None]
+    together = model(packed, documents=documents, positions=positions)
+    torch.testing.assert_close(together[:, :5], model(first), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(together[:, 5:], model(second), atol=1e-5, rtol=1e-5)
+
+
+def test_a_prefix_is_read_in_both_directions() -> None:
+    model = build(decoder())
+    tokens = torch.randint(VOCAB, (2, 8))
+    other = tokens.clone()
+    other[:, 3] = (other[:, 3] + 1) % VOCAB
+    prefix = torch.tensor([5, 2])
+    before, after = model(tokens, prefix=prefix), model(other, prefix=prefix)
+    assert not torch.equal(before[0, 0], after[0, 0])  # place 3 is inside the first row's prefix …
+    assert torch.equal(before[1, :3], after[1, :3])  # … and after the second's
+    assert not torch.equal(before[1, 3], after[1, 3])
+
+
+def test_watching_the_weights_changes_nothing_and_rows_sum_to_one() -> None:
+    model = build(decoder())
+    tokens = torch.randint(VOCAB, (2, 9))
+    fast = model(tokens)
+    seen: list[torch.Tensor] = []
+    hook = model.decoder.blocks[1].attention.weights.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    torch.testing.assert_close(model(tokens), fast, atol=1e-5, rtol=1e-5)
+    hook.remove()
+    assert seen[0].shape == (2, 4, 9, 9)
+    torch.testing.assert_close(seen[0].sum(-1), torch.ones(2, 4, 9))
+    assert seen[0].triu(1).abs().max() == 0
+    model(tokens)
+    assert len(seen) == 1
+
+
+HEADS: list[tuple[Any, tuple[int, ...]]] = [
+    (NextSentenceHead(), (3, 2)),
+    (ClassificationHead(labels=4), (3, 4)),
+    (ClassificationHead(labels=1, pooling="mean", pooler=False), (3, 1)),
+    (ClassificationHead(labels=2, pooling="last"), (3, 2)),
+    (TaggingHead(labels=5), (3, 7, 5)),
+    (EmbeddingHead(), (3, 24)),
+    (EmbeddingHead(pooling="first", normalise=False), (3, 24)),
+]
+
+
+@pytest.mark.parametrize(("head", "shape"), HEADS)
+def test_heads(head: Any, shape: tuple[int, ...]) -> None:
+    model = build(bert(2, 24, 4, VOCAB, 32).replace(head=head))
+    tokens = torch.randint(VOCAB, (3, 7))
+    mask = torch.arange(7)[None] < torch.tensor([7, 4, 1])[:, None]
+    out = model(tokens, mask=mask)
+    assert out.shape == shape
+    alone = model(tokens[1:2, :4])
+    torch.testing.assert_close(out[1:2, :4] if len(shape) == 3 else out[1:2], alone, atol=1e-5, rtol=1e-5)
+    if isinstance(head, EmbeddingHead) and head.normalise:
+        torch.testing.assert_close(out.norm(dim=-1), torch.ones(3))
+
+
+def test_readout_is_the_head_taken_apart() -> None:
+    for settings in (decoder(), decoder(head=LMHead(tied=False, bias=True, scale=0.5)), bert(1, 24, 4, VOCAB, 32)):
+        model = build(settings)
+        tokens = torch.randint(VOCAB, (2, 5))
+        prepared, table, bias = model.readout(model.features(tokens))
+        said = model(tokens)
+        words = said.words if hasattr(said, "words") else said
+        torch.testing.assert_close(nn.functional.linear(prepared, table, bias), words)
+
+
+def test_tied_embeddings_are_one_tensor() -> None:
+    assert "output.weight" not in build(decoder()).state_dict()
+    assert "output.weight" in build(decoder(head=LMHead(tied=False))).state_dict()
+
+
+def test_dropout_is_everywhere_and_only_in_training() -> None:
+    settings = gpt(2, 24, 4, 32, VOCAB, dropout=0.5)
+    model = build(settings)
+    tokens = torch.randint(VOCAB, (2, 6))
+    assert torch.equal(model(tokens), model(tokens))
+    model.train()
+    assert not torch.equal(model(tokens), model(tokens))
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    base = decoder().model_dump(exclude_none=True)
+    cases = [
+        ({"attention": {"heads": 5}}, "attention.heads = 5 does not divide d_model = 24"),
+        ({"attention": {"heads": 4, "kv_heads": 3}}, "kv_heads = 3 does not divide heads = 4"),
+        ({"attention": {"heads": 8}}, "d_head = 3 is odd"),
+        ({"layers": 0}, "layers = 0"),
+        ({"position": {"kind": "rotory"}}, "did you mean 'rotary'"),
+        ({"norm": {"kind": "rms", "epsilon": 1}}, "norm.epsilon: unknown key"),
+        ({"dropout": 1.5}, "dropout = 1.5"),
+    ]
+    for change, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            validate(Decoder, {**base, **change})
+
+
+def test_what_cannot_be_read_is_refused_by_value() -> None:
+    model = build(decoder(Learned()))
+    with pytest.raises(ModelError, match="33 tokens are more than the 32 positions"):
+        model(torch.zeros(1, 33, dtype=torch.long))
+    with pytest.raises(ModelError, match="40 tokens are more than the 32 positions"):
+        model.start(1, 40)
+    for wrong in (VOCAB, -1):
+        with pytest.raises(ModelError, match=f"token id {wrong} is outside the vocabulary of {VOCAB}"):
+            model(torch.tensor([[1, wrong]]))
+    with pytest.raises(ModelError, match="do not fit in the 4"):
+        model.step(torch.zeros(1, 5, dtype=torch.long), model.start(1, 4))
+    with pytest.raises(ModelError, match="cannot generate"):
+        build(bert(1, 24, 4, VOCAB, 32)).start(1, 8)
+    with pytest.raises(ModelError, match="reads a source before it writes"):
+        build(vaswani(1, 24, 4, 32, 0.0, VOCAB))(torch.zeros(1, 2, dtype=torch.long))

@@ -1,0 +1,126 @@
+"""The fast path equals the formula, under every mask, shape by shape."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.nn import attention
+from weft.nn.attention import Relation, fast_attention, reference_attention
+from weft.nn.config import ALiBi, NoPosition, T5Bias
+from weft.nn.mask import Visibility
+
+B, H, K, T, D = 3, 4, 2, 37, 8
+PARTS = torch.Generator().manual_seed(0)
+DOCUMENTS = torch.tensor([[0] * 10 + [1] * 27, [0] * 37, [0] + [1] * 5 + [2] * 31])
+REAL = torch.arange(T)[None] < torch.tensor([37, 20, 1])[:, None]
+RULES: dict[str, Visibility] = {
+    "everything": Visibility(causal=False),
+    "causal": Visibility(causal=True),
+    "window": Visibility(causal=True, window=5),
+    "window on both sides": Visibility(causal=False, window=4),
+    "padding": Visibility(causal=False, real=REAL),
+    "padding and causal": Visibility(causal=True, real=REAL),
+    "prefix": Visibility(causal=True, prefix=torch.tensor([5, 0, 37])),
+    "documents": Visibility(causal=True, documents=(DOCUMENTS, DOCUMENTS)),
+    "documents in an encoder": Visibility(causal=False, documents=(DOCUMENTS, DOCUMENTS), real=REAL),
+    "documents and window": Visibility(causal=True, window=6, documents=(DOCUMENTS, DOCUMENTS)),
+}
+POSITIONS: dict[str, Any] = {"none": NoPosition(), "alibi": ALiBi(), "t5": T5Bias(buckets=8, max_distance=16)}
+
+
+def tensors() -> list[Tensor]:
+    shapes = ((B, H, T, D), (B, K, T, D), (B, K, T, D))
+    return [torch.randn(shape, generator=PARTS, requires_grad=True) for shape in shapes]
+
+
+def relation(rule: str, position: str) -> Relation:
+    module = POSITIONS[position].build(H * D, H, D, 64, RULES[rule].causal)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    places = torch.arange(T)[None]
+    return Relation(RULES[rule], module, places, places)
+
+
+def by_hand(rule: Visibility) -> Tensor:
+    """The mask (B, T, T), entry by entry, from the words of the rule."""
+    seen = torch.zeros(B, T, T, dtype=torch.bool)
+    for b in range(B):
+        for q in range(T):
+            for k in range(T):
+                ok = k <= q or not rule.causal
+                if rule.window is not None:
+                    ok = ok and abs(q - k) < rule.window
+                if rule.prefix is not None:
+                    ok = ok or k < int(rule.prefix[b])
+                if rule.real is not None:
+                    ok = ok and bool(rule.real[b, k])
+                if rule.documents is not None:
+                    ok = ok and bool(rule.documents[0][b, q] == rule.documents[1][b, k])
+                seen[b, q, k] = ok
+    return seen
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_dense_mask_is_the_rule(rule: str) -> None:
+    dense = RULES[rule].dense(slice(0, T), slice(0, T), torch.device("cpu"))
+    assert torch.equal(dense.expand(B, 1, T, T)[:, 0], by_hand(RULES[rule]))
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["at once", "by blocks of queries"])
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("rule", RULES)
+def test_fast_equals_reference(rule: str, position: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if blocks:
+        monkeypatch.setattr(attention, "DENSE_ENTRIES", 1)
+        monkeypatch.setattr(attention, "QUERY_BLOCK", 7)
+    q, k, v = tensors()
+    where = relation(rule, position)
+    fast = fast_attention(q, k, v, D**-0.5, where)
+    slow, probabilities = reference_attention(q, k, v, D**-0.5, where.mask)
+    torch.testing.assert_close(fast, slow, atol=2e-6, rtol=1e-5)
+    sums = probabilities.sum(-1)
+    assert bool((((sums - 1).abs() < 1e-5) | (sums == 0)).all())
+    upstream = torch.randn(fast.shape, generator=PARTS)
+    for mine, other in zip(
+        torch.autograd.grad(fast, (q, k, v), upstream),
+        torch.autograd.grad(slow, (q, k, v), upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_query_that_sees_nothing_gets_zeros() -> None:
+    q, k, v = tensors()
+    nothing = Visibility(causal=False, real=torch.zeros(B, T, dtype=torch.bool))
+    where = Relation(nothing, relation("causal", "none").position, torch.arange(T)[None], torch.arange(T)[None])
+    assert reference_attention(q, k, v, 1.0, where.mask)[0].abs().max() == 0
+    assert fast_attention(q, k, v, 1.0, where).abs().max() == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("rule", RULES)
+def test_flex_equals_reference(rule: str) -> None:
+    where = RULES[rule]
+    moved = Visibility(
+        causal=where.causal,
+        window=where.window,
+        prefix=None if where.prefix is None else where.prefix.cuda(),
+        real=None if where.real is None else where.real.cuda(),
+        documents=None if where.documents is None else (DOCUMENTS.cuda(), DOCUMENTS.cuda()),
+    )
+    q, k, v = (torch.randn(B, h, T, 16, device="cuda", requires_grad=True) for h in (H, K, K))
+    places = torch.arange(T, device="cuda")[None]
+    there = Relation(moved, NoPosition().build(64, H, 16, 64, True), places, places)
+    fast = fast_attention(q, k, v, 0.25, there)
+    slow, _ = reference_attention(q, k, v, 0.25, there.mask)
+    torch.testing.assert_close(fast, slow, atol=2e-3, rtol=2e-3)
+    upstream = torch.randn_like(fast)
+    for mine, other in zip(
+        torch.autograd.grad(fast, (q, k, v), upstream),
+        torch.autograd.grad(slow, (q, k, v), upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, atol=5e-3, rtol=5e-3)
