@@ -1,0 +1,107 @@
+"""How fast `weft prepare` is beside the tokenizer alone, on the same text, cores and run; and its peak memory.
+
+python benchmarks/prepare.py                 repeats the built-in corpus to 64 MB
+python benchmarks/prepare.py --megabytes 1000
+python benchmarks/prepare.py --file text.txt
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from weft.data.config import HashSplit
+from weft.data.documents import read
+from weft.data.prepare import BATCH, prepare
+from weft.data.split import section_for
+from weft.text import builtin
+from weft.text.config import BPE
+from weft.text.tokenizer import Tokenizer
+
+WAYS = ("encode_batch", "encode_batch_fast", "weft")  # the fast one leaves offsets out; weft calls that one
+
+
+def generate(file: Path, megabytes: int) -> None:
+    """The built-in corpus over and over."""
+    corpus = "\n".join(builtin.corpus("python").documents).encode()
+    with file.open("wb") as stream:
+        left = megabytes * 1_000_000
+        while left > 0:
+            left -= stream.write(corpus[:left].decode(errors="ignore").encode() or b".")
+
+
+def direct(file: Path, tokenizer: Path, method: str) -> int:
+    """A method of `tokenizers.Tokenizer` on the same sections in the same batches, ids dropped at once: tokens."""
+    import tokenizers
+
+    encode = getattr(tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json")), method)
+    batch: list[str] = []
+    size = tokens = 0
+    for document in read([str(file)], section=section_for([str(file)])):
+        batch.append(document.text)
+        size += len(document.text)
+        if size >= BATCH:
+            tokens += sum(len(encoding) for encoding in encode(batch, add_special_tokens=False))
+            batch, size = [], 0
+    return tokens + sum(len(encoding) for encoding in encode(batch, add_special_tokens=False))
+
+
+def weft(file: Path, tokenizer: Path) -> int:
+    with tempfile.TemporaryDirectory(dir=file.parent) as out:
+        shards = prepare([str(file)], Path(out) / "out", Tokenizer.load(tokenizer), validation=HashSplit())
+        return sum(shard.tokens for shard in shards.index.shards)
+
+
+def measured(what: str, file: Path, tokenizer: Path) -> tuple[float, int, int]:
+    """Seconds, tokens and peak bytes of a way to encode, in a process of its own; its start isn't counted."""
+    command = [sys.executable, __file__, "--measure", what, "--file", str(file), "--tokenizer", str(tokenizer)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    seconds, tokens, peak = done.stdout.split()
+    return float(seconds), int(tokens), int(peak)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--file", type=Path, help="a text file to use instead")
+    options.add_argument("--megabytes", type=int, default=64)
+    options.add_argument("--vocab", type=int, default=8192)
+    options.add_argument("--rounds", type=int, default=2, help="the ways take turns; the fastest round counts")
+    options.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer.json; one is trained if not given")
+    options.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
+    chosen = options.parse_args()
+    if chosen.measure:
+        start = time.perf_counter()
+        way = chosen.measure
+        tokens = weft(chosen.file, chosen.tokenizer) if way == "weft" else direct(chosen.file, chosen.tokenizer, way)
+        seconds = time.perf_counter() - start
+        print(seconds, tokens, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        file = chosen.file or Path(scratch) / "text.txt"
+        if chosen.file is None:
+            generate(file, chosen.megabytes)
+        tokenizer = chosen.tokenizer or Path(scratch) / "tokenizer"
+        if chosen.tokenizer is None:
+            texts = (document.text for document, _ in zip(read([str(file)]), range(512), strict=False))
+            BPE(vocab_size=chosen.vocab).train(texts).save(tokenizer)
+        best: dict[str, tuple[float, int, int]] = {}
+        for _ in range(chosen.rounds):
+            for what in WAYS:
+                best[what] = min(best.get(what, (float("inf"), 0, 0)), measured(what, file, tokenizer))
+        size = file.stat().st_size
+    table = Table("way", "seconds", "MB/s", "tokens/s", "peak MiB", "of encode_batch", box=None)
+    for what, (seconds, tokens, peak) in best.items():
+        rate = f"{best[WAYS[0]][0] / seconds:.0%}"
+        row = f"{seconds:.1f}", f"{size / seconds / 1e6:.2f}", f"{tokens / seconds:,.0f}", f"{peak / 2**20:.0f}", rate
+        table.add_row(what, *row)
+    Console().print(f"{size / 1e6:.0f} MB of text", table)
+
+
+if __name__ == "__main__":
+    main()

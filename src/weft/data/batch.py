@@ -1,0 +1,230 @@
+"""The batch: what a model is fed, as one typed value; and the ways to make one from tokens.
+
+Padding is whatever the tokenizer says it is: `pad` takes the tokenizer's own id and refuses to guess one.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.data.mixture import Mixture
+from weft.data.sampler import Array, Windows, rows, sequential
+from weft.data.shards import Tokens
+from weft.errors import DataError
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """What a dataclass of tensors can do as a whole."""
+
+    def _each(self, change: Any) -> Self:
+        new = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            new[field.name] = value._each(change) if isinstance(value, _Tensors) else value
+            if isinstance(value, Tensor):
+                new[field.name] = change(value)
+        return replace(self, **new)
+
+    def to(self, device: torch.device | str) -> Self:
+        """A copy on `device`; from pinned memory the transfer doesn't wait."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin(self) -> Self:
+        """A copy in page-locked memory, from which transfers to a GPU overlap with work."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+
+@dataclass(frozen=True)
+class Source(_Tensors):
+    """What an encoder reads: tokens (B, S) int64, and mask (B, S) bool, True at real tokens."""
+
+    tokens: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class Batch(_Tensors):
+    """Rows of tokens and what each should predict. None means: nothing special.
+
+    tokens, targets (B, T) int64; loss_mask (B, T) bool, True where a target counts (None: everywhere);
+    positions (B, T) int64 (None: 0 … T-1); documents (B, T) int64, tokens attend within equal numbers alone.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    loss_mask: Tensor | None = None
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+    source: Source | None = None
+
+    @property
+    def count(self) -> int:
+        """How many targets count in the loss."""
+        return self.targets.numel() if self.loss_mask is None else int(self.loss_mask.sum())
+
+    def split(self, parts: int) -> list["Batch"]:
+        """The rows in `parts` batches for gradient accumulation; sizes differ by one row at most."""
+        size = len(self.tokens)
+        assert 1 <= parts <= size, f"{size} rows in {parts} parts"
+        borders = [part * size // parts for part in range(parts + 1)]
+        return [self._each(lambda tensor, a=start, b=stop: tensor[a:b]) for start, stop in pairwise(borders)]
+
+
+# ---- from a long text
+
+
+def windows_batch(
+    tokens: Tokens,
+    windows: Windows,
+    step: int,
+    batch: int,
+    rank: int = 0,
+    ranks: int = 1,
+    *,
+    document_mask: bool = False,
+) -> Batch:
+    """The rows (B/ranks, length) that `rank` trains on at `step`."""
+    starts = windows.starts(rows(step, batch, rank, ranks))
+    return _stack([(tokens, int(start)) for start in starts], windows.length, document_mask)
+
+
+def mixture_batch(
+    texts: Sequence[Tokens],
+    mixture: Mixture,
+    step: int,
+    batch: int,
+    rank: int = 0,
+    ranks: int = 1,
+    *,
+    document_mask: bool = False,
+) -> Batch:
+    """As `windows_batch`, each row from one of several texts."""
+    sources, starts = mixture.locate(rows(step, batch, rank, ranks))
+    places = [(texts[source], int(start)) for source, start in zip(sources, starts, strict=True)]
+    return _stack(places, mixture.windows[0].length, document_mask)
+
+
+def evaluation_batches(
+    tokens: Tokens, length: int, batch: int, rank: int = 0, ranks: int = 1, *, document_mask: bool = False
+) -> Iterator[Batch]:
+    """Every token but the first as a target exactly once, in order; batch i goes to rank i mod ranks.
+
+    Full windows come `batch` at a time; what is left at the end is one shorter row, so nothing is padded.
+    """
+    waiting: list[tuple[Tokens, int]] = []
+    number = 0
+    last = (len(tokens) - 2) // length * length  # where the last window starts
+    for start, inputs in sequential(len(tokens), length):
+        if inputs == length:
+            waiting.append((tokens, start))
+        if waiting and (len(waiting) == batch or start == last):
+            if number % ranks == rank:
+                yield _stack(waiting, length, document_mask)
+            waiting, number = [], number + 1
+        if inputs < length and number % ranks == rank:
+            yield _stack([(tokens, start)], inputs, document_mask)
+
+
+def _stack(places: Sequence[tuple[Tokens, int]], length: int, document_mask: bool) -> Batch:
+    ids = torch.from_numpy(np.stack([text.read(start, length + 1) for text, start in places]))
+    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    if not document_mask:
+        return Batch(inputs, targets)
+    numbers = np.stack([text.documents(start, length + 1) for text, start in places])
+    numbers -= numbers[:, :1]  # small numbers, from 0 in each row
+    inside = numbers[:, 1:] == numbers[:, :-1]  # a document's last token predicts nothing of the next document
+    return Batch(
+        inputs,
+        targets,
+        loss_mask=torch.from_numpy(inside),
+        positions=torch.from_numpy(_restarting(numbers[:, :-1])),
+        documents=torch.from_numpy(numbers[:, :-1].copy()),
+    )
+
+
+def _restarting(documents: Array) -> Array:
+    """Positions (B, T) that count from 0 in each document of a row."""
+    here = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
+    begins = np.ones(documents.shape, dtype=bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return here - np.maximum.accumulate(np.where(begins, here, 0), axis=1)
+
+
+# ---- from separate sequences
+
+
+def truncate(sequences: Sequence[Sequence[Any]], length: int) -> list[list[Any]]:
+    """Each sequence's first `length` items: words before a vocabulary is built from them, or ids after."""
+    return [list(sequence[:length]) for sequence in sequences]
+
+
+def pad(sequences: Sequence[Sequence[int]], pad_id: int | None, length: int | None = None) -> tuple[Tensor, Tensor]:
+    """Sequences as one (B, T) tensor, filled up with the tokenizer's `pad_id`, and a bool mask of the real tokens.
+
+    T is `length`, or the longest sequence's.
+    """
+    if pad_id is None:
+        raise DataError("this tokenizer has no padding token; give it one (tokenizer.specials.pad), or pack instead")
+    longest = max((len(sequence) for sequence in sequences), default=0)
+    length = longest if length is None else length
+    if longest > length:
+        raise DataError(f"a sequence of {longest} tokens doesn't fit into {length}; truncate first")
+    ids = torch.full((len(sequences), length), pad_id, dtype=torch.int64)
+    mask = torch.zeros((len(sequences), length), dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
+        mask[row, : len(sequence)] = True
+    return ids, mask
+
+
+def packed(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) -> Batch:
+    """Documents packed into as few rows (B, length) as best-fit finds, none attending to another.
+
+    Each token but a document's first is a target exactly once. A document longer than a row continues in another
+    one, as a document of its own. Document -1 is padding.
+    """
+    if pad_id is None:
+        raise DataError("this tokenizer has no padding token; give it one (tokenizer.specials.pad) to pack documents")
+    pieces = [  # `length` inputs and, one token later, as many targets
+        sequence[start : start + length + 1] for sequence in sequences for start in range(0, len(sequence) - 1, length)
+    ]
+    if not pieces:
+        raise DataError("no document has two tokens or more: there is nothing to predict")
+    places = _fit([len(piece) - 1 for piece in pieces], length)
+    shape = (max(row for row, _ in places) + 1, length)
+    tokens, targets = np.full(shape, pad_id), np.full(shape, pad_id)
+    documents = np.full(shape, -1)
+    for number, (piece, (row, column)) in enumerate(zip(pieces, places, strict=True)):
+        span = slice(column, column + len(piece) - 1)
+        tokens[row, span], targets[row, span] = piece[:-1], piece[1:]
+        documents[row, span] = number
+    return Batch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(targets),
+        loss_mask=torch.from_numpy(documents >= 0),
+        positions=torch.from_numpy(_restarting(documents)),
+        documents=torch.from_numpy(documents),
+    )
+
+
+def _fit(sizes: Sequence[int], length: int) -> list[tuple[int, int]]:
+    """(row, column) for each size: longest first, into the row where it leaves the least room (best-fit decreasing)."""
+    places = [(0, 0)] * len(sizes)
+    room: list[tuple[int, int]] = []  # (free places, row), sorted
+    opened = 0
+    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
+        at = bisect_left(room, (sizes[item], -1))
+        if at < len(room):
+            free, row = room.pop(at)
+        else:
+            free, row, opened = length, opened, opened + 1
+        places[item] = (row, length - free)
+        insort(room, (free - sizes[item], row))
+    return places

@@ -1,0 +1,93 @@
+"""The recipe's `data` key: what is read, what is held out for validation, and in which proportions.
+
+Nothing here imports torch or numpy: a recipe is read and checked at once.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from weft.config import Config
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class HashSplit(Config):
+    """Holds out the pieces of text whose hash falls below `fraction`.
+
+    The choice depends on a piece's own text alone: neither the order of files nor what is added later moves it,
+    and two equal pieces never stand on both sides.
+    """
+
+    kind: Literal["hash"] = "hash"
+    fraction: Fraction = 0.1
+
+
+class TailSplit(Config):
+    """Holds out the end of the text: its last `fraction`, or its last `bytes` when given."""
+
+    kind: Literal["tail"] = "tail"
+    fraction: Fraction = 0.1
+    bytes: Annotated[int, Field(ge=1)] | None = None
+
+
+class FilesSplit(Config):
+    """Holds out nothing: validation text comes from sources of its own."""
+
+    kind: Literal["files"] = "files"
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class NoSplit(Config):
+    """All text is for training."""
+
+    kind: Literal["none"] = "none"
+
+
+Split = Annotated[HashSplit | TailSplit | FilesSplit | NoSplit, Field(discriminator="kind")]
+
+
+class Part(Config):
+    """One part of a mixture: its sources, or a folder that `weft prepare` wrote, and its weight.
+
+    Weights are relative: 3 and 1 mean three quarters and one quarter of all windows.
+    """
+
+    sources: tuple[str, ...] = ()
+    prepared: str | None = None
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if bool(self.sources) == (self.prepared is not None):
+            raise ValueError("a part of a mixture has either sources or prepared")
+        return self
+
+
+class Data(Config):
+    """Where text comes from: `sources`, or a `prepared` folder, or a `mixture` of several of either.
+
+    All three may be absent in a recipe that is meant for any text; the command line then names the sources.
+    With `document_mask` no token attends to another document in its window, and positions restart in each.
+    """
+
+    sources: tuple[str, ...] = ()
+    prepared: str | None = None
+    mixture: tuple[Part, ...] = ()
+    column: Annotated[str, Field(min_length=1)] = "text"
+    validation: Split = HashSplit()
+    document_mask: bool = False
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        given = [key for key in ("sources", "prepared", "mixture") if getattr(self, key)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are both given; text comes from one of them")
+        return self
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Every origin of text with its weight: the mixture, or the one part that `sources` or `prepared` makes."""
+        if self.sources or self.prepared is not None:
+            return (Part(sources=self.sources, prepared=self.prepared),)
+        return self.mixture

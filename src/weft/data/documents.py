@@ -1,0 +1,263 @@
+"""Documents from files, folders, globs, standard input, the built-in corpus and the Hugging Face hub.
+
+Everything is streamed. A text file is cut into sections of at most `section` bytes, so that a file of one line of
+two gigabytes needs no more memory than a short one; the sections of a file, put together, are the file (less a
+byte order mark). A row of JSONL, CSV or Parquet is a document; one longer than 16 KiB is cut in the same way.
+"""
+
+import glob
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.data.rows import csv_table, json_lines, json_values, parquet, tsv_table
+from weft.data.streams import PACKED, blocks, decode
+from weft.errors import DataError, suggestion
+
+SECTION = 16 * 1024  # bytes of text in a section, at most
+
+TEXT = (".txt", ".md")
+ROWS = {
+    ".jsonl": json_lines,
+    ".ndjson": json_lines,
+    ".json": json_values,
+    ".csv": csv_table,
+    ".tsv": tsv_table,
+    ".parquet": parquet,
+}
+SUFFIXES = (*TEXT, *ROWS)
+READABLE = f"{' '.join(SUFFIXES)} (also with .gz or .zst)"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document, or a section of a long one; `ends` tells that the document ends with it."""
+
+    text: str
+    source: str
+    ends: bool
+
+
+def read(sources: Sequence[str], *, column: str = "text", section: int = SECTION) -> Iterator[Document]:
+    """The documents of all sources, in order. What can't be read raises DataError when the iterator gets there."""
+    found = False
+    for name in files(sources):
+        held = False
+        for document in _read_one(name, column, section):
+            held = True
+            found = found or not document.text.isspace()
+            yield document
+        if not held and name in sources:
+            raise DataError(f"{name}: holds no text")
+    if not found:
+        raise DataError(f"{', '.join(sources) or 'no source given'}: no text at all")
+
+
+# ---- which files a source stands for
+
+
+def files(sources: Sequence[str]) -> list[str]:
+    """The single files (or `-`, `builtin:…`, `hub:…` names) that the sources stand for, in reading order."""
+    return [name for source in sources for name in _expand(source)]
+
+
+def _expand(source: str) -> list[str]:
+    if source == "-" or source.startswith(("builtin:", "hub:")):
+        return [source]
+    if os.path.isdir(source):
+        return _in_folder(source)
+    if os.path.exists(source):
+        _kind(source)
+        return [source]
+    if glob.has_magic(source):
+        matches = sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path))
+        if not matches:
+            raise DataError(f"{source}: no file matches")
+        for path in matches:
+            _kind(path)
+        return matches
+    if _names_hub(source):
+        return [f"hub:{source}"]
+    folder = os.path.dirname(source) or "."
+    nearby = [os.path.join(os.path.dirname(source), name) for name in _listing(folder)]
+    raise DataError(f"{source}: no such file; {suggestion(source, nearby)}")
+
+
+def _listing(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _in_folder(folder: str) -> list[str]:
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}")
+
+    found = []
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if _made_by_weft(parent, names):
+            folders.clear()
+            continue
+        found += [os.path.join(parent, name) for name in names if _suffix(name) in SUFFIXES and name[0] != "."]
+    if not found:
+        raise DataError(f"{folder}: holds no text; weft reads {READABLE}")
+    return sorted(found)
+
+
+def _made_by_weft(folder: str, names: Sequence[str]) -> bool:
+    """Is this a prepared folder or a run? Their JSON is no text, though it may lie among the sources."""
+    if "plan.json" in names:
+        with open(os.path.join(folder, "plan.json"), "rb") as stream:
+            return b'"weft plan"' in stream.read(64)
+    return {"config.toml", "tokenizer.json"} <= set(names)
+
+
+def _suffix(name: str) -> str:
+    """The suffix that tells the format, without a .gz or .zst after it; "" when there is none."""
+    path = Path(name.lower())
+    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
+
+
+def _kind(name: str) -> str:
+    """The format's suffix of a file that was named outright; a name without a suffix is text."""
+    suffix = _suffix(name)
+    if suffix not in ("", *SUFFIXES):
+        raise DataError(f"{name}: unknown suffix '{suffix}'; weft reads {READABLE}, and text from '-'")
+    return suffix
+
+
+def _names_hub(source: str) -> bool:
+    """`owner/name` is a dataset on the hub unless it looks like a path that was mistyped."""
+    owner = source.partition("/")[0]
+    known = _suffix(source) in SUFFIXES or source.endswith(PACKED)
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source)) and not known and not os.path.isdir(owner)
+
+
+def stamps(sources: Sequence[str]) -> list[list[Any]]:
+    """[name, size in bytes, what changes when the content does] for each file. Nobody knows what '-' will hold."""
+    return [_stamp(name) for name in files(sources)]
+
+
+def _stamp(name: str) -> list[Any]:
+    if name == "-":
+        return [name, 256 * 1024, uuid.uuid4().hex]
+    if name.startswith("builtin:"):
+        from weft.text import builtin
+
+        corpus = builtin.corpus(name)
+        return [name, sum(len(text.encode()) for text in corpus.documents), corpus.sha256]
+    if name.startswith("hub:"):
+        return [name, 256 * SECTION, ""]
+    try:
+        status = os.stat(name)
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read: {error.strerror}") from None
+    return [os.path.abspath(name), status.st_size, status.st_mtime_ns]
+
+
+# ---- one file
+
+
+def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
+    if name.startswith("builtin:"):
+        from weft.text import builtin
+
+        for text in builtin.documents(name):
+            yield from _sections_of(text, name)
+        return
+    if name.startswith("hub:"):
+        for path in _download(name.removeprefix("hub:")):
+            yield from _read_one(path, column, section)
+        return
+    kind = "" if name == "-" else _kind(name)
+    if kind in ROWS:
+        for row in ROWS[kind](name, column):
+            yield from _sections_of(row or "", name)
+    else:
+        yield from _cut(blocks(name), name, section)
+
+
+# ---- sections
+
+
+def _sections_of(text: str, name: str) -> Iterator[Document]:
+    """The sections of a document that is in memory as a whole; nearly always it is one."""
+    if "\0" in text:
+        raise DataError(f"{name}: a document holds a NUL character, at its character {text.index(chr(0))}")
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which no text can hold
+        raise DataError(f"{name}: a document holds a lone surrogate, at its character {error.start}") from None
+    yield from _cut((encoded,), name, SECTION)
+
+
+def _cut(blocks: Iterable[bytes], name: str, section: int) -> Iterator[Document]:
+    """One document's bytes as sections of at most `section` bytes; the last one `ends`."""
+    assert section >= 16
+    waiting = b""
+    offset = 0  # of `waiting` in the text
+    for block in blocks:
+        waiting += block
+        start = 0
+        while len(waiting) - start > section:
+            stop = _cut_point(waiting, start, section)
+            yield Document(decode(waiting[start:stop], name, offset + start), name, False)
+            start = stop
+        waiting = waiting[start:]
+        offset += start
+    if waiting:
+        yield Document(decode(waiting, name, offset), name, True)
+
+
+def _cut_point(text: bytes, start: int, section: int) -> int:
+    """Where the section from `start` ends: after a blank line, a line, before a space, or wherever it must.
+
+    Only the second half of the section is searched, so that sections don't become short.
+    """
+    end = start + section
+    half = start + section // 2
+    blank = max(text.rfind(b"\n\n", half, end) + 2, text.rfind(b"\n\r\n", half, end) + 3)
+    if blank >= half + 2:
+        return blank
+    if (line := text.rfind(b"\n", half, end)) >= 0:
+        return line + 1
+    if (space := max(text.rfind(b" ", half, end), text.rfind(b"\t", half, end))) > start:
+        return space
+    stop = end
+    while stop > end - 3 and text[stop] & 0xC0 == 0x80:  # not inside a UTF-8 character
+        stop -= 1
+    if text[stop - 1 : stop + 1] == b"\r\n":
+        stop -= 1
+    return stop
+
+
+# ---- the hub
+
+
+def _download(repository: str) -> Iterator[str]:
+    """The data files of a hub dataset, one after another; the training files alone if some are named so."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise DataError(
+            f"{repository}: no such file here; as a hub dataset it needs huggingface_hub: pip install 'weft[hub]'"
+        ) from None
+    try:
+        names = sorted(huggingface_hub.HfApi().list_repo_files(repository, repo_type="dataset"))
+        data = [n for n in names if _suffix(n) in (".txt", *ROWS) and os.path.basename(n) != "dataset_infos.json"]
+        data = [n for n in data if "train" in n] or data
+        if not data:
+            raise DataError(f"{repository}: the hub dataset holds no file that weft reads: {READABLE}")
+        for name in data:
+            yield huggingface_hub.hf_hub_download(repository, name, repo_type="dataset")
+    except DataError:
+        raise
+    except Exception as error:  # the client, its HTTP library and the system each have errors of their own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"{repository}: no such file here, and not to be had from the hub: {reason}") from None

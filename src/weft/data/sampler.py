@@ -1,0 +1,106 @@
+"""Which window of the text comes at which step: a pure function of the seed, the step and the rank.
+
+There is no state to save: resuming at step n costs nothing, and another number of processes shares out the same
+windows in the same order. Within an epoch every window comes exactly once, in an order that is a keyed permutation
+(a Feistel network with cycle walking, Black and Rogaway 2002), computed for the wanted indices alone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import DataError
+
+Array = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of `length` inputs and their targets, one token later, over a text of `tokens` tokens.
+
+    Windows follow each other at a stride of `length`. Where they begin shifts from epoch to epoch, by less than a
+    window, so that a small text read many times isn't cut at the same places each time.
+    """
+
+    tokens: int
+    length: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < self.length + 1:
+            raise DataError(
+                f"the text has {self.tokens} tokens, a window of {self.length} needs {self.length + 1}: "
+                "add text or shorten batch.length"
+            )
+
+    @property
+    def count(self) -> int:
+        """Windows in an epoch."""
+        return max(1, (self.tokens - self.length) // self.length)
+
+    def starts(self, samples: npt.ArrayLike) -> Array:
+        """The first tokens of the windows that these global samples are. Sample 0 is the first row of step 0."""
+        epoch, place = np.divmod(np.asarray(samples, dtype=np.int64), self.count)
+        slack = min(self.length - 1, self.tokens - 1 - self.count * self.length)
+        shift = _hash(epoch.astype(np.uint64), _key(self.seed, 1)) % np.uint64(slack + 1)
+        return permute(place, self.count, epoch, self.seed) * self.length + shift.astype(np.int64)
+
+    def epoch(self, samples: float) -> float:
+        """How often the text has been read once this many windows were served."""
+        return samples / self.count
+
+
+def rows(step: int, batch: int, rank: int = 0, ranks: int = 1) -> Array:
+    """The global samples that `rank` takes at `step`: its contiguous part of the batch's rows."""
+    assert 0 <= rank < ranks <= batch, f"rank {rank} of {ranks}, batch {batch}"
+    first = step * batch
+    return np.arange(first + rank * batch // ranks, first + (rank + 1) * batch // ranks, dtype=np.int64)
+
+
+def sequential(tokens: int, length: int) -> Iterator[tuple[int, int]]:
+    """(first input, inputs) of windows that make each token but the first a target exactly once, in order.
+
+    The last window is as short as it must be.
+    """
+    if tokens < 2:
+        raise DataError(f"the text has {tokens} tokens; at least 2 are needed to predict one from another")
+    return ((start, min(length, tokens - 1 - start)) for start in range(0, tokens - 1, length))
+
+
+# ---- a keyed permutation
+
+
+def permute(index: Array, count: int, epoch: Array, seed: int) -> Array:
+    """Where a random order of `count` things, one for each (seed, epoch), puts each index: a bijection on 0…count-1."""
+    half = max(1, (max(count - 1, 1).bit_length() + 1) // 2)  # bits of each half of a Feistel word
+    keys = _hash(epoch.astype(np.uint64), _key(seed, 2))
+    word = np.atleast_1d(_feistel(np.atleast_1d(index).astype(np.uint64), half, np.atleast_1d(keys)))
+    keys = np.broadcast_to(np.atleast_1d(keys), word.shape)
+    while (outside := word >= count).any():  # the domain is at most four times as large: walk on until inside
+        word[outside] = _feistel(word[outside], half, keys[outside])
+    return word.astype(np.int64).reshape(np.shape(index))
+
+
+def _feistel(word: Words, half: int, keys: Words) -> Words:
+    """Splits words of 2 × `half` bits and mixes each half into the other, round by round; invertible by design."""
+    mask = np.uint64((1 << half) - 1)
+    left, right = word >> np.uint64(half), word & mask
+    for turn in range(ROUNDS):
+        left, right = right, left ^ (_hash(right, keys + np.uint64(turn)) & mask)
+    return (left << np.uint64(half)) | right
+
+
+def _key(seed: int, purpose: int) -> Words:
+    return _hash(np.array([seed % 2**64], dtype=np.uint64), np.array([purpose], dtype=np.uint64))
+
+
+def _hash(word: Words, key: Words) -> Words:
+    """SplitMix64's finalizer (Steele et al. 2014) on a word and a key; arithmetic is modulo 2^64."""
+    mixed = np.atleast_1d(word) * np.uint64(0x9E3779B97F4A7C15) + np.atleast_1d(key) * np.uint64(0xD1B54A32D192ED03)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,311 @@
+"""Tokens on disk: memory-mapped shards, an index with checksums, and the sections they were made from.
+
+A prepared folder holds, for each shard, `NAME.tokens` (little-endian uint16 or uint32) and `NAME.sections` (int64,
+shape (3, sections): a section's first token in the shard, its UTF-8 bytes, its document's number in the split).
+`index.json` lists the shards and is written last: a folder without it is unfinished.
+"""
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, NonNegativeInt, ValidationError
+
+from weft.config import Config
+from weft.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.text.tokenizer import Tokenizer
+
+Ids = npt.NDArray[np.int64]
+Side = Literal["train", "validation"]
+INDEX = "index.json"
+PLAN = "plan.json"
+
+
+class Shard(Config):
+    """One shard's line in the index: what it holds, and the checksums of its two files."""
+
+    name: Annotated[str, Field(pattern=r"^(train|validation)-\d{5,}$")]
+    split: Side
+    tokens: NonNegativeInt
+    sections: NonNegativeInt
+    documents: NonNegativeInt  # those that begin in this shard
+    bytes: NonNegativeInt  # of UTF-8 text
+    tokens_sha256: str
+    sections_sha256: str
+
+
+class Index(Config):
+    """`index.json`: all a reader has to know."""
+
+    format: Literal["weft tokens"] = "weft tokens"
+    version: Literal[1] = 1
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: NonNegativeInt
+    tokenizer: str  # its fingerprint
+    shards: tuple[Shard, ...]
+
+
+def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """The narrowest type that holds every id of a vocabulary."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def _little(dtype: str) -> np.dtype[Any]:
+    return np.dtype(dtype).newbyteorder("<")
+
+
+class Tokens:
+    """A long sequence of token ids with document borders: on disk in shards, or in memory."""
+
+    def __init__(self, shards: Sequence[npt.NDArray[Any]], sections: Sequence[Ids]) -> None:
+        """`shards[i]` holds ids (n,); `sections[i]` (3, m): first tokens within shard i, UTF-8 bytes, documents."""
+        assert len(shards) == len(sections)
+        self._shards = list(shards)
+        self._sections = list(sections)
+        self._starts = np.cumsum([0, *(len(shard) for shard in shards)])
+
+    @classmethod
+    def from_array(
+        cls, ids: npt.ArrayLike, starts: Sequence[int] = (0,), sizes: Sequence[int] | None = None
+    ) -> "Tokens":
+        """Tokens in memory. `starts` are the documents' first tokens, `sizes` their UTF-8 bytes (0 if not given)."""
+        whole = np.asarray(ids, dtype=np.int64)
+        assert whole.ndim == 1
+        assert sizes is None or len(sizes) == len(starts)
+        sections = np.array([starts, sizes or [0] * len(starts), range(len(starts))], dtype=np.int64)
+        return cls([whole], [sections])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, start: int, length: int) -> Ids:
+        """Ids `start` to `start + length`, over shard borders: (length,)."""
+        out = np.empty(length, dtype=np.int64)
+        for shard, inside, at in self._spans(start, length):
+            out[at] = self._shards[shard][inside]
+        return out
+
+    def documents(self, start: int, length: int) -> Ids:
+        """For each of these tokens the number of its document: (length,)."""
+        out = np.empty(length, dtype=np.int64)
+        for shard, inside, at in self._spans(start, length):
+            firsts, _, documents = self._sections[shard]
+            section = np.searchsorted(firsts, np.arange(inside.start, inside.stop), side="right") - 1
+            out[at] = documents[section]
+        return out
+
+    def _spans(self, start: int, length: int) -> list[tuple[int, slice, slice]]:
+        """(shard, where in the shard, where in the result) for each shard that the range touches."""
+        assert 0 <= start <= start + length <= len(self), f"{start} + {length} of {len(self)} tokens"
+        spans = []
+        at = 0
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while at < length:
+            first = start + at - int(self._starts[shard])
+            taken = min(length - at, len(self._shards[shard]) - first)
+            spans.append((shard, slice(first, first + taken), slice(at, at + taken)))
+            at += taken
+            shard += 1
+        return spans
+
+    def __getitem__(self, span: slice) -> "torch.Tensor":
+        """A slice as a torch tensor of int64."""
+        import torch
+
+        start, stop, step = span.indices(len(self))
+        assert step == 1
+        return torch.from_numpy(self.read(start, max(stop - start, 0)))
+
+    @property
+    def bytes(self) -> int:
+        """The UTF-8 bytes of the text these tokens spell, for bits per byte."""
+        return sum(int(section[1].sum()) for section in self._sections)
+
+    @property
+    def document_count(self) -> int:
+        """How many documents there are; a part that the split cut out of a document counts as one."""
+        return max((int(section[2, -1]) + 1 for section in self._sections if section.size), default=0)
+
+
+class Shards:
+    """A prepared folder: `train` and `validation` tokens (None if nothing was held out)."""
+
+    def __init__(self, path: Path, index: Index) -> None:
+        self.path = path
+        self.index = index
+        self.train = self._tokens("train")
+        self.validation = self._tokens("validation") if self.of("validation") else None
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Shards":
+        """The folder that `weft prepare` wrote. Every file's size is checked, its content only by `verify`."""
+        path = Path(path)
+        index = _read_index(path)
+        width = np.dtype(index.dtype).itemsize
+        for shard in index.shards:
+            _check_size(path / f"{shard.name}.tokens", shard.tokens * width)
+            _check_size(path / f"{shard.name}.sections", shard.sections * 24)
+        return cls(path, index)
+
+    def of(self, split: Side) -> list[Shard]:
+        """The shards of one split, in order."""
+        return [shard for shard in self.index.shards if shard.split == split]
+
+    def _tokens(self, split: Side) -> Tokens:
+        ids, sections = [], []
+        for shard in self.of(split):
+            ids.append(_map(self.path / f"{shard.name}.tokens", _little(self.index.dtype), (shard.tokens,)))
+            sections.append(_map(self.path / f"{shard.name}.sections", np.dtype("<i8"), (3, shard.sections)))
+        return Tokens(ids, sections)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every token and border, and of the tokenizer."""
+        index = self.index.model_dump_json()
+        return hashlib.sha256(index.encode()).hexdigest()
+
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer that made these tokens, from the same folder."""
+        from weft.text.tokenizer import Tokenizer
+
+        tokenizer = Tokenizer.load(self.path)
+        if tokenizer.fingerprint != self.index.tokenizer:
+            raise DataError(f"{self.path}: tokenizer.json is not the one these tokens were made with; prepare it again")
+        return tokenizer
+
+    def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
+        """Reads everything and compares checksums; `advance` hears how many bytes were read."""
+        for shard in self.index.shards:
+            for file, expected in (("tokens", shard.tokens_sha256), ("sections", shard.sections_sha256)):
+                path = self.path / f"{shard.name}.{file}"
+                digest = hashlib.sha256()
+                try:
+                    with path.open("rb") as stream:
+                        for block in iter(lambda: stream.read(1 << 20), b""):
+                            digest.update(block)
+                            advance(len(block))
+                except OSError as error:
+                    raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+                if digest.hexdigest() != expected:
+                    raise DataError(f"{path}: damaged: its checksum differs from the index; prepare the folder again")
+
+
+def _read_index(path: Path) -> Index:
+    file = path / INDEX
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if (path / PLAN).exists():
+            raise DataError(f"{path}: unfinished; run the same `weft prepare` again and it continues") from None
+        what = "not a folder that `weft prepare` wrote" if path.exists() else "no such folder"
+        raise DataError(f"{path}: {what}") from None
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{file}: damaged: not text; prepare the folder again") from None
+    try:
+        return Index.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise DataError(f"{file}: not an index this weft reads: {where or 'JSON'}: {problem['msg']}") from None
+
+
+def _check_size(path: Path, expected: int) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; prepare the folder again") from None
+    if size != expected:
+        raise DataError(f"{path}: damaged: {size} bytes instead of {expected}; prepare the folder again")
+
+
+def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if 0 in shape:  # an empty file can't be mapped
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", shape=shape)
+
+
+class ShardWriter:
+    """Writes one shard beside its place; `close` syncs it, puts it there and tells its index line."""
+
+    def __init__(self, folder: Path, split: Side, number: int, dtype: str) -> None:
+        self.tokens = 0
+        self._folder = folder
+        self._split = split
+        self._name = f"{split}-{number:05d}"
+        self._dtype = _little(dtype)
+        self._columns = (array("q"), array("q"), array("q"))
+        self._digest = hashlib.sha256()
+        self._stream = self._beside("tokens").open("wb")
+
+    def _beside(self, file: str) -> Path:
+        return self._folder / f"{self._name}.{file}.partial"
+
+    def add(self, ids: npt.NDArray[Any], size: int, document: int) -> None:
+        """A section: its ids, the UTF-8 bytes of its text, its document's number in the split."""
+        for column, value in zip(self._columns, (self.tokens, size, document), strict=True):
+            column.append(value)
+        raw = ids.astype(self._dtype, copy=False).tobytes()
+        self._digest.update(raw)
+        self._stream.write(raw)
+        self.tokens += len(ids)
+
+    def close(self, first_document: int) -> Shard:
+        """`first_document`: the number of the first document that may begin here, one more than any before."""
+        sections = np.array(self._columns, dtype="<i8")
+        with self._beside("sections").open("wb") as stream:
+            stream.write(sections.tobytes())
+            _sync(stream)
+        _sync(self._stream)
+        self._stream.close()
+        for file in ("tokens", "sections"):
+            os.replace(self._beside(file), self._folder / f"{self._name}.{file}")
+        sync_folder(self._folder)
+        return Shard(
+            name=self._name,
+            split=self._split,
+            tokens=self.tokens,
+            sections=sections.shape[1],
+            documents=int(sections[2, -1]) + 1 - first_document,
+            bytes=int(sections[1].sum()),
+            tokens_sha256=self._digest.hexdigest(),
+            sections_sha256=hashlib.sha256(sections.tobytes()).hexdigest(),
+        )
+
+    def abandon(self) -> None:
+        """Closes the file without putting it in place."""
+        self._stream.close()
+
+
+def _sync(stream: Any) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder last (where the system can)."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_index(folder: Path, index: Index) -> None:
+    """The last step of preparing: from now on the folder is finished."""
+    from weft.text.files import write_text
+
+    write_text(folder / INDEX, json.dumps(index.model_dump(), indent=1) + "\n")
+    sync_folder(folder)

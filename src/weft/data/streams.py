@@ -1,0 +1,132 @@
+"""The bytes of a file, unpacked and checked, a block at a time; as lines, and as characters."""
+
+import gzip
+import io
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import IO
+
+from weft.errors import DataError
+
+BLOCK = 1024 * 1024  # bytes read at once
+ROW_LIMIT = 256 * 1024 * 1024  # bytes of one row of JSON or CSV, which has to be in memory as a whole
+PACKED = (".gz", ".zst")
+
+
+def blocks(name: str) -> Iterator[bytes]:
+    """The decompressed bytes of a file, a megabyte at a time, checked for bytes that no text holds."""
+    offset = 0
+    try:
+        with _open(name) as stream:
+            for block in _unpacked(stream, name):
+                if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                    raise DataError(f"{name}: is UTF-16 text; save it as UTF-8")
+                if (zero := block.find(0)) >= 0:
+                    raise DataError(f"{name}: looks binary, not text: a NUL byte at byte {offset + zero}")
+                yield block.removeprefix(b"\xef\xbb\xbf") if offset == 0 else block
+                offset += len(block)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{name}: truncated or damaged gzip after {offset} bytes of text: {error}") from None
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read: {error.strerror or error}") from None
+
+
+def _open(name: str) -> AbstractContextManager[IO[bytes]]:
+    return nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb")
+
+
+def _unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    if name.lower().endswith(".gz"):
+        with gzip.GzipFile(fileobj=stream, mode="rb") as inner:
+            yield from iter(lambda: inner.read(BLOCK), b"")
+    elif name.lower().endswith(".zst"):
+        yield from _unzstd(stream, name)
+    else:
+        yield from iter(lambda: stream.read(BLOCK), b"")
+
+
+def _unzstd(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """Frame after frame. The input goes in 4 KiB at a time, which bounds what one step can give out."""
+    import zstandard
+
+    waiting = stream.read(4096)
+    whole = True  # an empty file is no frame, hence not a broken one
+    try:
+        while waiting:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            while waiting and not frame.eof:
+                if block := frame.decompress(waiting):
+                    yield block
+                waiting = frame.unused_data or stream.read(4096) if frame.eof else stream.read(4096)
+            whole = frame.eof
+    except zstandard.ZstdError as error:
+        raise DataError(f"{name}: damaged zstd: {error}") from None
+    if not whole:
+        raise DataError(f"{name}: truncated zstd: it ends inside a frame")
+
+
+def seekable(name: str) -> IO[bytes]:
+    """A Parquet file is read from its end, so a compressed one is unpacked to a temporary file first."""
+    if not name.lower().endswith(PACKED):
+        return open(name, "rb")
+    unpacked = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    try:
+        with open(name, "rb") as stream:
+            for block in _unpacked(stream, name):
+                unpacked.write(block)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{name}: truncated or damaged gzip: {error}") from None
+    unpacked.seek(0)
+    return unpacked
+
+
+def decode(text: bytes, name: str, offset: int) -> str:
+    """Bytes as text; `offset` is where they stand in the file, for the message if they aren't UTF-8."""
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"byte {offset + error.start} (0x{text[error.start]:02x})"
+        controls = sum(byte < 32 and byte not in b"\t\n\f\r" for byte in text)
+        if controls * 50 > len(text):
+            raise DataError(f"{name}: looks binary, not text: no valid UTF-8 at {where}") from None
+        raise DataError(f"{name}: not valid UTF-8 at {where}; save it as UTF-8 (iconv -t utf-8)") from None
+
+
+def lines(name: str) -> Iterator[str]:
+    """Lines with their ends, as text. A line ends at \\n alone: a \\r may stand inside a quoted field."""
+    pieces: list[bytes] = []  # of the line that no block has ended yet
+    held = offset = 0
+    number = 1
+    for block in blocks(name):
+        for line in io.BytesIO(block):
+            pieces.append(line)
+            held += len(line)
+            if held > ROW_LIMIT:
+                raise DataError(f"{name}: line {number} is longer than {ROW_LIMIT >> 20} MiB, too long for one row")
+            if line.endswith(b"\n"):
+                yield decode(b"".join(pieces), name, offset)
+                offset += held
+                number += 1
+                pieces, held = [], 0
+    if pieces:
+        yield decode(b"".join(pieces), name, offset)
+
+
+def characters(name: str) -> Iterator[str]:
+    """A file as text, a block at a time; a character that a block's end cuts goes to the next one."""
+    cut, offset = b"", 0
+    for block in blocks(name):
+        whole = cut + block
+        stop = len(whole)
+        while stop > max(len(whole) - 4, 0) and whole[stop - 1] & 0xC0 == 0x80:
+            stop -= 1
+        if stop and whole[stop - 1] >= 0xC0:
+            stop -= 1
+        if stop:
+            yield decode(whole[:stop], name, offset)
+        cut, offset = whole[stop:], offset + stop
+    if cut:
+        yield decode(cut, name, offset)

@@ -1,0 +1,308 @@
+import csv
+import gzip
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.data import documents, streams
+from weft.data.documents import Document, files, read
+from weft.errors import DataError
+
+many = settings(max_examples=60, deadline=None)
+
+TEXT = st.text(
+    st.sampled_from("ab é漢🎈 \t\n\r") | st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufeff")
+)
+
+
+def texts(*sources: Path | str, column: str = "text") -> list[str]:
+    return [document.text for document in read([str(source) for source in sources], column=column)]
+
+
+# ---- sections
+
+
+@many
+@given(TEXT, st.integers(16, 64), st.integers(1, 50))
+def test_sections_concatenate_to_the_text(text: str, section: int, block: int) -> None:
+    raw = text.encode()
+    blocks = [raw[i : i + block] for i in range(0, len(raw), block)]
+    cut = list(documents._cut(blocks, "x", section))
+    assert "".join(d.text for d in cut) == text
+    assert all(0 < len(d.text.encode()) <= section for d in cut)
+    assert [d.ends for d in cut] == [False] * (len(cut) - 1) + [True] * bool(cut)
+    for before, after in pairwise(cut):
+        assert not (before.text.endswith("\r") and after.text.startswith("\n"))
+
+
+def test_sections_of_long_text_do_not_depend_on_blocks() -> None:
+    raw = ("word " * 5000).encode()
+    whole = list(documents._cut([raw], "x", 1024))
+    assert whole == list(documents._cut([raw[i : i + 7] for i in range(0, len(raw), 7)], "x", 1024))
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("a" * 20 + "\n\n" + "b\nc d" * 10, "a" * 20 + "\n\n"),
+        ("a" * 20 + "\r\n\r\n" + "b\nc d" * 10, "a" * 20 + "\r\n\r\n"),
+        ("a" * 20 + "\n" + "b c" + "d" * 30, "a" * 20 + "\n"),
+        ("a" * 20 + " b" + "d" * 30, "a" * 20),
+        ("é" * 40, "é" * 16),
+        ("x" + "é" * 40, "x" + "é" * 15),
+        ("🎈" * 3 + "xyz" + "🎈" * 40, "🎈" * 3 + "xyz" + "🎈" * 4),
+        ("a" * 31 + "\r\n" + "a" * 9, "a" * 31),
+    ],
+)
+def test_a_section_ends_at_the_best_place(text: str, first: str) -> None:
+    assert next(documents._cut([text.encode()], "x", 32)).text == first
+
+
+def test_one_long_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    file = tmp_path / "line.txt"
+    file.write_bytes(b"x" * 5_000_000)
+    longest = total = 0
+    for document in read([str(file)]):
+        longest, total = max(longest, len(document.text)), total + len(document.text)
+    assert (longest, total) == (documents.SECTION, 5_000_000)
+
+
+# ---- formats
+
+
+ROWS = ["first", 'second, with "quotes"\nand a line', "dritte Zeile: äöü 漢 🎈"]
+
+
+def as_jsonl() -> bytes:
+    return "".join(json.dumps({"text": row, "n": 1}) + "\n" for row in ROWS).encode()
+
+
+def as_csv() -> bytes:
+    out = io.StringIO()
+    csv.writer(out).writerows([["n", "text"], *([1, row] for row in ROWS)])
+    return out.getvalue().encode()
+
+
+def as_parquet() -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"text": ROWS, "n": [1, 2, 3]}), out)
+    return out.getvalue()
+
+
+FORMATS: dict[str, Callable[[], bytes]] = {
+    "jsonl": as_jsonl,
+    "ndjson": as_jsonl,
+    "json": lambda: json.dumps([{"text": row} for row in ROWS], indent=1).encode(),
+    "csv": as_csv,
+    "parquet": as_parquet,
+}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda raw: raw,
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_rows_are_documents(tmp_path: Path, kind: str, packer: str) -> None:
+    file = tmp_path / f"rows.{kind}{packer}"
+    file.write_bytes(PACKERS[packer](FORMATS[kind]()))
+    assert list(read([str(file)])) == [Document(row, str(file), True) for row in ROWS]
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("kind", ["txt", "md", ""])
+def test_text_files_are_one_document(tmp_path: Path, kind: str, packer: str) -> None:
+    file = tmp_path / (f"text.{kind}{packer}" if kind else f"text{packer}")
+    text = "a line\r\n\n" * 5000
+    file.write_bytes(PACKERS[packer](text.encode()))
+    found = list(read([str(file)]))
+    assert "".join(d.text for d in found) == text
+    assert [d.ends for d in found].count(True) == 1
+    assert found[-1].ends
+
+
+def test_tsv_takes_quotation_marks_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('sentence\tlabel\n"so it goes\t1\nwell\t0\n')
+    assert texts(tmp_path / "a.tsv", column="sentence") == ['"so it goes', "well"]
+
+
+def test_json_may_be_strings_or_objects_in_a_row(tmp_path: Path) -> None:
+    (tmp_path / "strings.json").write_text('["one", "two"]')
+    (tmp_path / "objects.json").write_text('{"text": "one"}\n\n{"text": "two"}')
+    assert texts(tmp_path / "strings.json") == texts(tmp_path / "objects.json") == ["one", "two"]
+
+
+def test_a_json_list_on_one_line_is_parsed_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "BLOCK", 7)
+    (tmp_path / "a.json").write_text(json.dumps([{"text": f"é {n}"} for n in range(50)], ensure_ascii=False))
+    assert texts(tmp_path / "a.json") == [f"é {n}" for n in range(50)]
+
+
+def test_rows_without_text_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n\n{"text": ""}\n{"text": "x"}')
+    assert texts(tmp_path / "a.jsonl") == ["x"]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
+    (tmp_path / "b.csv").write_bytes(b"\xef\xbb\xbftext\nhello\n")
+    assert texts(tmp_path / "a.txt", tmp_path / "b.csv") == ["hello", "hello"]
+
+
+def test_zstd_frames_follow_each_other(tmp_path: Path) -> None:
+    pack = zstandard.ZstdCompressor().compress
+    (tmp_path / "a.txt.zst").write_bytes(pack(b"one ") + pack(b"two"))
+    assert texts(tmp_path / "a.txt.zst") == ["one two"]
+
+
+# ---- sources
+
+
+def test_folders_and_globs_are_sorted_and_take_known_suffixes(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("b/2.txt", "a.md", "c.jsonl.gz", "x.png", "b/.hidden.txt"):
+        (tmp_path / name).write_bytes(b"")
+    found = [os.path.relpath(name, tmp_path) for name in files([str(tmp_path)])]
+    assert found == ["a.md", "b/2.txt", "c.jsonl.gz"]
+    assert files([str(tmp_path / "**" / "*.txt")]) == [str(tmp_path / "b/2.txt")]
+
+
+def test_an_empty_file_in_a_folder_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "b.txt").write_text("text")
+    assert texts(tmp_path) == ["text"]
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe")))
+    assert texts("-") == ["from a pipe"]
+
+
+def test_the_builtin_corpus() -> None:
+    found = read(["builtin:python"])
+    assert len("".join(next(found).text for _ in range(20))) > 1000
+
+
+# ---- what can't be read
+
+
+BROKEN = {
+    "absent.txt": (None, "no such file"),
+    "empty.txt": (b"", "holds no text"),
+    "blank.txt": (b" \n\n", "no text at all"),
+    "nul.txt": (b"text\0text", "looks binary.* NUL byte at byte 4"),
+    "image.txt": (b"\x89PNG\r\n\x1a\n\x01\x02\x03\x04\x05", "looks binary.* byte 0"),
+    "latin.txt": (b"plain text, caf\xe9 au lait", r"not valid UTF-8 at byte 15 \(0xe9\)"),
+    "wide.txt": ("text".encode("utf-16"), "UTF-16"),
+    "data.pdf": (b"%PDF", r"unknown suffix '\.pdf'"),
+    "line.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2 is not valid JSON"),
+    "column.jsonl": (b'{"content": "a", "id": 1}', "no column 'text'; its columns: content, id"),
+    "number.jsonl": (b'{"text": 3}', "line 1: 'text' holds int"),
+    "surrogate.jsonl": (b'{"text": "\\ud800"}', "lone surrogate"),
+    "deep.jsonl": (b"[" * 100_000, "line 1 is not valid JSON"),
+    "list.json": (b'[{"text": "a"},\n{"text": "b"}', "line 2 is not valid JSON: ',' or ']' expected"),
+    "comma.json": (b'["a"\n"b"]', "line 2 is not valid JSON"),
+    "cut.json": (b'["a",\n{"text": "b', "line 2 is not valid JSON"),
+    "after.json": (b'["a"] x', "after the end of the list"),
+    "column.csv": (b"id,body\n1,x\n", "no column 'text'; its columns: id, body"),
+    "fields.csv": (b"text,n\na,1\nb\n", "line 3 has 1 fields, the header has 2"),
+    "quote.csv": (b'text\n"never closed\n', "line 2 cannot be read as a table"),
+    "column.parquet": (as_parquet(), "no column 'body'"),
+    "damaged.parquet": (as_parquet()[:-20], "not a readable Parquet file"),
+    "truncated.txt.gz": (gzip.compress(b"text" * 1000)[:-12], "truncated or damaged gzip"),
+    "other.txt.gz": (b"not gzip", "truncated or damaged gzip"),
+    "truncated.txt.zst": (zstandard.ZstdCompressor().compress(bytes(range(1, 256)) * 9)[:-9], "zstd"),
+    "other.txt.zst": (b"not zstd", "damaged zstd"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_errors_say_what_and_where_in_one_line(tmp_path: Path, name: str) -> None:
+    content, message = BROKEN[name]
+    assert isinstance(message, str)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        texts(tmp_path / name, column="body" if name == "column.parquet" else "text")
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_over_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "ROW_LIMIT", 1 << 20)
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "' + "x" * (1 << 21) + '"}\n')
+    with pytest.raises(DataError, match="line 2 is longer than 1 MiB"):
+        texts(tmp_path / "a.jsonl")
+
+
+def test_sources_that_stand_for_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no text"):
+        files([str(tmp_path)])
+    with pytest.raises(DataError, match="no file matches"):
+        files([str(tmp_path / "*.txt")])
+    with pytest.raises(DataError, match="no such built-in corpus"):
+        texts("builtin:pyton")
+    (tmp_path / "shakespeare.txt").write_text("x")
+    with pytest.raises(DataError, match=r"did you mean '.*shakespeare\.txt'"):
+        files([str(tmp_path / "shakespear.txt")])
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise PermissionError(13, "Permission denied", name)
+
+    (tmp_path / "a.txt").write_text("x")
+    monkeypatch.setattr(streams, "_open", refuse)
+    with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        texts(tmp_path / "a.txt")
+
+
+def test_hub_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert files(["owner/name", "hub:a/b"]) == ["hub:owner/name", "hub:a/b"]
+    (tmp_path / "owner").mkdir()
+    with pytest.raises(DataError, match="no such file"):  # the folder is here: a mistyped path
+        files(["owner/name"])
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(DataError, match=r"weft\[hub\]"):
+        texts("hub:a/b")
+
+
+def test_hub_datasets_are_read_file_by_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import types
+
+    (tmp_path / "train.jsonl").write_bytes(as_jsonl())
+    names = ["README.md", "dataset_infos.json", "test.jsonl", "train.jsonl"]
+    hub = types.SimpleNamespace(
+        HfApi=lambda: types.SimpleNamespace(list_repo_files=lambda name, repo_type: names),
+        hf_hub_download=lambda name, file, repo_type: str(tmp_path / file),
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert texts("hub:a/b") == ROWS
+
+    def unreachable(name: str, repo_type: str) -> list[str]:
+        raise ConnectionError("no route to host\nand a long story")
+
+    hub.HfApi = lambda: types.SimpleNamespace(list_repo_files=unreachable)
+    with pytest.raises(DataError, match=r"not to be had from the hub: no route to host$"):
+        texts("hub:a/b")
+
+
+def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(as_parquet())
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"weft\[parquet\]"):
+        texts(tmp_path / "a.parquet")

@@ -1,0 +1,329 @@
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.data import prepare as preparing
+from weft.data.config import Data, FilesSplit, HashSplit, NoSplit, Part, Split, TailSplit
+from weft.data.prepare import open_data, prepare
+from weft.data.shards import Shards, Tokens
+from weft.data.split import split_pieces, train_texts
+from weft.errors import DataError
+from weft.text.config import BPE, Byte
+from weft.text.tokenizer import Tokenizer
+
+BYTES = Byte().train(["x"])
+
+
+def paragraphs(count: int, seed: int = 0) -> str:
+    rng = np.random.default_rng(seed)
+    words = ["weft", "warp", "loom", "größer", "漢字", "thread", "🎈"]
+    return "\n\n".join(" ".join(words[i] for i in rng.integers(0, 7, rng.integers(4, 30))) for _ in range(count))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text(paragraphs(200), encoding="utf-8")
+    return file
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name != "plan.json"
+    }
+
+
+def spelled(tokens: Tokens, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(tokens.read(0, len(tokens)).tolist())
+
+
+# ---- what is written
+
+
+@pytest.mark.parametrize("split", [NoSplit(), HashSplit(fraction=0.3), TailSplit(fraction=0.2), TailSplit(bytes=999)])
+def test_both_sides_hold_all_text_once(tmp_path: Path, text: Path, split: Split) -> None:
+    whole = text.read_text(encoding="utf-8")
+    shards = prepare([str(text)], tmp_path / "out", BYTES, validation=split, shard_tokens=1000)
+    sides = [shards.train] + ([shards.validation] if shards.validation is not None else [])
+    assert sum(side.bytes for side in sides) == len(whole.encode())
+    assert sum(len(side) for side in sides) == len(whole.encode()) + 1  # bytes are tokens; one document end
+    assert sum(len(spelled(side, BYTES)) for side in sides) == len(whole)
+    assert len(shards.of("train")) > 3
+    shards.verify()
+    if isinstance(split, TailSplit):
+        assert spelled(sides[0], BYTES) + spelled(sides[1], BYTES) == whole
+    assert sum(s.documents for s in shards.of("train")) == shards.train.document_count
+
+
+def test_the_tail_is_cut_at_the_byte(tmp_path: Path, text: Path) -> None:
+    raw = text.read_bytes()
+    shards = prepare([str(text)], tmp_path / "a", BYTES, validation=TailSplit(fraction=0.1))
+    assert 0 <= int(len(raw) * 0.9) - shards.train.bytes <= 3  # at most a character's bytes are moved over
+    held = prepare([str(text)], tmp_path / "b", BYTES, validation=TailSplit(bytes=1234)).validation
+    assert held is not None
+    assert 1234 <= held.bytes <= 1237
+
+
+def test_hash_split_does_not_depend_on_order(tmp_path: Path) -> None:
+    rows = [{"text": f"document {n}"} for n in range(300)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, reversed(rows))))
+    held = [
+        {piece.text for piece in split_pieces([str(tmp_path / name)], HashSplit()) if piece.split == "validation"}
+        for name in ("a.jsonl", "b.jsonl")
+    ]
+    assert held[0] == held[1]
+    assert 15 < len(held[0]) < 50  # 30 are expected
+
+
+def test_documents_end_with_eos_and_have_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "ab"}\n{"text": "c"}\n{"text": "def"}\n')
+    tokens = prepare([str(tmp_path / "a.jsonl")], tmp_path / "out", BYTES, validation=NoSplit(), shard_tokens=3).train
+    eos = BYTES.eos_id
+    ids = [id for text in ("ab", "c", "def") for id in [*BYTES.encode(text), eos]]
+    assert tokens.read(0, len(tokens)).tolist() == ids
+    assert tokens.documents(0, len(tokens)).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    assert (tokens.document_count, tokens.bytes) == (3, 6)
+    assert tokens.read(2, 4).tolist() == ids[2:6]  # over shard borders
+    assert tokens[2:6].tolist() == ids[2:6]
+    assert tokens.documents(2, 4).tolist() == [0, 1, 1, 2]
+
+
+def test_a_document_is_broken_where_a_section_is_held_out(text: Path) -> None:
+    pieces = list(split_pieces([str(text)], HashSplit(fraction=0.3)))
+    for side in ("train", "validation"):
+        mine = [(at, piece) for at, piece in enumerate(pieces) if piece.split == side]
+        for (at, before), (after, piece) in pairwise(mine):
+            assert (piece.document == before.document) == (after == at + 1)
+    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_validation_from_files_of_its_own(tmp_path: Path, text: Path) -> None:
+    (tmp_path / "held.txt").write_text("held out")
+    split = FilesSplit(sources=(str(tmp_path / "held.txt"),))
+    shards = prepare([str(text)], tmp_path / "out", BYTES, validation=split)
+    assert shards.validation is not None
+    assert spelled(shards.validation, BYTES) == "held out"
+    assert "".join(train_texts([str(text)], split)) == text.read_text(encoding="utf-8")
+
+
+def test_a_subword_tokenizer_spells_the_text(tmp_path: Path, text: Path) -> None:
+    tokenizer = BPE().train(train_texts([str(text)], NoSplit()))
+    shards = prepare([str(text)], tmp_path / "out", tokenizer, validation=NoSplit())
+    assert shards.index.dtype == "uint16"
+    assert spelled(shards.train, shards.tokenizer()) == text.read_text(encoding="utf-8")
+
+
+def test_wide_ids_take_four_bytes(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "vocab_size", 70_000)
+    shards = prepare([str(text)], tmp_path / "out", BYTES, validation=NoSplit())
+    assert shards.index.dtype == "uint32"
+    assert spelled(shards.train, BYTES) == text.read_text(encoding="utf-8")
+
+
+# ---- stopping and going on
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = prepare([str(text)], tmp_path / "whole", BYTES, shard_tokens=5000)
+    assert len(whole.index.shards) > 3
+    note = preparing._note
+    for stop in range(len(whole.index.shards)):
+        out = tmp_path / f"stopped-{stop}"
+        left = iter(range(stop))
+
+        def stopping(folder: Path, shard: object, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            note(folder, shard)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(preparing, "_note", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            prepare([str(text)], out, BYTES, shard_tokens=5000)
+        with pytest.raises(DataError, match="unfinished"):
+            Shards.open(out)
+        monkeypatch.setattr(preparing, "_note", note)
+        prepare([str(text)], out, BYTES, shard_tokens=5000)
+        assert contents(out) == contents(tmp_path / "whole")
+
+
+KILLED = """
+import os, signal, sys
+from weft.data import prepare as preparing
+from weft.text.config import Byte
+
+note, left = preparing._note, [2]
+
+def noting(out, shard):
+    note(out, shard)
+    left[0] -= 1
+    if not left[0]:
+        with (out / "journal.jsonl").open("a") as journal:
+            journal.write('{"name": "tra')
+        os.kill(os.getpid(), signal.SIGKILL)
+
+preparing._note = noting
+preparing.prepare([sys.argv[1]], sys.argv[2], Byte().train(["x"]), shard_tokens=2000)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9")
+def test_a_killed_process_is_continued_to_the_same_bytes(tmp_path: Path, text: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(text), str(tmp_path / "killed")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len((tmp_path / "killed" / "journal.jsonl").read_text().splitlines()) == 3
+    prepare([str(text)], tmp_path / "killed", BYTES, shard_tokens=2000)
+    prepare([str(text)], tmp_path / "whole", BYTES, shard_tokens=2000)
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_the_folder_may_lie_among_the_sources(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    for name in ("config.toml", "tokenizer.json", "metrics.jsonl"):
+        (run / name).write_text("{}")
+    (tmp_path / "plan.json").write_text('["a document of its own"]')
+    first = prepare([str(tmp_path)], tmp_path / "out", BYTES)
+    assert prepare([str(tmp_path)], tmp_path / "out", BYTES).fingerprint == first.fingerprint
+    sizes = sum(shard.bytes for shard in first.index.shards)
+    assert sizes == text.stat().st_size + len("a document of its own")
+
+
+def test_preparing_again_reads_what_is_there(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare([str(text)], tmp_path / "out", BYTES)
+    monkeypatch.setattr(preparing, "_write", None)
+    assert prepare([str(text)], tmp_path / "out", BYTES).fingerprint == first.fingerprint
+
+
+# ---- folders that are something else, and damage
+
+
+def test_other_folders_are_refused(tmp_path: Path, text: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.doc").write_text("dear")
+    with pytest.raises(DataError, match="holds other files already"):
+        prepare([str(text)], tmp_path / "full", BYTES)
+    with pytest.raises(DataError, match="is a file"):
+        prepare([str(text)], text, BYTES)
+    prepare([str(text)], tmp_path / "out", BYTES)
+    with pytest.raises(DataError, match="differs in: validation"):
+        prepare([str(text)], tmp_path / "out", BYTES, validation=NoSplit())
+    text.write_text("other text " * 100)
+    with pytest.raises(DataError, match="differs in: sources"):
+        prepare([str(text)], tmp_path / "out", BYTES)
+    assert sorted(path.name for path in (tmp_path / "full").iterdir()) == ["letter.doc"]
+
+
+def test_a_second_process_is_kept_out(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = preparing._write
+
+    def twice(*args: object) -> object:
+        with pytest.raises(DataError, match="another `weft prepare` is writing"):
+            prepare([str(text)], tmp_path / "out", BYTES)
+        return write(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(preparing, "_write", twice)
+    prepare([str(text)], tmp_path / "out", BYTES)
+
+
+def test_bad_text_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"good text " * 1000 + b"\xff")
+    with pytest.raises(DataError, match="not valid UTF-8 at byte 10000"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "out", BYTES, shard_tokens=100)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(preparing.ShardWriter, "add", full)
+    with pytest.raises(DataError, match="out: cannot be written: No space left on device"):
+        prepare([str(text)], tmp_path / "out", BYTES)
+    monkeypatch.undo()
+    prepare([str(text)], tmp_path / "out", BYTES).verify()
+
+
+@pytest.mark.parametrize("split", [HashSplit(), TailSplit()])
+def test_too_short_a_text(tmp_path: Path, split: Split) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(DataError, match=r"1 bytes of text in 1 sections leave nothing for (train|validation); "):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "out", BYTES, validation=split)
+    with pytest.raises(DataError, match=r"validation\.bytes = 5: the text has 1 bytes"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "out", BYTES, validation=TailSplit(bytes=5))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("size", [5_000, 50_000])
+def test_a_small_text_can_be_split(tmp_path: Path, size: int) -> None:
+    (tmp_path / "a.txt").write_text(paragraphs(size // 100)[:size])
+    shards = prepare([str(tmp_path / "a.txt")], tmp_path / "out", BYTES)
+    assert shards.validation is not None
+    assert 0.02 < shards.validation.bytes / size < 0.3
+
+
+def test_damage_is_found(tmp_path: Path, text: Path) -> None:
+    shards = prepare([str(text)], tmp_path / "out", BYTES)
+    file = tmp_path / "out" / "train-00000.tokens"
+    raw = bytearray(file.read_bytes())
+    raw[100] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(DataError, match=r"train-00000\.tokens: damaged: its checksum"):
+        Shards.open(tmp_path / "out").verify()
+    file.write_bytes(raw[:-1])
+    with pytest.raises(DataError, match=rf"damaged: {len(raw) - 1} bytes instead of {len(raw)}"):
+        Shards.open(tmp_path / "out")
+    file.unlink()
+    with pytest.raises(DataError, match="No such file"):
+        Shards.open(tmp_path / "out")
+    (tmp_path / "out" / "index.json").write_text('{"format": "weft tokens", "version": 9}')
+    with pytest.raises(DataError, match=r"index\.json: not an index this weft reads: version"):
+        Shards.open(tmp_path / "out")
+    with pytest.raises(DataError, match="no such folder"):
+        Shards.open(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="not a folder that `weft prepare` wrote"):
+        Shards.open(tmp_path)
+    assert shards.index.version == 1
+
+
+def test_a_shard_may_not_name_a_file_elsewhere(tmp_path: Path, text: Path) -> None:
+    prepare([str(text)], tmp_path / "out", BYTES)
+    index = tmp_path / "out" / "index.json"
+    index.write_text(index.read_text().replace('"train-00000"', '"../train-00000"'))
+    with pytest.raises(DataError, match=r"shards\.0\.name"):
+        Shards.open(tmp_path / "out")
+
+
+def test_another_tokenizer_in_the_folder_is_noticed(tmp_path: Path, text: Path) -> None:
+    shards = prepare([str(text)], tmp_path / "out", BYTES)
+    BPE().train(["weft warp loom"]).save(tmp_path / "out")
+    with pytest.raises(DataError, match="not the one these tokens were made with"):
+        shards.tokenizer()
+
+
+# ---- a recipe's data
+
+
+def test_the_parts_of_a_recipe(tmp_path: Path, text: Path) -> None:
+    (tmp_path / "b.txt").write_text(paragraphs(100, seed=1))
+    prepare([str(text)], tmp_path / "ready", BYTES)
+    parts = (Part(prepared=str(tmp_path / "ready"), weight=3), Part(sources=(str(tmp_path / "b.txt"),)))
+    opened = open_data(Data(mixture=parts), tmp_path / "run", BYTES)
+    assert [shards.path.name for shards in opened] == ["ready", "part-1"]
+    with pytest.raises(DataError, match="another tokenizer"):
+        open_data(Data(prepared=str(tmp_path / "ready")), tmp_path / "run", BPE().train(["weft warp"]))
+    with pytest.raises(DataError, match="no text is given"):
+        open_data(Data(), tmp_path / "run", BYTES)

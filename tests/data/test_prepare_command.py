@@ -1,0 +1,66 @@
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from weft.cli.prepare import prepare
+from weft.data.shards import Shards
+from weft.errors import WeftError
+
+app = typer.Typer()
+app.command()(prepare)
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text("".join(f"line {n} of the text\n" for n in range(500)))
+    return file
+
+
+def test_it_writes_and_tells_what(tmp_path: Path, text: Path) -> None:
+    done = run(text, "--out", tmp_path / "out", "--vocab", "280")
+    assert done.exit_code == 0, done.output
+    shards = Shards.open(tmp_path / "out")
+    assert shards.validation is not None
+    assert shards.tokenizer().vocab_size == 280
+    for part in (f"{len(shards.train):,}", f"{len(shards.validation):,}", shards.fingerprint[:16], "written to"):
+        assert part in done.output
+
+
+def test_a_finished_tokenizer_and_validation_files(tmp_path: Path, text: Path) -> None:
+    run(text, "--out", tmp_path / "first", "--tokenizer", "char", "--validation", "0")
+    first = Shards.open(tmp_path / "first")
+    assert first.validation is None
+    (tmp_path / "held.jsonl").write_text(json.dumps({"body": "line 9"}))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"body": "line 3"}))
+    where = (tmp_path / "rows.jsonl", "--validation", tmp_path / "held.jsonl", "--column", "body")
+    done = run(*where, "--out", tmp_path / "second", "--tokenizer", tmp_path / "first")
+    assert done.exit_code == 0, done.output
+    second = Shards.open(tmp_path / "second")
+    assert second.index.tokenizer == first.index.tokenizer
+    assert second.validation is not None
+    assert second.validation.bytes == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tokenizer", "bpee"], "did you mean 'bpe'"),
+        (["--tokenizer", "byte", "--vocab", "99"], "--vocab 99: a byte tokenizer"),
+        (["--validation", "1.5"], "--validation: fraction = 1.5"),
+        (["--validation", "nowhere.txt"], "nowhere.txt: no such file"),
+        (["--vocab", "0"], "--vocab: vocab_size = 0"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, text: Path, words: list[str], message: str) -> None:
+    done = run(text, "--out", tmp_path / "out", *words)
+    assert isinstance(done.exception, WeftError)
+    assert message in str(done.exception)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,37 @@
+"""F17 (lecture 3): GPT-3's training mix, epochs = weight × 300 B ÷ tokens, beside the slide's.
+
+To see it: python -m pytest tests/lectures/test_f17_mixture.py -s
+
+The slide's weights (Brown et al. 2020, Table 2.2) are whole percents and sum to 101 %. Rounding them accounts for what
+ours and the slide's epochs differ by, but for WebText2: 22 % of 300 B are 3.5 epochs of 19 B tokens, the slide's 2.9
+would be 18 %. The table doesn't say why.
+"""
+
+import pytest
+
+from weft.data.mixture import plan, rows
+
+NAMES = ["Common Crawl (filtered)", "WebText2", "Books1", "Books2", "Wikipedia"]
+TOKENS = [410e9, 19e9, 12e9, 55e9, 3e9]
+WEIGHTS = [0.60, 0.22, 0.08, 0.08, 0.03]
+SLIDE = [0.44, 2.9, 1.9, 0.43, 3.4]
+TOTAL = 300e9
+
+
+def test_epochs_beside_the_slides() -> None:
+    epochs = plan(TOKENS, WEIGHTS, TOTAL)
+    for row, slide in zip(rows(NAMES, TOKENS, WEIGHTS, TOTAL), [*SLIDE, ""], strict=True):
+        print("{:<24}{:>18}{:>8}{:>7}".format(*row), "slide:", slide)
+    assert epochs == pytest.approx([0.439, 3.474, 2.0, 0.436, 3.0], abs=5e-4)
+    half_percent = [0.005 * TOTAL / tokens for tokens in TOKENS]
+    differing = [
+        name
+        for name, ours, slide, rounding in zip(NAMES, epochs, SLIDE, half_percent, strict=True)
+        if abs(ours - slide) > rounding + 0.05
+    ]
+    assert differing == ["WebText2"]
+
+
+def test_the_weights_sum_to_101_percent() -> None:
+    assert sum(WEIGHTS) == pytest.approx(1.01)
+    assert rows(NAMES, TOKENS, WEIGHTS, TOTAL)[-1][2] == "101.0%"
