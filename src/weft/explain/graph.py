@@ -1,0 +1,266 @@
+"""The computation graph of a model: what was computed from what, for one input.
+
+One node an intermediate variable, labelled with the function that computes it and the variable's name; every
+parameter, intercept, input and constant is a node too; edges are directed and unlabelled. The model is run once, and
+each operation is written down as it happens, so that whatever the control flow does is what the graph shows.
+"""
+
+import inspect
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.errors import WeftError
+from weft.explain.layout import Layout, arrange
+
+Kind = Literal["parameter", "input", "constant", "variable"]
+COLOURS = {"parameter": "#fde9c8", "input": "#d7ebd3", "constant": "#e6e6e6", "variable": "#dbe7f6"}
+CHARACTER = 6.6  # about the width of one in the drawing's font
+HEIGHT = 24.0
+
+# A copy is not another variable of the algorithm, and neither is the same one seen in another shape.
+COPIES = {"clone", "_to_copy", "detach", "alias", "lift_fresh"}
+RESHAPES = {"transpose_", "t_", "squeeze_", "unsqueeze_", "as_strided_", "detach_", "swapaxes_", "swapdims_"}
+# These are shown with the number that a tensor is multiplied by, raised to, …
+ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "pow"}
+# These look at a tensor's shape and not at its numbers.
+BLANKS = ("empty", "zeros", "ones", "full", "new_")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A rectangle: `function` stands inside, the variable's `name` outside."""
+
+    kind: Kind
+    function: str
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order they came to be, and edges (from, to) between their places in that order."""
+
+    nodes: list[Node]
+    edges: list[tuple[int, int]]
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz's language."""
+        lines = ["digraph {", "  node [shape=box, style=filled, fontname=sans];"]
+        for i, node in enumerate(self.nodes):
+            label, name = (text.replace('"', r"\"") for text in (node.function, node.name))
+            lines.append(f'  {i} [label="{label}", xlabel="{name}", fillcolor="{COLOURS[node.kind]}"];')
+        lines += [f"  {a} -> {b};" for a, b in self.edges]
+        return "\n".join([*lines, "}"]) + "\n"
+
+    def to_svg(self) -> str:
+        """The graph as a drawing, from top to bottom. It needs no program but the one that shows it."""
+        boxes = [14 + CHARACTER * len(node.function) for node in self.nodes]
+        layout = arrange(
+            [box + 8 + CHARACTER * len(node.name) for node, box in zip(self.nodes, boxes, strict=True)],
+            self.edges,
+            anchors=[box / 2 for box in boxes],
+        )
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{layout.width:.0f}" height="{layout.height:.0f}" '
+            f'viewBox="0 0 {layout.width:.0f} {layout.height:.0f}" font-family="monospace" font-size="11">',
+            '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" '
+            'orient="auto"><path d="M0 0L8 4L0 8z" fill="#666"/></marker></defs>',
+            '<rect width="100%" height="100%" fill="white"/>',
+            *(_curve(points) for points in layout.paths(HEIGHT / 2)),
+            *(_box(node, box, layout, i) for i, (node, box) in enumerate(zip(self.nodes, boxes, strict=True))),
+        ]
+        return "\n".join([*lines, "</svg>"]) + "\n"
+
+    def draw(self, path: str | Path) -> None:
+        """Write the drawing to a .svg file, or the graph to a .dot file."""
+        path = Path(path)
+        if path.suffix not in (".svg", ".dot"):
+            raise WeftError(f"{path}: a graph is drawn to a file that ends in .svg or .dot")
+        beside = path.with_name(path.name + ".part")
+        try:
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(self.to_svg() if path.suffix == ".svg" else self.to_dot())
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError as error:
+            raise WeftError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _box(node: Node, width: float, layout: Layout, i: int) -> str:
+    x, y = layout.x[i] - width / 2, layout.y[i]
+    shape = " × ".join(map(str, node.shape)) or "a number"
+    return (
+        f"<g><title>{escape(node.name)}: {shape}</title>"
+        f'<rect x="{x:.1f}" y="{y - HEIGHT / 2:.1f}" width="{width:.1f}" height="{HEIGHT}" rx="3" '
+        f'fill="{COLOURS[node.kind]}" stroke="#444"/>'
+        f'<text x="{layout.x[i]:.1f}" y="{y + 4:.1f}" text-anchor="middle">{escape(node.function)}</text>'
+        f'<text x="{x + width + 4:.1f}" y="{y + 4:.1f}" fill="#555">{escape(node.name)}</text></g>'
+    )
+
+
+def _curve(points: list[tuple[float, float]]) -> str:
+    """A line down through the points, upright at each of them."""
+    x, y = points[0]
+    path = f"M{x:.1f} {y:.1f}"
+    for to_x, to_y in points[1:]:
+        middle = (y + to_y) / 2
+        path += f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
+        x, y = to_x, to_y
+    return f'<path d="{path}" fill="none" stroke="#666" marker-end="url(#arrow)"/>'
+
+
+def graph(model: nn.Module, *inputs: Any, **given: Any) -> Graph:
+    """The computation graph of model(*inputs, **given). It runs the model once, as it stands, without gradients.
+
+    Fused kernels are set aside where PyTorch can do without, for they hide what the slides show.
+    """
+    recorder = _Recorder(model)
+    fused = torch._C._get_mkldnn_enabled()
+    for name, value in (inspect.signature(model.forward).bind_partial(*inputs).arguments | given).items():
+        for path, tensor in _named_tensors(name, value):
+            recorder.know(tensor, Node("input", "input", path, tuple(tensor.shape)))
+    hooks = [
+        hook
+        for path, module in model.named_modules()
+        for hook in (
+            module.register_forward_pre_hook(lambda _, given, path=path or "model": recorder.enter(path)),
+            module.register_forward_hook(lambda _, given, result, path=path or "model": recorder.leave(path, result)),
+        )
+    ]
+    try:
+        torch._C._set_mkldnn_enabled(False)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder:
+            result = model(*inputs, **given)
+    finally:
+        torch._C._set_mkldnn_enabled(fused)
+        for hook in hooks:
+            hook.remove()
+    return recorder.before([tensor for _, tensor in _named_tensors("", result)])
+
+
+def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a value of any make: itself, or the members of a list, a mapping or an object."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            yield from _named_tensors(f"{name}.{key}" if name else str(key), member)
+    elif isinstance(value, list | tuple):
+        for key, member in enumerate(value):
+            yield from _named_tensors(f"{name}[{key}]", member)
+    elif hasattr(value, "__dict__"):
+        yield from _named_tensors(name, vars(value))
+
+
+class _Recorder(TorchDispatchMode):
+    """Sees every operation on tensors below autograd.
+
+    A variable is known by the storage of its numbers, so that views of it are the variable itself; writing into it
+    makes a new variable there.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.nodes: list[Node] = []
+        self.edges: list[tuple[int, int]] = []
+        self.place: dict[int, int] = {}
+        self.alive: list[Tensor] = []  # a storage that is freed could lend its address to another
+        self.paths: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.stored: dict[int, Node] = {}
+        for name, tensor in model.named_buffers():
+            self.stored[tensor.untyped_storage()._cdata] = Node("constant", "constant", name, tuple(tensor.shape))
+        for name, tensor in model.named_parameters():
+            self.stored[tensor.untyped_storage()._cdata] = Node("parameter", "parameter", name, tuple(tensor.shape))
+
+    def know(self, tensor: Tensor, node: Node) -> int:
+        """Put a node down, and remember that the tensor holds its value."""
+        self.nodes.append(node)
+        self.alive.append(tensor)
+        self.place[tensor.untyped_storage()._cdata] = len(self.nodes) - 1
+        return len(self.nodes) - 1
+
+    def find(self, tensor: Tensor) -> int:
+        """The node of a tensor's value; what nothing has computed is a parameter or a constant."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self.place:
+            shape = tuple(tensor.shape)
+            self.know(tensor, self.stored.get(key) or Node("constant", "constant", self._fresh("constant"), shape))
+        return self.place[key]
+
+    def enter(self, path: str) -> None:
+        self.paths.append(path)
+
+    def leave(self, path: str, result: Any) -> None:
+        """What a module returns (first) bears the module's name, unless a module inside it has given it one."""
+        self.paths.pop()
+        for _, tensor in islice(_named_tensors("", result), 1):
+            i = self.find(tensor)
+            if self.nodes[i].name.startswith(f"{path}:"):
+                self.nodes[i] = replace(self.nodes[i], name=path)
+
+    def _fresh(self, path: str) -> str:
+        self.counts[path] = self.counts.get(path, 0) + 1
+        return f"{path}:{self.counts[path]}"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        name = schema.name.split("::")[-1]
+        used = [] if name.startswith(BLANKS) else [tensor for _, tensor in _named_tensors("", [args, kwargs])]
+        sources = list(dict.fromkeys(self.find(tensor) for tensor in used))
+        result = func(*args, **kwargs)
+        made = [tensor for _, tensor in _named_tensors("", result)]
+        if schema.is_mutable and name not in RESHAPES:
+            arguments = zip(schema.arguments, args, strict=False)
+            written = [value for a, value in arguments if a.alias_info is not None and a.alias_info.is_write]
+            made += [tensor for _, tensor in _named_tensors("", written)]
+        else:
+            made = [tensor for tensor in made if tensor.untyped_storage()._cdata not in self.place]
+        if not made:
+            return result
+        if name in COPIES and sources:
+            i = sources[0]
+        else:
+            function = _plain(name) + (_number(args) if len(used) == 1 and name in ARITHMETIC else "")
+            path = self.paths[-1] if self.paths else "model"
+            kind: Kind = "variable" if sources else "constant"
+            i = self.know(made[0], Node(kind, function, self._fresh(path), tuple(made[0].shape)))
+            self.edges += [(source, i) for source in sources]
+        for tensor in made:
+            self.alive.append(tensor)
+            self.place[tensor.untyped_storage()._cdata] = i
+        return result
+
+    def before(self, results: list[Tensor]) -> Graph:
+        """The part of the graph that the results depend on."""
+        needed = {self.place[tensor.untyped_storage()._cdata] for tensor in results}
+        for source, target in reversed(self.edges):
+            if target in needed:
+                needed.add(source)
+        number = {old: new for new, old in enumerate(sorted(needed))}
+        edges = [(number[a], number[b]) for a, b in self.edges if b in needed]
+        return Graph([self.nodes[old] for old in number], edges)
+
+
+def _plain(name: str) -> str:
+    """An operation's name as a reader would say it."""
+    if "scaled_dot_product" in name:
+        return "attention"
+    name = name.strip("_").removeprefix("native_").removeprefix("safe_").removeprefix("thnn_")
+    return {"mm": "matmul", "bmm": "matmul", "addmm": "linear", "baddbmm": "linear"}.get(name, name)
+
+
+def _number(args: Any) -> str:
+    return f" {args[1]:.3g}" if len(args) == 2 and isinstance(args[1], int | float) else ""

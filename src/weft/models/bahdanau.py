@@ -1,0 +1,173 @@
+"""Attention before Transformers: an RNN encoder, an RNN decoder, and a soft alignment between them.
+
+Bahdanau, Cho and Bengio 2015, §3 and appendix A. The encoder reads the source both ways; before each target token
+the decoder asks which source places matter now, and reads on from their weighted mean.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import ModelError
+from weft.models.base import LanguageModel, Source, State, check_tokens
+from weft.models.config import Bahdanau as BahdanauConfig
+from weft.models.recurrent import Tape
+from weft.nn.recurrent import bidirectional, parts, read, read_masked, recurrence
+
+
+class Encoded(NamedTuple):
+    """A source that has been read: all that the decoder needs of it."""
+
+    annotations: Tensor  # h_j (batch, source time, 2 d_model)
+    keys: Tensor  # W_k h_j (batch, source time, d_attention): the same at every target step, so computed once
+    mask: Tensor  # (batch, source time), True where a token is real
+    memory: Tensor  # the decoder's first memory (parts, layers, batch, d_model)
+
+
+class AdditiveAttention(nn.Module):
+    """e_j = v · tanh(W_q s + W_k h_j), a = softmax(e): a small network says how well each place answers a query.
+
+    `weights` is a tap: the probabilities (batch, target time, source time) of a whole reading pass through it once,
+    where a forward hook can see them.
+    """
+
+    def __init__(self, d_query: int, d_key: int, d_attention: int):
+        super().__init__()
+        self.queries = nn.Linear(d_query, d_attention, bias=False)
+        self.keys = nn.Linear(d_key, d_attention, bias=False)
+        self.scores = nn.Linear(d_attention, 1, bias=False)
+        self.weights = nn.Identity()
+
+    def forward(self, query: Tensor, source: Encoded) -> tuple[Tensor, Tensor]:
+        """query s (batch, d_query) → the context Σ a_j h_j (batch, 2 d_model), and a (batch, source time).
+
+        A padded place has the score −∞ and so exactly no weight.
+        """
+        scores = self.scores(torch.tanh(self.queries(query)[:, None] + source.keys)).squeeze(-1)
+        weights = scores.masked_fill(~source.mask, float("-inf")).softmax(-1)
+        return torch.einsum("bs,bsd->bd", weights, source.annotations), weights
+
+
+class Alignment(Tape):
+    """A decoder's tape, and the sources its rows are written from."""
+
+    def __init__(self, batch: int, max_len: int, stack: nn.RNNBase, source: Encoded):
+        super().__init__(batch, max_len, stack)
+        self.source = source
+        self.record(0, source.memory)
+
+    def _reorder(self, index: Tensor) -> None:
+        super()._reorder(index)
+        annotations, keys, mask, memory = self.source
+        self.source = Encoded(annotations[index], keys[index], mask[index], memory[:, :, index])
+
+
+class Bahdanau(LanguageModel):
+    """A sequence-to-sequence model with additive attention.
+
+    One token in: the context is looked up with the state before it, the decoder reads embedding and context together,
+    and the readout sees new state, context and embedding through a maxout of pairs (appendix A.2.2). With several
+    layers the top one asks.
+    """
+
+    config: BahdanauConfig
+
+    def __init__(self, config: BahdanauConfig):
+        super().__init__()
+        self.config = config
+        D = config.d_model
+        d_embedding = config.d_embedding or D
+        self.embedding = nn.Embedding(config.vocab_size, d_embedding)
+        # Without a vocabulary of its own the source shares the target's embeddings.
+        self.source_embedding = (
+            nn.Embedding(config.source_vocab_size, d_embedding) if config.source_vocab_size is not None else None
+        )
+        self.encoder = bidirectional(config.cell, d_embedding, D, config.layers, config.dropout)
+        self.decoder = recurrence(config.cell, d_embedding + 2 * D, D, config.layers, config.dropout)
+        self.bridge = nn.Linear(D, parts(self.decoder) * config.layers * D)
+        self.attention = AdditiveAttention(D, 2 * D, config.d_attention or D)
+        self.maxout = nn.Linear(D + 2 * D + d_embedding, 2 * D)
+        self.output = nn.Linear(D, config.vocab_size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def encode(self, source: Source) -> Encoded:
+        """Read source.tokens (batch, source time) both ways. Padding, on either side, changes nothing.
+
+        The decoder begins with tanh(W ←h_1), from the backward state at the first word, which has seen them all.
+        """
+        tokens = source.tokens
+        check_tokens(tokens, self.config.source_vocab_size or self.config.vocab_size)
+        mask = torch.ones_like(tokens, dtype=torch.bool) if source.mask is None else source.mask.bool()
+        empty = (~mask.any(1)).nonzero().flatten().tolist()
+        if empty:
+            raise ModelError(f"the source of row {empty[0]} is empty; a source has at least one token")
+        table = self.source_embedding if self.source_embedding is not None else self.embedding
+        inputs = self.dropout(table(tokens))
+        annotations = read(self.encoder, inputs)[0] if source.mask is None else read_masked(self.encoder, inputs, mask)
+        rows = torch.arange(len(tokens), device=tokens.device)
+        backward = annotations[rows, mask.int().argmax(1), self.config.d_model :]
+        memory = torch.tanh(self.bridge(backward)).unflatten(-1, (parts(self.decoder), -1, self.config.d_model))
+        return Encoded(annotations, self.attention.keys(annotations), mask, memory.permute(1, 2, 0, 3))
+
+    def features(
+        self,
+        tokens: Tensor,
+        *,
+        source: Source | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Readouts (batch, time, d_model) of target tokens (batch, time), each written with a view of the source.
+
+        `positions` means nothing to a model that reads in order; it is taken so that callers need not ask.
+        """
+        if documents is not None:
+            raise ModelError(f"{self._name()} writes one text a row from its source; packed documents have none")
+        encoded = self._encode_for(len(tokens), source)
+        return self._decode(tokens, encoded, encoded.memory, None)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits (batch, time, vocab_size) of features (batch, time, d_model)."""
+        return self.output(features)
+
+    def readout(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features, table and bias whose product is the logits, for losses that never hold all of them."""
+        return features, self.output.weight, self.output.bias
+
+    def start(self, batch: int, max_len: int, source: Source | None = None) -> Alignment:
+        """Encode the source, once. `batch` sequences of up to `max_len` tokens can then be written from it."""
+        return Alignment(batch, max_len, self.decoder, self._encode_for(batch, source))
+
+    def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
+        """Read target tokens (batch, time) after what `state` remembers; readouts (batch, time, d_model)."""
+        assert isinstance(state, Alignment)
+        state.reserve(tokens.shape[1])
+        features = self._decode(tokens, state.source, state.recall(), state)
+        state.advance(tokens.shape[1], lengths)
+        return features
+
+    def _encode_for(self, batch: int, source: Source | None) -> Encoded:
+        if source is None:
+            raise ModelError(f"{self._name()} needs a source to write from; it cannot read a target alone")
+        if len(source.tokens) != batch:
+            raise ModelError(f"{len(source.tokens)} sources for {batch} targets; each target has one source")
+        return self.encode(source)
+
+    def _decode(self, tokens: Tensor, source: Encoded, memory: Tensor, tape: Tape | None) -> Tensor:
+        """Readouts (batch, time, d_model) of tokens (batch, time) read on from `memory`; each goes on the tape."""
+        check_tokens(tokens, self.config.vocab_size)
+        inputs = self.dropout(self.embedding(tokens))
+        states, contexts, weights = [], [], []
+        for t in range(tokens.shape[1]):
+            context, a = self.attention(memory[0, -1], source)
+            s, memory = read(self.decoder, torch.cat([inputs[:, t], context], dim=-1)[:, None], memory)
+            if tape is not None:
+                tape.record(t + 1, memory)
+            states.append(s.squeeze(1))
+            contexts.append(context)
+            weights.append(a)
+        # The next query needs this step's context, so the alignment is complete only now.
+        self.attention.weights(torch.stack(weights, dim=1))
+        seen = torch.cat([torch.stack(states, dim=1), torch.stack(contexts, dim=1), inputs], dim=-1)
+        return self.dropout(self.maxout(seen).unflatten(-1, (-1, 2)).amax(-1))

@@ -1,0 +1,194 @@
+"""F24 (lecture 3): module-based automatic differentiation, and computation graphs."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from weft.errors import WeftError
+from weft.explain.graph import Graph, graph
+from weft.models.config import Bahdanau, Decoder, Recurrent
+
+
+def vector(size: int, seed: int) -> Tensor:
+    return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(b: Tensor, g_b: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
+    """What the framework says: the gradients of b, weighed by g_b."""
+    return torch.autograd.grad(b, of, g_b)
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_f24_sigmoid() -> None:
+    """g_a = g_b ⊙ b ⊙ (1 − b)."""
+    a, g_b = vector(6, 0).requires_grad_(), vector(6, 1)
+    b = torch.sigmoid(a)
+    close(gradients(b, g_b, a)[0], g_b * b * (1 - b))
+
+
+def test_f24_linear() -> None:
+    """b = ωa: g_ω = g_b aᵀ and g_a = ωᵀ g_b."""
+    a, omega, g_b = vector(4, 0).requires_grad_(), vector(12, 1).view(3, 4).requires_grad_(), vector(3, 2)
+    g_omega, g_a = gradients(nn.functional.linear(a, omega), g_b, omega, a)
+    close(g_omega, torch.outer(g_b, a))
+    close(g_a, omega.T @ g_b)
+
+
+def test_f24_softmax() -> None:
+    """g_a = g_bᵀ (diag(b) − b bᵀ)."""
+    a, g_b = vector(5, 0).requires_grad_(), vector(5, 1)
+    b = torch.softmax(a, 0)
+    close(gradients(b, g_b, a)[0], g_b @ (torch.diag(b) - torch.outer(b, b)))
+
+
+def test_f24_cross_entropy() -> None:
+    """b = −aᵀ log â: g_â = −g_b (a ÷ â); after a softmax it is the framework's own cross-entropy."""
+    logits, a = vector(5, 0).requires_grad_(), torch.softmax(vector(5, 1), 0)
+    guess = torch.softmax(logits, 0)
+    b, g_b = -(a @ guess.log()), torch.tensor(1.7, dtype=torch.float64)
+    close(gradients(b, g_b, guess)[0], -g_b * (a / guess))
+    jacobian = torch.diag(guess) - torch.outer(guess, guess)
+    whole = gradients(nn.functional.cross_entropy(logits, a), g_b, logits)[0]
+    close(whole, (-g_b * (a / guess)) @ jacobian)
+
+
+# ---- computation graphs
+
+
+class SlideNetwork(nn.Module):
+    """One hidden layer and a loss: J = −aᵀ log softmax(β σ(α x))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(3, 2))
+        self.beta = nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        z = torch.sigmoid(self.alpha @ x)
+        return -(label * torch.softmax(self.beta @ z, 0).log()).sum()
+
+
+def functions(drawn: Graph, kind: str = "variable") -> list[str]:
+    return [node.function for node in drawn.nodes if node.kind == kind]
+
+
+def test_f24_one_node_an_intermediate() -> None:
+    """Nodes and edges of a network that is small enough to draw by hand."""
+    drawn = graph(SlideNetwork(), torch.ones(2), torch.ones(4))
+    assert functions(drawn) == ["mv", "sigmoid", "mv", "softmax", "log", "mul", "sum", "neg"]
+    edges = {(drawn.nodes[a].name, drawn.nodes[b].name) for a, b in drawn.edges}
+    v = [node.name for node in drawn.nodes if node.kind == "variable"]
+    assert edges == {
+        ("alpha", v[0]),
+        ("x", v[0]),
+        (v[0], v[1]),
+        ("beta", v[2]),
+        (v[1], v[2]),
+        (v[2], v[3]),
+        (v[3], v[4]),
+        ("label", v[5]),
+        (v[4], v[5]),
+        (v[5], v[6]),
+        (v[6], v[7]),
+    }
+
+
+def test_f24_elman_cell() -> None:
+    """Two words through Elman's network: embedding, two times W_ah h + W_ax x + b and tanh, then the output."""
+    model = Recurrent(vocab_size=9, d_model=4, cell="elman").build().eval()
+    drawn = graph(model, torch.tensor([[1, 2]]))
+    assert functions(drawn).count("tanh") == 2
+    assert {n.name for n in drawn.nodes if n.kind == "parameter"} == {n for n, _ in model.named_parameters()}
+    steps = [i for i, node in enumerate(drawn.nodes) if node.function == "tanh"]
+    assert _reaches(drawn, steps[0], steps[1])
+    assert not _reaches(drawn, steps[1], steps[0])
+
+
+def _reaches(drawn: Graph, start: int, end: int) -> bool:
+    seen = {start}
+    for a, b in drawn.edges:
+        if a in seen:
+            seen.add(b)
+    return end in seen
+
+
+def models() -> dict[str, tuple[nn.Module, dict[str, object]]]:
+    sizes = {"vocab_size": 9, "d_model": 8}
+    source = SimpleNamespace(tokens=torch.tensor([[1, 2, 0]]), mask=torch.tensor([[True, True, False]]))
+    decoder = {
+        **sizes,
+        "layers": 1,
+        "attention": {"heads": 2},
+        "feedforward": {"kind": "gated", "d_ff": 16},
+        "norm": {"kind": "rms"},
+        "position": {"kind": "rotary"},
+    }
+    return {
+        "lstm": (Recurrent(**sizes, cell="lstm", layers=2).build(), {}),
+        "gru": (Recurrent(**sizes, cell="gru", tied=True).build(), {}),
+        "sigmoid": (Recurrent(**sizes, cell="elman", activation="sigmoid").build(), {}),
+        "bahdanau": (Bahdanau(**sizes).build(), {"source": source}),
+        "decoder": (Decoder.model_validate(decoder).build(), {}),
+    }
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "sigmoid", "bahdanau", "decoder"])
+def test_f24_any_model_can_be_drawn(name: str) -> None:
+    """Every parameter and input is a node, edges go forwards, one node is the result, and both formats hold all."""
+    model, given = models()[name]
+    model.eval()
+    tokens = torch.tensor([[3, 4]])
+    before = model(tokens, **given)
+    drawn = graph(model, tokens, **given)
+    assert torch.equal(model(tokens, **given), before), "drawing changed the model"
+    assert {n.name for n in drawn.nodes if n.kind == "parameter"} == {n for n, _ in model.named_parameters()}
+    assert "tokens" in {n.name for n in drawn.nodes if n.kind == "input"}
+    assert all(a < b for a, b in drawn.edges)
+    assert {a for a, _ in drawn.edges} == set(range(len(drawn.nodes) - 1)), "all but the last lead somewhere"
+    assert len(functions(drawn)) > 5
+    svg = ElementTree.fromstring(drawn.to_svg())
+    shapes = "{http://www.w3.org/2000/svg}"
+    assert len(svg.findall(f"{shapes}g")) == len(drawn.nodes)
+    assert len(svg.findall(f"{shapes}path")) == len(drawn.edges)
+    assert drawn.to_dot().count(" -> ") == len(drawn.edges)
+
+
+def test_f24_boxes_do_not_overlap() -> None:
+    drawn = graph(models()["decoder"][0].eval(), torch.tensor([[3, 4]]))
+    shapes = "{http://www.w3.org/2000/svg}"
+    boxes = []
+    for group in ElementTree.fromstring(drawn.to_svg()).findall(f"{shapes}g"):
+        rect, name = group.find(f"{shapes}rect"), group.findall(f"{shapes}text")[1]
+        x, y, end = float(rect.get("x")), float(rect.get("y")), float(name.get("x")) + 6.6 * len(name.text)
+        boxes.append((x, end, y))
+    for i, (left, right, y) in enumerate(boxes):
+        for other_left, other_right, other_y in boxes[:i]:
+            assert y != other_y or right <= other_left or other_right <= left
+
+
+def test_f24_a_tied_table_is_one_node_and_views_are_none() -> None:
+    drawn = graph(models()["gru"][0].eval(), torch.tensor([[3, 4]]))
+    table = [i for i, node in enumerate(drawn.nodes) if node.name == "embedding.weight"]
+    assert len(table) == 1
+    used = [drawn.nodes[b].function for a, b in drawn.edges if a == table[0]]
+    assert used == ["embedding", "linear"]
+    assert not {"view", "transpose", "t", "unbind", "clone"} & set(functions(drawn))
+
+
+def test_f24_draw_writes_whole_files_only(tmp_path: Path) -> None:
+    drawn = graph(SlideNetwork(), torch.ones(2), torch.ones(4))
+    drawn.draw(tmp_path / "net.svg")
+    drawn.draw(tmp_path / "net.dot")
+    assert (tmp_path / "net.svg").read_text() == drawn.to_svg()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.dot", "net.svg"]
+    with pytest.raises(WeftError, match=r"ends in \.svg or \.dot"):
+        drawn.draw(tmp_path / "net.png")
+    with pytest.raises(WeftError, match="cannot be written"):
+        drawn.draw(tmp_path / "nowhere" / "net.svg")
