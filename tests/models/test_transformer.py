@@ -37,6 +37,7 @@ from weft.nn.config import (
     Rotary,
     Sinusoidal,
     T5Bias,
+    XavierInit,
 )
 
 VOCAB = 29
@@ -211,6 +212,29 @@ def test_readout_is_the_head_taken_apart() -> None:
 def test_tied_embeddings_are_one_tensor() -> None:
     assert "output.weight" not in build(decoder()).state_dict()
     assert "output.weight" in build(decoder(head=LMHead(tied=False))).state_dict()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *MIXTURES.values(),
+        decoder(Relative(max_distance=3)),
+        decoder(T5Bias()),
+        decoder(Learned(), init=XavierInit()),
+        bert(1, 24, 4, VOCAB, 32),
+        bert(1, 24, 4, VOCAB, 32).replace(head=MaskedLMHead(tied=False)),
+        bert(1, 24, 4, VOCAB, 32).replace(head=ClassificationHead(labels=2)),
+        vaswani(1, 24, 4, 32, 0.0, VOCAB).replace(source_vocab_size=11, head=LMHead(tied=False, bias=True)),
+    ],
+)
+def test_no_weight_is_left_as_memory_was_found(settings: Any) -> None:
+    """New memory is filled with NaN here, so a weight that nobody set is seen."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        model = settings.build()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not [name for name, value in model.state_dict().items() if value.isnan().any()]
 
 
 def test_dropout_is_everywhere_and_only_in_training() -> None:

@@ -78,7 +78,7 @@ def test_fast_equals_reference(rule: str, position: str, blocks: bool, monkeypat
     q, k, v = tensors()
     where = relation(rule, position)
     fast = fast_attention(q, k, v, D**-0.5, where)
-    slow, probabilities = reference_attention(q, k, v, D**-0.5, where.mask)
+    slow, probabilities = reference_attention(q, k, v, D**-0.5, where.mask())
     torch.testing.assert_close(fast, slow, atol=2e-6, rtol=1e-5)
     sums = probabilities.sum(-1)
     assert bool((((sums - 1).abs() < 1e-5) | (sums == 0)).all())
@@ -95,7 +95,7 @@ def test_a_query_that_sees_nothing_gets_zeros() -> None:
     q, k, v = tensors()
     nothing = Visibility(causal=False, real=torch.zeros(B, T, dtype=torch.bool))
     where = Relation(nothing, relation("causal", "none").position, torch.arange(T)[None], torch.arange(T)[None])
-    assert reference_attention(q, k, v, 1.0, where.mask)[0].abs().max() == 0
+    assert reference_attention(q, k, v, 1.0, where.mask())[0].abs().max() == 0
     assert fast_attention(q, k, v, 1.0, where).abs().max() == 0
 
 
@@ -115,7 +115,7 @@ def test_flex_equals_reference(rule: str) -> None:
     places = torch.arange(T, device="cuda")[None]
     there = Relation(moved, NoPosition().build(64, H, 16, 64, True), places, places)
     fast = fast_attention(q, k, v, 0.25, there)
-    slow, _ = reference_attention(q, k, v, 0.25, there.mask)
+    slow, _ = reference_attention(q, k, v, 0.25, there.mask())
     torch.testing.assert_close(fast, slow, atol=2e-3, rtol=2e-3)
     upstream = torch.randn_like(fast)
     for mine, other in zip(

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.models import config
-from weft.nn.config import Norm
 from weft.nn.feedforward import activations
+from weft.nn.init import embedding_deviation
 
 
 class Pretraining(NamedTuple):
@@ -21,11 +21,11 @@ class Pretraining(NamedTuple):
 class WordHead(nn.Module):
     """Features to a word: `prepare`, then a product with a (vocab_size, d_model) table, the embeddings' if tied."""
 
-    def __init__(self, settings: config.LMHead, d_model: int, vocab_size: int):
+    def __init__(self, settings: config.LMHead, model: config.TransformerConfig):
         super().__init__()
         self.scale = settings.scale
-        self.weight = None if settings.tied else nn.Parameter(torch.empty(vocab_size, d_model))
-        self.bias = nn.Parameter(torch.empty(vocab_size)) if settings.bias else None
+        self.weight = None if settings.tied else _table(model)
+        self.bias = nn.Parameter(torch.zeros(model.vocab_size)) if settings.bias else None
 
     def prepare(self, features: Tensor) -> Tensor:
         """(batch, time, d_model) → the same, as the table wants it."""
@@ -39,15 +39,13 @@ class WordHead(nn.Module):
 class MaskedWordHead(nn.Module):
     """BERT's: dense, activation and norm before the table, and a bias after it (Devlin et al. 2019)."""
 
-    def __init__(
-        self, settings: config.MaskedLMHead | config.PretrainingHead, norm: Norm, d_model: int, vocab_size: int
-    ):
+    def __init__(self, settings: config.MaskedLMHead | config.PretrainingHead, model: config.TransformerConfig):
         super().__init__()
-        self.dense = nn.Linear(d_model, d_model)
-        self.norm = norm.build(d_model)
+        self.dense = nn.Linear(model.d_model, model.d_model)
+        self.norm = model.norm.build(model.d_model)
         self.activation = activations[settings.activation]
-        self.weight = None if settings.tied else nn.Parameter(torch.empty(vocab_size, d_model))
-        self.bias = nn.Parameter(torch.empty(vocab_size))
+        self.weight = None if settings.tied else _table(model)
+        self.bias = nn.Parameter(torch.zeros(model.vocab_size))
 
     def prepare(self, features: Tensor) -> Tensor:
         """(batch, time, d_model) → the same, as the table wants it."""
@@ -56,6 +54,12 @@ class MaskedWordHead(nn.Module):
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, vocab_size)."""
         return F.linear(self.prepare(features), table if self.weight is None else self.weight, self.bias)
+
+
+def _table(model: config.TransformerConfig) -> nn.Parameter:
+    """A table of its own for what comes out, (vocab_size, d_model), begun as the embeddings are."""
+    table = torch.empty(model.vocab_size, model.d_model)
+    return nn.Parameter(nn.init.normal_(table, std=embedding_deviation(model.init, model.d_model)))
 
 
 def pool(features: Tensor, mask: Tensor | None, how: str) -> Tensor:
@@ -99,10 +103,10 @@ class NextSentence(nn.Module):
 class PretrainingPair(nn.Module):
     """Masked words and next sentence together."""
 
-    def __init__(self, settings: config.PretrainingHead, norm: Norm, d_model: int, vocab_size: int):
+    def __init__(self, settings: config.PretrainingHead, model: config.TransformerConfig):
         super().__init__()
-        self.words = MaskedWordHead(settings, norm, d_model, vocab_size)
-        self.follows = NextSentence(d_model)
+        self.words = MaskedWordHead(settings, model)
+        self.follows = NextSentence(model.d_model)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Pretraining:
         """(batch, time, d_model) → both logits."""
@@ -153,19 +157,18 @@ class Embedder(nn.Module):
 
 def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
     """The module of a head's config."""
-    d_model, vocab_size, norm = model.d_model, model.vocab_size, model.norm
     match head:
         case config.LMHead():
-            return WordHead(head, d_model, vocab_size)
+            return WordHead(head, model)
         case config.MaskedLMHead():
-            return MaskedWordHead(head, norm, d_model, vocab_size)
+            return MaskedWordHead(head, model)
         case config.PretrainingHead():
-            return PretrainingPair(head, norm, d_model, vocab_size)
+            return PretrainingPair(head, model)
         case config.NextSentenceHead():
-            return NextSentence(d_model)
+            return NextSentence(model.d_model)
         case config.ClassificationHead():
-            return Classifier(head, d_model)
+            return Classifier(head, model.d_model)
         case config.TaggingHead():
-            return Tagger(head, d_model)
+            return Tagger(head, model.d_model)
         case config.EmbeddingHead():
             return Embedder(head)

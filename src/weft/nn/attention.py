@@ -5,8 +5,7 @@ fused kernels, with memory that does not grow with the square of the length. A f
 `weights` is all it takes to see the probabilities: where somebody watches, the reference runs.
 """
 
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -31,28 +30,33 @@ class Past(Protocol):
         """Put these (batch, kv_heads, time, d_head) behind the others; all of them, up to the longest row."""
 
 
-@dataclass(frozen=True)
 class Relation:
     """How the queries of an attention stand to its keys: the same for every layer of a stack.
 
     queries (batch or 1, time) and keys (batch or 1, source time) are positions; angles turn this call's own tokens.
     """
 
-    visible: Visibility
-    position: Position
-    queries: Tensor
-    keys: Tensor
-    angles: tuple[Tensor, Tensor] | None = None
+    def __init__(
+        self,
+        visible: Visibility,
+        position: Position,
+        queries: Tensor,
+        keys: Tensor,
+        angles: tuple[Tensor, Tensor] | None = None,
+    ):
+        self.visible, self.position, self.angles = visible, position, angles
+        self.queries, self.keys = queries, keys
+        self._mask: Tensor | None = None
+        self._block_mask: Any = None
 
-    @property
-    def biased(self) -> bool:
-        """Positions add to the scores."""
-        return type(self.position).bias is not Position.bias
-
-    @cached_property
     def mask(self) -> Tensor | None:
-        """The whole mask at once: bool, or floats where positions add a bias; None where all is seen."""
-        return self.block(slice(0, self.queries.shape[1]), slice(0, self.keys.shape[1]))
+        """The whole mask at once, made for the first layer that asks: bool, or floats where positions add a bias.
+
+        None where every query sees every key.
+        """
+        if self._mask is None:
+            self._mask = self.block(slice(0, self.queries.shape[1]), slice(0, self.keys.shape[1]))
+        return self._mask
 
     def block(self, queries: slice, keys: slice) -> Tensor | None:
         """The mask (batch or 1, heads or 1, time, source time) of some queries against some keys."""
@@ -62,20 +66,15 @@ class Relation:
         seen = self.visible.dense(queries, keys, self.queries.device)
         return seen if bias is None else torch.where(seen, bias, float("-inf"))
 
-    @cached_property
-    def distances(self) -> Tensor | None:
-        """Rows of each layer's table of relative vectors, (batch or 1, time, source time)."""
-        return self.position.distances(self.queries, self.keys)
-
-    @cached_property
     def block_mask(self) -> Any:
         """The rule as FlexAttention's map of blocks that have something to see."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        rows = self.visible.rows if self.visible.rows > 1 else None
-        return create_block_mask(
-            self.visible.sees(), rows, None, self.queries.shape[1], self.keys.shape[1], device=self.queries.device
-        )
+        if self._block_mask is None:
+            rows = self.visible.rows if self.visible.rows > 1 else None
+            lengths = self.queries.shape[1], self.keys.shape[1]
+            self._block_mask = create_block_mask(self.visible.sees(), rows, None, *lengths, device=self.queries.device)
+        return self._block_mask
 
 
 def reference_attention(
@@ -102,17 +101,17 @@ def probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 def fast_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Relation, dropout: float = 0.0) -> Tensor:
     """The same as `reference_attention`, shape by shape, through the kernels that fit the rule."""
-    visible, biased = relation.visible, relation.biased
+    visible, biased = relation.visible, relation.position.biases
     shared = q.shape[1] != k.shape[1]
     if not biased and (visible.plainly_causal or visible.everything):
         return F.scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=visible.plainly_causal, scale=scale, enable_gqa=shared
         )
     if q.is_cuda and not biased and not dropout and q.shape[2] > 1:
-        return _flex()(q, k, v, block_mask=relation.block_mask, scale=scale, enable_gqa=shared)
+        return _flex()(q, k, v, block_mask=relation.block_mask(), scale=scale, enable_gqa=shared)
     if q.shape[2] * k.shape[2] <= DENSE_ENTRIES:
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=_as(relation.mask, q), dropout_p=dropout, scale=scale, enable_gqa=shared
+            q, k, v, attn_mask=_as(relation.mask(), q), dropout_p=dropout, scale=scale, enable_gqa=shared
         )
     return _by_query_blocks(q, k, v, scale, relation, dropout)
 
@@ -185,7 +184,7 @@ class _Heads(nn.Module):
 
     def plain(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, dropout: float) -> Tensor:
         """The reference path, its probabilities shown to `weights`."""
-        weights = self.weights(probabilities(q @ _share(k, q).mT * self.scale, relation.mask))
+        weights = self.weights(probabilities(q @ _share(k, q).mT * self.scale, relation.mask()))
         return F.dropout(weights, dropout) @ _share(v, q)
 
 
@@ -223,12 +222,12 @@ class SelfAttention(_Heads):
         """The reference path; with relative vectors, softmax(q(k + a_k)ᵀ)(v + a_v) (Shaw et al. 2018, eq. 3–4)."""
         if self.relative_keys is None or self.relative_values is None:
             return super().plain(q, k, v, relation, dropout)
-        distances = relation.distances
+        distances = relation.position.distances(relation.queries, relation.keys)
         assert distances is not None
         near_keys = F.embedding(distances, self.relative_keys)  # (B or 1, T, S, d_head)
         near_values = F.embedding(distances, self.relative_values)
         scores = q @ _share(k, q).mT + torch.einsum("bhtd,btsd->bhts", q, near_keys.expand(q.shape[0], -1, -1, -1))
-        kept = F.dropout(self.weights(probabilities(scores * self.scale, relation.mask)), dropout)
+        kept = F.dropout(self.weights(probabilities(scores * self.scale, relation.mask())), dropout)
         return kept @ _share(v, q) + torch.einsum("bhts,btsd->bhtd", kept, near_values.expand(q.shape[0], -1, -1, -1))
 
 

@@ -41,7 +41,12 @@ def initialise(model: nn.Module, init: Init, d_model: int, layers: int) -> None:
             if module.bias is not None:
                 module.bias.zero_()
         elif isinstance(module, nn.Embedding | Learned | T5Bias):
-            module.weight.normal_(std=init.std if isinstance(init, NormalInit) else d_model**-0.5)
+            module.weight.normal_(std=embedding_deviation(init, d_model))
+
+
+def embedding_deviation(init: Init, d_model: int) -> float:
+    """How far the rows of a table of embeddings spread."""
+    return init.std if isinstance(init, NormalInit) else d_model**-0.5
 
 
 def _fill(matrix: Tensor, init: Init, shrink: float) -> None:

@@ -65,8 +65,8 @@ class Visibility:
     @property
     def rows(self) -> int:
         """Rows that the rule tells apart."""
-        parts = (self.prefix, self.real, self.places, self.documents and self.documents[0])
-        return max((part.shape[0] for part in parts if part is not None), default=1)
+        documents = None if self.documents is None else self.documents[0]
+        return max([1, *[p.shape[0] for p in (self.prefix, self.real, self.places, documents) if p is not None]])
 
     def dense(self, queries: slice, keys: slice, device: torch.device) -> Tensor:
         """The rule for some queries and keys as a bool mask (rows, 1, time, source time), True where a key is seen."""

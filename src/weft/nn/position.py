@@ -17,6 +17,8 @@ from weft.nn import config
 class Position(nn.Module):
     """No position at all, and the default of every place that a kind leaves alone."""
 
+    biases = False  # whether `bias` gives anything
+
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) with what belongs to positions (batch or 1, time) added."""
         return x
@@ -142,6 +144,8 @@ class Relative(Position):
 class T5Bias(Position):
     """A number for each head and bucket of distances; half of the buckets exact, the rest logarithmic."""
 
+    biases = True
+
     def __init__(self, settings: config.T5Bias, heads: int, causal: bool):
         super().__init__()
         self.settings = settings
@@ -179,6 +183,8 @@ def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
 
 class ALiBi(Position):
     """−slope · |distance| on every score (Press et al. 2022)."""
+
+    biases = True
 
     def __init__(self, heads: int):
         super().__init__()
