@@ -1,0 +1,135 @@
+"""`weft tokenize`: how a text is cut."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weft.text.tokenizer import Piece, Tokenizer
+
+
+def tokenize(
+    text: Annotated[str, typer.Argument(help="The text, a file that holds it, or - for standard input.")],
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run or tokenizer.json."
+        ),
+    ] = "bpe",
+    data: Annotated[
+        list[str] | None, typer.Option(help="What a kind is trained on; built-in documentation if not given.")
+    ] = None,
+    vocab: Annotated[
+        int | None, typer.Option(help="Vocabulary of a kind that is trained (8192 for subwords).", min=1)
+    ] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Show the ids too.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how a text is cut into tokens, and how many there are.
+
+    On a terminal the tokens are coloured; otherwise there is one line a token: its id, a tab and its text.
+    """
+    from rich.console import Console
+
+    subject = _subject(text)
+    cutter = _tokenizer(tokenizer, vocab, data)
+    pieces = cutter.pieces(subject)
+    faces = _faces(cutter, pieces)
+    counts = {"tokens": len(pieces), "characters": len(subject), "bytes": len(subject.encode())}
+    counts_text = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    ratio = counts["bytes"] / max(len(pieces), 1)
+    console = Console()
+    if json:
+        from json import dumps
+
+        listed = [piece._asdict() for piece in pieces]
+        print(dumps({**counts, "bytes_per_token": round(ratio, 4), "pieces": listed}, ensure_ascii=False))
+    elif console.is_terminal:
+        _show(console, pieces, faces, ids)
+        console.print(f"{counts_text}, {ratio:.2f} bytes per token", style="dim", highlight=False)
+    else:
+        for piece, face in zip(pieces, faces, strict=True):
+            print(f"{piece.id}\t{face!r}")
+
+
+def _subject(text: str) -> str:
+    """The text itself, or what the file that it names holds."""
+    import sys
+
+    from weft.errors import DataError
+
+    try:
+        if text == "-":
+            return sys.stdin.read()
+        path = Path(text)
+        return path.read_bytes().decode("utf-8") if len(text) < 1024 and path.is_file() else text
+    except UnicodeDecodeError as error:
+        raise DataError(f"{text}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise DataError(f"{text}: cannot be read: {error.strerror}") from None
+    except ValueError:  # a NUL is no part of a path
+        return text
+
+
+def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokenizer":
+    from weft.config import Config, validate
+    from weft.errors import ConfigError, suggestion
+    from weft.text.config import KINDS, TokenizerConfig
+    from weft.text.tokenizer import Tokenizer
+
+    if name not in KINDS:
+        if not Path(name).exists():
+            raise ConfigError(f"--tokenizer {name}: neither a kind nor a file or folder; {suggestion(name, KINDS)}")
+        if vocab is not None or data:
+            raise ConfigError(f"--tokenizer {name}: a finished tokenizer takes no --vocab and no --data")
+        return Tokenizer.load(name)
+
+    class Choice(Config):
+        tokenizer: TokenizerConfig
+
+    chosen = {"kind": name} if vocab is None else {"kind": name, "vocab_size": vocab}
+    config = validate(Choice, {"tokenizer": chosen}).tokenizer
+    if name == "byte":  # nothing to learn
+        return config.train([])
+    from weft.data.documents import read
+
+    texts = (document.text for document in read(data or ["builtin:python"]))
+    return config.train(texts, progress=True)
+
+
+def _faces(cutter: "Tokenizer", pieces: "list[Piece]") -> list[str]:
+    """What a person sees of each token: its characters, or its bytes where it is only a part of one."""
+    from collections import Counter
+
+    shared = Counter((piece.start, piece.end) for piece in pieces)
+    faces = []
+    for piece in pieces:
+        if shared[piece.start, piece.end] == 1:
+            faces.append(piece.text or piece.token)
+            continue
+        spelled = cutter.token_bytes(piece.id)
+        try:
+            faces.append(spelled.decode())
+        except UnicodeDecodeError:
+            faces.append("".join(f"<0x{byte:02X}>" for byte in spelled))
+    return faces
+
+
+def _show(console: "Console", pieces: "list[Piece]", faces: list[str], ids: bool) -> None:
+    from rich.text import Text
+
+    backgrounds = ("black on bright_cyan", "black on bright_yellow")
+    shown = Text()
+    for place, (piece, face) in enumerate(zip(pieces, faces, strict=True)):
+        # what does not print could steer the terminal
+        seen = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in face)
+        *lines, rest = seen.split("\n")
+        for line in lines:
+            shown.append(line + "⏎", backgrounds[place % 2]).append("\n")
+        shown.append(rest, backgrounds[place % 2])
+        if ids:
+            shown.append(f" {piece.id} ", "dim")
+    console.print(shown)

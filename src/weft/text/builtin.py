@@ -1,0 +1,150 @@
+"""Corpora that need no download.
+
+`python` is the documentation that comes with every Python: the topics of `help()` and the docstrings of the
+standard library, more than two million characters of English prose about code. The library's sources are parsed,
+never imported, so nothing runs. The same Python gives the same corpus, byte for byte.
+"""
+
+import ast
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import platform
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.errors import DataError, suggestion
+from weft.text.files import write_text
+
+NAMES = ("python",)
+FORMAT = 1  # of the cached file; raise it when the text below changes
+SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
+
+
+class Corpus(NamedTuple):
+    """The documents of a corpus and the sha256 that identifies them."""
+
+    documents: list[str]
+    sha256: str
+
+
+def builtin_names() -> list[str]:
+    """The corpora there are; a data source names one as `builtin:NAME`."""
+    return list(NAMES)
+
+
+def documents(name: str) -> Iterator[str]:
+    """The documents of a built-in corpus, always in the same order."""
+    return iter(corpus(name).documents)
+
+
+def corpus(name: str, progress: bool = False) -> Corpus:
+    """A built-in corpus, from the cache where it has been assembled before; that takes some seconds once."""
+    name = name.removeprefix("builtin:")
+    if name not in NAMES:
+        raise DataError(f"builtin:{name}: no such built-in corpus; {suggestion(name, NAMES)}")
+    sources = Path(sysconfig.get_path("stdlib"))
+    cache = _cache_file(sources)
+    found = _from_cache(cache)
+    if found is None:
+        found = _python_topics() + _python_docstrings(sources, progress)
+        with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+            write_text(cache, json.dumps(found, ensure_ascii=False))
+    return Corpus(found, hashlib.sha256("\0".join(found).encode()).hexdigest())
+
+
+# ---- cache
+
+
+def cache_folder() -> Path:
+    """WEFT_CACHE, or weft's folder in the user's cache."""
+    if chosen := os.environ.get("WEFT_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "weft"
+
+
+def _cache_file(sources: Path) -> Path:
+    """Two Pythons of one version may ship different libraries, so the place of the sources is in the name."""
+    place = hashlib.sha256(str(sources).encode()).hexdigest()[:8]
+    return cache_folder() / f"builtin-python-{platform.python_version()}-{place}-{FORMAT}.json"
+
+
+def _from_cache(cache: Path) -> list[str] | None:
+    try:
+        found = json.loads(cache.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(found, list) and found and all(isinstance(text, str) for text in found)
+    return found if whole else None
+
+
+# ---- the documentation of Python
+
+
+def _python_topics() -> list[str]:
+    """The pages of `help("topics")`: chapters of the language reference."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:  # some distributions ship it apart; the docstrings remain
+        return []
+    pages = (inspect.cleandoc(topics[name]) + "\n" for name in sorted(topics) if topics[name].strip())
+    return list(dict.fromkeys(pages))  # some pages answer to two names
+
+
+def _python_docstrings(sources: Path, progress: bool) -> list[str]:
+    """A document for each module of the standard library: its docstrings under the names they belong to."""
+    files = sorted(file for file in sources.rglob("*.py") if not SKIPPED & set(file.relative_to(sources).parts))
+    if not files:
+        raise DataError(f"builtin:python: {sources} holds no Python sources; install them, or give a text of your own")
+    seen: set[str] = set()
+    found = []
+    for file in _watched(files, progress):
+        module = ".".join(file.relative_to(sources).with_suffix("").parts).removesuffix(".__init__")
+        parts = []
+        for name, text in _docstrings(file):
+            if text not in seen:  # copied from class to class, or from module to module
+                seen.add(text)
+                parts.append(f"{name or f'module {module}'}\n\n{text}\n")
+        if parts:
+            found.append("\n".join(parts))
+    return found
+
+
+def _docstrings(file: Path) -> list[tuple[str, str]]:
+    """(qualified name, docstring) of everything in a module that has one; the module's own has no name."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an odd escape in a source is no concern of ours
+            tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # a broken or foreign file among the sources
+        return []
+    found: list[tuple[str, str]] = []
+
+    def walk(node: ast.AST, name: str) -> None:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                found.append((name, text.encode("utf-8", "replace").decode()))  # a docstring may hold half a pair
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                walk(child, f"{name}.{child.name}".lstrip("."))
+            elif isinstance(child, ast.stmt):
+                walk(child, name)
+
+    walk(tree, "")
+    return found
+
+
+def _watched(files: list[Path], progress: bool) -> Iterator[Path]:
+    from rich.console import Console
+    from rich.progress import track
+
+    hidden = not (progress and sys.stderr.isatty())
+    bar = track(files, "reading Python's documentation", console=Console(stderr=True), transient=True, disable=hidden)
+    yield from bar

@@ -1,0 +1,164 @@
+"""Which tokenizer: one config type a kind. Choosing the type chooses how text is cut.
+
+A kind that learns is trained with `config.train(texts)`; `Pretrained` reads a finished one instead.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from weft.config import Config
+
+if TYPE_CHECKING:
+    from weft.text.tokenizer import Tokenizer
+
+Role = Literal["pad", "unk", "bos", "eos", "cls", "sep", "mask"]
+ROLES: tuple[Role, ...] = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
+
+VocabSize = Annotated[int, Field(ge=1)]
+
+
+class Specials(Config):
+    """Special tokens by role. A role that is not named does not exist; two roles may share one token.
+
+    They take the first ids, in the order of the fields, then `extra` (chat roles, sentinels).
+    """
+
+    pad: str | None = None
+    unk: str | None = None
+    bos: str | None = None
+    eos: str | None = None
+    cls: str | None = None
+    sep: str | None = None
+    mask: str | None = None
+    extra: tuple[str, ...] = ()
+
+    @field_validator(*ROLES, "extra")
+    @classmethod
+    def _tellable(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        for token in (value,) if isinstance(value, str) else value or ():
+            # one character, or `<0x41>`, is what ordinary tokens look like
+            if len(token) < 2 or token != token.strip() or re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+                raise ValueError(f"{token!r} cannot be a special token; write two or more characters, as in '<pad>'")
+        return value
+
+    def roles(self) -> dict[Role, str]:
+        """The roles that exist, with their tokens."""
+        return {role: token for role in ROLES if (token := getattr(self, role)) is not None}
+
+    def tokens(self) -> list[str]:
+        """Every special token once, in the order of their ids."""
+        return list(dict.fromkeys([*self.roles().values(), *self.extra]))
+
+
+OPEN = Specials(pad="<pad>", unk="<unk>", bos="<bos>", eos="<eos>")
+CLOSED = Specials(pad="<pad>", bos="<bos>", eos="<eos>")  # for kinds that can spell any text: nothing is unknown
+BERT = Specials(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
+
+
+class Trained(Config):
+    """What every kind that learns its vocabulary shares."""
+
+    specials: Specials = OPEN
+
+    def train(self, texts: Iterable[str], progress: bool = False) -> "Tokenizer":
+        """The tokenizer that these texts give. They are read once, one at a time."""
+        from weft.text.tokenizer import Tokenizer
+
+        assert isinstance(self, Word | Char | Byte | BPE | WordPiece | Unigram)
+        return Tokenizer.train(self, texts, progress)
+
+
+class Word(Trained):
+    """Whole words. A word that training never met is the unk token, or an error where there is none."""
+
+    kind: Literal["word"] = "word"
+    vocab_size: VocabSize | None = Field(None, description="the most frequent words only; absent: all of them")
+    lowercase: bool = False
+    split: Literal["whitespace", "punctuation"] = Field(
+        "whitespace", description="where a word ends: at white space, or at punctuation too"
+    )
+    order: Literal["frequency", "codepoint"] = Field("frequency", description="how ids follow each other")
+
+
+class Char(Trained):
+    """Characters. One that training never met is spelled in UTF-8 bytes, so that any text comes back exactly.
+
+    The bytes take 256 ids. `fallback = "unk"` leaves them out and makes unseen characters the unk token.
+    """
+
+    kind: Literal["char"] = "char"
+    vocab_size: VocabSize | None = Field(None, description="the most frequent characters only; absent: all of them")
+    lowercase: bool = False
+    fallback: Literal["bytes", "unk"] = "bytes"
+
+    @model_validator(mode="after")
+    def _unknown(self) -> Self:
+        if self.fallback == "unk" and self.specials.unk is None:
+            raise ValueError('fallback = "unk" needs specials.unk')
+        return self
+
+
+class Byte(Trained):
+    """The 256 bytes of UTF-8: nothing to learn, no text it cannot spell."""
+
+    kind: Literal["byte"] = "byte"
+    specials: Specials = CLOSED
+
+
+class BPE(Trained):
+    """Byte-pair encoding over bytes, as in GPT-2 (Sennrich et al. 2016; Radford et al. 2019)."""
+
+    kind: Literal["bpe"] = "bpe"
+    vocab_size: VocabSize | None = Field(None, description="absent: 8192, or fewer where the text supports fewer")
+    lowercase: bool = False
+    specials: Specials = CLOSED
+
+
+class WordPiece(Trained):
+    """BERT's pieces: a word's first piece, then pieces that begin with ## (Devlin et al. 2019)."""
+
+    kind: Literal["wordpiece"] = "wordpiece"
+    vocab_size: VocabSize | None = Field(None, description="absent: 8192, or fewer where the text supports fewer")
+    lowercase: bool = True
+    specials: Specials = BERT
+
+    @model_validator(mode="after")
+    def _unknown(self) -> Self:
+        if self.specials.unk is None:
+            raise ValueError("a wordpiece tokenizer needs specials.unk, for characters that training never met")
+        return self
+
+
+class Unigram(Trained):
+    """SentencePiece's unigram model (Kudo 2018), with bytes for characters that training never met."""
+
+    kind: Literal["unigram"] = "unigram"
+    vocab_size: VocabSize | None = Field(None, description="absent: 8192, or fewer where the text supports fewer")
+    lowercase: bool = False
+
+    @model_validator(mode="after")
+    def _unknown(self) -> Self:
+        if self.specials.unk is None:
+            raise ValueError("a unigram tokenizer needs specials.unk")
+        return self
+
+
+class Pretrained(Config):
+    """A finished tokenizer: a tokenizer.json, or a folder (a run, a Hugging Face model) that holds one."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    path: str
+
+    def train(self, texts: Iterable[str] = (), progress: bool = False) -> "Tokenizer":
+        """The tokenizer as it is; it learns nothing from the texts."""
+        from weft.text.tokenizer import Tokenizer
+
+        return Tokenizer.load(self.path)
+
+
+TrainedConfig = Word | Char | Byte | BPE | WordPiece | Unigram
+TokenizerConfig = Annotated[TrainedConfig | Pretrained, Field(discriminator="kind")]
+KINDS: tuple[str, ...] = ("word", "char", "byte", "bpe", "wordpiece", "unigram")

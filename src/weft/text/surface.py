@@ -1,0 +1,131 @@
+"""From ids back to text: the bytes each id stands for, joined at once or as they come.
+
+Ids of a byte-level vocabulary may end in the middle of a character. Joining bytes, and turning them into
+characters at the end, makes decoding a stream the same thing as decoding a list.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import tokenizers
+
+from weft.errors import TokenizerError
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def byte_tokens() -> list[str]:
+    """The tokens `<0x00>` … `<0xFF>` that spell a character a vocabulary lacks."""
+    return [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def byte_letters() -> dict[str, int]:
+    """GPT-2's printable letter for each byte (Radford et al. 2019): itself where it prints, else from U+0100 on."""
+    prints = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    letters = {chr(byte): byte for byte in prints}
+    hidden = (byte for byte in range(256) if byte not in prints)
+    letters |= {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+    return letters
+
+
+class Surface(dict[int, bytes]):
+    """id → the bytes it adds to a text that has already begun; filled as ids are met.
+
+    `first(id)` is what it adds at the very beginning, where a word's leading space is dropped.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__()
+        self._backend = backend
+        parts = _decoder_parts(backend)
+        unfit = {"BPEDecoder", "CTC"} & parts
+        if unfit:  # what a token adds would depend on the token after it
+            raise TokenizerError(f"the tokenizer's decoder {unfit.pop()} is not supported; use ByteLevel or Metaspace")
+        self.bytewise = "ByteLevel" in parts
+        self._letters = byte_letters() if self.bytewise else None
+        self._falls_back = "ByteFallback" in parts
+
+    def __missing__(self, id: int) -> bytes:
+        self[id] = piece = self._later(self.token(id))
+        return piece
+
+    def token(self, id: int) -> str:
+        """The vocabulary's entry."""
+        token = self._backend.id_to_token(id) if id >= 0 else None
+        if token is None:
+            raise TokenizerError(f"id {id} is not in the vocabulary of {self._backend.get_vocab_size()} tokens")
+        return token
+
+    def first(self, id: int) -> bytes:
+        token = self.token(id)
+        plain = self._plain(token)
+        return self._text([token]).encode() if plain is None else plain
+
+    def _later(self, token: str) -> bytes:
+        plain = self._plain(token)
+        if plain is not None:
+            return plain
+        return self._text(["a", token]).encode()[len(self._text(["a"]).encode()) :]
+
+    def _plain(self, token: str) -> bytes | None:
+        """The bytes of a token whose text does not depend on where it stands; None for the others."""
+        if self._letters is not None:
+            if all(letter in self._letters for letter in token):
+                return bytes(self._letters[letter] for letter in token)
+            return token.encode()
+        byte = BYTE_TOKEN.fullmatch(token) if self._falls_back else None
+        if byte is not None and (value := int(byte[1], 16)) >= 0x80:
+            return bytes([value])
+        return None
+
+    def _text(self, tokens: list[str]) -> str:
+        decoder = self._backend.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(tokens)
+
+    def join(self, ids: list[int]) -> bytes:
+        """The bytes of a whole text."""
+        return self.first(ids[0]) + b"".join(map(self.__getitem__, ids[1:])) if ids else b""
+
+
+def _decoder_parts(backend: tokenizers.Tokenizer) -> set[str]:
+    """The names of the decoder's steps, nested ones too."""
+    names: set[str] = set()
+
+    def walk(step: Any) -> None:
+        if isinstance(step, dict):
+            names.add(step.get("type", ""))
+            for inner in step.get("decoders", ()):
+                walk(inner)
+
+    if backend.decoder is not None:
+        walk(json.loads(backend.decoder.__getstate__()))
+    return names
+
+
+class TextStream:
+    """Ids one at a time in, text out as soon as its characters are whole."""
+
+    def __init__(self, surface: Surface, skip: Collection[int]) -> None:
+        self._surface = surface
+        self._skip = skip
+        self._begun = False
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, id: int) -> str:
+        """The text that this id completes; empty while a character is still missing bytes."""
+        if id in self._skip:
+            return ""
+        piece = self._surface[id] if self._begun else self._surface.first(id)
+        self._begun = True
+        return self._utf8.decode(piece)
+
+    def extend(self, ids: Iterable[int]) -> str:
+        """The text that these ids complete."""
+        return "".join(map(self.push, ids))
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for a character that never got its last bytes."""
+        return self._utf8.decode(b"", final=True)

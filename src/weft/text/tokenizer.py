@@ -1,0 +1,389 @@
+"""One tokenizer over Hugging Face's `tokenizers`: text to ids, ids to text, special tokens by role, a chat template.
+
+What is saved is their file format, so that other programs load it; nothing that is loaded can run code.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
+
+# set, so that the library says nothing when the process forks; a child turns it off, for threads do not survive a fork
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+import tokenizers
+from tokenizers import AddedToken, Regex, pre_tokenizers
+
+from weft.errors import TokenizerError, suggestion
+from weft.text.config import ROLES, Role, TrainedConfig
+from weft.text.files import write_text
+from weft.text.surface import BYTE_TOKEN, Surface, TextStream
+from weft.text.training import learn, look_alikes, refuse_surrogates
+
+os.register_at_fork(after_in_child=lambda: os.environ.__setitem__("TOKENIZERS_PARALLELISM", "false"))
+
+FILE = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+
+# the tokens that play a role in a file which does not say so
+CUSTOMARY: dict[Role, tuple[str, ...]] = {
+    "pad": ("<pad>", "[PAD]", "<|pad|>"),
+    "unk": ("<unk>", "[UNK]"),
+    "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
+    "eos": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "mask": ("[MASK]", "<mask>"),
+}
+
+T = TypeVar("T")
+
+
+class Piece(NamedTuple):
+    """A token of a text: its id, the vocabulary's entry, and the characters start … end of the text it came from."""
+
+    id: int
+    token: str
+    text: str
+    start: int
+    end: int
+
+
+class Tokenizer:
+    """Cuts text into tokens and puts it together again.
+
+    Text that merely looks like a special token never becomes one: their ids enter by `bos`, `eos` and the `…_id`s,
+    or through `encode(..., specials=True)`, for text that weft itself has written.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, roles: Mapping[Role, str], chat_template: str | None = None
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        vocab = backend.get_vocab()
+        self._roles: dict[Role, str] = {role: roles[role] for role in ROLES if roles.get(role) in vocab}
+        special = {entry.content for entry in backend.get_added_tokens_decoder().values() if entry.special}
+        undeclared = [token for token in dict.fromkeys(self._roles.values()) if token not in special]
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in undeclared])
+        self._json = backend.to_str()
+        self._special = {token: vocab[token] for token in sorted(special.union(undeclared))}
+        self._vocab_size = max(vocab.values(), default=-1) + 1
+        self.chat_template = chat_template
+
+        backend.encode_special_tokens = True  # not part of the file
+        self._backend = backend
+        self._protect()
+        self._surface = Surface(backend)
+        self._hidden = frozenset(id for token, id in self._special.items() if token != self._roles.get("unk"))
+
+    def _protect(self) -> None:
+        """Cut the look-alikes that the model itself would find in its vocabulary, as a unigram model does."""
+        found = []
+        for token, id in self._special.items():
+            if token != self._roles.get("unk") and len(token) > 1 and id in self._read(token):
+                found.append(token)
+        if found:
+            cut = pre_tokenizers.Split(Regex(look_alikes(found)), "isolated")
+            before = self._backend.pre_tokenizer
+            self._backend.pre_tokenizer = cut if before is None else pre_tokenizers.Sequence([before, cut])
+
+    def _read(self, token: str) -> list[int]:
+        try:
+            return self._backend.encode(token, add_special_tokens=False).ids
+        except Exception:  # a word tokenizer without unk knows no such word: nothing to protect
+            return []
+
+    # ---- making one
+
+    @classmethod
+    def train(cls, config: TrainedConfig, texts: Iterable[str], progress: bool = False) -> Self:
+        """Learn from texts, read once, one at a time; `progress` shows a bar where stderr is a terminal."""
+        return cls(learn(config, texts, progress), config.specials.roles())
+
+    @classmethod
+    def from_json(cls, text: str, roles: Mapping[Role, str] | None = None, chat_template: str | None = None) -> Self:
+        """From the content of a tokenizer.json. Without `roles`, customary names such as `<eos>` take theirs."""
+        backend = _careful(lambda: tokenizers.Tokenizer.from_str(text), "not a tokenizer")
+        vocab = backend.get_vocab()
+        if not vocab:
+            raise TokenizerError("not a tokenizer: its vocabulary is empty")
+        if roles is None:
+            named = {role: next((t for t in tokens if t in vocab), None) for role, tokens in CUSTOMARY.items()}
+            roles = {role: token for role, token in named.items() if token is not None}
+        return _careful(lambda: cls(backend, roles, chat_template), "not a tokenizer")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """From a tokenizer.json or a folder that holds one, with the roles of the tokenizer_config.json beside it."""
+        path = Path(path)
+        file = path / FILE if path.is_dir() else path
+        text = _read_text(file)
+        if text is None:
+            where = (
+                f"{path}: no {FILE} in this folder" if path.is_dir() else f"{path}: no such tokenizer file or folder"
+            )
+            raise TokenizerError(where)
+        roles, template = _settings(file.parent)
+        try:
+            return cls.from_json(text, roles, template)
+        except TokenizerError as error:
+            raise TokenizerError(f"{file}: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write tokenizer.json into a folder (or to a path ending in .json) and tokenizer_config.json beside it."""
+        path = Path(path)
+        file = path if path.suffix == ".json" else path / FILE
+        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        settings |= {f"{role}_token": token for role, token in self._roles.items()}
+        if self.chat_template is not None:
+            settings["chat_template"] = self.chat_template
+        try:
+            write_text(file.parent / SETTINGS, json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
+            write_text(file, self._json)
+        except OSError as error:
+            raise TokenizerError(f"{file}: cannot be written: {error.strerror}") from None
+
+    def to_json(self) -> str:
+        """The content of tokenizer.json."""
+        return self._json
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_json, (self._json, self._roles, self.chat_template)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A sha256 that two tokenizers share when they give every text the same ids and roles."""
+        return hashlib.sha256(f"{self._json}\n{json.dumps(self._roles)}".encode()).hexdigest()
+
+    # ---- text to ids
+
+    def encode(self, text: str, *, bos: bool = False, eos: bool = False, specials: bool = False) -> list[int]:
+        """The ids of a text. `specials` reads special tokens in it: only for text from a trusted hand."""
+        ids = self._encode(self._trusting if specials else self._backend, [text])[0]
+        if bos:
+            ids.insert(0, self.need("bos"))
+        if eos:
+            ids.append(self.need("eos"))
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts, on all cores."""
+        return self._encode(self._backend, list(texts))
+
+    def _encode(self, backend: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
+        try:
+            return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        except Exception as error:
+            raise self._refusal(texts, error) from None
+
+    def pieces(self, text: str) -> list[Piece]:
+        """How a text is cut. Pieces of one character that is spelled in bytes share its place."""
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        except Exception as error:
+            raise self._refusal([text], error) from None
+        cut = zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
+        return [Piece(id, token, text[start:end], start, end) for id, token, (start, end) in cut]
+
+    def _refusal(self, texts: list[str], error: Exception) -> TokenizerError:
+        """Why these texts cannot be encoded."""
+        try:
+            for text in texts:
+                refuse_surrogates(text)
+        except TokenizerError as refusal:
+            return refusal
+        for text in texts:
+            for word in self._words(text):
+                if self._backend.token_to_id(word) is None:
+                    return TokenizerError(f"{word!r} is not in the vocabulary, and this tokenizer has no unk token")
+        return TokenizerError(f"the text cannot be encoded: {error}")
+
+    def _words(self, text: str) -> list[str]:
+        if self._backend.normalizer is not None:
+            text = self._backend.normalizer.normalize_str(text)
+        cutter = self._backend.pre_tokenizer
+        return [text] if cutter is None else [word for word, _ in cutter.pre_tokenize_str(text)]
+
+    @cached_property
+    def _trusting(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, but one that finds special tokens in a text."""
+        return tokenizers.Tokenizer.from_str(self._json)
+
+    # ---- ids to text
+
+    def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
+        """The text of these ids; special tokens other than unk are left out unless `specials`."""
+        skip = frozenset() if specials else self._hidden
+        return self._surface.join([id for each in ids if (id := int(each)) not in skip]).decode("utf-8", "replace")
+
+    def stream(self, *, specials: bool = False) -> TextStream:
+        """For ids that come one at a time: what `push` and `flush` give, put together, is what `decode` gives."""
+        return TextStream(self._surface, frozenset() if specials else self._hidden)
+
+    # ---- the vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id, special tokens included."""
+        return self._vocab_size
+
+    @cached_property
+    def kind(self) -> str:
+        """word, char, byte, bpe, wordpiece or unigram."""
+        model = type(self._backend.model).__name__
+        named = {"WordLevel": "word", "WordPiece": "wordpiece", "Unigram": "unigram"}
+        if model != "BPE":
+            return named[model]
+        ordinary = [t for t in self._backend.get_vocab() if t not in self._special and not BYTE_TOKEN.fullmatch(t)]
+        if any(len(token) > 1 for token in ordinary):
+            return "bpe"
+        return "byte" if self._surface.bytewise else "char"
+
+    def token(self, id: int) -> str:
+        """The vocabulary's entry for an id."""
+        return self._surface.token(int(id))
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that an id adds to a text which has begun; they may be a part of a character."""
+        return self._surface[int(id)]
+
+    def id(self, token: str) -> int:
+        """The id of a vocabulary's entry."""
+        id = self._backend.token_to_id(token)
+        if id is None:
+            raise TokenizerError(f"{token!r} is not in the vocabulary; {suggestion(token, self._backend.get_vocab())}")
+        return id
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Every special token with its id, those without a role too."""
+        return dict(self._special)
+
+    @property
+    def roles(self) -> dict[Role, str]:
+        """The roles that exist, with their tokens."""
+        return dict(self._roles)
+
+    def need(self, role: Role) -> int:
+        """The id of a role that has to exist."""
+        token = self._roles.get(role)
+        if token is None:
+            there = ", ".join(self._roles) or "none"
+            raise TokenizerError(
+                f"this {self.kind} tokenizer has no {role} token (it has {there}); set specials.{role}"
+            )
+        return self._special[token]
+
+    def _id_of(self, role: Role) -> int | None:
+        token = self._roles.get(role)
+        return None if token is None else self._special[token]
+
+    @property
+    def pad_id(self) -> int | None:
+        return self._id_of("pad")
+
+    @property
+    def unk_id(self) -> int | None:
+        return self._id_of("unk")
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._id_of("bos")
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._id_of("eos")
+
+    @property
+    def cls_id(self) -> int | None:
+        return self._id_of("cls")
+
+    @property
+    def sep_id(self) -> int | None:
+        return self._id_of("sep")
+
+    @property
+    def mask_id(self) -> int | None:
+        return self._id_of("mask")
+
+    # ---- chat
+
+    def chat(self, messages: Sequence[Mapping[str, str]], *, reply: bool = True) -> str:
+        """The text of a conversation of {role, content} messages; `reply` opens the assistant's turn.
+
+        The template comes with the tokenizer, so it is rendered in a sandbox. Encode the text with `specials=True`.
+        """
+        if self.chat_template is None:
+            raise TokenizerError(f"this tokenizer has no chat template; a {SETTINGS} beside {FILE} may give it one")
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def raise_exception(message: str) -> None:
+            raise TemplateError(message)
+
+        sandbox = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        tokens = {f"{role}_token": self._roles.get(role, "") for role in ROLES}
+        try:
+            return sandbox.from_string(self.chat_template).render(
+                messages=messages, add_generation_prompt=reply, raise_exception=raise_exception, **tokens
+            )
+        except (TemplateError, TypeError, ValueError, OverflowError) as error:
+            raise TokenizerError(f"the chat template cannot be rendered: {error}") from None
+
+
+# ---- reading files that others wrote
+
+
+def _careful(make: Callable[[], T], what: str) -> T:
+    """What `make` gives; a fault in the file, even one that makes the library panic, becomes one line."""
+    try:
+        return make()
+    except (TokenizerError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library's panics are no Exceptions
+        raise TokenizerError(f"{what}: {' '.join(str(error).split())}") from None
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError:
+        raise TokenizerError(f"{path}: not a tokenizer: no UTF-8 text") from None
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _settings(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
+    """The roles and the chat template that the files beside a tokenizer.json give; None where they say nothing."""
+    text = _read_text(folder / SETTINGS)
+    if text is None:
+        return None, _read_text(folder / "chat_template.jinja")
+    try:
+        settings = json.loads(text)
+    except ValueError as error:
+        raise TokenizerError(f"{folder / SETTINGS}: not valid JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise TokenizerError(f"{folder / SETTINGS}: expected a JSON object")
+    roles: dict[Role, str] = {}
+    for role in ROLES:
+        token = settings.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            roles[role] = token
+    return roles, _template(settings.get("chat_template")) or _read_text(folder / "chat_template.jinja")
+
+
+def _template(value: object) -> str | None:
+    """A template, or the one named default where there are several."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,335 @@
+"""How each kind of tokenizer learns its vocabulary from texts that are read once.
+
+The same texts in the same order give the same vocabulary, id for id, on every run.
+"""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from weft.errors import TokenizerError
+from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
+from weft.text.surface import byte_letters, byte_tokens
+
+DEFAULT_SIZE = 8192
+FEW = 2  # a pair seen once teaches nothing
+LONGEST_WORD = 1000  # characters of a word that wordpiece cuts; beyond, the greedy search gets slow and it is unk
+WORD_START = "\ue000"  # private use: BERT's normalizer removes it from texts, so it can mark
+
+
+def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False) -> Tokenizer:
+    """A trained Hugging Face tokenizer with its special tokens in place."""
+    with _bar(progress) as bar:
+        reading = _Reading(texts, bar)
+        match config:
+            case Word():
+                backend = _word(config, reading)
+            case Char():
+                backend = _char(config, reading)
+            case Byte():
+                backend = _byte(config)
+            case BPE():
+                backend = _bpe(config, reading)
+            case WordPiece():
+                backend = _wordpiece(config, reading)
+            case Unigram():
+                backend = _unigram(config, reading)
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in config.specials.tokens()])
+    if config.specials.cls and config.specials.sep:
+        backend.post_processor = _bert_template(backend, config.specials.cls, config.specials.sep)
+    return backend
+
+
+# ---- reading
+
+
+def _bar(progress: bool) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not (progress and sys.stderr.isatty()),
+    )
+
+
+class _Reading:
+    """Passes the texts on, refuses what no tokenizer can hold, and remembers the characters it saw."""
+
+    def __init__(self, texts: Iterable[str], bar: Progress) -> None:
+        self._texts = texts
+        self._bar = bar
+        self.alphabet: set[str] = set()
+        self.at_end: Callable[[], None] = _nothing  # runs when the texts are read, before the long work begins
+
+    def __iter__(self) -> Iterator[str]:
+        total = len(self._texts) if isinstance(self._texts, list | tuple) else None
+        task = self._bar.add_task("tokenizer: reading texts", total=total, rate="")
+        began = shown = monotonic()
+        count = characters = 0
+        for count, text in enumerate(self._texts, 1):
+            refuse_surrogates(text)
+            self.alphabet.update(text)
+            characters += len(text)
+            if (now := monotonic()) > shown + 0.1:
+                shown = now
+                self._bar.update(task, completed=count, rate=f"{characters / (now - began) / 1e6:.1f} M characters/s")
+            yield text
+        if not characters:
+            raise TokenizerError("there is no text to train the tokenizer on; give it at least one character")
+        self.at_end()
+        learning = f"tokenizer: learning from {characters:,} characters"
+        self._bar.update(task, completed=count, total=None, description=learning, rate="")
+
+
+def _nothing() -> None:
+    return None
+
+
+def refuse_surrogates(text: str) -> None:
+    """An error where a text holds half of a UTF-16 pair, which is no character and has no UTF-8."""
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = f"U+{ord(text[error.start]):04X}"
+        raise TokenizerError(
+            f"the text holds a lone surrogate, {found} at character {error.start}: no Unicode text"
+        ) from None
+
+
+# ---- what the kinds share
+
+
+def look_alikes(tokens: Iterable[str]) -> str:
+    """A pattern for the first character of anything in a text that looks like one of these tokens.
+
+    Cutting there keeps the look-alike from being found in the vocabulary.
+    """
+    return "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in tokens)
+
+
+def _guarded(cutter: pre_tokenizers.PreTokenizer, specials: Specials) -> pre_tokenizers.PreTokenizer:
+    """`cutter`, and a cut inside whatever looks like a special token and would otherwise stay whole."""
+    whole = [token for token in specials.tokens() if len(cutter.pre_tokenize_str(token)) == 1]
+    if not whole:
+        return cutter
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(look_alikes(whole)), "isolated"), cutter])
+
+
+def _lowercase(wanted: bool) -> normalizers.Normalizer | None:
+    return normalizers.Lowercase() if wanted else None
+
+
+def _too_small(asked: int, needed: int, why: str) -> TokenizerError:
+    return TokenizerError(f"tokenizer.vocab_size = {asked}: too small; {why} need {needed} at least")
+
+
+def _fit(asked: int | None, supported: int) -> int:
+    """The size to take: what was asked for, where the text supports it."""
+    if asked is not None and asked > supported:
+        raise TokenizerError(
+            f"tokenizer.vocab_size = {asked}: the text supports {supported} at most; ask for fewer or give it more text"
+        )
+    return supported if asked is None else asked
+
+
+def _numbered(tokens: Iterable[str]) -> dict[str, int]:
+    return {token: id for id, token in enumerate(tokens)}
+
+
+def _bert_template(backend: Tokenizer, cls: str, sep: str) -> processors.PostProcessor:
+    """`[CLS] a [SEP] b [SEP]`, for other programs that load the file; weft's own encoding adds nothing unasked."""
+    return processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(token, backend.token_to_id(token)) for token in (cls, sep)],
+    )
+
+
+# ---- the kinds
+
+
+def _word(config: Word, texts: _Reading) -> Tokenizer:
+    specials = config.specials.tokens()
+    unk = {} if config.specials.unk is None else {"unk_token": config.specials.unk}
+    backend = Tokenizer(models.WordLevel(**unk))
+    backend.normalizer = _lowercase(config.lowercase)
+    cutters = {"whitespace": pre_tokenizers.WhitespaceSplit, "punctuation": pre_tokenizers.Whitespace}
+    backend.pre_tokenizer = _guarded(cutters[config.split](), config.specials)
+    backend.train_from_iterator(texts, trainers.WordLevelTrainer(vocab_size=2**31, show_progress=False))
+    found = backend.get_vocab()
+    words = sorted(found, key=found.__getitem__)  # the trainer's ids: by frequency, then by code point
+    if not words:
+        raise TokenizerError("there is no text to train the tokenizer on; it holds white space only")
+    if config.vocab_size is not None and config.vocab_size <= len(specials):
+        raise _too_small(config.vocab_size, len(specials) + 1, f"{len(specials)} special tokens and a word")
+    words = words[: _fit(config.vocab_size, len(specials) + len(words)) - len(specials)]
+    if config.order == "codepoint":
+        words.sort()
+    backend.model = models.WordLevel(_numbered([*specials, *words]), **unk)
+    return backend
+
+
+def _char(config: Char, texts: _Reading) -> Tokenizer:
+    """A BPE model that never merges, so that its byte fallback serves characters too."""
+    fixed = config.specials.tokens()
+    if config.fallback == "bytes":
+        fixed += byte_tokens()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.lower() if config.lowercase else text)
+    if config.vocab_size is not None and config.vocab_size <= len(fixed):
+        raise _too_small(config.vocab_size, len(fixed) + 1, f"{len(fixed)} special and byte tokens and a character")
+    places = _fit(config.vocab_size, len(fixed) + len(counts)) - len(fixed)
+    frequent = sorted(counts, key=lambda char: (-counts[char], char))[:places]
+    backend = Tokenizer(
+        models.BPE(
+            vocab=_numbered([*fixed, *sorted(frequent)]),
+            merges=[],
+            byte_fallback=config.fallback == "bytes",
+            unk_token=config.specials.unk if config.fallback == "unk" else None,
+        )
+    )
+    backend.normalizer = _lowercase(config.lowercase)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+def _byte(config: Byte) -> Tokenizer:
+    """A byte-level BPE model that never merges: the id of a byte is its value after the special tokens."""
+    letters = byte_letters()
+    backend = Tokenizer(
+        models.BPE(vocab=_numbered([*config.specials.tokens(), *sorted(letters, key=letters.__getitem__)]), merges=[])
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _bpe(config: BPE, texts: _Reading) -> Tokenizer:
+    specials = config.specials.tokens()
+    if config.vocab_size is not None and config.vocab_size < len(specials) + 256:
+        why = f"{len(specials)} special tokens and 256 bytes"
+        raise _too_small(config.vocab_size, len(specials) + 256, why)
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = _lowercase(config.lowercase)
+    backend.pre_tokenizer = _guarded(pre_tokenizers.ByteLevel(add_prefix_space=False), config.specials)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size or DEFAULT_SIZE,
+        min_frequency=FEW,
+        special_tokens=specials,
+        initial_alphabet=sorted(byte_letters()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    _fit(config.vocab_size, backend.get_vocab_size())
+    return backend
+
+
+def _wordpiece(config: WordPiece, texts: _Reading) -> Tokenizer:
+    """Pair merges over words whose beginning is marked; a piece without the mark continues a word.
+
+    The library's own trainer numbers the ## characters as it meets them, which differs from run to run, and keeps
+    only those it met. Here every character stands in the vocabulary in both forms (lecture 3: no word is unknown).
+    """
+    assert config.specials.unk is not None
+    asked = config.vocab_size or DEFAULT_SIZE
+    specials = config.specials.tokens()
+    normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)
+    cutter = _guarded(pre_tokenizers.BertPreTokenizer(), config.specials)
+    pairs = Tokenizer(models.BPE())
+    pairs.normalizer = normalizer
+    marker = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
+    pairs.pre_tokenizer = pre_tokenizers.Sequence([cutter, marker])
+    # twice: a merge of the mark with one character gives nothing new, and there are fewer characters than `asked`
+    trainer = trainers.BpeTrainer(vocab_size=2 * asked, min_frequency=FEW, show_progress=False)
+    pairs.train_from_iterator(texts, trainer)
+
+    found = pairs.get_vocab()
+    pieces = sorted(found, key=found.__getitem__)
+    alphabet = sorted(piece for piece in pieces if len(piece) == 1 and piece != WORD_START)
+    if not alphabet:
+        raise TokenizerError("there is no text to train the tokenizer on; it holds white space only")
+    inside = [char for char in alphabet if len(cutter.pre_tokenize_str(f"a{char}")) == 1]
+    fixed = [*specials, *alphabet, *(f"##{char}" for char in inside)]
+    if asked < len(fixed):
+        raise _too_small(asked, len(fixed), f"{len(specials)} special tokens and {len(alphabet)} characters")
+    merged = [piece[1:] if piece[0] == WORD_START else f"##{piece}" for piece in pieces if len(piece) > 1]
+    vocab = list(dict.fromkeys([*fixed, *merged]))
+    _fit(config.vocab_size, len(vocab))
+
+    backend = Tokenizer(
+        models.WordPiece(
+            vocab=_numbered(vocab[:asked]), unk_token=config.specials.unk, max_input_chars_per_word=LONGEST_WORD
+        )
+    )
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = cutter
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+def _unigram(config: Unigram, texts: _Reading) -> Tokenizer:
+    """Kudo's EM from the library, then the bytes put in, and the order of the vocabulary made fixed."""
+    assert config.specials.unk is not None
+    asked = config.vocab_size or DEFAULT_SIZE
+    specials = config.specials.tokens()
+    fixed = [*specials, *byte_tokens()]
+    backend = Tokenizer(models.Unigram())
+    backend.normalizer = _lowercase(config.lowercase)
+    # lines stay apart; the pieces of the vocabulary that are no text (special tokens, bytes) are never found in one
+    cuts = Regex(rf"\n|{look_alikes(specials)}|<(?=0x[0-9A-F]{{2}}>)")
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.Split(cuts, "isolated")]
+    )
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()])
+
+    def alphabet_fits() -> None:
+        # the library holds a lock on the tokenizer while it reads, so this may not ask it for its normalizer
+        seen = "".join(texts.alphabet | {" "})
+        needed = len(fixed) + len(set(seen.lower() if config.lowercase else seen))
+        if asked < needed:
+            raise _too_small(asked, needed, f"{len(fixed)} special and byte tokens and the characters of the text")
+
+    texts.at_end = alphabet_fits
+    trainer = trainers.UnigramTrainer(
+        vocab_size=max(asked - 256, 1), special_tokens=specials, unk_token=config.specials.unk, show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    found = json.loads(backend.model.__getstate__())["vocab"]
+    pieces = _settled([(piece, score) for piece, score in found if piece not in specials])
+    supported = len(fixed) + len(pieces)
+    _fit(config.vocab_size, supported)
+    while len(fixed) + len(pieces) > asked:  # the trainer may overshoot; its least likely longer pieces go
+        pieces.remove(next(pair for pair in reversed(pieces) if len(pair[0]) > 1))
+    vocab = [*((token, 0.0) for token in fixed), *pieces]
+    backend.model = models.Unigram(vocab, unk_id=fixed.index(config.specials.unk), byte_fallback=True)
+    return backend
+
+
+def _settled(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Scores and order that are the same on every run.
+
+    The trainer adds the characters it pruned back at its lowest score, 0.0001 apart, in an order that changes
+    from run to run, and its sums differ in the last digits.
+    """
+    if not pieces:
+        return pieces
+    lowest = round(min(score for _, score in pieces), 6)
+    pruned = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
+    settled = [(p, lowest if len(p) == 1 and score < pruned else round(score, 6)) for p, score in pieces]
+    return sorted(settled, key=lambda pair: (-pair[1], pair[0]))

@@ -1,0 +1,107 @@
+"""The corpus that every Python carries."""
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from weft.errors import DataError
+from weft.text import builtin
+
+SOURCE = '''"""A module that must never be imported."""
+raise SystemExit
+class Loom:
+    """Weaves.
+
+        Indented."""
+    def weave(self):
+        """Weaves."""
+        def shuttle():
+            "Goes to and fro, \\ud800."
+if True:
+    async def rest():
+        """Rests."""
+'''
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small standard library and an empty cache."""
+    folder = tmp_path / "lib"
+    (folder / "pack" / "tests").mkdir(parents=True)
+    (folder / "site-packages").mkdir()
+    (folder / "loom.py").write_text(SOURCE)
+    (folder / "pack" / "__init__.py").write_text('"""A package."""\n"""Not a docstring."""')
+    (folder / "pack" / "copy.py").write_text('def rest():\n    """Rests."""')
+    for skipped in ("pack/tests/a.py", "site-packages/b.py"):
+        (folder / skipped).write_text('"""Skipped."""')
+    (folder / "broken.py").write_text("def (")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder))
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def test_docstrings_of_modules_under_their_names(library: Path) -> None:
+    found = list(builtin.documents("python"))
+    loom = (
+        "module loom\n\nA module that must never be imported.\n\nLoom\n\nWeaves.\n\nIndented.\n\n"
+        "Loom.weave\n\nWeaves.\n\nLoom.weave.shuttle\n\nGoes to and fro, ?.\n\nrest\n\nRests.\n"
+    )
+    assert found[-2:] == [loom, "module pack\n\nA package.\n"]
+    assert not any("Skipped" in text or "Not a docstring" in text for text in found)
+
+
+def test_topics_of_the_language_reference(library: Path) -> None:
+    found = list(builtin.documents("python"))
+    assert any(text.startswith('The "assert" statement') for text in found)
+    assert all(text == text.strip() + "\n" for text in found)
+
+
+def test_the_cache_is_used_and_a_broken_one_is_made_anew(library: Path, tmp_path: Path) -> None:
+    first = builtin.corpus("builtin:python")
+    (cache,) = (tmp_path / "cache").iterdir()
+    (library / "loom.py").unlink()
+    assert builtin.corpus("python") == first
+    cache.write_text(cache.read_text()[:100])
+    rebuilt = builtin.corpus("python")
+    assert "rest\n\nRests.\n" in rebuilt.documents[-1]  # loom, which said so first, is gone
+    assert rebuilt.sha256 != first.sha256
+    assert builtin.corpus("python") == rebuilt
+
+
+def test_it_works_without_a_cache(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "file" / "below"))
+    assert builtin.corpus("python") == builtin.corpus("python")
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("WEFT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert builtin.cache_folder() == tmp_path / "weft"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert builtin.cache_folder() == tmp_path / ".cache" / "weft"
+    monkeypatch.setenv("WEFT_CACHE", "/elsewhere")
+    assert builtin.cache_folder() == Path("/elsewhere")
+
+
+def test_a_python_without_sources(library: Path) -> None:
+    for file in library.rglob("*.py"):
+        file.unlink()
+    with pytest.raises(DataError, match="holds no Python sources"):
+        builtin.corpus("python")
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(DataError, match=r"builtin:pyton: no such built-in corpus; did you mean 'python'\?"):
+        builtin.documents("pyton")
+    assert builtin.builtin_names() == ["python"]
+
+
+def test_the_real_one_is_about_two_million_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    found = builtin.corpus("python")
+    assert sum(map(len, found.documents)) > 1_900_000
+    assert len(set(found.documents)) == len(found.documents)
+    assert len(found.sha256) == 64

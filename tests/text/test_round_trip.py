@@ -1,0 +1,109 @@
+"""Text → ids → text, at once and as a stream."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from weft.errors import TokenizerError
+from weft.text.config import Char
+from weft.text.tokenizer import Tokenizer
+
+# every plane, control characters, and what people trip over more often than chance would
+any_text = st.lists(
+    st.one_of(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+        st.sampled_from(["\r\n", "\0", " ", "  ", "\t", "\u200d", "é", "e\u0301", "👩‍🚀", "\U0010ffff", "�", "▁", "Ġ"]),
+        st.sampled_from(["<pad>", "<eos>", "<0x41>", "<0xC3>", "[SEP]", "##a", "the quick"]),
+    ),
+    max_size=12,
+).map("".join)
+many = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@many
+@given(text=any_text)
+def test_decode_gives_back_what_encode_took(exact: Tokenizer, text: str) -> None:
+    ids = exact.encode(text)
+    assert exact.decode(ids) == text
+    assert exact.decode(ids, specials=True) == text
+    assert all(0 <= id < exact.vocab_size for id in ids)
+
+
+@many
+@given(text=any_text)
+def test_a_stream_gives_whole_characters_and_the_same_text(exact: Tokenizer, text: str) -> None:
+    stream = exact.stream()
+    parts = [stream.push(id) for id in exact.encode(text)]
+    assert "".join(parts) + stream.flush() == text
+    assert "�" in text or not any("�" in part for part in parts)
+    assert stream.flush() == ""
+
+
+@many
+@given(data=st.data())
+def test_a_stream_of_any_ids_is_their_decoding(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
+    for specials in (False, True):
+        stream = tokenizer.stream(specials=specials)
+        assert stream.extend(ids) + stream.flush() == tokenizer.decode(ids, specials=specials)
+
+
+@many
+@given(text=any_text)
+def test_no_text_gives_a_special_token(tokenizer: Tokenizer, text: str) -> None:
+    hidden = set(tokenizer.special_tokens.values()) - {tokenizer.unk_id}
+    assert hidden.isdisjoint(tokenizer.encode(text))
+
+
+@many
+@given(text=any_text)
+def test_bpe_and_unigram_know_every_text(tokenizers: dict[str, Tokenizer], text: str) -> None:
+    assert tokenizers["unigram"].unk_id not in tokenizers["unigram"].encode(text)
+    assert tokenizers["bpe"].unk_id is None
+
+
+@many
+@given(text=any_text)
+def test_pieces_are_the_encoding_and_cover_the_text(exact: Tokenizer, text: str) -> None:
+    pieces = exact.pieces(text)
+    assert [piece.id for piece in pieces] == exact.encode(text)
+    assert [piece.token for piece in pieces] == [exact.token(piece.id) for piece in pieces]
+    assert all(piece.text == text[piece.start : piece.end] for piece in pieces)
+    assert set(range(len(text))) == {place for piece in pieces for place in range(piece.start, piece.end)}
+
+
+def test_half_a_character_waits_and_comes_out_as_a_mark_at_the_end(tokenizers: dict[str, Tokenizer]) -> None:
+    byte = tokenizers["byte"]
+    first, second, third = byte.encode("€")
+    stream = byte.stream()
+    assert [stream.push(first), stream.push(second)] == ["", ""]
+    assert stream.push(third) == "€"
+    assert stream.push(first) == ""
+    assert stream.flush() == "�" == byte.decode([first])
+
+
+def test_a_char_tokenizer_spells_unseen_characters_in_bytes(tokenizers: dict[str, Tokenizer]) -> None:
+    char = tokenizers["char"]
+    assert [char.token(id) for id in char.encode("xñ")] == ["x", "<0xC3>", "<0xB1>"]
+
+
+def test_a_compact_char_tokenizer_is_its_characters_and_special_tokens() -> None:
+    compact = Char(fallback="unk").train(["hello"])
+    assert compact.vocab_size == 4 + len(set("hello"))
+    assert compact.decode(compact.encode("hole")) == "hole"
+    assert compact.encode("hat") == [compact.id("h"), compact.unk_id, compact.unk_id]
+
+
+@pytest.mark.parametrize("broken", ["\ud800", "ok \udfff", "\ude00\ud83d"])
+def test_lone_surrogates_are_refused(tokenizer: Tokenizer, broken: str) -> None:
+    for use in (tokenizer.encode, tokenizer.pieces, lambda text: tokenizer.encode_batch(["fine", text])):
+        with pytest.raises(TokenizerError, match=r"lone surrogate, U\+D[8-F]"):
+            use(broken)
+
+
+def test_ids_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:
+    for id in (-1, tokenizer.vocab_size, 10**9):
+        with pytest.raises(TokenizerError, match=f"id {id} is not in the vocabulary of {tokenizer.vocab_size} tokens"):
+            tokenizer.decode([id])
+        with pytest.raises(TokenizerError, match=f"id {id} "):
+            tokenizer.stream().push(id)

@@ -1,0 +1,269 @@
+"""Files, special tokens, batches, processes and chat."""
+
+import json
+import os
+import pickle
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers as backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from weft.errors import TokenizerError
+from weft.text.config import BPE, Pretrained, Specials
+from weft.text.tokenizer import Tokenizer
+
+LOOK_ALIKE = "a <eos> <bos><pad> [MASK] [CLS] <unk> </s> <0x41> b"
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("name", ["run", "run/tokenizer.json"])
+def test_saved_and_loaded_it_is_the_same(tokenizer: Tokenizer, tmp_path: Path, name: str, texts: list[str]) -> None:
+    tokenizer.chat_template = None
+    tokenizer.save(tmp_path / name)
+    again = Tokenizer.load(tmp_path / name)
+    assert again.fingerprint == tokenizer.fingerprint
+    assert (again.kind, again.roles, again.vocab_size) == (tokenizer.kind, tokenizer.roles, tokenizer.vocab_size)
+    for text in [*texts, LOOK_ALIKE]:
+        assert again.encode(text) == tokenizer.encode(text)
+    assert Pretrained(path=str(tmp_path / name)).train(["ignored"]).fingerprint == tokenizer.fingerprint
+    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+
+
+def test_transformers_loads_it_and_agrees(tokenizer: Tokenizer, tmp_path: Path, texts: list[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer.save(tmp_path)
+    for loader in (transformers.AutoTokenizer, transformers.PreTrainedTokenizerFast):
+        theirs = loader.from_pretrained(tmp_path)
+        assert len(theirs) == tokenizer.vocab_size
+        assert (theirs.pad_token_id, theirs.eos_token_id) == (tokenizer.pad_id, tokenizer.eos_id)
+        for text in [*texts[:4], "unseen: ñandú 𝄞\r\n"]:
+            ids = theirs(text, add_special_tokens=False)["input_ids"]
+            assert ids == tokenizer.encode(text)
+            assert theirs.decode(ids) == tokenizer.decode(ids, specials=True)
+
+
+def test_bert_files_frame_a_sentence_for_others(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    piece = tokenizers["wordpiece"]
+    piece.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs("the fox")["input_ids"] == [piece.cls_id, *piece.encode("the fox"), piece.sep_id]
+
+
+def test_roles_come_from_the_file_beside_or_by_custom(tmp_path: Path, texts: list[str]) -> None:
+    specials = Specials(pad="<nothing>", bos="<s>", eos="</s>")
+    BPE(specials=specials).train(texts).save(tmp_path)
+    assert Tokenizer.load(tmp_path).roles == specials.roles()
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}, "mask_token": "[ABSENT]"}')
+    assert Tokenizer.load(tmp_path).roles == {"eos": "</s>"}
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert Tokenizer.load(tmp_path).roles == {"bos": "<s>", "eos": "</s>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "", "not a tokenizer"),
+        ("tokenizer.json", "{}", "not a tokenizer"),
+        ("tokenizer.json", "[1, 2", "not a tokenizer"),
+        ("tokenizer.json", '{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "its vocabulary is empty"),
+        ("tokenizer_config.json", "{", "not valid JSON"),
+        ("tokenizer_config.json", "[]", "expected a JSON object"),
+    ],
+)
+def test_broken_files_are_named(
+    tokenizers: dict[str, Tokenizer], tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    tokenizers["byte"].save(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TokenizerError, match=message) as raised:
+        Tokenizer.load(tmp_path)
+    assert str(raised.value).startswith(str(tmp_path / name))
+    assert "\n" not in str(raised.value)
+
+
+def test_absent_and_binary_files(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="no such tokenizer file or folder"):
+        Tokenizer.load(tmp_path / "nowhere")
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json in this folder"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TokenizerError, match="no UTF-8 text"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    tokenizers: dict[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizers["byte"].save(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TokenizerError, match="cannot be written: No space left on device"):
+        tokenizers["char"].save(tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_saved_files_have_the_usual_permissions(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    tokenizers["byte"].save(tmp_path)
+    (tmp_path / "plain").touch()
+    usual = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+    assert stat.S_IMODE((tmp_path / "tokenizer.json").stat().st_mode) == usual
+
+
+def test_padding_and_truncation_of_a_foreign_file_are_ignored(
+    tokenizers: dict[str, Tokenizer], texts: list[str]
+) -> None:
+    foreign = backend.Tokenizer.from_str(tokenizers["bpe"].to_json())
+    foreign.enable_truncation(3)
+    foreign.enable_padding(length=3)
+    assert Tokenizer.from_json(foreign.to_str()).encode(texts[0]) == tokenizers["bpe"].encode(texts[0])
+
+
+def test_a_foreign_unigram_model_does_not_find_special_tokens_in_a_text() -> None:
+    vocab = [("</s>", 0.0), ("<unk>", 0.0), *((piece, -3.0) for piece in ("▁", "a", "<", "/", "s", ">"))]
+    foreign = backend.Tokenizer(models.Unigram(vocab, unk_id=1))
+    foreign.pre_tokenizer, foreign.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    foreign.add_special_tokens(["</s>", "<unk>"])
+    ours = Tokenizer.from_json(foreign.to_str())
+    assert [ours.token(id) for id in ours.encode("a</s>")] == ["▁", "a", "<", "/", "s", ">"]
+    assert ours.decode(ours.encode("a </s> a")) == "a </s> a"
+    assert ours.to_json() == foreign.to_str()
+
+
+def test_decoders_that_look_ahead_are_refused() -> None:
+    foreign = backend.Tokenizer(models.BPE(vocab={"a</w>": 0}, merges=[]))
+    foreign.decoder = decoders.BPEDecoder()
+    with pytest.raises(TokenizerError, match="decoder BPEDecoder is not supported"):
+        Tokenizer.from_json(foreign.to_str())
+
+
+# ---- special tokens
+
+
+def test_special_tokens_enter_by_name_only(tokenizers: dict[str, Tokenizer]) -> None:
+    bpe = tokenizers["bpe"]
+    assert bpe.encode("fox", bos=True, eos=True) == [bpe.bos_id, *bpe.encode("fox"), bpe.eos_id]
+    assert bpe.encode("<bos>fox<eos>", specials=True) == [bpe.bos_id, *bpe.encode("fox"), bpe.eos_id]
+    assert bpe.encode("<bos>fox<eos>") != bpe.encode("<bos>fox<eos>", specials=True)
+
+
+def test_decoding_leaves_special_tokens_out_unless_asked(tokenizers: dict[str, Tokenizer]) -> None:
+    word = tokenizers["word"]
+    ids = word.encode("The xyzzy fox", bos=True, eos=True)
+    assert word.decode(ids) == "The <unk> fox"  # an unknown word is a part of the text
+    assert word.decode(ids, specials=True) == "<bos> The <unk> fox <eos>"
+
+
+def test_a_role_that_does_not_exist(tokenizers: dict[str, Tokenizer]) -> None:
+    piece = tokenizers["wordpiece"]
+    assert piece.bos_id is None
+    with pytest.raises(
+        TokenizerError, match=r"wordpiece tokenizer has no bos token \(it has pad, unk, cls, sep, mask\)"
+    ):
+        piece.encode("fox", bos=True)
+
+
+def test_roles_may_share_a_token(texts: list[str]) -> None:
+    shared = Specials(pad="<|endoftext|>", bos="<|endoftext|>", eos="<|endoftext|>", extra=("<|user|>",))
+    bpe = BPE(specials=shared).train(texts)
+    assert bpe.special_tokens == {"<|endoftext|>": 0, "<|user|>": 1}
+    assert bpe.pad_id == bpe.bos_id == bpe.eos_id == 0
+
+
+def test_tokens_and_ids(tokenizer: Tokenizer) -> None:
+    assert [tokenizer.id(tokenizer.token(id)) for id in range(tokenizer.vocab_size)] == list(
+        range(tokenizer.vocab_size)
+    )
+    with pytest.raises(TokenizerError, match="'fxo fxo' is not in the vocabulary"):
+        tokenizer.id("fxo fxo")
+
+
+# ---- batches and processes
+
+
+def test_many_at_once_is_one_at_a_time(tokenizer: Tokenizer, texts: list[str]) -> None:
+    many = [*texts, "", LOOK_ALIKE, "x" * 5000]
+    assert tokenizer.encode_batch(many) == [tokenizer.encode(text) for text in many]
+    assert tokenizer.encode_batch([]) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_encodes_without_a_word(
+    tokenizers: dict[str, Tokenizer], capfd: pytest.CaptureFixture[str], texts: list[str]
+) -> None:
+    import multiprocessing
+
+    tokenizers["bpe"].encode_batch(texts)  # its threads exist
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        forked = pool.apply_async(tokenizers["bpe"].encode_batch, (texts,)).get(timeout=30)
+    assert forked == tokenizers["bpe"].encode_batch(texts)
+    assert "parallelism" not in capfd.readouterr().err
+
+
+def test_it_travels_to_other_processes(tokenizer: Tokenizer) -> None:
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert again.fingerprint == tokenizer.fingerprint
+    assert again.encode(LOOK_ALIKE) == tokenizer.encode(LOOK_ALIKE)
+
+
+def test_configs_import_no_heavy_library() -> None:
+    import subprocess
+
+    program = "import sys, weft.text.config as c; c.BPE(); print({'torch', 'tokenizers', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+# ---- chat
+
+TEMPLATE = """{%- for message in messages %}
+{{ bos_token }}{{ message['role'] }}: {{ message['content'] }}{{ eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ bos_token }}assistant:{% endif %}"""
+
+
+@pytest.fixture
+def chatty(tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+    byte = tokenizers["byte"]
+    return Tokenizer.from_json(byte.to_json(), byte.roles, TEMPLATE)
+
+
+def test_a_chat_template_renders_and_is_kept(chatty: Tokenizer, tmp_path: Path) -> None:
+    chatty.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    text = again.chat([{"role": "user", "content": "Hi"}])
+    assert text == "<bos>user: Hi<eos><bos>assistant:"
+    assert again.chat([{"role": "user", "content": "Hi"}], reply=False) == "<bos>user: Hi<eos>"
+    assert again.encode(text, specials=True).count(again.need("bos")) == 2
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["chat_template"] == TEMPLATE
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception('no system role') }}",
+        "{% if %}",
+        "{% for i in range(999999999) %}x{% endfor %}",
+        "{{ messages[0].content / 0 }}",
+    ],
+)
+def test_a_template_that_fails_or_reaches_out_is_one_line(chatty: Tokenizer, template: str) -> None:
+    chatty.chat_template = template
+    with pytest.raises(TokenizerError, match="the chat template cannot be rendered: ") as raised:
+        chatty.chat([{"role": "user", "content": "Hi"}])
+    assert "\n" not in str(raised.value)
+
+
+def test_no_chat_template(tokenizers: dict[str, Tokenizer]) -> None:
+    with pytest.raises(TokenizerError, match="has no chat template"):
+        tokenizers["bpe"].chat([])

@@ -1,0 +1,192 @@
+"""What the kinds learn, the same each time, and what cannot be learned."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from weft.config import Config, validate
+from weft.errors import ConfigError, DataError, TokenizerError
+from weft.text.config import BPE, Byte, Char, Specials, TokenizerConfig, TrainedConfig, Unigram, Word, WordPiece
+from weft.text.tokenizer import Tokenizer
+
+
+def test_each_kind_knows_its_kind_and_size(
+    tokenizers: dict[str, Tokenizer], texts: list[str], configs: dict[str, TrainedConfig]
+) -> None:
+    assert {kind: tokenizer.kind for kind, tokenizer in tokenizers.items()} == {kind: kind for kind in configs}
+    assert tokenizers["byte"].vocab_size == 256 + 3
+    assert tokenizers["char"].vocab_size == 4 + 256 + len(set("".join(texts)))
+    for kind in ("bpe", "wordpiece", "unigram"):
+        assert tokenizers[kind].vocab_size == configs[kind].vocab_size  # type: ignore[union-attr]
+
+
+def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
+    assert sorted(tokenizer.special_tokens.values()) == list(range(len(tokenizer.special_tokens)))
+    assert tokenizer.pad_id == 0
+
+
+@pytest.mark.parametrize("kind", ["word", "char", "byte", "bpe", "wordpiece", "unigram"])
+def test_the_same_texts_give_the_same_file(
+    kind: str, tokenizers: dict[str, Tokenizer], texts: list[str], configs: dict[str, TrainedConfig]
+) -> None:
+    for _ in range(3):
+        again = configs[kind].train(iter(texts))
+        assert again.to_json() == tokenizers[kind].to_json()
+        assert again.fingerprint == tokenizers[kind].fingerprint
+
+
+def test_another_process_gives_the_same_file(tokenizers: dict[str, Tokenizer], texts: list[str]) -> None:
+    program = (
+        "import sys; from weft.text.config import *; texts = sys.stdin.buffer.read().decode().split('\\0')\n"
+        "for c in (WordPiece(vocab_size=160), Unigram(vocab_size=340)): print(c.train(texts).fingerprint)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], input="\0".join(texts).encode(), capture_output=True, check=True
+    )
+    assert run.stdout.decode().split() == [tokenizers[kind].fingerprint for kind in ("wordpiece", "unigram")]
+
+
+def test_fingerprints_tell_vocabularies_and_roles_apart(tokenizers: dict[str, Tokenizer]) -> None:
+    other = Byte(specials=Specials(pad="<pad>", bos="<eos>", eos="<bos>")).train([])
+    assert len({other.fingerprint, *(t.fingerprint for t in tokenizers.values())}) == len(tokenizers) + 1
+
+
+def test_words_by_frequency_or_by_code_point() -> None:
+    only_pad = Specials(pad="<PAD>")
+    given = ["b a b C", "a b"]
+    by_frequency = Word(specials=only_pad).train(given)
+    by_code_point = Word(specials=only_pad, order="codepoint").train(given)
+    assert [by_frequency.token(id) for id in range(4)] == ["<PAD>", "b", "a", "C"]
+    assert [by_code_point.token(id) for id in range(4)] == ["<PAD>", "C", "a", "b"]
+    most_frequent = Word(specials=only_pad, order="codepoint", vocab_size=3).train(given)
+    assert [most_frequent.token(id) for id in range(3)] == ["<PAD>", "a", "b"]
+    with pytest.raises(TokenizerError, match="'C' is not in the vocabulary, and this tokenizer has no unk token"):
+        most_frequent.encode("a C")
+
+
+def test_words_end_at_white_space_or_at_punctuation_too() -> None:
+    text = "We'll see, he said."
+    whitespace, punctuation = Word().train([text]), Word(split="punctuation").train([text])
+    assert [p.text for p in whitespace.pieces(text)] == ["We'll", "see,", "he", "said."]
+    assert [p.text for p in punctuation.pieces(text)] == ["We", "'", "ll", "see", ",", "he", "said", "."]
+
+
+@pytest.mark.parametrize(
+    "config", [Word(lowercase=True), Char(lowercase=True), BPE(lowercase=True), Unigram(lowercase=True)]
+)
+def test_lower_casing(config: TrainedConfig) -> None:
+    tokenizer = config.train(["Some TEXT"])
+    assert tokenizer.decode(tokenizer.encode("TEXT Some")) == "text some"
+
+
+def test_rare_characters_fall_to_bytes_when_the_vocabulary_is_small() -> None:
+    char = Char(vocab_size=4 + 256 + 2).train(["aaabbc"])
+    assert [char.token(id) for id in char.encode("abc")] == ["a", "b", "<0x63>"]
+    assert char.decode(char.encode("cab")) == "cab"
+
+
+def test_wordpiece_holds_every_character_in_both_forms(tokenizers: dict[str, Tokenizer], texts: list[str]) -> None:
+    piece = tokenizers["wordpiece"]
+    letters = "".join(sorted(set("".join(texts).lower()) & set("abcdefghijklmnopqrstuvwxyz")))
+    assert piece.unk_id not in piece.encode(f"{letters} {letters[::-1]}")  # none of them ever began or ended so
+    assert {f"##{letter}" for letter in letters} <= {piece.token(id) for id in range(piece.vocab_size)}
+
+
+def test_without_a_size_subwords_take_what_the_text_supports(texts: list[str]) -> None:
+    assert 259 < BPE().train(texts).vocab_size < 8192
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Word(specials=Specials(unk="the", eos="dog.")),
+        Word(split="punctuation", specials=Specials(unk="<unk>", eos="dog")),
+        BPE(specials=Specials(pad="quick", eos="!!")),
+        WordPiece(specials=Specials(unk="[UNK]", mask="quick", sep="dog")),
+        Unigram(specials=Specials(unk="quick", eos="dog.", extra=("the fox", "(or"))),
+    ],
+)
+def test_special_tokens_that_are_words_of_the_text(config: TrainedConfig, texts: list[str]) -> None:
+    tokenizer = config.train([*texts, "wow!! !!"])
+    ids = tokenizer.encode("The quick the fox and the dog. (or wow!! quick<pad>)")
+    assert set(tokenizer.special_tokens.values()) & set(ids) <= {tokenizer.unk_id}
+    again = Tokenizer.from_json(tokenizer.to_json(), tokenizer.roles)
+    assert again.encode("The quick the fox and the dog. (or wow!! quick<pad>)") == ids
+
+
+# ---- what cannot be learned
+
+
+@pytest.mark.parametrize("config", [Word(), Char(), BPE(), WordPiece(), Unigram()], ids=lambda c: c.kind)
+@pytest.mark.parametrize("nothing", [[], [""], ["", ""]])
+def test_an_empty_corpus(config: TrainedConfig, nothing: list[str]) -> None:
+    with pytest.raises(TokenizerError, match="no text to train the tokenizer on"):
+        config.train(nothing)
+
+
+@pytest.mark.parametrize("config", [Word(), WordPiece()], ids=lambda c: c.kind)
+def test_white_space_holds_no_words(config: TrainedConfig) -> None:
+    with pytest.raises(TokenizerError, match="holds white space only"):
+        config.train(["  \n"])
+
+
+@pytest.mark.parametrize("kind", ["word", "char", "bpe", "wordpiece", "unigram"])
+def test_a_vocabulary_larger_than_the_text_supports(
+    kind: str, texts: list[str], configs: dict[str, TrainedConfig]
+) -> None:
+    with pytest.raises(TokenizerError, match=r"vocab_size = 9999: the text supports (\d+) at most") as raised:
+        configs[kind].replace(vocab_size=9999).train(texts)
+    supported = int(str(raised.value).split("supports ")[1].split()[0])
+    assert configs[kind].replace(vocab_size=supported).train(texts).vocab_size == supported
+
+
+@pytest.mark.parametrize("kind", ["word", "char", "bpe", "wordpiece", "unigram"])
+def test_a_vocabulary_too_small_for_the_alphabet(
+    kind: str, texts: list[str], configs: dict[str, TrainedConfig]
+) -> None:
+    with pytest.raises(TokenizerError, match=r"vocab_size = 3: too small; .* need (\d+) at least") as raised:
+        configs[kind].replace(vocab_size=3).train(texts)
+    needed = int(str(raised.value).split("need ")[1].split()[0])
+    with pytest.raises(TokenizerError, match=f"need {needed} at least"):
+        configs[kind].replace(vocab_size=needed - 1).train(texts)
+    assert configs[kind].replace(vocab_size=needed).train(texts).vocab_size == needed
+
+
+def test_lone_surrogates_are_refused() -> None:
+    for config in (Char(), BPE(), Unigram()):
+        with pytest.raises(TokenizerError, match=r"lone surrogate, U\+D800 at character 1"):
+            config.train(["fine", "a\ud800"])
+
+
+def test_an_error_of_the_source_comes_through() -> None:
+    def failing() -> Iterator[str]:
+        yield "some text"
+        raise DataError("the disk is gone")
+
+    for config in (Word(), Char(), BPE(), WordPiece(), Unigram()):
+        with pytest.raises(DataError, match="the disk is gone"):
+            config.train(failing())
+
+
+class Recipe(Config):
+    tokenizer: TokenizerConfig
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"kind": "bpee"}, r"tokenizer\.kind = 'bpee': unknown kind; did you mean 'bpe'"),
+        ({"kind": "bpe", "vocab_size": 0}, r"tokenizer\.vocab_size = 0"),
+        ({"kind": "byte", "vocab_size": 300}, r"tokenizer\.vocab_size: unknown key"),
+        ({"kind": "char", "fallback": "unk", "specials": {"pad": "<p>"}}, r"needs specials\.unk"),
+        ({"kind": "wordpiece", "specials": {"pad": "<p>"}}, r"needs specials\.unk"),
+        ({"kind": "unigram", "specials": {"pad": "<p>"}}, r"needs specials\.unk"),
+        ({"kind": "word", "specials": {"pad": "p"}}, "'p' cannot be a special token"),
+        ({"kind": "word", "specials": {"extra": ["<0x41>"]}}, "'<0x41>' cannot be a special token"),
+    ],
+)
+def test_configs_that_make_no_sense(tree: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(Recipe, {"tokenizer": tree})
