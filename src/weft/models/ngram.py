@@ -1,0 +1,304 @@
+"""The n-gram language model: p(next word | the last order − 1 words), learned by counting (Shannon 1948, §3).
+
+Where a sequence begins, the context is as long as what there is: the first token has none and is given its unigram
+probability, the second has one word, and so on. In features such a missing word is written as `vocab_size`, an id no
+token has. A context that was never seen is cut from the left until it was (add-k alone keeps to its formula, which
+gives every word 1/V then), so every context has a distribution that sums to one, for every smoothing.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from weft.errors import ModelError
+from weft.models.base import LanguageModel, Source, State, check_tokens
+from weft.models.config import AddK
+from weft.models.config import NGram as NGramConfig
+from weft.models.ngram_counts import Ints, Level, Trie, check_ids, count_ngrams, document_starts, lookups
+from weft.models.ngram_smoothing import smooth
+
+SCORED = 1 << 18  # tokens scored together
+
+
+class Recent(State):
+    """The tokens read so far, behind order − 1 places that stand for nothing."""
+
+    def __init__(self, batch: int, max_len: int, order: int, missing: int, device: torch.device):
+        super().__init__(batch, max_len, device)
+        self.tokens = torch.full((batch, order - 1 + max_len), missing, dtype=torch.long, device=device)
+
+    def _reorder(self, index: Tensor) -> None:
+        self.tokens = self.tokens[index]
+
+
+class NGram(LanguageModel):
+    """Sorted tables of n-grams with their counts and log-probabilities, one set for each length up to `order`.
+
+    They are buffers, so a state dict holds the whole model; a fresh model takes the sizes of what it loads.
+    There is nothing to train by gradient: `fit` counts.
+    """
+
+    TABLES = ("words", "counts", "starts", "log_prob", "backoff")
+
+    def __init__(self, config: NGramConfig):
+        super().__init__()
+        self.config: NGramConfig = config
+        kinds = (torch.int32, torch.int32, torch.int32, torch.float32, torch.float32)
+        for n in range(1, config.order + 1):
+            for table, dtype in zip(self.TABLES, kinds, strict=True):
+                self.register_buffer(f"{table}_{n}", torch.empty(0, dtype=dtype))
+
+    # ---- learning
+
+    def fit(self, tokens: Ints, boundaries: Ints | None = None, progress: bool = False) -> None:
+        """Count tokens (time,), a memory-mapped array too, and smooth the counts; what was counted before is forgotten.
+
+        `boundaries` are the offsets at which documents begin. With `progress`, a bar is drawn on a terminal.
+        The tables take about 17 bytes a distinct n-gram. At most, about 35 bytes are held for each while they are made;
+        where n-grams are few, 0.9 GB for the chunk being counted, however long the text.
+        """
+        order, vocab_size = self.config.order, self.config.vocab_size
+        if len(tokens) < order:
+            raise ModelError(f"{len(tokens)} tokens are too few to count n-grams of order {order}")
+        starts = document_starts(len(tokens), boundaries)
+        with _bar("counting", len(tokens) * order, progress) as tick:
+            trie = count_ngrams(tokens, starts, vocab_size, order, tick)
+        openings = _openings(trie, tokens, starts)
+        with _bar("smoothing", sum(len(level) for level in trie[1:]), progress) as tick:
+            weights = smooth(trie, self.config.smoothing, openings, tick)
+        for n, (level, weight) in enumerate(zip(trie, weights, strict=True), start=1):
+            tables = (level.words, level.counts, level.starts, weight.log_prob, weight.backoff)
+            for table, values in zip(self.TABLES, tables, strict=True):
+                name = f"{table}_{n}"
+                setattr(self, name, torch.from_numpy(values).to(getattr(self, name).device))
+
+    @property
+    def entries(self) -> list[int]:
+        """The number of distinct n-grams of each length, from 1 up to the order."""
+        self._check_fitted()
+        distinct = int(torch.count_nonzero(self._table("counts", 1)))
+        return [distinct] + [len(self._table("words", n)) for n in range(2, self.config.order + 1)]
+
+    def count(self, words: list[int]) -> int:
+        """How often these words, at most `order`, follow each other in what was counted."""
+        tokens = np.asarray(words, dtype=np.int64)
+        self._check_fitted()
+        check_ids(tokens, self.config.vocab_size)
+        if not 1 <= len(tokens) <= self.config.order:
+            raise ModelError(f"counts are of 1 to {self.config.order} words, not {len(tokens)}")
+        *_, (places, _) = lookups(self._trie()[: len(tokens)], tokens, np.zeros(1, dtype=np.int64))
+        return int(self._table("counts", len(tokens))[places[-1]]) if places[-1] >= 0 else 0
+
+    # ---- scoring a long text
+
+    def log_prob(self, tokens: Ints, boundaries: Ints | None = None) -> NDArray[np.float32]:
+        """log p(token | its context) for each of tokens (time,), in nats; `boundaries` as for `fit`.
+
+        What `head` says of every token in the vocabulary, this says of the one that came, at a million tokens a
+        second on one core: only the n-grams that occur are looked up.
+        """
+        self._check_fitted()
+        starts = document_starts(len(tokens), boundaries)
+        trie = self._trie()
+        log_probs = [self._host("log_prob", n) for n in range(1, self.config.order + 1)]
+        backoffs = [self._host("backoff", n) for n in range(1, self.config.order + 1)]
+        scores = np.empty(len(tokens), dtype=np.float32)
+        for low in range(0, len(tokens), SCORED):
+            known = min(low, self.config.order - 1)
+            part = np.asarray(tokens[low - known : low + SCORED])
+            check_ids(part, self.config.vocab_size)
+            first, last = np.searchsorted(starts, [low - known, low - known + len(part)])
+            begins = starts[first:last] - (low - known)
+            scores[low : low + SCORED] = self._score(trie, log_probs, backoffs, part, begins)[known:]
+        return scores
+
+    def _score(
+        self, trie: Trie, log_probs: list[Any], backoffs: list[Any], tokens: Ints, starts: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """log p of each of tokens (time,), going up from one word to the longest context."""
+        uniform = -float(np.log(self.config.vocab_size)) if isinstance(self.config.smoothing, AddK) else None
+        score = np.empty(0, dtype=np.float32)
+        begun = np.zeros(len(tokens), dtype=np.int64)
+        begun[starts] = starts
+        age = np.arange(len(tokens)) - np.maximum.accumulate(begun)  # tokens since the document began
+        for n, (places, contexts) in enumerate(lookups(trie, tokens, starts), start=1):
+            if n == 1:
+                score = log_probs[0].take(places)
+                continue
+            if uniform is not None:
+                score[age >= n - 1] = uniform
+            known = np.flatnonzero(contexts >= 0)
+            score[known] += backoffs[n - 2].take(contexts.take(known))
+            seen = np.flatnonzero(places >= 0)
+            score[seen] = log_probs[n - 1].take(places.take(seen))
+        return score
+
+    # ---- the contract of a language model
+
+    def features(self, tokens: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """The context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest first.
+
+        With documents (batch, time), their numbers, a context holds words of its own document only. `positions` mean
+        nothing to counts; they are taken so that callers need not ask.
+        """
+        check_tokens(tokens, self.config.vocab_size)
+        width = self.config.order - 1
+        if not width:
+            return tokens.new_empty((*tokens.shape, 0))
+        contexts = nn.functional.pad(tokens, (width - 1, 0), value=self.config.vocab_size).unfold(1, width, 1)
+        if documents is not None:
+            origins = nn.functional.pad(documents, (width - 1, 0), value=-1).unfold(1, width, 1)
+            contexts = contexts.masked_fill(origins != documents[:, :, None], self.config.vocab_size)
+        return contexts
+
+    def head(self, features: Tensor) -> Tensor:
+        """log p (batch, time, vocab_size) of every word after contexts (batch, time, order − 1); −∞ where p is zero."""
+        self._check_fitted()
+        B, T, width = features.shape
+        V = self.config.vocab_size
+        contexts = features.reshape(B * T, width).to(self._table("counts", 1).device)
+        uniform = -float(np.log(V)) if isinstance(self.config.smoothing, AddK) else None
+        rows = self._table("log_prob", 1).repeat(B * T, 1)
+        for n, places in enumerate(self._places(contexts), start=2):
+            if uniform is not None:
+                rows[(contexts[:, width - n + 1 :] < V).all(1)] = uniform
+            known = (places >= 0).nonzero().squeeze(1)
+            places = places[known]
+            rows[known] += self._table("backoff", n - 1)[places, None]
+            starts = self._table("starts", n - 1)
+            begin = starts[places].long()
+            sizes = starts[places + 1].long() - begin
+            row = torch.repeat_interleave(known, sizes)
+            ends = sizes.cumsum(0)
+            child = torch.arange(len(row), device=row.device) + torch.repeat_interleave(begin - ends + sizes, sizes)
+            rows[row, self._table("words", n)[child].long()] = self._table("log_prob", n)[child]
+        return rows.view(B, T, V).to(features.device)
+
+    def _places(self, contexts: Tensor) -> list[Tensor]:
+        """For n = 1, 2, …, the places of the last n words of contexts (rows, words); −1 where unseen or missing.
+
+        All endings of a context are looked up side by side, from their first word to their last.
+        """
+        width, V = contexts.shape[1], self.config.vocab_size
+        places = torch.where(contexts < V, contexts, -1).flip(1)  # column i: the ending of i + 1 words
+        found = [places[:, 0]] if width else []
+        for n in range(2, width + 1):
+            places = self._find(n, places[:, 1:], contexts[:, n - 1 :].flip(1))
+            found.append(places[:, 0])
+        return found
+
+    def _find(self, n: int, parents: Tensor, wanted: Tensor) -> Tensor:
+        """As `ngram_counts.find` for n-grams of n words, on whichever device the tables are."""
+        starts, words = self._table("starts", n - 1), self._table("words", n)
+        if not len(words):
+            return torch.full_like(parents, -1)
+        context = parents.clamp(min=0)
+        low, end = starts[context].long(), starts[context + 1].long()
+        size = torch.where(parents >= 0, end - low, 0)
+        seen = size > 0
+        for _ in range(max(0, int(size.max()) - 1).bit_length()):
+            half = size >> 1
+            low = low + half * (words[low + half - 1] < wanted)
+            size = size - half
+        place = low.clamp(max=len(words) - 1)
+        return torch.where(seen & (words[place] == wanted), place, -1)
+
+    def start(self, batch: int, max_len: int, source: Source | None = None) -> Recent:
+        """An empty memory for `batch` sequences of up to `max_len` tokens."""
+        if source is not None:
+            raise ModelError(f"{self._name()} continues a text; it cannot read a source")
+        self._check_fitted()
+        device = self._table("counts", 1).device
+        return Recent(batch, max_len, self.config.order, self.config.vocab_size, device)
+
+    def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
+        """Read tokens (batch, time) after what `state` remembers; contexts (batch, time, order − 1) for `head`."""
+        assert isinstance(state, Recent)
+        check_tokens(tokens, self.config.vocab_size)
+        T, width = tokens.shape[1], self.config.order - 1
+        state.reserve(T)
+        ends = state.lengths[:, None] + torch.arange(T, device=state.lengths.device)  # tokens before each new one
+        state.tokens.scatter_(1, ends + width, tokens.to(state.tokens))
+        state.advance(T, lengths)
+        window = ends[:, :, None] + torch.arange(1, width + 1, device=ends.device)
+        return state.tokens.gather(1, window.flatten(1)).view(*tokens.shape, width)
+
+    # ---- tables
+
+    def _table(self, table: str, n: int) -> Tensor:
+        return self.get_buffer(f"{table}_{n}")
+
+    def _host(self, table: str, n: int) -> NDArray[Any]:
+        return self._table(table, n).cpu().numpy()
+
+    def _trie(self) -> Trie:
+        levels = range(1, self.config.order + 1)
+        return [Level(self._host("words", n), self._host("counts", n), self._host("starts", n)) for n in levels]
+
+    def _check_fitted(self) -> None:
+        if not len(self._table("counts", 1)):
+            raise ModelError(f"{self._name()} has counted nothing yet: fit it, or load what was fitted")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take the sizes of the tables from what is loaded: a fresh model does not know them."""
+        given = {name: state_dict[prefix + name] for name, _ in self.named_buffers() if prefix + name in state_dict}
+        for name, values in given.items():
+            own = self.get_buffer(name)
+            setattr(self, name, torch.empty(values.shape, dtype=values.dtype, device=own.device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if len(given) == len(self.TABLES) * self.config.order:
+            self._check_tables()
+
+    def _check_tables(self) -> None:
+        """Refuse tables that were not made for this config, or do not belong together: lookups would go astray."""
+        order, V = self.config.order, self.config.vocab_size
+        for n in range(1, order + 1):
+            words, counts, starts, log_prob, backoff = (self._table(table, n) for table in self.TABLES)
+            size = len(words)
+            fits = len(counts) == len(log_prob) == size and (n > 1 or size in (0, V))
+            if n < order:
+                following = len(self._table("words", n + 1))
+                fits = fits and len(backoff) == size and len(starts) in (0 if not size else size + 1, size + 1)
+                if fits and size:
+                    fits = int(starts[0]) == 0 and int(starts[-1]) == following and bool((starts.diff() >= 0).all())
+            if fits and size:
+                fits = int(words.min()) >= 0 and int(words.max()) < V
+            if not fits:
+                raise ModelError(f"the tables of order {n} are no n-gram tables of order {order} over {V} words")
+
+
+def _openings(trie: Trie, tokens: Ints, starts: NDArray[np.int64]) -> list[Ints]:
+    """For each length below the highest, the places of the n-grams that a document begins with."""
+    longest = len(trie) - 1
+    ends = np.minimum(np.append(starts[1:], len(tokens)), starts + longest)
+    sizes = ends - starts
+    begins = np.cumsum(sizes) - sizes
+    heads = np.asarray(tokens[np.arange(sizes.sum()) + np.repeat(starts - begins, sizes)])
+    found = lookups(trie[:longest], heads, begins) if longest else iter(())
+    return [places[begins[sizes >= n] + n - 1] for n, (places, _) in enumerate(found, start=1)]
+
+
+@contextmanager
+def _bar(what: str, total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error, where that is a terminal; a function that moves it on."""
+    if not (wanted and sys.stderr.isatty()):
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(show_speed=True),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)

@@ -1,0 +1,208 @@
+"""From counts to probabilities: what each way of smoothing makes of a trie of n-grams.
+
+Every way ends in the same two tables, so that scoring knows one rule. An n-gram (c, w) that was seen has its
+log p(w | c). A context c has the log of a factor: a word w not seen after c has p(w | c) = factor(c) · p(w | c'),
+where c' is c without its first word; a context that was never continued has factor 1. For add-k, c' is no context at
+all: what was not seen after c shares evenly, so the factor applies to 1/V.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.models.config import AddK, KneserNey, MaximumLikelihood, Smoothing, StupidBackoff
+from weft.models.ngram_counts import Ints, Level, Trie, find
+
+BLOCK = 1 << 20  # n-grams worked on together: tens of MB in float64
+FALLBACK_DISCOUNT = 0.5  # where no n-gram occurs once, or none twice, and n₁/(n₁ + 2n₂) says nothing
+
+Floats = NDArray[np.float32]
+Tick = Callable[[int], None]
+
+
+@dataclass
+class Weights:
+    """The log-probabilities of one level's n-grams, and the log-factors of the same n-grams as contexts."""
+
+    log_prob: Floats  # (n-grams,)
+    backoff: Floats  # (n-grams,); empty at the highest order
+
+
+def smooth(trie: Trie, smoothing: Smoothing, openings: list[Ints], tick: Tick) -> list[Weights]:
+    """The weights of every level. `openings[n − 1]` are the places of the n-grams that some document begins with."""
+    match smoothing:
+        case MaximumLikelihood():
+            return _maximum_likelihood(trie, tick)
+        case AddK():
+            return _add_k(trie, smoothing.k, tick)
+        case StupidBackoff():
+            return _stupid_backoff(trie, smoothing.alpha, tick)
+        case KneserNey():
+            return _kneser_ney(trie, smoothing.discount, openings, tick)
+
+
+def _sum_continuations(level: Level, values: Ints) -> Ints:
+    """For each n-gram of `level`, the sum of `values` over its continuations in the next."""
+    sums = np.zeros(len(values) + 1, dtype=np.int32 if values.sum() < 2**31 else np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums[level.starts[1:]] - sums[level.starts[:-1]]
+
+
+def _parents(level: Level, low: int, high: int) -> NDArray[np.int64]:
+    """The contexts, by place in `level`, of the next level's n-grams `low` to `high`."""
+    first = int(np.searchsorted(level.starts, low, side="right")) - 1
+    last = int(np.searchsorted(level.starts, high, side="left"))
+    edges = np.clip(level.starts[first : last + 1], low, high)
+    return np.repeat(np.arange(first, last), np.diff(edges))
+
+
+def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore"):
+        return np.log(values)
+
+
+def _maximum_likelihood(trie: Trie, tick: Tick) -> list[Weights]:
+    """p(w | c) = count(c, w) / count(c): nothing is left for words not seen after c."""
+    total = trie[0].counts.sum()
+    weights = [Weights(_log(trie[0].counts / total).astype(np.float32), _nothing())]
+    for above, level in pairwise(trie):
+        totals = _sum_continuations(above, level.counts)
+        weights[-1].backoff = np.where(totals > 0, -np.inf, 0.0).astype(np.float32)
+        log_prob = np.empty(len(level), dtype=np.float32)
+        for low, high in _blocks(level):
+            log_prob[low:high] = np.log(level.counts[low:high] / totals[_parents(above, low, high)])
+            tick(high - low)
+        weights.append(Weights(log_prob, _nothing()))
+    return weights
+
+
+def _add_k(trie: Trie, k: float, tick: Tick) -> list[Weights]:
+    """p(w | c) = (count(c, w) + k) / (count(c) + kV)."""
+    vocab_size = len(trie[0])
+    total = trie[0].counts.sum() + k * vocab_size
+    weights = [Weights(np.log((trie[0].counts + k) / total).astype(np.float32), _nothing())]
+    for above, level in pairwise(trie):
+        totals = _sum_continuations(above, level.counts) + k * vocab_size
+        weights[-1].backoff = np.log(k * vocab_size / totals).astype(np.float32)
+        log_prob = np.empty(len(level), dtype=np.float32)
+        for low, high in _blocks(level):
+            log_prob[low:high] = np.log((level.counts[low:high] + k) / totals[_parents(above, low, high)])
+            tick(high - low)
+        weights.append(Weights(log_prob, _nothing()))
+    return weights
+
+
+def _stupid_backoff(trie: Trie, alpha: float, tick: Tick) -> list[Weights]:
+    """Brants et al. 2007, §4: S(w | c) = count(c, w)/count(c), or α S(w | c') if that is zero; then p = S / Z.
+
+    The scores of one context do not sum to one. Their sum follows from the shorter context's,
+    Z(c) = 1 + α (Z(c') − Σ S(w | c') over the words seen after c), so dividing by it costs nothing when scoring and
+    makes decoding and perplexity proper. A word never seen at all is given one more step back, to α/V.
+    """
+    vocab_size = len(trie[0])
+    counts = trie[0].counts
+    scores = np.where(counts > 0, counts / counts.sum(), alpha / vocab_size)
+    below = np.full(1, scores.sum())  # Z of each context one word shorter; first of the one that is empty
+    weights = [Weights(np.log(scores / below).astype(np.float32), _nothing())]
+    score = scores.astype(np.float32)
+    suffixes = np.zeros(vocab_size, dtype=np.int64)  # places of the n-grams without their first word
+    for n, (above, level) in enumerate(pairwise(trie)):
+        longer = _suffixes(trie, n, suffixes)
+        totals = _sum_continuations(above, level.counts)
+        covered = np.zeros(len(above))
+        here = np.empty(len(level), dtype=np.float32)
+        for low, high in _blocks(level):
+            context = _parents(above, low, high)
+            here[low:high] = level.counts[low:high] / totals[context]
+            first = int(context[0])
+            sums = np.bincount(context - first, weights=score[longer[low:high]])
+            covered[first : first + len(sums)] += sums
+        shorter = below[suffixes]
+        mass = 1.0 + alpha * np.maximum(shorter - covered, 0.0)
+        weights[-1].backoff = np.where(totals > 0, np.log(alpha * shorter / mass), 0.0).astype(np.float32)
+        log_prob = np.empty(len(level), dtype=np.float32)
+        for low, high in _blocks(level):
+            log_prob[low:high] = np.log(here[low:high] / mass[_parents(above, low, high)])
+            tick(high - low)
+        weights.append(Weights(log_prob, _nothing()))
+        below, score, suffixes = mass, here, longer
+    return weights
+
+
+def _kneser_ney(trie: Trie, discount: float | None, openings: list[Ints], tick: Tick) -> list[Weights]:
+    """Interpolated Kneser–Ney (Chen and Goodman 1999, §2.7): p(w | c) = (a(c, w) − D)⁺ / a(c) + γ(c) p(w | c').
+
+    At the highest order a is the count. Below it, a is the number of different words seen before (c, w), where the
+    beginning of a document counts as one such word. γ(c) is what the discount D takes from c; the recursion ends in
+    the uniform distribution, so that a word never seen keeps a probability.
+    """
+    vocab_size = len(trie[0])
+    suffixes = np.zeros(vocab_size, dtype=np.int64)
+    longer = _suffixes(trie, 0, suffixes)
+    adjusted = _varieties(trie, 0, longer, openings)
+    taken = _discount(adjusted) if discount is None else discount
+    total = adjusted.sum()
+    prob = np.maximum(adjusted - taken, 0.0) / total + taken * np.count_nonzero(adjusted) / total / vocab_size
+    weights = [Weights(np.log(prob).astype(np.float32), _nothing())]
+    for n, (above, level) in enumerate(pairwise(trie), start=1):
+        suffixes, longer = longer, _suffixes(trie, n, longer)
+        adjusted = _varieties(trie, n, longer, openings)
+        taken = _discount(adjusted) if discount is None else discount
+        totals = np.maximum(_sum_continuations(above, adjusted), 1)
+        share = np.diff(above.starts) / totals  # γ(c) / D
+        backoff = np.log(np.where(share > 0, taken * share, 1.0)).astype(np.float32)
+        lower, log_prob = weights[-1].log_prob, np.empty(len(level), dtype=np.float32)
+        weights[-1].backoff = backoff
+        del share
+        for low, high in _blocks(level):
+            context = _parents(above, low, high)
+            own = np.maximum(adjusted[low:high] - taken, 0.0) / totals[context]
+            passed = np.exp(backoff[context].astype(np.float64) + lower[suffixes[low:high]])
+            log_prob[low:high] = np.log(own + passed)
+            tick(high - low)
+        weights.append(Weights(log_prob, _nothing()))
+    return weights
+
+
+def _suffixes(trie: Trie, n: int, suffixes: Ints) -> Ints:
+    """For each n-gram of level `n + 1`, the place in level `n` of what remains without its first word.
+
+    `suffixes` say the same of level `n`. The highest order has no level after it: nothing.
+    """
+    if n + 1 == len(trie):
+        return np.empty(0, dtype=np.int32)
+    above, level = trie[n], trie[n + 1]
+    if n == 0:
+        return level.words
+    places = np.empty(len(level), dtype=np.int32 if len(above) < 2**31 else np.int64)
+    for low, high in _blocks(level):
+        context = suffixes[_parents(above, low, high)]
+        places[low:high] = find(trie[n - 1], above, context, level.words[low:high])
+    return places
+
+
+def _varieties(trie: Trie, n: int, longer: Ints, openings: list[Ints]) -> Ints:
+    """Kneser–Ney's adjusted counts of level `n`; `longer` are the suffixes of the level after it."""
+    if n + 1 == len(trie):
+        return trie[n].counts
+    before = np.bincount(longer, minlength=len(trie[n]))
+    before[openings[n]] += 1
+    return before.astype(trie[n].counts.dtype)
+
+
+def _discount(adjusted: Ints) -> float:
+    """n₁ / (n₁ + 2n₂), from how many n-grams count one and two (Ney, Essen and Kneser 1994)."""
+    once, twice = int(np.count_nonzero(adjusted == 1)), int(np.count_nonzero(adjusted == 2))
+    return once / (once + 2 * twice) if once and twice else FALLBACK_DISCOUNT
+
+
+def _blocks(level: Level) -> Iterator[tuple[int, int]]:
+    for low in range(0, len(level), BLOCK):
+        yield low, min(low + BLOCK, len(level))
+
+
+def _nothing() -> Floats:
+    return np.empty(0, dtype=np.float32)

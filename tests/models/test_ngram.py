@@ -1,0 +1,337 @@
+"""The n-gram model against dictionaries, against nltk, and against the contract of every model."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nltk.lm import MLE, KneserNeyInterpolated, Lidstone
+from nltk.lm import StupidBackoff as NltkStupidBackoff
+from safetensors.torch import load_file, save_file
+from tests.models.contract import SomeSource, check_causal, check_rows_are_independent, check_step_equals_forward
+
+from weft.errors import ModelError
+from weft.models.config import AddK, KneserNey, MaximumLikelihood, NGram, Smoothing, StupidBackoff
+from weft.models.ngram import NGram as Model
+from weft.models.ngram_counts import count_ngrams, document_starts
+
+SMOOTHINGS: list[Smoothing] = [
+    MaximumLikelihood(),
+    AddK(k=0.3),
+    StupidBackoff(alpha=0.4),
+    KneserNey(discount=0.7),
+    KneserNey(),
+]
+KINDS = [f"{s.kind}{'' if getattr(s, 'discount', 1) else '-estimated'}" for s in SMOOTHINGS]
+V = 7
+Words = tuple[int, ...]
+
+
+def text(seed: int = 0, sizes: Sequence[int] = (40, 1, 25, 2, 60), words: int = V - 1) -> list[list[int]]:
+    """Documents with repetitions; the last word of the vocabulary never occurs."""
+    rng = np.random.default_rng(seed)
+    return [[int(w) for w in np.minimum(rng.geometric(0.4, size) - 1, words - 1)] for size in sizes]
+
+
+def joined(documents: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """The documents in a row, and where each begins."""
+    tokens = np.array([w for document in documents for w in document], dtype=np.uint16)
+    return tokens, np.cumsum([0] + [len(document) for document in documents])[:-1]
+
+
+def fitted(documents: list[list[int]], order: int, smoothing: Smoothing, vocab_size: int = V) -> Model:
+    model = NGram(vocab_size=vocab_size, order=order, smoothing=smoothing).build()
+    model.fit(*joined(documents))
+    return model
+
+
+def rows(model: Model, contexts: list[Words]) -> np.ndarray:
+    """Probabilities (contexts, vocabulary) after each of some contexts, by `head`."""
+    width, missing = model.config.order - 1, model.config.vocab_size
+    padded = [[missing] * (width - len(c)) + list(c) for c in contexts]
+    logits = model.head(torch.tensor(padded, dtype=torch.long).view(len(contexts), 1, width))
+    return logits[:, 0].double().exp().numpy()
+
+
+def every_context(order: int) -> list[Words]:
+    return [c for length in range(order) for c in product(range(V), repeat=length)]
+
+
+class Dictionaries:
+    """The formulas written out over dictionaries of counts: slow, plain, and sharing nothing with the model."""
+
+    def __init__(self, documents: list[list[int]], order: int, vocab_size: int):
+        self.order, self.vocab_size = order, vocab_size
+        self.counts: Counter[Words] = Counter()
+        before: dict[Words, set[int]] = defaultdict(set)
+        for document in documents:
+            for n in range(1, order + 1):
+                for i in range(len(document) - n + 1):
+                    ngram = tuple(document[i : i + n])
+                    self.counts[ngram] += 1
+                    before[ngram].add(document[i - 1] if i else -1)  # −1: the document begins here
+        self.varieties = Counter({ngram: len(words) for ngram, words in before.items()})
+
+    def after(self, counts: Counter[Words], context: Words) -> dict[int, int]:
+        return {w: counts[(*context, w)] for w in range(self.vocab_size) if counts[(*context, w)]}
+
+    def mle(self, context: Words) -> list[float]:
+        seen = self.after(self.counts, context)
+        if not seen:
+            return self.mle(context[1:])
+        return [seen.get(w, 0) / sum(seen.values()) for w in range(self.vocab_size)]
+
+    def add_k(self, context: Words, k: float) -> list[float]:
+        seen = self.after(self.counts, context)
+        total = sum(seen.values()) + k * self.vocab_size
+        return [(seen.get(w, 0) + k) / total for w in range(self.vocab_size)]
+
+    def backoff_scores(self, context: Words, alpha: float) -> list[float]:
+        lower = self.backoff_scores(context[1:], alpha) if context else [1 / self.vocab_size] * self.vocab_size
+        seen = self.after(self.counts, context)
+        return [seen[w] / sum(seen.values()) if w in seen else alpha * lower[w] for w in range(self.vocab_size)]
+
+    def stupid_backoff(self, context: Words, alpha: float) -> list[float]:
+        scores = self.backoff_scores(context, alpha)
+        return [s / sum(scores) for s in scores]
+
+    def kneser_ney(self, context: Words, discount: float | None) -> list[float]:
+        n = len(context) + 1
+        lower = self.kneser_ney(context[1:], discount) if context else [1 / self.vocab_size] * self.vocab_size
+        counts = self.counts if n == self.order else self.varieties
+        seen = self.after(counts, context)
+        if not seen:
+            return lower
+        once, twice = (sum(len(g) == n and c == times for g, c in counts.items()) for times in (1, 2))
+        estimated = once / (once + 2 * twice) if once and twice else 0.5
+        D = estimated if discount is None else discount
+        total = sum(seen.values())
+        share = D * len(seen) / total
+        return [max(seen.get(w, 0) - D, 0) / total + share * lower[w] for w in range(self.vocab_size)]
+
+    def row(self, smoothing: Smoothing, context: Words) -> list[float]:
+        match smoothing:
+            case MaximumLikelihood():
+                return self.mle(context)
+            case AddK():
+                return self.add_k(context, smoothing.k)
+            case StupidBackoff():
+                return self.stupid_backoff(context, smoothing.alpha)
+            case KneserNey():
+                return self.kneser_ney(context, smoothing.discount)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("smoothing", SMOOTHINGS, ids=KINDS)
+def test_every_context_has_the_formulas_distribution(smoothing: Smoothing, order: int) -> None:
+    """Seen or unseen, full or short: the model's row is the dictionaries', and it sums to one."""
+    documents = text()
+    model, reference = fitted(documents, order, smoothing), Dictionaries(documents, order, V)
+    contexts = every_context(order)
+    got = rows(model, contexts)
+    expected = np.array([reference.row(smoothing, c) for c in contexts])
+    np.testing.assert_allclose(got, expected, rtol=2e-6, atol=1e-9)
+    np.testing.assert_allclose(got.sum(1), 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS, ids=KINDS)
+def test_scoring_says_what_the_head_says(smoothing: Smoothing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`log_prob` of a text is the head's row at each token's own id, over documents and blocks of any size."""
+    monkeypatch.setattr("weft.models.ngram.SCORED", 13)
+    monkeypatch.setattr("weft.models.ngram_counts.BLOCK", 5)
+    model = fitted(text(), 4, smoothing)
+    tokens, begins = joined(text(seed=8, words=V))
+    got = model.log_prob(tokens, begins)
+    expected = []
+    for document in text(seed=8, words=V):
+        contexts = [tuple(document[max(0, i - 3) : i]) for i in range(len(document))]
+        expected += [row[w] for row, w in zip(rows(model, contexts), document, strict=True)]
+    np.testing.assert_allclose(np.exp(got.astype(np.float64)), expected, rtol=1e-5, atol=1e-9)
+    assert got.dtype == np.float32
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    documents=st.lists(st.lists(st.integers(0, 4), max_size=9), max_size=6),
+    chunk=st.integers(1, 12),
+    order=st.integers(1, 4),
+)
+def test_counting_in_chunks_counts_the_same(documents: list[list[int]], chunk: int, order: int) -> None:
+    """However a text is cut into chunks, and however these are merged, the trie holds each n-gram's count."""
+    tokens, begins = joined([[0], *documents])
+    ticks: list[int] = []
+    trie = count_ngrams(tokens, document_starts(len(tokens), begins), 5, order, ticks.append, chunk=chunk)
+    got: dict[Words, int] = {(int(w),): int(c) for w, c in zip(trie[0].words, trie[0].counts, strict=True) if c}
+    prefixes: list[Words] = [(w,) for w in range(5)]
+    for above, level in pairwise(trie):
+        parents = np.repeat(np.arange(len(above)), np.diff(above.starts))
+        prefixes = [(*prefixes[p], int(w)) for p, w in zip(parents, level.words, strict=True)]
+        assert prefixes == sorted(set(prefixes))
+        got |= {ngram: int(c) for ngram, c in zip(prefixes, level.counts, strict=True)}
+    assert got == Dictionaries([[0], *documents], order, 5).counts
+    assert sum(ticks) == len(tokens) * order
+
+
+def grams(documents: list[list[int]], order: int, opened: bool) -> list[tuple[str, ...]]:
+    """All n-grams as nltk takes them; if `opened`, also those that begin with the document's beginning."""
+    found = []
+    for document in documents:
+        words = ["<s>", *map(str, document)] if opened else list(map(str, document))
+        spans = [(i, n) for n in range(1, order + 1) for i in range(len(words) - n + 1)]
+        found += [tuple(words[i : i + n]) for i, n in spans if words[i : i + n] != ["<s>"]]
+    return found
+
+
+def as_words(context: Words) -> list[str]:
+    return [str(w) for w in context]
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "peer"),
+    [
+        (MaximumLikelihood(), lambda: MLE(3)),
+        (AddK(k=0.3), lambda: Lidstone(0.3, 3)),
+        (StupidBackoff(alpha=0.3), lambda: NltkStupidBackoff(0.3, 3)),
+    ],
+    ids=["mle", "add-k", "stupid-backoff"],
+)
+def test_equals_nltk(smoothing: Smoothing, peer: Callable[[], MLE]) -> None:
+    """Scores of the same counts. nltk leaves MLE at zero after unseen contexts, and does not normalise back-off."""
+    documents = [*text(), [V - 1]]
+    model, nltk = fitted(documents, 3, smoothing), peer()
+    nltk.fit([grams(documents, 3, opened=False)], [str(w) for w in range(V)])
+    nltk.vocab.unk_label = "0"  # nltk counts the label of unknown words as one more word
+    compared = 0
+    for context in every_context(3):
+        scores = np.array([nltk.score(str(w), as_words(context)) for w in range(V)])
+        if not scores.sum():
+            continue
+        np.testing.assert_allclose(rows(model, [context])[0], scores / scores.sum(), rtol=1e-5, atol=1e-9)
+        compared += 1
+    assert compared > 20
+
+
+def test_kneser_ney_equals_nltk() -> None:
+    """nltk ends in undiscounted unigrams, weft in the uniform distribution: they are one where all words are alike.
+
+    Each word begins one document and follows each word, so it has V + 1 different words before it. A beginning is
+    one such word, so nltk is shown the n-grams that begin with `<s>`, but none that end with it.
+    """
+    documents = [[w, *row] for w, row in enumerate(text(seed=3, sizes=[30] * V, words=V))]
+    documents[0] += [w for pair in product(range(V), repeat=2) for w in pair]
+    model = fitted(documents, 3, KneserNey(discount=0.6))
+    nltk = KneserNeyInterpolated(3, discount=0.6)
+    nltk.fit([grams(documents, 3, opened=True)], [str(w) for w in range(V)])
+    for context in every_context(3):
+        scores = [nltk.score(str(w), as_words(context)) for w in range(V)]
+        np.testing.assert_allclose(rows(model, [context])[0], scores, rtol=1e-5)
+
+
+def test_discounts_come_from_the_counts() -> None:
+    """Ten bigrams seen once and five seen twice: D = 10 / (10 + 2 · 5) = 1/2, which the unseen words then share."""
+    documents = [[w, w] for w in range(10)] + [[w, w + 1] for w in range(5) for _ in range(2)]
+    model = fitted(documents, 2, KneserNey(), vocab_size=12)
+    lower = rows(model, [()])[0]
+    row = rows(model, [(7,)])[0]  # followed by 7, once
+    np.testing.assert_allclose(row, 0.5 * (np.arange(12) == 7) + 0.5 * lower, rtol=1e-6)
+    assert lower[11] > 0
+
+
+@pytest.mark.parametrize("order", [1, 3])
+@pytest.mark.parametrize("smoothing", [AddK(), KneserNey()], ids=["add-k", "kneser-ney"])
+def test_keeps_the_contract_of_every_model(smoothing: Smoothing, order: int) -> None:
+    model = fitted(text(), order, smoothing)
+    check_step_equals_forward(model, V, examples=15)
+    check_rows_are_independent(model, V)
+    if order > 1:
+        check_causal(model, V)
+
+
+def test_features_keep_packed_documents_apart() -> None:
+    """A word of another document is no context: its place holds the id that no token has."""
+    model = fitted(text(), 3, KneserNey())
+    tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    together = model.features(tokens)
+    assert together.tolist() == [[[V, 1], [1, 2], [2, 3], [3, 4], [4, 5]]]
+    apart = model.features(tokens, documents=torch.tensor([[0, 0, 1, 1, 1]]))
+    assert apart.tolist() == [[[V, 1], [1, 2], [V, 3], [3, 4], [4, 5]]]
+
+
+def test_a_fresh_model_loads_what_was_fitted(tmp_path: Path) -> None:
+    """Tables of any size go through a safetensors file into a model that was just built."""
+    model = fitted(text(), 3, KneserNey())
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    other = NGram(vocab_size=V, order=3).build()
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    tokens = joined(text(seed=1))[0]
+    assert np.array_equal(model.log_prob(tokens), other.log_prob(tokens))
+    assert model.entries == other.entries
+    assert other.count([0, 1]) == Dictionaries(text(), 2, V).counts[(0, 1)] > 0
+    assert other.count([6, 6, 6]) == 0
+
+
+def test_tables_that_do_not_belong_together_are_refused() -> None:
+    state = fitted(text(), 3, KneserNey()).state_dict()
+    wrong = {**state, "starts_1": state["starts_1"] + 1}
+    with pytest.raises(ModelError, match="tables of order 1"):
+        NGram(vocab_size=V, order=3).build().load_state_dict(wrong)
+    with pytest.raises(ModelError, match="order 3 over 8 words"):
+        NGram(vocab_size=8, order=3).build().load_state_dict(state)
+
+
+def test_documents_shorter_than_the_order_are_counted() -> None:
+    """No n-gram of the highest order exists; what is shorter is used."""
+    model = fitted([[0, 1], [0, 1], [2]], 4, KneserNey(discount=0.5), vocab_size=3)
+    assert model.entries == [3, 1, 0, 0]
+    assert rows(model, [(0,)])[0].argmax() == 1
+    np.testing.assert_allclose(rows(model, [(), (0,), (1, 0), (2, 1, 0)]).sum(1), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "boundaries", "message"),
+    [
+        ([0, 1], None, "2 tokens are too few to count n-grams of order 3"),
+        ([0, 1, V, 2], None, "token id 7 is outside the vocabulary of 7"),
+        ([0, 1, -2, 2], None, "token id -2 is outside"),
+        ([[0, 1], [2, 3], [4, 5]], None, "row of whole numbers, not 2-d"),
+        ([0.0, 1.0, 2.0], None, "row of whole numbers, not 1-d float64"),
+        ([0, 1, 2], [2, 1], "must rise from 0 to at most 3"),
+        ([0, 1, 2], [0, 4], "must rise from 0 to at most 3"),
+        ([0, 1, 2], [0.5], "list of whole numbers"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(tokens: list[int], boundaries: list[int] | None, message: str) -> None:
+    model = NGram(vocab_size=V, order=3).build()
+    with pytest.raises(ModelError, match=message):
+        model.fit(np.array(tokens), None if boundaries is None else np.array(boundaries))
+
+
+def test_asking_before_fitting_is_refused() -> None:
+    model = NGram(vocab_size=V, order=3).build()
+    asks: list[Callable[[], object]] = [
+        lambda: model.log_prob(np.array([1, 2])),
+        lambda: model(torch.tensor([[1, 2]])),
+        lambda: model.start(1, 4),
+        lambda: model.count([1]),
+        lambda: model.entries,
+    ]
+    for ask in asks:
+        with pytest.raises(ModelError, match="counted nothing yet"):
+            ask()
+
+
+def test_what_cannot_be_asked_is_refused() -> None:
+    model = fitted(text(), 3, KneserNey())
+    with pytest.raises(ModelError, match="token id 7 is outside"):
+        model.log_prob(np.array([1, 7]))
+    with pytest.raises(ModelError, match="token id 9 is outside"):
+        model(torch.tensor([[9]]))
+    with pytest.raises(ModelError, match="1 to 3 words, not 4"):
+        model.count([1, 2, 3, 4])
+    with pytest.raises(ModelError, match="cannot read a source"):
+        model.start(1, 4, SomeSource(torch.tensor([[1]])))
