@@ -1,0 +1,42 @@
+"""`weft gradients`: why deep stacks need skip connections."""
+
+from typing import Annotated
+
+import typer
+
+
+def gradients(
+    layers: Annotated[int, typer.Option(min=1, help="How deep the stack is.")] = 24,
+    d_model: Annotated[int, typer.Option(min=4, help="How wide it is; a multiple of 4.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same weights.")] = 0,
+) -> None:
+    """Show the gradient at layer 0 against the top of an untrained stack: norms before, after, none; skips or not."""
+    from weft.cli import columns
+    from weft.errors import ConfigError
+
+    if d_model % 4:
+        raise ConfigError(f"--d-model {d_model}: the stack has 4 heads, so expected a multiple of 4")
+
+    from weft.explain.gradients import descents
+
+    depths = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers})
+    rows = [
+        (
+            {"pre": "before", "post": "after", "none": "nowhere"}[found.placement],
+            "yes" if found.residual else "no",
+            f"{found.whole[0]:.1e}",
+            *(f"{found.apart[depth]:.1e}" for depth in depths),
+        )
+        for found in descents(layers, d_model, seed)
+    ]
+    columns.show(
+        ("norm", "skips", "whole, layer 0", *(f"apart, {depth}" for depth in depths)),
+        rows,
+        text=(0, 1),
+        title=f"Gradient against the top's, {layers} layers of {d_model} at initialisation",
+    )
+    columns.remark(
+        "'whole' is a random direction at the top; 'apart' is the part of it that tells one token from another, at the"
+        " input of some layers and at the output of the last. Without skips the tokens become alike, and 'apart'"
+        " vanishes; without norms as well, everything does."
+    )

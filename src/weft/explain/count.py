@@ -1,0 +1,243 @@
+"""What a model costs, from its config alone: parameters and floating-point operations, part by part.
+
+The conventions are those of the lectures and of PaLM (Chowdhery et al. 2022, appendix B):
+
+- A product of an m × k matrix with a k × n matrix is 2mkn operations: a multiplication and an addition each.
+- Only products count. Norms, activations, softmax, biases and look-ups are well below 1 % and count as nothing.
+- Attention counts every query against all T keys, 4 · T · heads · d_head a token and layer, also under a causal mask,
+  which needs only half of it; a `window` smaller than T bounds the keys.
+- The backward pass costs twice the forward pass, so training is three forward passes; where the layers' activations
+  are recomputed instead of kept, the layers run a fourth time.
+- A sequence-to-sequence model is counted for a source as long as its target, and per target token.
+- Logits are counted at every position, also where an objective looks at few of them (masked words).
+"""
+
+from dataclasses import dataclass
+
+from weft.config import Config
+from weft.errors import ModelError
+from weft.models import config
+from weft.nn.config import Gated, LayerNorm, Learned, Norm, Plain, Relative, T5Bias
+
+GATES = {"elman": 1, "lstm": 4, "gru": 3}
+MEMORIES = {"elman": 1, "lstm": 2, "gru": 1}
+
+
+@dataclass(frozen=True)
+class Component:
+    """A part of a model: its parameters, and the operations of one forward pass over a whole sequence."""
+
+    name: str
+    parameters: int
+    flops: int
+    in_layers: bool = False
+
+
+@dataclass(frozen=True)
+class Count:
+    """A model's cost for sequences of `length` tokens."""
+
+    components: tuple[Component, ...]
+    length: int
+    note: str = ""
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that are learned; a tied table counts once."""
+        return sum(part.parameters for part in self.components)
+
+    @property
+    def forward(self) -> float:
+        """Operations a token, forward."""
+        return sum(part.flops for part in self.components) / self.length
+
+    def training(self, recompute: bool = False) -> float:
+        """Operations a token, forward and backward; with `recompute` the layers run forward twice."""
+        again = sum(part.flops for part in self.components if part.in_layers) / self.length if recompute else 0.0
+        return 3 * self.forward + again
+
+    def share(self, part: Component, recompute: bool = False) -> float:
+        """The part's share of the operations of training."""
+        runs = 4 if recompute and part.in_layers else 3
+        total = self.training(recompute)
+        return runs * part.flops / self.length / total if total else 0.0
+
+
+def count(model: Config, length: int | None = None) -> Count:
+    """The cost of a model for sequences of `length` tokens, its context where none is given."""
+    longest = getattr(model, "longest", None)
+    if length is not None and longest is not None and length > longest:
+        raise ModelError(f"length {length}: the model's positions end at model.context = {longest}")
+    context: int = getattr(model, "context", 1)
+    time = length or context
+    match model:
+        case config.TransformerConfig():
+            return _transformer(model, time)
+        case config.Recurrent():
+            return _recurrent(model, time)
+        case config.Bahdanau():
+            return _bahdanau(model, time)
+        case config.NGram():
+            counts = Component("counts", 0, 0)
+            note = f"counts, not weights: the text decides how many; a token costs up to {model.order} look-ups"
+            return Count((counts,), time, note)
+        case _:
+            raise ModelError(f"a {type(model).__name__} is no model that can be counted")
+
+
+def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def _norm(norm: Norm, width: int) -> int:
+    return 2 * width if isinstance(norm, LayerNorm) and norm.bias else width
+
+
+# ---- Transformers
+
+
+def stacks(model: config.TransformerConfig) -> list[tuple[int, bool, bool]]:
+    """(layers, causal, reads a source) of each stack."""
+    match model:
+        case config.EncoderDecoder():
+            return [(model.encoder_layers or model.layers, False, False), (model.layers, True, True)]
+        case config.Encoder():
+            return [(model.layers, False, False)]
+        case _:
+            return [(model.layers, True, False)]
+
+
+def _transformer(model: config.TransformerConfig, T: int) -> Count:
+    D, H, G, d_head = model.d_model, model.attention.heads, model.attention.groups, model.d_head
+    attention, normed = model.attention, model.placement != "none"
+    one_projection = D * (2 * H + 2 * G) * d_head
+    biases = {"none": 0, "qkv": (H + 2 * G) * d_head, "all": (H + 2 * G) * d_head + D}[attention.bias]
+    embeddings = model.vocab_size * D
+    if isinstance(model, config.EncoderDecoder):
+        embeddings += (model.source_vocab_size or 0) * D
+    elif isinstance(model, config.Encoder):
+        embeddings += model.segments * D
+
+    positions = norms = layers = attentions = pairs = 0
+    for depth, causal, cross in stacks(model):
+        layers += depth
+        attentions += depth * (2 if cross else 1)
+        pairs += depth * T * _seen(model, causal, T) + (depth * T * T if cross else 0)
+        sublayers = depth * (3 if cross else 2) if normed else 0
+        last = 1 if model.placement == "pre" else 0
+        norms += (sublayers + last + (1 if model.embedding_norm else 0)) * _norm(model.norm, D)
+        match model.position:
+            case Learned(offset=offset):
+                positions += (model.context + offset) * D
+            case T5Bias(buckets=buckets):
+                positions += buckets * H
+            case Relative(max_distance=distance):
+                positions += depth * 2 * (2 * distance + 1) * d_head
+    if attention.qk_norm is not None:
+        norms += attentions * 2 * _norm(attention.qk_norm, d_head)
+
+    feedforward, products = _feedforward(model.feedforward, D)
+    parts = [
+        Component("embeddings", embeddings, 0),
+        Component("positions", positions, 0),
+        Component("MHA projections", attentions * (one_projection + biases), 2 * T * attentions * one_projection, True),
+        Component("attention", 0, 4 * pairs * H * d_head, True),
+        Component("FFN", layers * feedforward, 2 * T * layers * products, True),
+        Component("norms", norms, 0),
+        *_head(model, T),
+    ]
+    note = "a target token, its source as long as its target" if isinstance(model, config.EncoderDecoder) else ""
+    return Count(tuple(part for part in parts if part.parameters or part.flops), T, note)
+
+
+def _seen(model: config.TransformerConfig, causal: bool, T: int) -> int:
+    """Keys a query is compared with; twice as many products where relative vectors add theirs (Shaw et al. 2018)."""
+    window = model.attention.window or T
+    seen = min(T, window if causal else 2 * window - 1)
+    return 2 * seen if isinstance(model.position, Relative) else seen
+
+
+def _feedforward(settings: Plain | Gated, D: int) -> tuple[int, int]:
+    """Parameters, and the weights among them that are multiplied."""
+    inner = 2 * settings.d_ff if isinstance(settings, Gated) else settings.d_ff
+    products = D * inner + settings.d_ff * D
+    return products + (inner + D if settings.bias else 0), products
+
+
+def _head(model: config.TransformerConfig, T: int) -> list[Component]:
+    D, V, head = model.d_model, model.vocab_size, model.head  # type: ignore[attr-defined]
+    logits = 2 * T * D * V
+    pooler, pooled = _matrix(D, D, True), 2 * D * D
+    match head:
+        case config.LMHead():
+            return [Component("logits", (0 if head.tied else V * D) + (V if head.bias else 0), logits)]
+        case config.MaskedLMHead() | config.PretrainingHead():
+            words = Component("logits", (0 if head.tied else V * D) + V, logits)
+            transform, products = _matrix(D, D, True) + _norm(model.norm, D), 2 * T * D * D
+            if isinstance(head, config.PretrainingHead):
+                transform += pooler + _matrix(D, 2, True)
+                products += pooled + 4 * D
+            return [Component("head", transform, products), words]
+        case config.NextSentenceHead():
+            return [Component("head", pooler + _matrix(D, 2, True), pooled + 4 * D)]
+        case config.ClassificationHead():
+            last, products = _matrix(D, head.labels, True), 2 * D * head.labels
+            if head.pooler:
+                return [Component("head", last + pooler, products + pooled)]
+            return [Component("head", last, products)]
+        case config.TaggingHead():
+            return [Component("head", _matrix(D, head.labels, True), 2 * T * D * head.labels)]
+        case _:
+            return []
+
+
+# ---- recurrent models
+
+
+def _cell(cell: str, inputs: int, D: int) -> tuple[int, int]:
+    """Parameters of one layer, and the weights among them that are multiplied. PyTorch keeps two biases a gate."""
+    products = GATES[cell] * D * (inputs + D)
+    return products + 2 * GATES[cell] * D, products
+
+
+def _layers(cell: str, first: int, between: int, D: int, layers: int) -> tuple[int, int]:
+    """The same for a stack that reads `first` numbers below and `between` between its layers."""
+    sizes = [_cell(cell, first if layer == 0 else between, D) for layer in range(layers)]
+    return sum(all_ for all_, _ in sizes), sum(products for _, products in sizes)
+
+
+def _recurrent(model: config.Recurrent, T: int) -> Count:
+    D, V = model.d_model, model.vocab_size
+    d_embedding = model.d_embedding or D
+    parameters, products = _layers(model.cell, d_embedding, D, D, model.layers)
+    return Count(
+        (
+            Component("embeddings", V * d_embedding, 0),
+            Component("cell", parameters, 2 * T * products, True),
+            Component("logits", (0 if model.tied else V * D) + V, 2 * T * D * V),
+        ),
+        T,
+    )
+
+
+def _bahdanau(model: config.Bahdanau, T: int) -> Count:
+    D, V = model.d_model, model.vocab_size
+    E, A = model.d_embedding or D, model.d_attention or D
+    one_way, products_one_way = _layers(model.cell, E, 2 * D, D, model.layers)
+    decoder, products = _layers(model.cell, E + 2 * D, D, D, model.layers)
+    first_memory = MEMORIES[model.cell] * model.layers * D
+    alignment = D * A + 2 * D * A  # W_q once a target token, W_k once a source token
+    return Count(
+        (
+            Component("embeddings", (V + (model.source_vocab_size or 0)) * E, 0),
+            Component("encoder", 2 * one_way, 2 * T * 2 * products_one_way, True),
+            Component("bridge", _matrix(D, first_memory, True), 2 * D * first_memory, True),
+            # each pair of tokens: v · tanh(…), then its part of the weighted mean of 2D numbers
+            Component("attention", alignment + A, 2 * T * alignment + T * T * (2 * A + 4 * D), True),
+            Component("decoder", decoder, 2 * T * products, True),
+            Component("readout", _matrix(3 * D + E, 2 * D, True), 2 * T * (3 * D + E) * 2 * D, True),
+            Component("logits", _matrix(D, V, True), 2 * T * D * V),
+        ),
+        T,
+        "a target token, its source as long as its target",
+    )

@@ -1,0 +1,42 @@
+"""F13: the table of GPT-3's sizes (lectures 3 and 5; Brown et al. 2020, table 2.1).
+
+weft plan --lecture gpt3
+"""
+
+import pytest
+
+from weft.explain.count import count
+from weft.explain.size_tables import GPT3, GPT3Row, gpt3_built
+from weft.models.presets import PRESETS, preset
+
+
+@pytest.mark.parametrize("row", GPT3, ids=lambda row: row.preset)
+def test_f13_predicted_parameters_are_near_the_rows_name(row: GPT3Row) -> None:
+    model, cost = gpt3_built(row)
+    assert cost.parameters == pytest.approx(row.parameters, rel=0.03)
+    assert model.layers == row.layers
+    assert model.context == 2048
+    assert model.attention.heads * model.d_head == model.d_model
+
+
+@pytest.mark.parametrize("row", [r for r in GPT3 if r.multiplies_out], ids=lambda row: row.preset)
+def test_f13_six_rows_are_built_as_printed(row: GPT3Row) -> None:
+    model, _ = gpt3_built(row)
+    assert (model.d_model, model.attention.heads, model.d_head) == (row.d_model, row.heads, row.d_head)
+
+
+def test_f13_two_rows_do_not_multiply_out_and_say_so() -> None:
+    assert [row.preset for row in GPT3 if not row.multiplies_out] == ["gpt3-xl", "gpt3-13b"]
+    xl, large = preset("gpt3-xl"), preset("gpt3-13b")
+    assert (xl.d_model, xl.attention.heads, xl.d_head) == (2048, 16, 128)
+    assert (large.d_model, large.attention.heads, large.d_head) == (5120, 40, 128)
+    assert "24 heads" in PRESETS["gpt3-xl"][1]
+    assert "built as 16" in PRESETS["gpt3-xl"][1]
+    assert "5140" in PRESETS["gpt3-13b"][1]
+    assert "built as 5120" in PRESETS["gpt3-13b"][1]
+
+
+def test_f13_compute_of_the_largest() -> None:
+    """6 · parameters · tokens = 3.14e23 FLOPs (Brown et al. 2020, appendix D) leaves out attention's 3 %."""
+    total = count(preset("gpt3-175b")).training() * 300e9
+    assert total == pytest.approx(3.14e23, rel=0.04)
