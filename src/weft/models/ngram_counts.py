@@ -11,14 +11,15 @@ No n-gram reaches over the boundary between two documents.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import ModelError
 
-Array = NDArray[np.generic]
-Ints = NDArray[np.integer]
+Array = NDArray[Any]
+Ints = NDArray[Any]  # whole numbers, in 4 bytes or in 8
 
 BLOCK = 1 << 16  # queries looked up together: few enough to stay in a core's cache
 CHUNK = 1 << 25  # tokens counted together: 8 bytes each while they are sorted
@@ -50,11 +51,11 @@ def document_starts(tokens: int, boundaries: Array | None) -> NDArray[np.int64]:
     """Where documents begin, 0 among them, from offsets in any of the usual forms: with or without 0 and the end."""
     if boundaries is None or not len(boundaries):
         return np.zeros(1, dtype=np.int64)
-    offsets = np.asarray(boundaries)
+    offsets: Array = np.asarray(boundaries)
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
         raise ModelError(f"document boundaries are a list of whole numbers, not {offsets.ndim}-d {offsets.dtype}")
     offsets = offsets.astype(np.int64)
-    if (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > tokens:
+    if bool((offsets[1:] < offsets[:-1]).any()) or offsets[0] < 0 or offsets[-1] > tokens:
         raise ModelError(f"document boundaries must rise from 0 to at most {tokens}, the number of tokens")
     return np.unique(np.concatenate([np.zeros(1, dtype=np.int64), offsets[offsets < tokens]]))
 
@@ -184,7 +185,7 @@ def merge(runs: list[Trie]) -> Trie:
     vocab_size = len(runs[0][0])
     bits = word_bits(vocab_size)
     nothing = Level(*(np.empty(0, dtype=np.int32) for _ in range(3)))
-    unigrams = np.sum([run[0].counts for run in runs], axis=0, dtype=np.int64)
+    unigrams = np.asarray(np.sum([run[0].counts for run in runs], axis=0, dtype=np.int64))
     trie = [Level(runs[0][0].words, narrow(unigrams), np.empty(0, dtype=np.int32))]
     places: list[Ints] = [runs[0][0].words for _ in runs]  # of each run's n-grams in the merged level
     for n in range(1, len(runs[0])):

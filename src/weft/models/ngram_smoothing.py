@@ -46,7 +46,7 @@ def smooth(trie: Trie, smoothing: Smoothing, openings: list[Ints], tick: Tick) -
 
 def _sum_continuations(level: Level, values: Ints) -> Ints:
     """For each n-gram of `level`, the sum of `values` over its continuations in the next."""
-    sums = np.zeros(len(values) + 1, dtype=np.int32 if values.sum() < 2**31 else np.int64)
+    sums: Ints = np.zeros(len(values) + 1, dtype=np.int32 if values.sum() < 2**31 else np.int64)
     np.cumsum(values, out=sums[1:])
     return sums[level.starts[1:]] - sums[level.starts[:-1]]
 

@@ -163,11 +163,7 @@ class _Heads(nn.Module):
         self.q_norm = settings.qk_norm.build(d_head) if settings.qk_norm else None
         self.k_norm = settings.qk_norm.build(d_head) if settings.qk_norm else None
         self.weights = nn.Identity()  # the probabilities pass through here, for whoever watches
-
-    @property
-    def watched(self) -> bool:
-        """Somebody hooked the probabilities, so they must exist."""
-        return bool(self.weights._forward_hooks)
+        self.always_plain = False
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         """(batch, time, heads · d_head) → (batch, heads, time, d_head)."""
@@ -176,7 +172,7 @@ class _Heads(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation) -> Tensor:
         """Heads of queries over heads of keys and values → (batch, time, d_model)."""
         dropout = self.dropout if self.training else 0.0
-        if self.watched:
+        if self.always_plain or self.weights._forward_hooks:  # somebody watches the probabilities, so they must exist
             mixed = self.plain(q, k, v, relation, dropout)
         else:
             mixed = fast_attention(q, k, v, self.scale, relation, dropout)
@@ -197,6 +193,7 @@ class SelfAttention(_Heads):
         self.qkv = nn.Linear(d_model, width, bias=settings.bias != "none")
         self.relative_keys = self.relative_values = None
         if isinstance(position, Relative):
+            self.always_plain = True  # relative values are weighted by the probabilities, which only the reference has
             rows = 2 * position.max_distance + 1
             self.relative_keys = nn.Parameter(torch.empty(rows, d_head))
             self.relative_values = nn.Parameter(torch.empty(rows, d_head))
@@ -212,11 +209,6 @@ class SelfAttention(_Heads):
         if past is not None:
             k, v = past.extend(k, v)
         return self.attend(q, k, v, relation)
-
-    @property
-    def watched(self) -> bool:
-        """Relative values are weighted by the probabilities, which only the reference has."""
-        return self.relative_keys is not None or super().watched
 
     def plain(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, dropout: float) -> Tensor:
         """The reference path; with relative vectors, softmax(q(k + a_k)ᵀ)(v + a_v) (Shaw et al. 2018, eq. 3–4)."""

@@ -1,0 +1,62 @@
+# Everything a person does with this repository. The only things needed beforehand are Python 3.11 or later and make.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# Small models gain nothing from many threads, and the tests run in several processes.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: help install quickstart test test-all lint format bench docs clean
+
+help:
+	@echo "make quickstart   train a small model on text that needs no download, and measure it"
+	@echo "make test         the tests that take minutes in all"
+	@echo "make test-all     every test"
+	@echo "make lint         ruff and mypy"
+	@echo "make format       let ruff format the code"
+	@echo "make bench        the benchmarks that need no GPU"
+	@echo "make docs         the command reference and the recipe's JSON Schema, in site/"
+	@echo "make clean        remove what the above made, except runs/"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "weft needs Python 3.11 or later, this is %d.%d; set PYTHON=" % sys.version_info[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+quickstart: install
+	@$(BIN)/weft quickstart
+
+test: install
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+test-all: install
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# a benchmark that needs a GPU is named gpu_….py and run by hand
+bench: install
+	@for file in $(filter-out benchmarks/gpu_%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+docs: install
+	@mkdir -p site
+	@$(BIN)/python -m typer weft.cli.main utils docs --name weft --output site/commands.md > /dev/null
+	@$(BIN)/weft config schema > site/recipe.schema.json
+	@echo "site/commands.md, site/recipe.schema.json"
+
+clean:
+	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,132 @@
+"""One forward and backward pass of GPT-2's and LLaMA's shapes beside transformers, and attention memory against length.
+
+    python benchmarks/parts.py [--batch 1] [--length 256] [--rounds 5]
+
+Both models run in the same process, turn by turn, so that whatever else the machine does falls on both.
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from torch.nn import functional as F
+
+from weft.models.presets import preset
+
+
+def theirs(name: str) -> torch.nn.Module:
+    """The peer of a preset, on scaled_dot_product_attention."""
+    import transformers
+
+    ours = preset(name)
+    if name.startswith("gpt"):
+        config = transformers.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        return transformers.GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
+    config = transformers.LlamaConfig(
+        vocab_size=ours.vocab_size,
+        hidden_size=ours.d_model,
+        intermediate_size=ours.feedforward.d_ff,
+        num_hidden_layers=ours.layers,
+        num_attention_heads=ours.attention.heads,
+        num_key_value_heads=ours.attention.groups,
+        max_position_embeddings=ours.context,
+        tie_word_embeddings=ours.head.tied,
+    )
+    return transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+
+
+def pass_of(model: torch.nn.Module, tokens: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """Seconds of one forward and backward pass with the same loss for both."""
+    model.zero_grad(set_to_none=True)
+    start = time.perf_counter()
+    F.cross_entropy(logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    return time.perf_counter() - start
+
+
+def logits_of(peer: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A peer as a function from tokens to logits."""
+    return lambda tokens: peer(tokens, use_cache=False).logits
+
+
+def passes(name: str, batch: int, length: int, rounds: int) -> None:
+    """Median seconds of both, and the ratio."""
+    ours = preset(name).build()
+    peer = theirs(name)
+    tokens = torch.randint(preset(name).vocab_size, (batch, length + 1))
+    times: dict[str, list[float]] = {"weft": [], "transformers": []}
+    for turn in range(rounds + 1):
+        mine = pass_of(ours, tokens, ours)
+        other = pass_of(peer, tokens, logits_of(peer))
+        if turn:  # the first turn warms up
+            times["weft"].append(mine)
+            times["transformers"].append(other)
+    mine, other = (statistics.median(times[who]) for who in ("weft", "transformers"))
+    print(f"{name:14} weft {mine:6.2f} s   transformers {other:6.2f} s   ratio {other / mine:.2f}", flush=True)
+    del ours, peer
+    gc.collect()
+
+
+def attention_memory(length: int, masked: str) -> None:
+    """In a process of its own: the peak that one attention layer adds, forward and backward."""
+    from weft.nn.attention import Relation, fast_attention
+    from weft.nn.config import NoPosition
+    from weft.nn.mask import Visibility
+
+    q, k, v = (torch.randn(1, 4, length, 64, requires_grad=True) for _ in range(3))
+    places = torch.arange(length)[None]
+    documents = (places // 1000, places // 1000)
+    rule = {
+        "causal": Visibility(causal=True),
+        "window 256": Visibility(causal=True, window=256),
+        "documents": Visibility(causal=True, documents=documents),
+    }[masked]
+    relation = Relation(rule, NoPosition().build(256, 4, 64, length, True), places, places)
+    warm = torch.randn(1, 4, 8, 64, requires_grad=True)
+    F.scaled_dot_product_attention(warm, warm, warm).sum().backward()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    before = high_water()
+    fast_attention(q, k, v, 0.125, relation).sum().backward()
+    print((high_water() - before) // 1024)
+
+
+def high_water() -> int:
+    """The most memory that this process has held, in KiB."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory:
+        attention_memory(int(options.memory[0]), options.memory[1])
+        return
+    print(f"forward + backward, fp32, batch {options.batch} × {options.length}, {torch.get_num_threads()} threads")
+    for name in ("gpt2", "smollm2-135m"):
+        passes(name, options.batch, options.length, options.rounds)
+    print("\nattention, forward + backward, 4 heads of 64: MiB above the inputs")
+    lengths = (1024, 2048, 4096, 8192, 16384)
+    print(f"{'':14}" + "".join(f"{length:>8}" for length in lengths))
+    for masked in ("causal", "window 256", "documents"):
+        row = []
+        for length in lengths:
+            command = [sys.executable, __file__, "--memory", str(length), masked]
+            row.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        print(f"{masked:14}" + "".join(f"{mib:>8}" for mib in row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The `weft` command: what can be done, and how a failure is told.
+
+Each command stands in a file of its own, which imports what it needs when it is called: the help answers at once.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from weft import __version__
+from weft.cli import config, doctor, evaluate, generate, gradients, plan, prepare, presets, quickstart, tokenize, train
+
+app = typer.Typer(
+    name="weft",
+    help="From a text file to a language model: train it, measure it, let it write.",
+    epilog="Begin with: weft quickstart",
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+START, WORK, LOOK = "Begin", "Train and use a model", "Look and prepare"
+app.command(rich_help_panel=START)(quickstart.quickstart)
+app.command(rich_help_panel=START)(doctor.doctor)
+app.command(rich_help_panel=WORK)(train.train)
+app.command(rich_help_panel=WORK)(evaluate.evaluate)
+app.command(rich_help_panel=WORK)(generate.generate)
+app.command(rich_help_panel=LOOK)(presets.presets)
+app.command(rich_help_panel=LOOK)(plan.plan)
+app.command(rich_help_panel=LOOK)(gradients.gradients)
+app.command(rich_help_panel=LOOK)(tokenize.tokenize)
+app.command(rich_help_panel=LOOK)(prepare.prepare)
+app.add_typer(config.app, name="config", rich_help_panel=LOOK)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """From a text file to a language model: train it, measure it, let it write."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+# typer re-exports the errors of the command parser it stands on; this is their root
+_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def main() -> None:
+    """Run the command in sys.argv and exit: 0 done, 2 a mistake that a person can mend, 130 interrupted."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code. A mistake in the input gives one line on stderr, never a traceback.
+
+    WEFT_DEBUG=1 shows the traceback all the same.
+    """
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="weft", standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:
+        # whoever read our output has left; nothing more can be said there, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception as error:
+        line = _one_line(error)
+        if line is None or os.environ.get("WEFT_DEBUG"):
+            raise
+        if line:
+            print(f"weft: {line}", file=sys.stderr)
+        return 2
+    if code == 130:
+        print("weft: interrupted", file=sys.stderr)
+    return code if isinstance(code, int) else 0
+
+
+def _one_line(error: Exception) -> str | None:
+    """What a person should read about an error, or None if it is a bug of ours."""
+    from weft.errors import WeftError
+
+    if isinstance(error, WeftError):
+        text = str(error)
+    elif isinstance(error, _UsageError):
+        text = error.format_message()  # type: ignore[attr-defined]
+        if not text:  # `weft config` alone: its help is on the screen
+            return ""
+        text = f"{text[0].lower()}{text[1:].rstrip('.')} (weft --help shows what there is)"
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        text = "out of memory; a smaller batch.micro, batch.length or model needs less"
+    else:
+        return None
+    return " ".join(text.split())

@@ -1,0 +1,35 @@
+"""`weft quickstart`: the whole way once, on text that needs no download."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RUN = Path("runs/quickstart")
+
+
+def quickstart(
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to its recipe, such as steps=1000.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help=f"The run's folder (default: {RUN}, or the next free {RUN}-2 …).", show_default=False),
+    ] = None,
+) -> None:
+    """Train a small model on Python's own documentation, measure it and let it write: a few minutes on two cores."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from weft import api
+    from weft.cli.train import conclude
+
+    folder = run or api.free_folder(RUN)
+    done = api.train("quickstart", run=folder, changes=changes or [], say=lambda line: typer.echo(line, err=True))
+    console = Console(highlight=False)
+    console.print("\n[bold]three texts it made up[/bold]")
+    for number, sample in enumerate(done.results()["samples"], 1):
+        console.print(Text(f"{number}  " + "\n   ".join(sample.strip().splitlines())))
+    console.print()
+    conclude(done)
+    console.print("\nyour own text:  weft train gpt-tiny --data book.txt")

@@ -1,0 +1,81 @@
+"""`weft train`: from a text to a trained model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from weft.api import Run
+
+
+def train(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="PRESET|RECIPE", help="A preset, a recipe's name, or a .toml file.", show_default=False),
+    ] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, such as steps=500 or model.layers=8."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", "-d", metavar="SOURCE...", help="Text to learn from: files, folders, builtin:python."),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="The run's folder (default: a free one in runs/).", show_default=False)
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+) -> None:
+    """Train a model on a text. What the recipe leaves open is chosen from the text and the machine, and said.
+
+    Ctrl-C saves the run before it stops; --resume goes on from there.
+    """
+    from weft import api
+    from weft.errors import ConfigError
+
+    # `--data *.txt` arrives as --data a.txt b.txt …: words that assign nothing are further sources
+    changes = [word for word in words or [] if "=" in word]
+    sources = [*(data or []), *(word for word in words or [] if "=" not in word)]
+    if resume is not None:
+        if recipe is not None or words or data or run is not None:
+            raise ConfigError(f"--resume {resume} goes on with that run's own recipe and text; give nothing else")
+        done = api.resume(resume, say=_say)
+    elif recipe is None:
+        raise ConfigError("train what? give a preset or a recipe, for instance: weft train gpt-tiny --data book.txt")
+    elif sources and not data:
+        raise ConfigError(f"'{sources[0]}': an override is written key=value; text is given with --data")
+    else:
+        done = api.train(recipe, data=sources, run=run, changes=changes, say=_say)
+    conclude(done)
+
+
+def conclude(run: "Run") -> None:
+    """What came out, and what can be done with it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    results = run.results()
+    console = Console(highlight=False)
+    if "bits_per_byte" in results:
+        table = Table("on text it never saw", "", box=None, pad_edge=False, header_style="bold")
+        table.add_column(justify="right")
+        for key, what in FIGURES.items():
+            if results.get(key) is not None:
+                table.add_row(what, "", f"{results[key]:.3f}")
+        console.print(table)
+    console.print(f"\nreport    {run.path / 'report.html'}", soft_wrap=True)
+    console.print(f"write     weft generate {run.path} --prompt 'Once upon'", soft_wrap=True)
+    console.print(f"measure   weft evaluate {run.path}", soft_wrap=True)
+
+
+FIGURES = {
+    "loss": "loss, nats a token",
+    "perplexity": "perplexity",
+    "bits_per_byte": "bits per byte",
+    "baseline_bits_per_byte": "bits per byte of character frequencies alone",
+}
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

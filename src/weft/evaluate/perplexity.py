@@ -1,0 +1,221 @@
+"""How surprised a model is by a text: mean negative log-likelihood, perplexity, bits per byte.
+
+Every token of the text is scored once. The mean is over tokens, so it depends on the tokenizer; bits per byte divides
+the same sum by the UTF-8 bytes of the text, so it compares models with different tokenizers.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.errors import DataError
+from weft.models.base import LanguageModel
+from weft.models.ngram import NGram
+
+HEAD_ELEMENTS = 1 << 24  # logits computed at a time: 64 MiB in fp32, whatever the batch and the vocabulary
+
+
+class TokenText(Protocol):
+    """A text as tokens, as `weft.data.shards` gives it."""
+
+    @property
+    def bytes(self) -> int:
+        """UTF-8 bytes of the text."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        """Tokens start … start + length."""
+        ...
+
+    def documents(self, start: int, length: int) -> np.ndarray:
+        """The number of the document that each of these tokens belongs to."""
+        ...
+
+
+@dataclass(frozen=True)
+class Score:
+    """The negative log-likelihood of a text, summed, and what to divide it by."""
+
+    nats: float
+    tokens: int
+    bytes: int
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood of a token, in nats."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean: as uncertain as a fair choice among this many tokens."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits a byte of UTF-8 text that a coder with this model would need."""
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+    def numbers(self) -> dict[str, float]:
+        """The figures by name, as logs and tables show them."""
+        return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A window of a text: it reads tokens start … start + length − 1 and scores its last `scored` predictions."""
+
+    start: int
+    length: int
+    scored: int
+
+
+def spans(tokens: int, length: int, stride: int | None = None) -> Iterator[Span]:
+    """Windows over a text of `tokens` so that each token that has one before it is predicted exactly once.
+
+    Without `stride` windows don't overlap, and the first tokens of each have little context. With it each window
+    starts `stride` further and scores only what the one before didn't reach: slower, and every token (after the
+    first window) is predicted from at least length − stride others.
+    """
+    step = length if stride is None else stride
+    assert 0 < step <= length, "a stride beyond the window would skip tokens"
+    reached = 0  # predictions made so far; prediction i is of token i + 1
+    start = 0
+    while reached < tokens - 1:
+        end = min(start + length, tokens - 1)
+        yield Span(start, end - start, end - reached)
+        reached = end
+        start += step
+
+
+@torch.no_grad()
+def score(
+    model: LanguageModel,
+    text: TokenText,
+    *,
+    length: int,
+    batch: int = 16,
+    stride: int | None = None,
+    first: int | None = None,
+    limit: int | None = None,
+    document_mask: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> Score:
+    """Score all of `text`, or its first `limit` tokens, in windows of `length`, `batch` at a time.
+
+    `first` is the token that stands before a text in training; with it the text's first token is scored too, so that
+    bits per byte counts every byte. With `document_mask` no token sees another document, and a document's first token,
+    which then nothing predicts, isn't scored. `progress` is told how many tokens each batch has scored.
+    """
+    assert first is None or not document_mask, "with the mask nothing stands before a text"
+    if stride is not None and not 0 < stride <= length:
+        raise DataError(f"stride = {stride}: expected 1 … {length}, the window's length")
+    total = len(text) if limit is None else min(limit, len(text))
+    shift = 0 if first is None else 1
+    if total + shift < 2:
+        raise DataError(f"the text to evaluate holds {total} tokens; at least {2 - shift} are needed")
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    was_training = model.training
+    model.eval()
+    nats, count = 0.0, 0
+    try:
+        for group in _batches(spans(total + shift, length, stride), batch):
+            loss, scored = _score_group(model, text, group, first, document_mask, device)
+            nats += loss
+            count += scored
+            if progress is not None:
+                progress(scored)
+    finally:
+        model.train(was_training)
+    if not count:
+        raise DataError("no document of the text to evaluate holds two tokens; there is nothing to predict")
+    return Score(nats, count, _bytes_of(text, total))
+
+
+def score_counts(model: NGram, text: TokenText, *, limit: int | None = None) -> Score:
+    """Score `text`, or its first `limit` tokens, with an n-gram model: what came is looked up, without windows."""
+    total = len(text) if limit is None else min(limit, len(text))
+    if not total:
+        raise DataError("the text to evaluate is empty")
+    begins = np.flatnonzero(np.diff(text.documents(0, total))) + 1
+    nats = -float(model.log_prob(text.read(0, total), begins).sum(dtype=np.float64))
+    return Score(nats, total, _bytes_of(text, total))
+
+
+def _bytes_of(text: TokenText, tokens: int) -> int:
+    """A part's bytes are counted in proportion: only a whole text knows them exactly."""
+    return text.bytes if tokens == len(text) else round(text.bytes * tokens / len(text))
+
+
+def _batches(stream: Iterator[Span], size: int) -> Iterator[list[Span]]:
+    """Windows of equal length, `size` at a time; the last, shorter one comes alone, so that nothing is padded."""
+    group: list[Span] = []
+    for span in stream:
+        if group and (len(group) == size or span.length != group[0].length):
+            yield group
+            group = []
+        group.append(span)
+    if group:
+        yield group
+
+
+def _score_group(
+    model: LanguageModel,
+    text: TokenText,
+    group: list[Span],
+    first: int | None,
+    document_mask: bool,
+    device: torch.device,
+) -> tuple[float, int]:
+    rows = torch.stack([_row(text.read, span, first) for span in group]).to(device)
+    length = group[0].length
+    places = torch.arange(length, device=device)
+    scored = places >= torch.tensor([length - span.scored for span in group], device=device).unsqueeze(1)
+    given: dict[str, Any] = {}
+    if document_mask:
+        numbers = torch.stack([_row(text.documents, span, None) for span in group]).to(device)
+        given = {"documents": numbers[:, :-1], "positions": positions_in_documents(numbers[:, :-1])}
+        scored &= numbers[:, 1:] == numbers[:, :-1]
+    features = model.features(rows[:, :-1], **given)
+    losses = token_losses(model, features[scored], rows[:, 1:][scored])
+    return float(losses.double().sum()), int(losses.numel())
+
+
+def _row(read: Callable[[int, int], np.ndarray], span: Span, first: int | None) -> Tensor:
+    """What `read` gives for the length + 1 places of a window, where `first` stands before place 0 if given."""
+    if first is None:
+        values = read(span.start, span.length + 1)
+    elif span.start == 0:
+        text = read(0, span.length)
+        values = np.concatenate([np.asarray([first], dtype=np.int64), text])
+    else:
+        values = read(span.start - 1, span.length + 1)
+    return torch.from_numpy(np.asarray(values, dtype=np.int64))
+
+
+def positions_in_documents(documents: Tensor) -> Tensor:
+    """Positions (B, T) that start again at 0 with each document of documents (B, T)."""
+    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return places - places.where(begins, torch.zeros_like(places)).cummax(dim=1).values
+
+
+def token_losses(model: LanguageModel, features: Tensor, targets: Tensor) -> Tensor:
+    """−log p (N,) of targets (N,) from features (N, …), through the head a slice at a time."""
+    vocab_size: int = model.config.vocab_size  # type: ignore[attr-defined]
+    rows = max(1, HEAD_ELEMENTS // vocab_size)
+    parts = [
+        F.cross_entropy(
+            model.head(features[i : i + rows].unsqueeze(0))[0].float(), targets[i : i + rows], reduction="none"
+        )
+        for i in range(0, len(targets), rows)
+    ]
+    return torch.cat(parts) if parts else features.new_zeros(0)

@@ -1,0 +1,164 @@
+"""Every mistake in the input: exit code 2, one line on stderr, no traceback, nothing left behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import run
+
+TEXT = "The cat sat on the mat. The dog sat on the log, and the cat looked at the dog.\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that a command ends with."""
+    assert run(list(words)) == 2
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    last = errors.splitlines()[-1]
+    assert last.startswith("weft: ")
+    return last.removeprefix("weft: ")
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "book.txt: holds no text"),
+        (b"\x7fELF\x00\x01\x02\x00" * 50, "book.txt: looks binary"),
+        (b"fine until \xff here\n" * 9, "book.txt: not valid UTF-8 at byte 11"),
+        (b"hi", "book.txt: too short to learn from"),
+    ],
+)
+def test_texts_that_cannot_be_learned_from(folder: Path, capsys: Capture, content: bytes, words: str) -> None:
+    (folder / "book.txt").write_bytes(content)
+    assert words in mistake(capsys, "train", "llama-tiny", "--data", "book.txt")
+    assert sorted(p.name for p in folder.rglob("*") if p.is_file()) == ["book.txt"]
+
+
+def test_a_text_that_does_not_exist(capsys: Capture) -> None:
+    assert "none.txt: no such file" in mistake(capsys, "train", "llama-tiny", "--data", "none.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["train", "lama-tiny"], "'lama-tiny': no such recipe or preset; did you mean 'llama-tiny'"),
+        (["train", "llama-tiny", "modl.layers=3"], "modl: unknown key; did you mean 'model'?"),
+        (["train", "llama-tiny", "model.layrs=3"], "model.layrs: unknown key; did you mean 'layers'?"),
+        (["train", "llama-tiny", "steps=many"], "steps = 'many': expected a valid integer"),
+        (
+            ["train", "llama-tiny", "book.txt"],
+            "'book.txt': an override is written key=value; text is given with --data",
+        ),
+        (["train", "llama-tiny"], "no text to learn from"),
+        (["train"], "train what?"),
+        (["train", "bert-tiny", "--data", "x.txt"], "next-token training needs"),
+        (["train", "--resume", "runs/none"], "runs/none: not a run: no such folder"),
+        (["train", "gpt-tiny", "--resume", "runs/none"], "give nothing else"),
+        (["evaluate", "runs/none"], "runs/none: not a run"),
+        (["generate", "runs/none"], "runs/none: not a run"),
+        (["generate", "runs/none", "--temperature", "-1"], "temperature = -1.0: expected greater than or equal to 0"),
+        (["generate", "runs/none", "--top-p", "1.5"], "top_p = 1.5: expected less than or equal to 1"),
+        (["generate", "runs/none", "--top-k", "0"], "top_k = 0: expected greater than 0"),
+        (["generate", "runs/none", "--max-tokens", "0"], "max_tokens = 0: expected greater than 0"),
+        (["generate", "runs/none", "--stop", ""], "stop"),
+        (["generate", "runs/none", "--greedy", "--temperature", "1"], "exclude each other"),
+        (["generate", "runs/none", "--greedy", "--top-k", "3"], "greedy decoding"),
+        (["generate"], "missing argument 'RUN'"),
+        (["generate", "runs/none", "--max-tokens", "some"], "--max-tokens"),
+        (["quikstart"], "no such command 'quikstart'"),
+        (["--verbose"], "no such option: --verbose"),
+        (["config", "show", "quickstart", "steps"], "an override is written key=value"),
+    ],
+)
+def test_words_that_mean_nothing(capsys: Capture, words: list[str], line: str) -> None:
+    assert line in mistake(capsys, *words)
+
+
+def test_a_recipe_that_is_no_toml(folder: Path, capsys: Capture) -> None:
+    (folder / "bad.toml").write_text("steps = ")
+    assert mistake(capsys, "train", "bad.toml", "--data", "x").startswith("bad.toml: not valid TOML")
+    assert "none.toml: no such recipe" in mistake(capsys, "train", "none.toml")
+
+
+def test_a_folder_that_cannot_be_written(folder: Path, capsys: Capture) -> None:
+    (folder / "book.txt").write_text(TEXT * 30)
+    (folder / "file").write_text("in the way")
+    assert "cannot be written: Not a directory" in mistake(
+        capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "file/run"
+    )
+
+
+def test_a_run_is_never_overwritten(folder: Path, capsys: Capture) -> None:
+    (folder / "runs" / "old").mkdir(parents=True)
+    (folder / "runs" / "old" / "config.toml").write_text("name = 'old'\n")
+    (folder / "book.txt").write_text(TEXT * 30)
+    line = mistake(capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "runs/old")
+    assert "a run is already here; go on with `weft train --resume runs/old`" in line
+    assert (folder / "runs" / "old" / "config.toml").read_text() == "name = 'old'\n"
+
+
+def test_a_folder_with_other_things_is_left_alone(folder: Path, capsys: Capture) -> None:
+    (folder / "photos").mkdir()
+    (folder / "photos" / "cat.jpg").write_text("cat")
+    (folder / "book.txt").write_text(TEXT * 30)
+    line = mistake(capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "photos")
+    assert "holds other things" in line
+    assert [p.name for p in (folder / "photos").iterdir()] == ["cat.jpg"]
+
+
+def test_a_vocabulary_larger_than_the_text_supports(folder: Path, capsys: Capture) -> None:
+    (folder / "book.txt").write_text(TEXT * 30)
+    words = ["train", "llama-tiny", "--data", "book.txt", "tokenizer.vocab_size=50000"]
+    line = mistake(capsys, *words)
+    assert "tokenizer.vocab_size = 50000: the text supports" in line
+    assert not (folder / "runs" / "llama-tiny").exists()
+
+
+def test_standard_input_cannot_be_read_twice(capsys: Capture) -> None:
+    assert "standard input" in mistake(capsys, "train", "llama-tiny", "--data", "-")
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **more: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("weft.train.config.resolve", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run(["config", "show", "quickstart"])
+
+
+def test_debugging_shows_where_a_mistake_was_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DEBUG", "1")
+    with pytest.raises(ValueError, match="no such recipe or preset"):
+        run(["config", "show", "quikstart"])
+
+
+def test_help_version_and_schema_answer(capsys: Capture) -> None:
+    assert run([]) == 0
+    assert "quickstart" in capsys.readouterr().out
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("weft ")
+    assert run(["config", "schema"]) == 0
+    assert "optimizer" in json.loads(capsys.readouterr().out)["properties"]
+    assert run(["config"]) == 2
+    assert run(["doctor"]) == 0
+    assert "torch" in capsys.readouterr().out
+
+
+def test_a_shown_recipe_is_a_recipe(folder: Path, capsys: Capture) -> None:
+    assert run(["config", "show", "quickstart", "steps=7", "model.layers=2"]) == 0
+    shown = capsys.readouterr().out
+    (folder / "again.toml").write_text(shown)
+    assert run(["config", "show", "again.toml"]) == 0
+    assert capsys.readouterr().out == shown
+    assert "steps = 7" in shown

@@ -1,0 +1,207 @@
+"""From a text to a model that writes, through the commands, in seconds."""
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from weft import api
+from weft.cli.main import run
+from weft.data.config import NoSplit
+from weft.errors import ConfigError, DataError, RunError
+from weft.text.config import Byte, Char
+from weft.text.tokenizer import Tokenizer
+from weft.train.run import read_lines
+
+SMALL = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=32"]
+SMALL += ["batch.length=16", "batch.size=4", "steps=6", "tokenizer.kind=byte"]
+Capture = pytest.CaptureFixture[str]
+
+
+def write_text(path: Path, seed: int = 0) -> Path:
+    """Sentences of a small grammar."""
+    pick = random.Random(seed).choice
+    names, verbs = ["the cat", "a dog", "my friend"], ["sees", "follows", "likes"]
+    path.write_text("".join(f"{pick(names).capitalize()} {pick(verbs)} {pick(names)}.\n" for _ in range(400)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps, made by the command."""
+    folder = tmp_path_factory.mktemp("trained")
+    text = write_text(folder / "book.txt")
+    assert run(["train", "llama-tiny", "--data", str(text), "--run", str(folder / "run"), *SMALL]) == 0
+    return folder / "run"
+
+
+def test_a_run_holds_what_it_should(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.toml", "tokenizer.json", "metrics.jsonl", "events.jsonl", "checkpoints", "report.html"} <= names
+    result = [line for line in read_lines(trained / "events.jsonl") if line["event"] == "result"]
+    assert result[0]["bits_per_byte"] > 0
+    assert len(result[0]["samples"]) == 3
+
+
+def test_evaluate_prints_what_training_ended_with(trained: Path, capsys: Capture) -> None:
+    assert run(["evaluate", str(trained), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    ended = api.load(trained).results()
+    assert figures["loss"] == pytest.approx(ended["loss"], rel=1e-6)
+    assert figures["bits_per_byte"] == pytest.approx(ended["bits_per_byte"], rel=1e-6)
+    # a byte tokenizer: each token is a byte, but for the ends of texts
+    assert figures["bytes"] <= figures["tokens"] <= figures["bytes"] + 2
+    assert run(["evaluate", str(trained)]) == 0
+    assert "bits per byte" in capsys.readouterr().out
+
+
+def test_evaluate_on_other_text(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    first, second = write_text(tmp_path / "a.txt", 1), write_text(tmp_path / "b.txt", 2)
+    assert run(["evaluate", str(trained), "--json", "--data", str(first), str(second)]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert both["bytes"] == first.stat().st_size + second.stat().st_size
+    assert run(["evaluate", str(trained), "--json", "--data", str(first), "--stride", "8"]) == 0
+    near = json.loads(capsys.readouterr().out)
+    assert near["bytes"] == first.stat().st_size
+    assert run(["evaluate", str(trained), "--stride", "17"]) == 2
+    assert "stride = 17" in capsys.readouterr().err
+
+
+def test_generate_repeats_itself_and_stops(trained: Path, capsys: Capture) -> None:
+    def write(*words: str) -> str:
+        assert run(["generate", str(trained), "--prompt", "The cat", "--max-tokens", "40", *words]) == 0
+        return capsys.readouterr().out
+
+    first = write("--seed", "3")
+    assert first.startswith("The cat")
+    assert first == write("--seed", "3")
+    assert first != write("--seed", "4")
+    assert write("--greedy") == write("--greedy", "--seed", "9")
+    stop = first[len("The cat") + 5]
+    assert write("--seed", "3", "--stop", stop) == first[: first.index(stop, len("The cat"))] + "\n"
+
+
+def test_generate_without_a_prompt(trained: Path, capsys: Capture) -> None:
+    assert run(["generate", str(trained), "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.endswith("\n")
+
+
+def test_the_saved_recipe_repeats_the_run(trained: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    assert run(["train", str(trained / "config.toml"), "--run", str(again)]) == 0
+    assert (again / "metrics.jsonl").read_text() == (trained / "metrics.jsonl").read_text()
+    weights = "checkpoints/latest/model.safetensors"
+    assert (again / weights).read_bytes() == (trained / weights).read_bytes()
+
+
+def test_python_gives_the_same_as_the_commands(trained: Path, capsys: Capture) -> None:
+    loaded = api.load(trained)
+    assert loaded.config.steps == 6
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("naïve")) == "naïve"
+    assert loaded.perplexity() == pytest.approx(loaded.results()["perplexity"], rel=1e-6)
+    text = loaded.generate("The cat", max_tokens=12, seed=5)
+    assert run(["generate", str(trained), "--prompt", "The cat", "--max-tokens", "12", "--seed", "5"]) == 0
+    assert capsys.readouterr().out == f"The cat{text}\n"
+
+
+def test_without_a_folder_the_next_free_one_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = str(write_text(tmp_path / "book.txt"))
+    table = {"tokenizer": {"kind": "char"}}
+    first = api.train("ngram-3", data=text, changes=table)
+    second = api.train("ngram-3", data=text, changes=table)
+    assert (first.path.name, second.path.name) == ("ngram-3", "ngram-3-2")
+    assert first.results()["bits_per_byte"] < first.results()["baseline_bits_per_byte"]
+    assert first.generate("The ", max_tokens=8, seed=1) == second.generate("The ", max_tokens=8, seed=1)
+    with pytest.raises(RunError, match="already here"):
+        api.train("ngram-3", data=text, changes=table, run=first.path)
+
+
+def test_quickstart_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """The command as it is, on a short text and with a small model; a second one takes a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "book.txt")
+    words = ["quickstart", *SMALL, 'data.sources=["book.txt"]']
+    assert run(words) == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "three texts",
+        "bits per byte of character frequencies",
+        "report.html",
+        "weft generate",
+        "your own text",
+    ):
+        assert part in shown
+    assert run(words) == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["quickstart", "quickstart-2"]
+
+
+def test_a_short_text_gets_the_vocabulary_it_supports(tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("one two three four five six seven eight nine ten. " * 60)
+    heard: list[str] = []
+    changes = [*SMALL[:-1], "steps=2", "data.validation.kind=tail"]
+    done = api.train("llama-tiny", data=[str(text)], run=tmp_path / "run", changes=changes, say=heard.append)
+    assert any("all that this text supports" in line for line in heard)
+    assert done.config.model.vocab_size == done.tokenizer.vocab_size == done.config.tokenizer.vocab_size
+
+
+def test_prepared_text_is_trained_on_where_it_is(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "book.txt")
+    api.prepare(str(text), tmp_path / "data", tokenizer=Byte(), validation=NoSplit())
+    table = {"data": {"prepared": str(tmp_path / "data")}}
+    changes = [*SMALL[:-1], "steps=2", f"data.prepared={tmp_path / 'data'}"]
+    done = api.train("llama-tiny", run=tmp_path / "run", changes=changes)
+    assert not (tmp_path / "run" / "data").exists()
+    assert done.tokenizer.kind == "byte"
+    with pytest.raises(DataError, match="held out no text"):
+        done.perplexity()
+    assert done.perplexity(str(text)) > 1
+    with pytest.raises(ConfigError, match="prepared already, with a tokenizer of its own"):
+        api.train("llama-tiny", run=tmp_path / "other", changes={**table, "tokenizer": {"kind": "char"}})
+    Tokenizer.train(Char(), ["abc"]).save(tmp_path / "tokenizer.json")
+    another = {"kind": "pretrained", "path": str(tmp_path / "tokenizer.json")}
+    with pytest.raises(DataError, match="prepared with another tokenizer"):
+        api.train("llama-tiny", run=tmp_path / "other", changes={**table, "tokenizer": another})
+    assert not (tmp_path / "other").exists()
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(trained: Path, tmp_path: Path) -> None:
+    """Interrupted in the middle and resumed, a run ends with the very weights of one that never stopped."""
+    text = trained.parent / "book.txt"
+    command = [sys.executable, "-c", "from weft.cli.main import main; main()"]
+    words = ["train", "llama-tiny", "--data", str(text), *SMALL, "steps=80", "checkpoint.every=80", "evaluate.every=80"]
+    words += ["log.every=1"]
+    stopped = tmp_path / "stopped"
+    process = subprocess.Popen([*command, *words, "--run", str(stopped)], stderr=subprocess.PIPE, text=True)
+    metrics = stopped / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert f"weft train --resume {stopped}" in errors
+    found = re.search(r"stopped after step (\d+) of 80", errors)
+    assert found is not None
+    assert 0 < int(found[1]) < 80
+
+    assert run(["train", "--resume", str(stopped)]) == 0
+    assert run([*words, "--run", str(tmp_path / "straight")]) == 0
+    weights = "checkpoints/latest/model.safetensors"
+    assert (stopped / weights).read_bytes() == (tmp_path / "straight" / weights).read_bytes()
+    assert metrics.read_text() == (tmp_path / "straight" / "metrics.jsonl").read_text()
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -c 'from weft.cli.main import main; main()' config schema | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout == "{\n"
+    assert done.stderr == ""

@@ -1,0 +1,126 @@
+"""The pure functions on logits."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from weft.config import validate
+from weft.decode.config import Sampling
+from weft.decode.sampling import choose, draw, filtered, greedy, min_p, sample, temperature, top_k, top_p
+from weft.errors import ConfigError, ModelError
+
+logit_rows = st.lists(st.lists(st.floats(-20, 20, width=32), min_size=7, max_size=7), min_size=1, max_size=4).map(
+    torch.tensor
+)
+
+
+def kept(logits: Tensor) -> list[int]:
+    return torch.isfinite(logits).nonzero().flatten().tolist()
+
+
+LOGITS = torch.tensor([0.4, 0.3, 0.2, 0.06, 0.04]).log()
+
+
+def test_filters_keep_what_their_definitions_say() -> None:
+    assert kept(top_k(LOGITS, 2)) == [0, 1]
+    assert kept(top_k(LOGITS, 99)) == [0, 1, 2, 3, 4]
+    assert kept(top_p(LOGITS, 0.39)) == [0]  # the first alone reaches it
+    assert kept(top_p(LOGITS, 0.41)) == [0, 1]
+    assert kept(top_p(LOGITS, 0.69)) == [0, 1]
+    assert kept(top_p(LOGITS, 0.71)) == [0, 1, 2]
+    assert kept(top_p(LOGITS, 1.0)) == [0, 1, 2, 3, 4]
+    assert kept(min_p(LOGITS, 0.49)) == [0, 1, 2]
+    assert kept(min_p(LOGITS, 0.76)) == [0]
+
+
+def test_temperature_sharpens_and_flattens() -> None:
+    assert torch.allclose(temperature(LOGITS, 0.5).softmax(-1), (LOGITS.exp() ** 2) / (LOGITS.exp() ** 2).sum())
+    assert temperature(LOGITS, 50.0).softmax(-1).max() < 0.21
+
+
+def test_filters_compose_in_the_stated_order() -> None:
+    both = filtered(LOGITS, Sampling(temperature=2.0, top_k=3, top_p=0.7))
+    flat = top_k(LOGITS / 2.0, 3)
+    assert torch.equal(both, top_p(flat, 0.7))
+    assert kept(both) == [0, 1]
+
+
+@given(logit_rows, st.integers(1, 9), st.floats(0.01, 1.0), st.floats(0.01, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_every_filter_keeps_the_likeliest_and_changes_no_kept_logit(
+    logits: Tensor, k: int, p: float, least: float
+) -> None:
+    before = logits.clone()
+    for result in (top_k(logits, k), top_p(logits, p), min_p(logits, least)):
+        stays = torch.isfinite(result)
+        assert torch.equal(result[stays], logits[stays])
+        assert bool(stays.gather(-1, greedy(logits).unsqueeze(-1)).all())
+    assert torch.equal(logits, before)
+    assert bool((torch.isfinite(top_k(logits, k)).sum(-1) >= min(k, 7)).all())
+    nucleus = logits.softmax(-1).where(torch.isfinite(top_p(logits, p)), torch.zeros(())).sum(-1)
+    assert bool((nucleus >= p - 1e-5).all())
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    assert greedy(torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])).tolist() == [1, 0]
+
+
+def test_draw_follows_the_slices() -> None:
+    logits = torch.tensor([0.25, 0.0, 0.5, 0.25]).log().expand(5, 4)
+    points = torch.tensor([0.0, 0.2499, 0.2501, 0.7499, 0.9999], dtype=torch.float64)
+    assert draw(logits, points).tolist() == [0, 0, 2, 2, 3]
+
+
+def test_ancestral_sampling_is_exact() -> None:
+    from scipy.stats import chisquare
+
+    probabilities = torch.tensor([0.5, 0.2, 0.2, 0.05, 0.04, 0.01])
+    n = 100_000
+    drawn = sample(probabilities.log().expand(n, 6), torch.Generator().manual_seed(1))
+    observed = torch.bincount(drawn, minlength=6).numpy()
+    assert chisquare(observed, probabilities.double().numpy() / probabilities.double().sum().item() * n).pvalue > 0.001
+
+
+def test_a_row_draws_the_same_alone_and_in_company() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    settings = Sampling()
+    together = choose(logits, settings, [torch.Generator().manual_seed(s) for s in (7, 8, 9)])
+    alone = choose(logits[1:2], settings, [torch.Generator().manual_seed(8)])
+    assert int(together[1]) == int(alone[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(math.nan, "NaN"), (math.inf, "NaN or infinite"), (-math.inf, "no token")]
+)
+def test_logits_that_mean_nothing_are_refused(value: float, words: str) -> None:
+    logits = torch.full((1, 4), value)
+    with pytest.raises(ModelError, match=words):
+        choose(logits, Sampling(), [torch.Generator()])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("top_p", 1.5),
+        ("top_p", 0.0),
+        ("min_p", -1.0),
+        ("top_k", 0),
+        ("max_tokens", 0),
+        ("seed", -1),
+        ("stop", [""]),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=key):
+        validate(Sampling, {key: value})
+
+
+def test_greedy_refuses_filters_that_would_do_nothing() -> None:
+    with pytest.raises(ConfigError, match="greedy"):
+        validate(Sampling, {"temperature": 0.0, "top_k": 5})

@@ -1,0 +1,58 @@
+"""F5: probabilities 1/4, 1/3, 1/4, 1/3 → mean negative log-likelihood 1.242 nats, perplexity 3.464.
+
+python -c "from weft.evaluate.perplexity import Score; from math import log
+s = Score(sum(map(log, (4, 3, 4, 3))), 4, 4); print(s.loss, s.perplexity)"
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from weft.evaluate.perplexity import Score, score
+from weft.models.base import LanguageModel
+from weft.models.config import Recurrent
+
+
+class Slide(LanguageModel):
+    """Gives each next token the slide's probability: 1/4, 1/3, 1/4, 1/3 for token 0, the rest shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Recurrent(vocab_size=5, d_model=1)
+
+    def features(self, tokens: Tensor, **given: object) -> Tensor:
+        return torch.arange(tokens.shape[1]).expand_as(tokens).unsqueeze(-1)
+
+    def head(self, features: Tensor) -> Tensor:
+        right = torch.where(features % 2 == 0, 1 / 4, 1 / 3)
+        return torch.cat([right, ((1 - right) / 4).expand(*features.shape[:-1], 4)], dim=-1).log()
+
+
+class Zeros:
+    bytes = 4
+
+    def __len__(self) -> int:
+        return 5
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        return np.zeros(length, dtype=np.int64)
+
+    def documents(self, start: int, length: int) -> np.ndarray:
+        return np.zeros(length, dtype=np.int64)
+
+
+def test_the_slide_by_hand() -> None:
+    result = Score(-sum(math.log(p) for p in (1 / 4, 1 / 3, 1 / 4, 1 / 3)), 4, 4)
+    assert round(result.loss, 3) == 1.242
+    assert round(result.perplexity, 3) == 3.464
+
+
+def test_the_slide_through_the_evaluator() -> None:
+    result = score(Slide(), Zeros(), length=8)
+    assert result.tokens == 4
+    assert round(result.loss, 3) == 1.242
+    assert round(result.perplexity, 3) == 3.464
+    assert result.perplexity == pytest.approx(math.sqrt(12), rel=1e-6)

@@ -1,0 +1,122 @@
+"""The plan of the house, held: imports go to lower floors, and what must not be imported isn't."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "weft"
+MODULES = sorted(ROOT.rglob("*.py"))
+
+FLOORS = {
+    "config": 0, "errors": 0,
+    "nn": 1, "text": 1, "data": 1,
+    "models": 2,
+    "decode": 3, "explain": 3, "interop": 3, "parallel": 3,
+    "train": 4, "evaluate": 4,
+    "serve": 5, "api": 5,
+    "cli": 6,
+}  # fmt: skip
+ALLOWED = {("data", "text"), ("serve", "api"), ("config", "errors")}  # on one floor, in this direction
+
+
+def room(module: str) -> str:
+    """'weft.nn.attention' → 'nn'; 'weft' → ''."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def name_of(path: Path) -> str:
+    return ".".join(["weft", *path.relative_to(ROOT).with_suffix("").parts])
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, wherever the import stands, except under `if TYPE_CHECKING`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            first = node.args[0]
+            if isinstance(first, ast.Constant):
+                yield str(first.value), node.lineno
+
+
+def test_every_room_stands_on_a_floor() -> None:
+    rooms = {room(name_of(path)) for path in MODULES} - {"__init__"}
+    assert rooms <= set(FLOORS), f"no floor for {sorted(rooms - set(FLOORS))}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_go_down(path: Path) -> None:
+    here = room(name_of(path))
+    if here == "__init__":
+        return  # weft/__init__.py only points at the api
+    for module, line in imports(path):
+        there = room(module)
+        if not module.startswith("weft.") or there == here or there.startswith("__"):
+            continue
+        assert there in FLOORS, f"{path}:{line}: {module} is in no known room"
+        down = FLOORS[there] < FLOORS[here] or (here, there) in ALLOWED
+        assert down, f"{path}:{line}: {here} (floor {FLOORS[here]}) imports {module} (floor {FLOORS[there]})"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if room(name_of(p)) in ("nn", "models")], ids=name_of)
+def test_models_know_nothing_of_processes(path: Path) -> None:
+    assert not [module for module, _ in imports(path) if module.startswith("torch.distributed")]
+    assert "torch.distributed" not in ast.unparse(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_nothing_loaded_can_run_code(path: Path) -> None:
+    unsafe = {"pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}
+    assert not [module for module, _ in imports(path) if module.split(".")[0] in unsafe]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("eval", "exec", "torch.load"), f"{path}:{node.lineno}: {called}"
+            if called.split(".")[-1] == "load" and called.split(".")[0] in ("np", "numpy"):
+                pickles = [k for k in node.keywords if k.arg == "allow_pickle"]
+                assert not pickles, f"{path}:{node.lineno}: allow_pickle"
+
+
+def test_names_say_what_is_inside() -> None:
+    vague = {"utils", "util", "helpers", "helper", "misc", "common"}
+    assert not [path for path in MODULES if path.stem in vague or path.parent.name in vague]
+
+
+def test_package_files_are_empty() -> None:
+    filled = [p for p in ROOT.rglob("__init__.py") if p.parent != ROOT and p.read_text(encoding="utf-8").strip()]
+    assert not filled
+
+
+@pytest.mark.parametrize(
+    "module", ["weft", "weft.cli.main", "weft.models.config", "weft.models.presets", "weft.train.config"]
+)
+def test_light_modules_import_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted({{'torch', 'tokenizers', 'matplotlib'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_the_version_is_stated_once_in_each_place() -> None:
+    import tomllib
+
+    import weft
+
+    project = tomllib.loads((ROOT.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert weft.__version__ == project["project"]["version"]
