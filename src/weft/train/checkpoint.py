@@ -1,0 +1,314 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped.
+
+    step-00000500/
+      model.safetensors        weights; tensors that share memory are stored once
+      state/optimizer.safetensors, state/random.safetensors, state/state.json
+      manifest.json            size and SHA-256 of each file, written last
+
+A checkpoint is written into a folder beside, synced, read back, and only then renamed: a folder called `step-…` is
+whole or was damaged later, and the manifest tells which. Old ones are removed after the new one stands.
+Loading runs no code: safetensors and JSON only.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn, optim
+
+from weft.errors import RunError
+from weft.train.optimizer import load_state_tensors, state_tensors
+
+FORMAT = 1
+_NAME = re.compile(r"step-(\d{8,})$")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What besides weights and moments was saved: the step, and whatever the loop wrote down for itself."""
+
+    path: Path
+    step: int
+    notes: dict[str, Any]
+
+
+def checkpoint_name(step: int) -> str:
+    """step-00000500"""
+    return f"step-{step:08d}"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a run's `checkpoints` folder, oldest first."""
+    found = [p for p in folder.glob("step-*") if _NAME.match(p.name) and p.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = _NAME.match(path.resolve().name)
+    assert match, path
+    return int(match[1])
+
+
+# ---- writing
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: optim.Optimizer | None,
+    notes: Mapping[str, Any],
+    keep: int,
+    best: bool = False,
+) -> Path:
+    """Write a checkpoint, point `latest` (and `best`) at it, and drop all but the newest `keep` and the best one."""
+    target = folder / checkpoint_name(step)
+    beside = folder / f".{checkpoint_name(step)}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
+        if not _stands(target):
+            (beside / "state").mkdir(parents=True)
+            _write(beside, step, model, optimizer, notes)
+            os.rename(beside, target)
+            _sync(folder)
+        link(folder, "latest", target)
+        if best:
+            link(folder, "best", target)
+        _prune(folder, keep)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise RunError(f"{target}: the checkpoint cannot be written: {error.strerror or error}") from None
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    return target
+
+
+def _stands(target: Path) -> bool:
+    """Whether this step's checkpoint is there and whole; a damaged one is cleared away."""
+    if not target.exists():
+        return False
+    try:
+        verify(target)
+    except RunError:
+        remove(target)
+        return False
+    return True
+
+
+def link(folder: Path, name: str, target: Path) -> None:
+    """Make `name` a link to the checkpoint `target`, at once: there is always either the old link or the new."""
+    fresh = folder / f".{name}.{os.getpid()}"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target.name)
+    os.replace(fresh, folder / name)
+    _sync(folder)
+
+
+def _write(
+    folder: Path, step: int, model: nn.Module, optimizer: optim.Optimizer | None, notes: Mapping[str, Any]
+) -> None:
+    weights, tied = _untie(model.state_dict())
+    _save_tensors(folder / "model.safetensors", weights)
+    if optimizer is not None:
+        _save_tensors(folder / "state/optimizer.safetensors", state_tensors(optimizer, _names(model)))
+    _save_tensors(folder / "state/random.safetensors", _random_state())
+    state = {"step": step, "notes": dict(notes)}
+    write_synced(folder / "state/state.json", json.dumps(state, indent=1))
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "tied": tied, "files": files}
+    write_synced(folder / "manifest.json", json.dumps(manifest, indent=1))
+    _sync(folder / "state")
+    _sync(folder)
+
+
+def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor once, and alias → name for those that are one tensor under several names."""
+    first: dict[tuple[Any, ...], str] = {}
+    kept: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and place in first:
+            tied[name] = first[place]
+        else:
+            first[place] = name
+            kept[name] = tensor
+    return kept, tied
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write, sync, read back and compare: what cannot be read must not replace what can."""
+    host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # views of one storage are refused by safetensors; a copy of its own settles it
+    owned = {n: t.clone() if t.untyped_storage().nbytes() != t.nbytes else t for n, t in host.items()}
+    save_file(owned, path)
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+    with safe_open(path, "pt") as written:
+        for name, tensor in owned.items():
+            if tensor.numel() and not torch.equal(_bits(written.get_tensor(name)), _bits(tensor)):
+                raise OSError(f"{path.name} does not read back as it was written")
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a small text file and wait until it is on the disk."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a small text file beside and rename it: a reader sees the old text or the new, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write_synced(beside, text)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for left in folder.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _prune(folder: Path, keep: int) -> None:
+    best = (folder / "best").resolve() if (folder / "best").exists() else None
+    for old in checkpoints(folder)[:-keep]:
+        if old.resolve() != best:
+            remove(old)
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint. Its manifest goes first: what is half deleted must not look whole."""
+    (path / "manifest.json").unlink(missing_ok=True)
+    shutil.rmtree(path)
+
+
+# ---- reading
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all as they were written; else an error that names the damage."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        version, files = manifest["format"], manifest["files"]
+        if version != FORMAT:
+            raise RunError(f"{path}: checkpoint format {version}; this version of weft reads {FORMAT}")
+        for name, expected in files.items():
+            file = path / name
+            size = file.stat().st_size
+            if size != expected["bytes"]:
+                raise RunError(f"{file}: {size} bytes instead of {expected['bytes']}; the checkpoint is damaged")
+            if _sha256(file) != expected["sha256"]:
+                raise RunError(f"{file}: the checksum is wrong; the checkpoint is damaged")
+    except FileNotFoundError as error:
+        missing = Path(error.filename) if error.filename else path
+        raise RunError(f"{missing}: missing; the checkpoint is damaged") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{path / 'manifest.json'}: not a manifest; the checkpoint is damaged") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+    return manifest
+
+
+def newest_good(folder: Path) -> tuple[Path, list[str]]:
+    """The newest checkpoint that is whole, and a line for each damaged one that was passed over."""
+    found = checkpoints(folder)
+    if not found:
+        raise RunError(f"{folder}: no checkpoint here yet; start the run again")
+    damage = []
+    for path in reversed(found):
+        try:
+            verify(path)
+        except RunError as error:
+            damage.append(str(error))
+            continue
+        return path, damage
+    raise RunError(f"{folder}: every checkpoint is damaged: {'; '.join(damage)}")
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Put a checkpoint's weights into `model`, wherever it is. The checkpoint was verified before."""
+    tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
+    tensors = _load_tensors(path / "model.safetensors")
+    tensors |= {alias: tensors[name] for alias, name in tied.items()}
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(f"{path}: the weights do not fit the model in config.toml: {reason}") from None
+
+
+def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Saved:
+    """Put back weights, moments and random generators, bit for bit. The checkpoint was verified before."""
+    load_weights(path, model)
+    if optimizer is not None:
+        load_state_tensors(optimizer, _names(model), _load_tensors(path / "state/optimizer.safetensors"))
+    state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
+    _restore_random(_load_tensors(path / "state/random.safetensors"))
+    return Saved(path, state["step"], state["notes"])
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def _random_state() -> dict[str, Tensor]:
+    """The states of torch's generators; nothing in training draws from any other."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state |= {f"cuda:{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return state
+
+
+def _restore_random(state: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    for name, value in state.items():
+        if name.startswith("cuda:") and torch.cuda.is_available() and int(name[5:]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(value, int(name[5:]))

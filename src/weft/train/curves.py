@@ -1,0 +1,144 @@
+"""Line charts as SVG that takes its colours from the page, so that it suits light and dark."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 640, 300
+LEFT, RIGHT, TOP, BOTTOM = 62, 16, 34, 40
+MOST_POINTS = 500
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line through points (x, y). `dots` marks each point: for values measured now and then."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    dots: bool = False
+
+
+def chart(title: str, series: Sequence[Series], *, log_x: bool = False, from_zero: bool = False) -> str:
+    """An <svg> element of lines over steps; empty text where there is nothing finite to draw."""
+    lines = [Series(s.name, _thin(_drawable(s.points, log_x)), s.dots) for s in series]
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return ""
+    xs = [x for line in lines for x, _ in line.points]
+    ys = _without_outliers([y for line in lines for _, y in line.points])
+    if from_zero:
+        ys.append(0.0)
+    x_ticks = _powers(min(xs), max(xs)) if log_x else _ticks(min(xs), max(xs))
+    y_ticks = _ticks(min(ys), max(ys))
+    x_of = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, log_x)
+    y_of = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT - BOTTOM, TOP, False)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" class="chart">']
+    parts.append(f'<text x="{LEFT}" y="18" class="title">{escape(title)}</text>')
+    for tick in y_ticks:
+        y = y_of(tick)
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" class="tick end">{_label(tick)}</text>')
+    foot = HEIGHT - BOTTOM
+    for tick in x_ticks:
+        x = x_of(tick)
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{foot}" y2="{foot + 4}" class="axis"/>')
+        parts.append(f'<text x="{x:.1f}" y="{foot + 18}" class="tick middle">{_label(tick)}</text>')
+    parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{foot}" y2="{foot}" class="axis"/>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" class="tick end">step</text>')
+    for number, line in enumerate(lines):
+        parts.append(_line(line, number, x_of, y_of))
+    if len(lines) > 1:
+        parts.append(_legend(lines))
+    return "".join([*parts, "</svg>"])
+
+
+def _line(line: Series, number: int, x_of: "_Scale", y_of: "_Scale") -> str:
+    places = [(x_of(x), min(HEIGHT - BOTTOM, max(TOP, y_of(y)))) for x, y in line.points]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    drawn = f'<polyline points="{path}" class="line c{number}"/>' if len(places) > 1 else ""
+    if line.dots or len(places) == 1:
+        drawn += "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" class="dot c{number}"/>' for x, y in places)
+    return drawn
+
+
+def _legend(lines: Sequence[Series]) -> str:
+    parts, x = [], float(WIDTH - RIGHT)
+    for number, line in reversed(list(enumerate(lines))):
+        x -= 7.2 * len(line.name)
+        parts.append(f'<text x="{x:.1f}" y="18" class="tick">{escape(line.name)}</text>')
+        parts.append(f'<line x1="{x - 22:.1f}" x2="{x - 6:.1f}" y1="14" y2="14" class="line c{number}"/>')
+        x -= 36
+    return "".join(parts)
+
+
+# ---- numbers to places
+
+
+def _drawable(points: Sequence[tuple[float, float]], log_x: bool) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if y is not None and math.isfinite(y) and (x > 0 or not log_x)]
+
+
+def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most MOST_POINTS, each the mean of its neighbours."""
+    size = -(-len(points) // MOST_POINTS)
+    if size <= 1:
+        return points
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def _without_outliers(ys: list[float]) -> list[float]:
+    """A few spikes must not flatten the rest: what lies far above nine tenths of the values is drawn at the edge."""
+    ordered = sorted(ys)
+    high = ordered[int(0.9 * (len(ordered) - 1))]
+    limit = high + 4 * max(high - ordered[0], abs(high) * 0.05)
+    return [y for y in ordered if y <= limit]
+
+
+class _Scale:
+    """A value's place on an axis."""
+
+    def __init__(self, low: float, high: float, start: float, end: float, log: bool):
+        self._log = log
+        self._low, self._high = (math.log10(low), math.log10(high)) if log else (low, high)
+        self._start, self._end = start, end
+
+    def __call__(self, value: float) -> float:
+        value = math.log10(value) if self._log else value
+        width = self._high - self._low
+        part = (value - self._low) / width if width else 0.5
+        return self._start + part * (self._end - self._start)
+
+
+def _scale(low: float, high: float, start: float, end: float, log: bool) -> _Scale:
+    return _Scale(low, high, start, end, log)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About five round numbers over low … high."""
+    if low == high:
+        return [low]
+    raw = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)] or [low, high]
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """Powers of ten over low … high, with 2 and 5 between where there are few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    powers = [10.0**n for n in range(first, last + 1)]
+    between = powers if len(powers) > 4 else [m * p for p in powers for m in (1, 2, 5)]
+    return [x for x in between if low <= x * (1 + 1e-9) and x <= high * (1 + 1e-9)] or [low, high]
+
+
+def _label(value: float) -> str:
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:g}M"
+    if abs(value) >= 10_000:
+        return f"{value / 1e3:g}k"
+    return f"{value:.1e}".replace("e-0", "e-") if abs(value) < 1e-3 else f"{value:.6g}"

@@ -1,0 +1,184 @@
+"""A run's folder: what is in it, how it is claimed, and how a finished one is read back.
+
+runs/NAME/
+  config.toml        the recipe with nothing left to choose; `weft train runs/NAME/config.toml` repeats the run
+  tokenizer.json     Hugging Face format
+  metrics.jsonl      losses, rates and norms, a line a logged step: the same again when the run is repeated
+  timings.jsonl      seconds and tokens a second, which no two runs share
+  events.jsonl       starts, resumes, evaluations, checkpoints, warnings
+  checkpoints/       step-00000500/ …; `latest` and `best` are links
+  data/              the prepared text, where the run prepared it
+  report.html        curves, samples, counts
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from weft.config import read_toml, to_toml, validate
+from weft.errors import RunError
+from weft.train.config import Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.models.base import LanguageModel
+
+# what may stand in a folder whose run never came to its first step
+BEFORE_START = {"data", "tokenizer.json", "tokenizer_config.json", "events.jsonl"}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The places of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def timings(self) -> Path:
+        return self.path / "timings.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def recipe(self) -> Recipe:
+        """The run's recipe as it was saved."""
+        return validate(Recipe, read_toml(self.config), str(self.config))
+
+    def event(self, what: str, /, **details: Any) -> None:
+        """Note that something happened, with the time of day."""
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": what, **details}
+        with open(self.events, "a", encoding="utf-8") as file:
+            file.write(record(line) + "\n")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What came out of a run. `validation` holds the last evaluation's numbers, empty where nothing was held out."""
+
+    run: RunFolder
+    model: "LanguageModel"
+    steps: int
+    loss: float
+    validation: dict[str, float]
+    best_step: int | None
+    seconds: float
+
+
+def claim(path: Path | str) -> RunFolder:
+    """A folder for a new run. An existing run, a folder with other things in it and an unwritable place are refused.
+
+    Called before any work starts. A folder left by a start that failed before its first step is taken again.
+    """
+    run = RunFolder(Path(path))
+    try:
+        if run.config.exists():
+            raise RunError(
+                f"{run.path}: a run is already here; go on with `weft train --resume {run.path}`, "
+                "or choose another folder with --run"
+            )
+        run.path.mkdir(parents=True, exist_ok=True)
+        others = sorted(entry.name for entry in run.path.iterdir() if entry.name not in BEFORE_START)
+        if others:
+            raise RunError(f"{run.path}: the folder holds other things ({others[0]} …); choose another with --run")
+        probe = run.path / f".writable.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
+    return run
+
+
+def open_run(path: Path | str) -> RunFolder:
+    """The folder of a run that has started."""
+    run = RunFolder(Path(path))
+    if not run.config.is_file():
+        known = "no such folder" if not run.path.exists() else "there is no config.toml in it"
+        raise RunError(f"{run.path}: not a run: {known}")
+    return run
+
+
+def found(run: RunFolder, recipe: Recipe) -> None:
+    """Write config.toml: from here on the folder is a run."""
+    from weft.train.checkpoint import write_atomic
+
+    try:
+        write_atomic(run.config, to_toml(recipe))
+    except OSError as error:
+        raise RunError(f"{run.config}: cannot be written: {error.strerror or error}") from None
+
+
+def checkpoint_path(run: RunFolder, which: Literal["best", "latest"] = "best") -> tuple[Path, list[str]]:
+    """A whole checkpoint: the one asked for, or the newest good one with lines that say why it was not that."""
+    from weft.train.checkpoint import newest_good, verify
+
+    link = run.checkpoints / which
+    damage = []
+    if link.exists():
+        try:
+            verify(link)
+            return link.resolve(), []
+        except RunError as error:
+            damage.append(str(error))
+    if not run.checkpoints.is_dir():
+        raise RunError(f"{run.path}: no checkpoint yet; go on with `weft train --resume {run.path}`")
+    path, others = newest_good(run.checkpoints)
+    return path, list(dict.fromkeys(damage + others))
+
+
+def load_model(
+    run: RunFolder, which: Literal["best", "latest"] = "best", device: "torch.device | str" = "cpu"
+) -> "tuple[LanguageModel, list[str]]":
+    """The run's model with its best (or latest) weights, ready to use, and lines about damage that was passed over."""
+    from weft.train.checkpoint import load_weights
+
+    path, damage = checkpoint_path(run, which)
+    model = run.recipe().model.build()
+    load_weights(path, model)
+    return model.to(device).eval(), damage
+
+
+def record(values: Mapping[str, Any]) -> str:
+    """A line of a .jsonl file. JSON has no NaN and no infinity; null stands for them."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    return json.dumps(finite, ensure_ascii=False)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a .jsonl file; a last line that a crash cut short is passed over."""
+    if path.exists():
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                with suppress(json.JSONDecodeError):
+                    yield json.loads(line)

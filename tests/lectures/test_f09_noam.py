@@ -1,0 +1,24 @@
+"""F9: lrate = d_model^−0.5 · min(step^−0.5, step · warmup^−1.5).
+
+See it: python -c "from weft.train.schedule import noam; print(noam(4000, 512, 4000))"
+"""
+
+import pytest
+
+from weft.train.config import Noam
+from weft.train.schedule import noam
+
+
+def test_peak_is_at_warmup() -> None:
+    rates = [noam(step, 512, 4000) for step in range(1, 12001)]
+    assert rates.index(max(rates)) + 1 == 4000
+
+
+def test_value_of_the_paper() -> None:
+    assert noam(4000, 512, 4000) == pytest.approx(6.99e-4, abs=5e-7)
+
+
+@pytest.mark.parametrize("step", [1, 7, 3999, 4000, 4001, 100_000])
+def test_is_the_formula(step: int) -> None:
+    expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+    assert Noam(warmup=4000).build(0.0, 100_000, 512)(step) == pytest.approx(expected, rel=1e-12)

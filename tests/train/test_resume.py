@@ -1,0 +1,252 @@
+"""A run that was stopped and resumed is the run that never stopped, bit for bit."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from weft.config import to_toml
+from weft.errors import RunError
+from weft.train import checkpoint, loop
+from weft.train.loop import resume, train
+from weft.train.run import RunFolder, claim, load_model, open_run
+
+
+def weights_hash(run: RunFolder) -> str:
+    latest = (run.checkpoints / "latest").resolve()
+    return hashlib.sha256((latest / "model.safetensors").read_bytes()).hexdigest()
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, number: int = signal.SIGINT) -> None:
+    """A signal in the middle of a step."""
+    done = 0
+    original = loop.optimisation_step
+
+    def counted(*args: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done == steps:
+            os.kill(os.getpid(), number)
+        return original(*args)
+
+    monkeypatch.setattr(loop, "optimisation_step", counted)
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 11])
+def test_stopped_and_resumed_equals_straight(tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch, stop) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "evaluators": [evaluator], "quiet": True}
+    straight = train(recipe(), tmp_path / "straight", tokenizer=tokenizer, **given)
+
+    said: list[str] = []
+    stop_after(monkeypatch, stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), tmp_path / "cut", tokenizer=tokenizer, say=said.append, **given)
+    monkeypatch.undo()
+    assert any(f"weft train --resume {tmp_path / 'cut'}" in line for line in said)
+    torch.manual_seed(12345)  # whatever happened in between
+    resumed = resume(tmp_path / "cut", **given)
+
+    assert resumed.run.metrics.read_text() == straight.run.metrics.read_text()
+    assert weights_hash(resumed.run) == weights_hash(straight.run)
+    assert (resumed.loss, resumed.validation, resumed.best_step) == (
+        straight.loss,
+        straight.validation,
+        straight.best_step,
+    )
+    assert straight.steps == 12
+
+
+def test_a_crash_between_checkpoints_repeats_from_the_last_one(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch
+) -> None:
+    """Steps after the last checkpoint run again, and their metrics lines are written once."""
+    given = {"corpus": corpus, "evaluators": [evaluator], "quiet": True}
+    straight = train(recipe(), tmp_path / "straight", tokenizer=tokenizer, **given)
+    done = 0
+    original = loop.optimisation_step
+
+    def crash(*args: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done == 8:
+            raise RuntimeError("out of memory")
+        return original(*args)
+
+    monkeypatch.setattr(loop, "optimisation_step", crash)
+    with pytest.raises(RuntimeError):
+        train(recipe("evaluate.every=100"), tmp_path / "cut", tokenizer=tokenizer, **given)
+    monkeypatch.undo()
+    cut = open_run(tmp_path / "cut")
+    assert checkpoint.checkpoints(cut.checkpoints)[-1].name == "step-00000005"
+    with open(cut.metrics, "a") as file:
+        file.write('{"step": 7, "lo')  # a line cut short
+    resumed = resume(tmp_path / "cut", **given)
+    kept = [line for line in straight.run.metrics.read_text().splitlines() if "validation" not in line]
+    assert [line for line in resumed.run.metrics.read_text().splitlines() if "validation" not in line] == kept
+    assert weights_hash(resumed.run) == weights_hash(straight.run)
+
+
+def test_damaged_newest_checkpoint_is_passed_over_and_said(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, tokenizer, evaluator
+) -> None:
+    given = {"corpus": corpus, "evaluators": [evaluator], "quiet": True}
+    straight = train(recipe("checkpoint.keep=3"), tmp_path / "run", tokenizer=tokenizer, **given)
+    expected, lines = weights_hash(straight.run), straight.run.metrics.read_text()
+    newest = (straight.run.checkpoints / "latest").resolve()
+    (newest / "model.safetensors").write_bytes(b"torn")
+    said: list[str] = []
+    model, damage = load_model(straight.run, "latest")
+    assert damage
+    assert any(p.abs().sum() > 0 for p in model.parameters())
+    again = resume(tmp_path / "run", say=said.append, **given)
+    assert "damaged" in said[0]
+    assert weights_hash(again.run) == expected
+    assert again.run.metrics.read_text() == lines
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path, recipe, corpus, tokenizer, evaluator) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "evaluators": [evaluator], "quiet": True}
+    first = train(recipe(), tmp_path / "run", tokenizer=tokenizer, **given)
+    before = first.run.metrics.read_text()
+    again = resume(tmp_path / "run", **given)
+    assert (again.steps, again.validation) == (first.steps, first.validation)
+    assert first.run.metrics.read_text() == before
+
+
+def test_the_saved_config_repeats_the_run(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    from weft.train.config import resolve
+
+    first = train(recipe(), tmp_path / "one", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    saved = resolve(str(first.run.config))
+    assert saved == first.run.recipe()
+    second = train(saved, tmp_path / "two", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert second.run.metrics.read_text() == first.run.metrics.read_text()
+    assert weights_hash(second.run) == weights_hash(first.run)
+
+
+def test_micro_batches_change_nothing_but_rounding(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    settings = "model.dropout=0.0"
+    whole = train(recipe(settings), tmp_path / "a", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    cut = train(recipe(settings, "batch.micro=1"), tmp_path / "b", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert cut.loss == pytest.approx(whole.loss, rel=1e-4)
+
+
+def test_training_learns(tmp_path, recipe, corpus, tokenizer, evaluator) -> None:  # type: ignore[no-untyped-def]
+    settings = recipe("steps=60", "optimizer.lr=0.01", "model.dropout=0.0", "evaluate.every=60")
+    result = train(settings, tmp_path / "r", corpus=corpus, tokenizer=tokenizer, evaluators=[evaluator], quiet=True)
+    assert result.validation["loss"] < 2.2  # chance is ln 23 = 3.14
+    events = [json.loads(line)["event"] for line in result.run.events.read_text().splitlines()]
+    assert events[0] == "start"
+    assert events[-1] == "finish"
+
+
+KILLED = """
+import sys, time
+from types import SimpleNamespace
+import numpy as np
+from weft.config import read_toml, validate
+from weft.data.shards import Tokens
+from weft.train import loop
+from weft.train.config import Recipe
+recipe = validate(Recipe, read_toml(__import__("pathlib").Path(sys.argv[1])))
+ids = np.load(sys.argv[3])
+class T:
+    vocab_size = 23
+    def save(self, path): (path / "tokenizer.json").write_text("{}")
+original = loop.optimisation_step
+def slow(*args):
+    time.sleep(0.05)
+    return original(*args)
+loop.optimisation_step = slow
+loop.train(recipe, sys.argv[2], corpus=SimpleNamespace(train=Tokens.from_array(ids)), tokenizer=T(), quiet=True)
+"""
+
+
+def test_killed_process_resumes(tmp_path: Path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    settings = recipe("checkpoint.every=2", "steps=30")
+    (tmp_path / "recipe.toml").write_text(to_toml(settings))
+    np.save(tmp_path / "ids.npy", corpus.train.read(0, len(corpus.train)))
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, tmp_path / "recipe.toml", tmp_path / "cut", tmp_path / "ids.npy"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "cut/checkpoints/latest").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait(timeout=60) == -9
+    newest = checkpoint.newest_good(tmp_path / "cut/checkpoints")[0]
+    assert 2 <= checkpoint.step_of(newest) < 30
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums come in the order of the threads
+    try:
+        resumed = resume(tmp_path / "cut", corpus=corpus, quiet=True)
+        straight = train(settings, tmp_path / "straight", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    finally:
+        torch.set_num_threads(threads)
+    assert resumed.run.metrics.read_text() == straight.run.metrics.read_text()
+    assert weights_hash(resumed.run) == weights_hash(straight.run)
+
+
+def test_sigterm_saves_and_exits_with_its_code(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    stop_after(monkeypatch, 3, signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert caught.value.code == 143
+    assert checkpoint.newest_good(tmp_path / "run/checkpoints")[0].name == "step-00000003"
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def twice(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the second interrupt comes first")
+
+    monkeypatch.setattr(loop, "optimisation_step", twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert not checkpoint.checkpoints(tmp_path / "run/checkpoints")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# ---- the folder
+
+
+def test_an_existing_run_is_refused(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    train(recipe("steps=1"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    with pytest.raises(RunError, match=r"already here.*weft train --resume .*run.*--run"):
+        claim(tmp_path / "run")
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunError, match="other things"):
+        claim(tmp_path)
+
+
+def test_a_start_that_failed_early_can_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / "run/data").mkdir(parents=True)
+    (tmp_path / "run/tokenizer.json").touch()
+    assert claim(tmp_path / "run").path == tmp_path / "run"
+
+
+def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="cannot be written: Not a directory"):
+        claim(tmp_path / "file/run")
+
+
+def test_no_run_there(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="not a run: no such folder"):
+        open_run(tmp_path / "nothing")
+    with pytest.raises(RunError, match=r"not a run: there is no config\.toml"):
+        open_run(tmp_path)
