@@ -155,19 +155,19 @@ def train(
     check_trainable(recipe, 0)
     folder = claim(free_folder(Path("runs") / recipe.name) if run is None else run)
     try:
-        settled, choices = _settle(recipe, say)
+        settled, choices, text = _settle(recipe)
         settled, tokenizer, more = _tokenizer(settled, choices)
         corpora = _prepare(settled, folder, tokenizer)
         settled, fitted = fit_vocabulary(settled, tokenizer.vocab_size)
-        for choice in [*more, *fitted]:
-            say(f"  {choice}")
+        choices = [*choices, *more, *fitted]
+        _tell(text, choices, say)
         loop.train(
             settled,
             folder,
             corpus=corpora if len(corpora) > 1 else corpora[0],
             tokenizer=tokenizer,
             evaluators=_evaluators(settled, tokenizer, corpora),
-            choices=[*choices, *more, *fitted],
+            choices=choices,
             command=" ".join(["weft", *sys.argv[1:]]) if Path(sys.argv[0]).name == "weft" else None,
             say=say,
         )
@@ -201,7 +201,7 @@ def _tidy(folder: RunFolder) -> None:
             folder.path.rmdir()
 
 
-def _settle(recipe: Recipe, say: Say) -> tuple[Recipe, list[Choice]]:
+def _settle(recipe: Recipe) -> tuple[Recipe, list[Choice], TextFacts]:
     """Choose what the recipe leaves open, from the amount of text and the device."""
     prepared = [part.prepared for part in recipe.data.parts if part.prepared is not None]
     if prepared and recipe.tokenizer is None:
@@ -221,11 +221,15 @@ def _settle(recipe: Recipe, say: Say) -> tuple[Recipe, list[Choice]]:
             f"{names}: too short to learn from one part and hold out another; give some thousand characters, "
             "or hold out nothing with data.validation.kind=none"
         )
-    settled, choices = settle(recipe, text, pick_device().type)
-    say(f"{text} of text to learn from" + (", so I chose:" if choices else ""))
-    for choice in choices:
+    return *settle(recipe, text, pick_device().type), text
+
+
+def _tell(text: TextFacts, choices: Sequence[Choice], say: Say) -> None:
+    """What was chosen and why, once nothing can go wrong with it any more; of two words on a key the last holds."""
+    last = {choice.key: choice for choice in choices}
+    say(f"{text} of text to learn from" + (", so I chose:" if last else ""))
+    for choice in last.values():
         say(f"  {choice}")
-    return settled, choices
 
 
 def _measure(recipe: Recipe, part: Part) -> TextFacts:
@@ -332,12 +336,12 @@ def _evaluators(recipe: Recipe, tokenizer: Tokenizer, corpora: Sequence[Shards])
     return [lambda model: score_texts(recipe, tokenizer, model, texts, limit=recipe.evaluate.tokens).numbers()]
 
 
-def character_baseline(tokenizer: Tokenizer, corpora: Sequence[Shards]) -> float:
-    """Bits a byte that character frequencies of the training text need for the held-out text."""
+def character_baseline(tokenizer: Tokenizer, corpora: Sequence[Shards]) -> baseline.Measure:
+    """What character frequencies of the training text need for the held-out text."""
     model = baseline.fit(
         text for corpus in corpora for text in _decoded(tokenizer, corpus.train, BASELINE_TOKENS // len(corpora))
     )
-    return baseline.bits_per_byte(model, (t for held in _held_out(corpora) for t in _decoded(tokenizer, held)))
+    return baseline.measure(model, (t for held in _held_out(corpora) for t in _decoded(tokenizer, held)))
 
 
 def _decoded(tokenizer: Tokenizer, tokens: Tokens, most: int | None = None) -> Iterator[str]:
@@ -352,7 +356,12 @@ def _conclude(folder: RunFolder, corpora: Sequence[Shards]) -> Run:
     done = load(folder.path)
     figures: dict[str, Any] = {}
     if _held_out(corpora):
-        figures = done.score().numbers() | {"baseline_bits_per_byte": character_baseline(done.tokenizer, corpora)}
+        scored, characters = done.score(), character_baseline(done.tokenizer, corpora)
+        figures = {
+            **scored.numbers(),
+            "nats_per_character": scored.nats / characters.characters if characters.characters else math.nan,
+            "baseline_bits_per_byte": characters.bits_per_byte,
+        }
         figures = {key: value if math.isfinite(value) else None for key, value in figures.items()}
     settings = sampling(max_tokens=100, temperature=0.8, top_p=0.95)
     samples = [completion.text for completion in done.complete([""] * SAMPLES, settings)]

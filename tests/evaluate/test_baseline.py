@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from weft.evaluate.baseline import CHARACTERS, bits_per_byte, fit
+from weft.evaluate.baseline import CHARACTERS, fit, measure
 
 
 def test_frequencies_with_one_added() -> None:
@@ -24,10 +24,12 @@ def test_all_characters_together_have_probability_one() -> None:
 
 def test_bits_are_counted_per_utf8_byte() -> None:
     model = fit(["aaé"])
-    assert bits_per_byte(model, ["é", "a"]) == pytest.approx((model.bits("é") + model.bits("a")) / 3)
-    assert math.isnan(bits_per_byte(model, []))
+    measured = measure(model, ["é", "a"])
+    assert (measured.characters, measured.bytes) == (2, 3)
+    assert measured.bits_per_byte == pytest.approx((model.bits("é") + model.bits("a")) / 3)
+    assert math.isnan(measure(model, []).bits_per_byte)
 
 
 def test_english_costs_about_four_and_a_half_bits() -> None:
     text = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 50
-    assert 3.0 < bits_per_byte(fit([text]), [text]) < 4.6
+    assert 3.0 < measure(fit([text]), [text]).bits_per_byte < 4.6

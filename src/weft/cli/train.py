@@ -73,6 +73,7 @@ FIGURES = {
     "loss": "loss, nats a token",
     "perplexity": "perplexity",
     "bits_per_byte": "bits per byte",
+    "nats_per_character": "loss, nats a character",
     "baseline_bits_per_byte": "bits per byte of character frequencies alone",
 }
 

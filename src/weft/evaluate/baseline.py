@@ -32,12 +32,26 @@ def fit(texts: Iterable[str]) -> Unigram:
     return Unigram(counts, counts.total())
 
 
-def bits_per_byte(model: Unigram, texts: Iterable[str]) -> float:
-    """Bits a UTF-8 byte that the character frequencies need for `texts`; nan where they are empty."""
+@dataclass(frozen=True)
+class Measure:
+    """How many bits a text takes, and how long it is."""
+
+    bits: float
+    characters: int
+    bytes: int
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits a UTF-8 byte; nan for an empty text."""
+        return self.bits / self.bytes if self.bytes else math.nan
+
+
+def measure(model: Unigram, texts: Iterable[str]) -> Measure:
+    """What the character frequencies need for `texts`."""
     counts: Counter[str] = Counter()
     size = 0
     for text in texts:
         counts.update(text)
         size += len(text.encode("utf-8"))
     bits = sum(count * model.bits(character) for character, count in counts.items())
-    return bits / size if size else math.nan
+    return Measure(bits, counts.total(), size)
