@@ -8,12 +8,13 @@ STAMP  := $(VENV)/.installed
 # Small models gain nothing from many threads, and the tests run in several processes.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help install quickstart test test-all lint format bench docs clean
+.PHONY: help install quickstart test test-all test-resume lint format bench docs clean
 
 help:
 	@echo "make quickstart   train a small model on text that needs no download, and measure it"
 	@echo "make test         the tests that take minutes in all"
 	@echo "make test-all     every test"
+	@echo "make test-resume  300 steps killed 60 times and resumed, against 300 steps straight"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff format the code"
 	@echo "make bench        the benchmarks that need no GPU"
@@ -38,6 +39,9 @@ test: install
 test-all: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2
 
+test-resume: install
+	$(TEST_ENV) $(BIN)/python benchmarks/resume.py --steps 300 --kills 60
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,7 +53,7 @@ format: install
 
 # a benchmark that needs a GPU is named gpu_….py and run by hand
 bench: install
-	@for file in $(filter-out benchmarks/gpu_%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/gpu_% benchmarks/resume.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 docs: install
 	@mkdir -p site

@@ -240,7 +240,7 @@ def test_recomputing_keeps_the_layers_inputs() -> None:
     model = preset("gpt2")
     kept = training_memory(model, 4, 1024, "bf16")
     assert kept.recomputed < kept.activations / 4
-    assert kept.recomputed >= 4 * 1024 * 12 * 768 * 4
+    assert kept.recomputed >= 4 * 1024 * 12 * 768 * 2
     assert kept.total() - kept.total(recompute=True) == kept.activations - kept.recomputed
 
 
@@ -253,9 +253,9 @@ def test_bytes_a_parameter() -> None:
 
 
 def test_the_loss_cuts_logits_as_counted() -> None:
-    from weft.train.loss import CHUNK_ELEMENTS
+    from weft.train.loss import CPU_LOGITS
 
-    assert LOGITS_AT_A_TIME == CHUNK_ELEMENTS
+    assert LOGITS_AT_A_TIME == CPU_LOGITS
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "smollm2-135m"])

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,9 @@ from torch import nn
 
 from weft.errors import RunError
 from weft.train import checkpoint
+from weft.train.loop import train
+from weft.train.run import RunFolder, read_lines
+from weft.train.saver import Saver
 
 
 class Tied(nn.Module):
@@ -156,3 +161,140 @@ def test_weights_of_another_shape_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="do not fit the model") as caught:
         checkpoint.load_weights(path, nn.Linear(2, 2))
     assert "\n" not in str(caught.value)
+
+
+# ---- beside the training
+
+
+def saver(run: RunFolder, keep: int = 2) -> Saver:
+    return Saver(run, keep, before=lambda: None)
+
+
+def test_what_is_written_is_the_state_when_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step after a save may change the weights while the thread still writes."""
+    model, optimizer = trained()
+    expected = model.table.weight.detach().clone()
+    go = threading.Event()
+    original = checkpoint.save_file
+
+    def slow(*args: Any) -> None:
+        assert go.wait(20)
+        original(*args)
+
+    monkeypatch.setattr(checkpoint, "save_file", slow)
+    run = RunFolder(tmp_path)
+    writing = saver(run)
+    notes = {"waiting": [1.0]}
+    writing.save(1, model, optimizer, notes, best=True, spare=None)
+    assert not checkpoint.checkpoints(run.checkpoints)
+    notes["waiting"].append(2.0)
+    with torch.no_grad():
+        model.table.weight.zero_()
+        optimizer.state[model.table.weight]["exp_avg"].zero_()
+    go.set()
+    writing.finish()
+    other, moments = trained(seed=1)
+    saved = checkpoint.load(run.checkpoints / "best", other, moments)
+    assert saved.notes == {"waiting": [1.0]}
+    assert torch.equal(other.table.weight, expected)
+    assert moments.state[other.table.weight]["exp_avg"].abs().sum() > 0
+
+
+def test_a_full_disk_is_told_and_the_next_write_may_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, (model, optimizer) = RunFolder(tmp_path), trained()
+    writing = saver(run, keep=1)
+    writing.save(1, model, optimizer, {}, best=True, spare=None)
+    writing.wait()
+
+    def full(*args: Any) -> None:
+        raise checkpoint.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    writing.save(2, model, optimizer, {}, best=True, spare=None)
+    writing.wait()
+    news = writing.news()
+    assert news is not None
+    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in news
+    assert writing.news() is None
+    assert writing.lost_best
+    assert checkpoint.newest_good(run.checkpoints)[0].name == "step-00000001"
+    assert not list(run.checkpoints.glob(".step*"))
+    with pytest.raises(RunError, match=r"the newest whole checkpoint is step-00000001; `weft train --resume") as caught:
+        writing.finish()
+    assert "\n" not in str(caught.value)
+
+    monkeypatch.undo()
+    writing.save(3, model, optimizer, {}, best=True, spare=None)
+    writing.finish()
+    assert not writing.lost_best
+    assert checkpoint.newest_good(run.checkpoints)[0].name == "step-00000003"
+    events = [line["event"] for line in read_lines(run.events)]
+    assert events == ["checkpoint", "checkpoint failed", "checkpoint"]
+
+
+def test_metrics_that_cannot_be_written_hold_the_checkpoint_back(tmp_path: Path) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    run, (model, optimizer) = RunFolder(tmp_path), trained()
+    writing = Saver(run, 1, before=full)
+    writing.save(1, model, optimizer, {}, best=False, spare=None)
+    with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left.*no checkpoint was written"):
+        writing.finish()
+
+
+def test_a_bug_in_the_thread_is_raised_where_the_loop_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(checkpoint, "save_file", broken)
+    run, (model, optimizer) = RunFolder(tmp_path), trained()
+    writing = saver(run)
+    writing.save(1, model, optimizer, {}, best=False, spare=None)
+    with pytest.raises(ZeroDivisionError):
+        writing.wait()
+
+
+def test_training_goes_on_through_a_full_disk(tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The second checkpoint fails, the third succeeds, and the best weights are on the disk in the end."""
+    attempts = 0
+    original = checkpoint.write
+
+    def sometimes(folder: Path, copy: Any, *rest: Any) -> Path:
+        nonlocal attempts
+        attempts += folder.name == "checkpoints"
+        if attempts == 2 and folder.name == "checkpoints":
+            raise RunError(f"{folder}: the checkpoint cannot be written: No space left on device")
+        return original(folder, copy, *rest)
+
+    monkeypatch.setattr(checkpoint, "write", sometimes)
+    said: list[str] = []
+    given = {"corpus": corpus, "tokenizer": tokenizer, "evaluators": [evaluator]}
+    result = train(recipe(), tmp_path / "run", say=said.append, **given)
+    assert result.steps == 12
+    assert any("training goes on" in line for line in said)
+    assert (result.run.checkpoints / "best").exists()
+    assert checkpoint.newest_good(result.run.checkpoints)[0].name == "step-00000012"
+
+
+def test_a_last_checkpoint_that_fails_ends_with_one_line(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    original = checkpoint.write
+
+    def last(folder: Path, copy: Any, *rest: Any) -> Path:
+        if copy.step == 12:
+            raise RunError(f"{folder}: the checkpoint cannot be written: Read-only file system")
+        return original(folder, copy, *rest)
+
+    monkeypatch.setattr(checkpoint, "write", last)
+    with pytest.raises(RunError, match=r"Read-only file system; the newest whole checkpoint is step-00000010"):
+        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+
+
+def test_going_back_leaves_no_hanging_links(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=3, best=step == 3)
+    checkpoint.forget_after(tmp_path, 2)
+    assert os.readlink(tmp_path / "latest") == "step-00000002"
+    assert not (tmp_path / "best").is_symlink()
+    checkpoint.forget_after(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []

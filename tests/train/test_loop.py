@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,10 @@ from rich.console import Console
 from weft.data.config import Part
 from weft.data.shards import Tokens
 from weft.errors import ConfigError
-from weft.train import metrics
+from weft.train import checkpoint, metrics
 from weft.train.choose import TextFacts, settle
 from weft.train.config import resolve
+from weft.train.expect import usual_bits_per_byte
 from weft.train.feed import feed
 from weft.train.loop import compiled, resume, train
 from weft.train.run import load_model, read_lines
@@ -96,6 +98,63 @@ def test_tensorboard_that_is_not_installed_is_one_line(  # type: ignore[no-untyp
     assert not (tmp_path / "run").exists()
 
 
+class Recorder:
+    """Stands in for the wandb module: it notes what it is told."""
+
+    def __init__(self) -> None:
+        self.starts: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
+        self.finished = 0
+
+    def init(self, **given: Any) -> "Recorder":
+        self.starts.append(given)
+        return self
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        assert (name, step_metric) == ("*", "step")
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.lines.append(values)
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def test_weights_and_biases_sees_every_line_and_the_same_run(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, tokenizer, monkeypatch
+) -> None:
+    recorder = Recorder()
+    monkeypatch.setitem(sys.modules, "wandb", recorder)
+    settings = recipe("log.wandb=offline", "steps=6", "checkpoint.every=3")
+    result = train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert [line["loss"] for line in recorder.lines if "loss" in line] == [
+        line["loss"] for line in read_lines(result.run.metrics)
+    ]
+    checkpoint.remove(result.run.checkpoints / "step-00000006")
+    resume(tmp_path / "run", corpus=corpus, quiet=True)
+    first, second = recorder.starts
+    assert first["id"] == second["id"]
+    assert first["mode"] == "offline"
+    assert first["config"]["steps"] == 6
+    assert recorder.finished == 2
+
+
+def test_weights_and_biases_offline(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("wandb")
+    settings = recipe("log.wandb=offline", "steps=2", "log.every=1")
+    result = train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert list(result.run.wandb.glob("offline-run-*"))
+
+
+def test_weights_and_biases_that_is_not_installed_is_one_line(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, tokenizer, monkeypatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"log\.wandb = 'online': wandb is not installed"):
+        train(recipe("log.wandb=online"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_terminal_shows_a_bar_and_a_file_shows_lines(  # type: ignore[no-untyped-def]
     tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch
 ) -> None:
@@ -103,6 +162,8 @@ def test_a_terminal_shows_a_bar_and_a_file_shows_lines(  # type: ignore[no-untyp
     said: list[str] = []
     train(recipe(), tmp_path / "plain", say=said.append, **given)
     assert "the loss should begin near ln 23 = 3.14" in said[0]
+    assert "bits per byte, give or take a fifth" in said[1]
+    assert said[2].startswith("pre-flight: a step, an evaluation and a checkpoint")
     assert any(line.startswith("step 3/12 · loss ") and " left" in line for line in said)
     assert any("validation loss" in line and "best so far" in line for line in said)
 
@@ -143,3 +204,25 @@ def test_a_masked_batch_counts_its_targets(recipe, corpus) -> None:  # type: ign
     mask = torch.zeros_like(batch.tokens, dtype=torch.bool)
     mask[0, :5] = True
     assert replace(batch, loss_mask=mask).count == 5
+
+
+def test_the_rule_of_thumb_passes_through_what_it_names() -> None:
+    assert usual_bits_per_byte(7e12) == pytest.approx(2.7, rel=0.05)  # nanoGPT on Shakespeare, on a processor
+    assert usual_bits_per_byte(2.2e20) == pytest.approx(0.93, rel=0.05)  # GPT-2 124M
+    assert usual_bits_per_byte(4.2e22) == pytest.approx(0.65, rel=0.1)  # LLaMA 7B
+    assert usual_bits_per_byte(1.0) == 8.0  # nobody needs more than a byte for a byte
+
+
+def test_what_it_writes_on_the_way_changes_nothing(tmp_path, recipe, corpus, tokenizer, evaluator) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "tokenizer": tokenizer, "evaluators": [evaluator], "quiet": True}
+    silent = train(recipe(), tmp_path / "silent", **given)
+
+    def writer(model: Any) -> list[str]:
+        assert not model.training
+        return [str(int(model(torch.tensor([[1]])).argmax()))]
+
+    result = train(recipe(), tmp_path / "run", writer=writer, **given)
+    events = [line for line in read_lines(result.run.events) if line["event"] == "samples"]
+    assert [event["step"] for event in events] == [4, 8, 12]
+    assert all(len(event["texts"]) == 1 for event in events)
+    assert result.run.metrics.read_text() == silent.run.metrics.read_text()

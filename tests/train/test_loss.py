@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.train.loss import cross_entropy, linear_cross_entropy
+from weft.train.loss import chunk_loss, chunk_rows, cross_entropy, linear_cross_entropy
 
 
 def test_plain_loss_is_torchs() -> None:
@@ -82,3 +82,64 @@ def test_logits_of_the_whole_batch_never_exist(monkeypatch: pytest.MonkeyPatch) 
         loss, _ = linear_cross_entropy(features, weight, None, torch.randint(V, (N,)), rows=rows)
         loss.backward()
     assert rows * V <= largest < N * V // 8
+
+
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.2, 0.0), (0.1, 1e-2)])
+def test_columns_that_are_no_words_count_for_nothing(smoothing: float, z_loss: float) -> None:
+    """A table filled up to an even size: whatever its extra rows say, loss and gradient are those of the words."""
+    torch.manual_seed(0)
+    logits, targets, weights = torch.randn(5, 11), torch.randint(11, (5,)), torch.rand(5)
+    filled = torch.cat([logits, torch.full((5, 3), 7.0)], dim=1)
+    loss, nll, gradient = chunk_loss(filled.clone(), targets, weights, 11, smoothing, z_loss)
+    expected = chunk_loss(logits.clone(), targets, weights, 11, smoothing, z_loss)
+    assert torch.allclose(loss, expected[0])
+    assert torch.allclose(nll, expected[1])
+    assert torch.allclose(gradient[:, :11], expected[2], atol=1e-7)
+    assert torch.equal(gradient[:, 11:], torch.zeros(5, 3))
+
+
+def test_a_table_that_is_filled_up_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's path, with the processor's arithmetic."""
+    torch.manual_seed(0)
+    features, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((9, 4), (11, 4), (11,)))
+    targets = torch.randint(11, (9,))
+    leaves = [features, weight, bias]
+    expected, _ = linear_cross_entropy(features, weight, bias, targets, smoothing=0.1)
+    wanted = torch.autograd.grad(expected, leaves)
+    monkeypatch.setattr("weft.train.loss._filling", lambda vocab_size, features: 5)
+    loss, _ = linear_cross_entropy(features, weight, bias, targets, smoothing=0.1, rows=4)
+    for ours, theirs in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_gradients_of_the_table_are_added_up_in_fp32() -> None:
+    """In bf16 a sum over many chunks would stop growing; here each chunk adds 1/512 to a sum of 1."""
+    features, weight = torch.ones(513, 1, dtype=torch.bfloat16), torch.zeros(2, 1, requires_grad=True)
+    features[1:] = 2.0**-8
+    loss, _ = linear_cross_entropy(features, weight, None, torch.zeros(513, dtype=torch.long), rows=1)
+    (gradient,) = torch.autograd.grad(loss, weight)
+    assert gradient.dtype == torch.float32
+    assert gradient.flatten().tolist() == pytest.approx([-1.5, 1.5])
+
+
+def test_chunks_are_powers_of_two_that_shrink_as_the_vocabulary_grows() -> None:
+    features = torch.zeros(1, 1)
+    assert [chunk_rows(features, words) for words in (65, 8192, 50257, 1 << 30)] == [32768, 512, 64, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_agrees_in_bf16() -> None:
+    torch.manual_seed(0)
+    features, weight = torch.randn(300, 64, requires_grad=True), torch.randn(1001, 64, requires_grad=True)
+    targets, mask = torch.randint(1001, (300,)), torch.rand(300) < 0.7
+    expected, _ = linear_cross_entropy(features, weight, None, targets, mask)
+    wanted = torch.autograd.grad(expected, [features, weight])
+    given = [t.detach().cuda().requires_grad_() for t in (features, weight)]
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss, _ = linear_cross_entropy(
+            *given, None, targets.cuda(), mask.cuda(), rows=128, chunk=torch.compile(chunk_loss)
+        )
+    assert float(loss) == pytest.approx(float(expected), rel=5e-3)
+    for ours, theirs in zip(torch.autograd.grad(loss, given), wanted, strict=True):
+        assert (ours.cpu() - theirs).norm() / theirs.norm() < 0.02

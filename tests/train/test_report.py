@@ -3,11 +3,13 @@
 import math
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from xml.etree import ElementTree
 
 from weft.train.curves import Series, chart
 from weft.train.loop import train
 from weft.train.report import write_report
+from weft.train.run import read_lines
 
 
 def test_a_finished_run_has_a_page_with_its_curves(tmp_path, recipe, corpus, tokenizer, evaluator) -> None:  # type: ignore[no-untyped-def]
@@ -27,6 +29,33 @@ def test_a_finished_run_has_a_page_with_its_curves(tmp_path, recipe, corpus, tok
     assert not re.search(r"<script|<link|https?://", html)
     for svg in re.findall(r"<svg.*?</svg>", html):
         ElementTree.fromstring(svg)
+
+
+def test_what_went_wrong_and_what_it_cost_are_on_the_page(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    settings = recipe("optimizer.lr=3.0", "steps=30", "log.every=1", "schedule.warmup=1", "guard.patience=3")
+    result = train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    result.run.event("samples", step=10, texts=["a <b>"])
+    (turn, *_) = [line for line in read_lines(result.run.events) if line["event"] == "rollback"]
+    assert turn["abandoned"][-1] == [turn["step"], turn["loss"]]
+    html = write_report(result.run).read_text()
+    assert 'class="mark"><title>back to here from step ' in html
+    assert ">given up<" in html
+    assert "When training went wrong" in html
+    assert "on with 0.5 of the learning rate" in html
+    parameters = sum(p.numel() for p in result.model.parameters())
+    assert f"<td>parameters</td><td>{parameters:,}</td><td>{parameters:,}</td>" in html  # predicted, measured
+    assert "step 10</td><td>a &lt;b&gt;" in html
+
+
+def test_both_axes_may_be_logarithmic() -> None:
+    """A power law is a straight line."""
+    svg = ElementTree.fromstring(
+        chart("x", [Series("a", [(10.0**i, 10.0**-i) for i in range(5)])], log_x=True, log_y=True)
+    )
+    line = next(e for e in svg.iter() if e.tag == "polyline")
+    places = [tuple(map(float, place.split(","))) for place in line.attrib["points"].split()]
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(places)]
+    assert all(abs(x - steps[0][0]) < 0.2 and abs(y - steps[0][1]) < 0.2 for x, y in steps)
 
 
 def test_a_run_that_never_logged_has_a_page_too(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]

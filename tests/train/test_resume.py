@@ -6,15 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from weft.config import to_toml
 from weft.errors import RunError
 from weft.train import checkpoint, loop
 from weft.train.loop import resume, train
@@ -28,7 +25,7 @@ def weights_hash(run: RunFolder) -> str:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, number: int = signal.SIGINT) -> None:
     """A signal in the middle of a step."""
-    done = 0
+    done = -1  # the pre-flight makes one too
     original = loop.optimisation_step
 
     def counted(*args: Any) -> Any:
@@ -71,7 +68,7 @@ def test_a_crash_between_checkpoints_repeats_from_the_last_one(  # type: ignore[
     """Steps after the last checkpoint run again, and their metrics lines are written once."""
     given = {"corpus": corpus, "evaluators": [evaluator], "quiet": True}
     straight = train(recipe(), tmp_path / "straight", tokenizer=tokenizer, **given)
-    done = 0
+    done = -1  # the pre-flight makes one too
     original = loop.optimisation_step
 
     def crash(*args: Any) -> Any:
@@ -149,52 +146,19 @@ def test_training_learns(tmp_path, recipe, corpus, tokenizer, evaluator) -> None
     assert events[-1] == "finish"
 
 
-KILLED = """
-import sys, time
-from types import SimpleNamespace
-import numpy as np
-from weft.config import read_toml, validate
-from weft.data.shards import Tokens
-from weft.train import loop
-from weft.train.config import Recipe
-recipe = validate(Recipe, read_toml(__import__("pathlib").Path(sys.argv[1])))
-ids = np.load(sys.argv[3])
-class T:
-    vocab_size = 23
-    def save(self, path): (path / "tokenizer.json").write_text("{}")
-original = loop.optimisation_step
-def slow(*args):
-    time.sleep(0.05)
-    return original(*args)
-loop.optimisation_step = slow
-loop.train(recipe, sys.argv[2], corpus=SimpleNamespace(train=Tokens.from_array(ids)), tokenizer=T(), quiet=True)
-"""
-
-
-def test_killed_process_resumes(tmp_path: Path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
-    settings = recipe("checkpoint.every=2", "steps=30")
-    (tmp_path / "recipe.toml").write_text(to_toml(settings))
-    np.save(tmp_path / "ids.npy", corpus.train.read(0, len(corpus.train)))
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, tmp_path / "recipe.toml", tmp_path / "cut", tmp_path / "ids.npy"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    """SIGKILL at random instants, one of them inside a checkpoint write; `make test-resume` is the long version."""
+    script = Path(__file__).parents[2] / "benchmarks/resume.py"
+    done = subprocess.run(
+        [sys.executable, script, "--steps", "24", "--kills", "4"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "cut/checkpoints/latest").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.kill()
-    assert process.wait(timeout=60) == -9
-    newest = checkpoint.newest_good(tmp_path / "cut/checkpoints")[0]
-    assert 2 <= checkpoint.step_of(newest) < 30
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums come in the order of the threads
-    try:
-        resumed = resume(tmp_path / "cut", corpus=corpus, quiet=True)
-        straight = train(settings, tmp_path / "straight", corpus=corpus, tokenizer=tokenizer, quiet=True)
-    finally:
-        torch.set_num_threads(threads)
-    assert resumed.run.metrics.read_text() == straight.run.metrics.read_text()
-    assert weights_hash(resumed.run) == weights_hash(straight.run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "killed 4 times" in done.stdout
+    assert "metrics.jsonl: the same" in done.stdout
 
 
 def test_sigterm_saves_and_exits_with_its_code(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -87,7 +87,8 @@ def plan(
     trip = journey(cost.training(), total, size * time, machine, gpus, mfu, numbers)
     _components(recipe.name, cost)
     if cost.parameters:
-        share = min(recipe.batch.micro or size, -(-size // gpus))
+        micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
+        share = min(micro, -(-size // gpus))
         kept = training_memory(recipe.model, share, time, numbers, recipe.optimizer.kind, gpus)
         each = training_memory(recipe.model, 1, time, numbers, recipe.optimizer.kind, gpus)
         _memory(kept, each, machine, gpus, share, time, numbers, cache_bytes(recipe.model, numbers))

@@ -1,17 +1,19 @@
 """The memory that training and generation need, from the config alone.
 
 Training keeps, in bytes a parameter: the weights (4), their gradients (4), the optimizer's moments (4 each; Adam has
-two, SGD with momentum one) and, in bf16, the 16-bit copies that products read (2).
+two, SGD with momentum one, Muon one inside layers and two elsewhere) and, in bf16, the 16-bit copies that products
+read (2).
 
 For the backward pass it also keeps activations, in bytes a token. The model of what is kept:
 
 - A product keeps its input, an activation function its input (relu, sigmoid and tanh: its output), a gate both factors.
-- A norm keeps its input, in fp32 whatever the precision. Skip connections keep nothing; dropout a byte a number.
+- A norm keeps its input, as wide as what runs along the skip connections: 16 bits in bf16, if the model is compiled
+  (else autocast on a GPU keeps a copy in fp32). Skip connections keep nothing; dropout a byte a number.
 - Fast attention keeps queries, keys, values, its output and one fp32 number a head. There is no T × T term, except
   for relative vectors (Shaw et al. 2018), which need the probabilities. Biases on the scores (T5, ALiBi) are one
   T × T table a head for all layers, and left out here.
 - Recomputing keeps the input of each layer, and everything of the one layer that is run again.
-- Logits exist a chunk at a time, with their gradient.
+- Logits exist a chunk at a time, with their gradient. On a GPU chunks grow to 1/64 of its memory.
 
 What the allocator loses, and the device's own libraries, come on top: 5 to 15 % on a GPU.
 """
@@ -25,8 +27,8 @@ from weft.models import config
 from weft.nn.config import Gated, Relative, Rotary
 
 WIDE = 4  # bytes of an fp32 number
-LOGITS_AT_A_TIME = 1 << 24  # as the loss cuts them
-MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1}
+LOGITS_AT_A_TIME = 1 << 22  # as the loss cuts them
+MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}  # muon: of what is in no layer; a matrix has one
 
 
 @dataclass(frozen=True)
@@ -53,23 +55,27 @@ class Memory:
 
 def narrow(precision: str) -> int:
     """Bytes of a number that goes into a product."""
-    return 2 if precision == "bf16" else WIDE
+    return 2 if precision in ("bf16", "fp16", "fp8") else WIDE
 
 
 def training_memory(
     model: Config, sequences: int, length: int, precision: str, optimizer: str = "adamw", shards: int = 1
 ) -> Memory:
     """The memory of `sequences` × `length` tokens at a time; what a parameter costs is split over `shards` devices."""
-    parameters = count(model, length).parameters
+    cost = count(model, length)
+    parameters = cost.parameters
+    moments = MOMENTS[optimizer] * parameters
+    if optimizer == "muon":
+        moments -= sum(part.parameters for part in cost.components if part.in_layers)
     tokens = sequences * length
     inside, outside, inputs = _kept(model, length, narrow(precision))
     deepest = max(inside, default=0.0)
     vocab_size: int = getattr(model, "vocab_size", 0) if parameters else 0
     return Memory(
         weights=_split(WIDE * parameters, shards),
-        copies=_split(2 * parameters, shards) if precision == "bf16" else 0,
+        copies=_split(2 * parameters, shards) if narrow(precision) < WIDE else 0,
         gradients=_split(WIDE * parameters, shards),
-        optimizer=_split(WIDE * MOMENTS[optimizer] * parameters, shards),
+        optimizer=_split(WIDE * moments, shards),
         activations=round(tokens * (sum(inside) + outside)),
         recomputed=round(tokens * (len(inside) * inputs + deepest + outside)),
         logits=2 * WIDE * min(tokens * vocab_size, max(LOGITS_AT_A_TIME, vocab_size)),
@@ -125,9 +131,9 @@ def _cell(cell: str, D: int) -> int:
 
 def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[float], float, float]:
     D = model.d_model
-    norm = WIDE * D if model.placement != "none" else 0
+    norm = n * D if model.placement != "none" else 0
     sublayer = n * D + norm + (D if model.dropout else 0)
-    around = WIDE * D if model.placement == "pre" else 0
+    around = n * D if model.placement == "pre" else 0
     around += WIDE * D if model.embedding_norm else 0
     layers: list[float] = []
     for depth, _, cross in stacks(model):
@@ -135,7 +141,7 @@ def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[
         if cross:
             layer += sublayer + n * D + _attention(model, T, n, cross=True)
         layers += [layer] * depth
-    return layers, len(stacks(model)) * around + n * D, WIDE * D
+    return layers, len(stacks(model)) * around + n * D, n * D
 
 
 def _attention(model: config.TransformerConfig, T: int, n: int, cross: bool) -> int:

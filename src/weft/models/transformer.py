@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from weft.errors import ModelError
 from weft.models import heads
@@ -32,6 +33,7 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers))
         self.norm = settings.norm.build(d_model) if settings.placement == "pre" else None
+        self.recompute = False  # keep the inputs of blocks alone for the backward pass, and run the blocks again
 
     def forward(
         self,
@@ -44,9 +46,14 @@ class Stack(nn.Module):
     ) -> Tensor:
         """x (batch, time, d_model) → (batch, time, d_model)."""
         x = self.position.embed(x, positions)
-        x = self.dropout(x if self.embedding_norm is None else self.embedding_norm(x))
+        x = self.dropout(_narrowed(x if self.embedding_norm is None else self.embedding_norm(x)))
+        again = self.recompute and torch.is_grad_enabled()
+        for drawn in (relation, source) if again else ():
+            if drawn is not None:
+                drawn.draw()
         for layer, block in enumerate(self.blocks):
-            x = block(x, relation, cache[layer] if cache else None, memory[layer] if memory else None, source)
+            given = relation, cache[layer] if cache else None, memory[layer] if memory else None, source
+            x = checkpoint(block, x, *given, use_reentrant=False) if again else block(x, *given)
         return x if self.norm is None else self.norm(x)
 
 
@@ -221,6 +228,16 @@ class Transformer(LanguageModel):
         encoded = self.encoder(x, positions, self._relate(self.encoder, visible, positions, x))
         memory: Memory = [block.cross.memory(encoded) for block in self.decoder.blocks]  # type: ignore[operator,union-attr]
         return memory, _source_relation(memory, source.mask, time)
+
+
+def _narrowed(x: Tensor) -> Tensor:
+    """x as bf16 where products are: what runs along the skip connections is then half as wide.
+
+    fp16 is left out; its range is too small for a sum over many layers.
+    """
+    device = x.device.type
+    narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+    return x.bfloat16() if narrow else x
 
 
 def _places(tokens: Tensor) -> Tensor:

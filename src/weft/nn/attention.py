@@ -58,6 +58,14 @@ class Relation:
             self._mask = self.block(slice(0, self.queries.shape[1]), slice(0, self.keys.shape[1]))
         return self._mask
 
+    def draw(self) -> None:
+        """Make now what the first layer would make for all: where layers run again, none of them may leave a trace."""
+        plain = self.visible.plainly_causal or self.visible.everything
+        if self.queries.is_cuda and not plain and not self.position.biases:
+            self.block_mask()
+        if self.queries.shape[1] * self.keys.shape[1] <= DENSE_ENTRIES:
+            self.mask()
+
     def block(self, queries: slice, keys: slice) -> Tensor | None:
         """The mask (batch or 1, heads or 1, time, source time) of some queries against some keys."""
         bias = self.position.bias(self.queries[:, queries], self.keys[:, keys])

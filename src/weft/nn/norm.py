@@ -20,7 +20,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """gain · x/RMS(x) (Zhang and Sennrich 2019)."""
+    """gain · x/RMS(x) (Zhang and Sennrich 2019), in the type of the gain, as autocast has LayerNorm."""
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -29,4 +29,4 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, width) → (…, width)."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)

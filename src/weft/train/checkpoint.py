@@ -62,6 +62,39 @@ def step_of(path: Path) -> int:
 # ---- writing
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of everything resumable in the host's memory; training may go on while it is written."""
+
+    step: int
+    weights: dict[str, Tensor]
+    tied: dict[str, str]
+    moments: dict[str, Tensor] | None
+    random: dict[str, Tensor]
+    state: str  # JSON
+
+
+def snapshot(step: int, model: nn.Module, optimizer: optim.Optimizer | None, notes: Mapping[str, Any]) -> Snapshot:
+    """Copy weights, moments, random generators and `notes`."""
+    weights, tied = _untie(model.state_dict())
+    moments = _copies(state_tensors(optimizer, _names(model))) if optimizer is not None else None
+    state = json.dumps({"step": step, "notes": dict(notes)}, indent=1)
+    return Snapshot(step, _copies(weights), tied, moments, _random_state(), state)
+
+
+def needed(model: nn.Module, optimizer: optim.Optimizer) -> int:
+    """Bytes that a checkpoint takes on the disk, nearly."""
+    tensors = [*_untie(model.state_dict())[0].values(), *state_tensors(optimizer, _names(model)).values()]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of their own on the host: safetensors refuses views, and training must not change them."""
+    return {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()) for name, tensor in tensors.items()
+    }
+
+
 def save(
     folder: Path,
     step: int,
@@ -72,23 +105,29 @@ def save(
     best: bool = False,
 ) -> Path:
     """Write a checkpoint, point `latest` (and `best`) at it, and drop all but the newest `keep` and the best one."""
-    target = folder / checkpoint_name(step)
-    beside = folder / f".{checkpoint_name(step)}.{os.getpid()}"
+    return write(folder, snapshot(step, model, optimizer, notes), keep, best)
+
+
+def write(folder: Path, copy: Snapshot, keep: int, best: bool = False, spare: int | None = None) -> Path:
+    """Bring a snapshot to the disk as `save` does; the newest checkpoint before step `spare` stays, whatever `keep`."""
+    target = folder / checkpoint_name(copy.step)
+    beside = folder / f".{checkpoint_name(copy.step)}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         if not _stands(target):
             (beside / "state").mkdir(parents=True)
-            _write(beside, step, model, optimizer, notes)
+            _write(beside, copy)
             os.rename(beside, target)
             _sync(folder)
         link(folder, "latest", target)
         if best:
             link(folder, "best", target)
-        _prune(folder, keep)
-    except OSError as error:
+        _prune(folder, keep, spare)
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
-        raise RunError(f"{target}: the checkpoint cannot be written: {error.strerror or error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{target}: the checkpoint cannot be written: {reason}") from None
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
@@ -116,22 +155,18 @@ def link(folder: Path, name: str, target: Path) -> None:
     _sync(folder)
 
 
-def _write(
-    folder: Path, step: int, model: nn.Module, optimizer: optim.Optimizer | None, notes: Mapping[str, Any]
-) -> None:
-    weights, tied = _untie(model.state_dict())
-    _save_tensors(folder / "model.safetensors", weights)
-    if optimizer is not None:
-        _save_tensors(folder / "state/optimizer.safetensors", state_tensors(optimizer, _names(model)))
-    _save_tensors(folder / "state/random.safetensors", _random_state())
-    state = {"step": step, "notes": dict(notes)}
-    write_synced(folder / "state/state.json", json.dumps(state, indent=1))
+def _write(folder: Path, copy: Snapshot) -> None:
+    _save_tensors(folder / "model.safetensors", copy.weights)
+    if copy.moments is not None:
+        _save_tensors(folder / "state/optimizer.safetensors", copy.moments)
+    _save_tensors(folder / "state/random.safetensors", copy.random)
+    write_synced(folder / "state/state.json", copy.state)
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "tied": tied, "files": files}
+    manifest = {"format": FORMAT, "step": copy.step, "torch": torch.__version__, "tied": copy.tied, "files": files}
     write_synced(folder / "manifest.json", json.dumps(manifest, indent=1))
     _sync(folder / "state")
     _sync(folder)
@@ -154,14 +189,11 @@ def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write, sync, read back and compare: what cannot be read must not replace what can."""
-    host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # views of one storage are refused by safetensors; a copy of its own settles it
-    owned = {n: t.clone() if t.untyped_storage().nbytes() != t.nbytes else t for n, t in host.items()}
-    save_file(owned, path)
+    save_file(dict(tensors), path)
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
     with safe_open(path, "pt") as written:
-        for name, tensor in owned.items():
+        for name, tensor in tensors.items():
             if tensor.numel() and not torch.equal(_bits(written.get_tensor(name)), _bits(tensor)):
                 raise OSError(f"{path.name} does not read back as it was written")
 
@@ -209,11 +241,27 @@ def _sweep(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _prune(folder: Path, keep: int) -> None:
+def _prune(folder: Path, keep: int, spare: int | None) -> None:
     best = (folder / "best").resolve() if (folder / "best").exists() else None
-    for old in checkpoints(folder)[:-keep]:
-        if old.resolve() != best:
+    found = checkpoints(folder)
+    spared = [path for path in found if spare is not None and step_of(path) < spare][-1:]
+    for old in found[:-keep]:
+        if old.resolve() != best and old not in spared:
             remove(old)
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps: a run that went back will write them again. Links never hang."""
+    for later in checkpoints(folder):
+        if step_of(later) > step:
+            remove(later)
+    standing = checkpoints(folder)
+    if standing:
+        link(folder, "latest", standing[-1])
+    else:
+        (folder / "latest").unlink(missing_ok=True)
+    if not (folder / "best").exists():
+        (folder / "best").unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:
@@ -263,6 +311,17 @@ def newest_good(folder: Path) -> tuple[Path, list[str]]:
             continue
         return path, damage
     raise RunError(f"{folder}: every checkpoint is damaged: {'; '.join(damage)}")
+
+
+def newest_before(folder: Path, step: int) -> Path | None:
+    """The newest whole checkpoint of an earlier step, if there is one."""
+    for path in reversed([path for path in checkpoints(folder) if step_of(path) < step]):
+        try:
+            verify(path)
+        except RunError:
+            continue
+        return path
+    return None
 
 
 def load_weights(path: Path, model: nn.Module) -> None:

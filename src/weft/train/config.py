@@ -11,12 +11,20 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from weft.config import Config, Tree, assignments, merge, read_toml, validate
 from weft.data.config import Data
 from weft.errors import ConfigError, suggestion
-from weft.models.config import Model
+from weft.models.config import Model, TransformerConfig
 from weft.models.presets import PRESETS, preset
 from weft.text.config import TokenizerConfig
 
@@ -27,7 +35,7 @@ if TYPE_CHECKING:
 
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Precision = Literal["fp32", "tf32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
 # ---- what is learned
@@ -99,7 +107,27 @@ class SGD(Config):
         return sgd(self, model)
 
 
-Optimizer = Annotated[AdamW | Adam | SGD, Field(discriminator="kind")]
+class Muon(Config):
+    """Orthogonalised momentum for the matrices inside blocks (Jordan et al. 2024), AdamW for all other weights.
+
+    The orthogonal steps are scaled to be as large as AdamW's (Liu et al. 2025, §2.2), so one `lr` serves both.
+    """
+
+    kind: Literal["muon"] = "muon"
+    lr: PositiveFloat | None = None
+    momentum: Momentum = 0.95
+    betas: tuple[Momentum, Momentum] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    clip: NonNegativeFloat = 1.0
+
+    def build(self, model: "nn.Module") -> "optim.Optimizer":
+        from weft.train.optimizer import muon
+
+        return muon(self, model)
+
+
+Optimizer = Annotated[AdamW | Adam | SGD | Muon, Field(discriminator="kind")]
 
 
 # ---- learning rates over time
@@ -178,15 +206,24 @@ Schedule = Annotated[Constant | Linear | Cosine | WSD | Noam, Field(discriminato
 # ---- sizes and rhythms
 
 
-class BatchConfig(Config):
-    """`size` sequences of `length` tokens a step, read `micro` at a time where memory is short.
+def _pieces(given: object) -> object:
+    """One error for both kinds of value, instead of one for each."""
+    if given is None or given == "auto" or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
+        return given
+    raise ValueError(f"{given!r}: expected a whole number above 0, or auto")
 
-    The gradient is that of the whole batch however it is cut.
+
+class BatchConfig(Config):
+    """`size` sequences of `length` tokens a step, read `micro` at a time where memory is short ("auto": what fits).
+
+    The gradient is that of the whole batch however it is cut. `recompute` keeps the input of each Transformer block
+    alone and runs the block again in the backward pass (Chen et al. 2016): a third more work, far less memory.
     """
 
     size: PositiveInt | None = None
-    micro: PositiveInt | None = None
+    micro: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_pieces)] = None
     length: PositiveInt | None = None
+    recompute: bool = False
 
 
 class EvaluateConfig(Config):
@@ -204,10 +241,31 @@ class CheckpointConfig(Config):
 
 
 class LogConfig(Config):
-    """A line in metrics.jsonl every `every` steps; `tensorboard` writes event files beside it."""
+    """A line in metrics.jsonl every `every` steps; `tensorboard` writes event files beside it.
+
+    `wandb` sends the lines to Weights & Biases, or keeps them in the run's folder to be sent later (offline).
+    """
 
     every: PositiveInt | None = None
     tensorboard: bool = False
+    wandb: Literal["off", "online", "offline"] = "off"
+
+
+class GuardConfig(Config):
+    """What to do when training goes wrong.
+
+    An update whose loss or gradient is no number, or lies more than `spike` deviations above the median of the last
+    `window` steps, is not made (`spike` 0: any number will do). When half of the last 2 × `patience` steps went wrong,
+    the run goes back to the last good checkpoint, skips the text it met since, and goes on with the learning rate times
+    `slower`; a try that gets no further than the one before is followed by one that slows down twice as hard. After
+    `rollbacks` such tries in a row the run gives up.
+    """
+
+    spike: NonNegativeFloat = 10.0
+    window: Annotated[int, Field(ge=16)] = 128
+    patience: PositiveInt = 8
+    rollbacks: NonNegativeInt = 4
+    slower: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
 
 
 class Recipe(Config):
@@ -229,6 +287,7 @@ class Recipe(Config):
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+    guard: GuardConfig = GuardConfig()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -240,8 +299,14 @@ class Recipe(Config):
         elif self.steps is not None and (self.schedule.warmup or 0) > self.steps:
             raise ValueError(f"schedule.warmup = {self.schedule.warmup} is longer than the {self.steps} steps")
         size, micro = self.batch.size, self.batch.micro
-        if size is not None and micro is not None and micro > size:
+        if size is not None and isinstance(micro, int) and micro > size:
             raise ValueError(f"batch.micro = {micro} is more than batch.size = {size}")
+        if not isinstance(self.model, TransformerConfig):
+            kind = self.model.kind
+            if self.batch.recompute:
+                raise ValueError(f"batch.recompute: only a Transformer has blocks to run again, not a '{kind}' model")
+            if isinstance(self.optimizer, Muon):
+                raise ValueError(f"optimizer.kind = 'muon': made for Transformer blocks; use adamw for '{kind}'")
         longest = getattr(self.model, "longest", None)
         if longest is not None and self.batch.length is not None and self.batch.length > longest:
             raise ValueError(

@@ -38,7 +38,7 @@ def count_corpus(
     validation: dict[str, float] = {}
     for evaluator in evaluators:
         validation |= evaluator(model)
-    journal = Journal(run, recipe.log.tensorboard)
+    journal = Journal(run, recipe)
     journal.metrics(1, {"tokens": len(text), **{f"validation_{key}": value for key, value in validation.items()}})
     journal.close()
     notes = {"step": 1, "tokens": len(text), "validation": validation}

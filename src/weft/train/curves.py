@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 WIDTH, HEIGHT = 640, 300
@@ -17,22 +17,42 @@ class Series:
     name: str
     points: Sequence[tuple[float, float]]
     dots: bool = False
+    faint: bool = False
 
 
-def chart(title: str, series: Sequence[Series], *, log_x: bool = False, from_zero: bool = False) -> str:
+@dataclass(frozen=True)
+class Mark:
+    """A place on the x axis where something happened; `text` shows when it is pointed at."""
+
+    x: float
+    text: str
+
+
+def chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+    from_zero: bool = False,
+    marks: Sequence[Mark] = (),
+) -> str:
     """An <svg> element of lines over steps; empty text where there is nothing finite to draw."""
-    lines = [Series(s.name, _thin(_drawable(s.points, log_x)), s.dots) for s in series]
+    lines = [replace(s, points=_thin(_drawable(s.points, log_x, log_y))) for s in series]
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
     xs = [x for line in lines for x, _ in line.points]
-    ys = _without_outliers([y for line in lines for _, y in line.points])
+    ys = _without_outliers([math.log10(y) if log_y else y for line in lines for _, y in line.points])
+    ys = [10.0**y for y in ys] if log_y else ys
     if from_zero:
         ys.append(0.0)
     x_ticks = _powers(min(xs), max(xs)) if log_x else _ticks(min(xs), max(xs))
-    y_ticks = _ticks(min(ys), max(ys))
+    y_ticks = _powers(min(ys), max(ys)) if log_y else []
+    if len(y_ticks) < 3:  # less than a power of ten is nearly even
+        y_ticks = _ticks(min(ys), max(ys))
     x_of = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, log_x)
-    y_of = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT - BOTTOM, TOP, False)
+    y_of = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT - BOTTOM, TOP, log_y)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" class="chart">']
     parts.append(f'<text x="{LEFT}" y="18" class="title">{escape(title)}</text>')
     for tick in y_ticks:
@@ -46,8 +66,11 @@ def chart(title: str, series: Sequence[Series], *, log_x: bool = False, from_zer
         parts.append(f'<text x="{x:.1f}" y="{foot + 18}" class="tick middle">{_label(tick)}</text>')
     parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{foot}" y2="{foot}" class="axis"/>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" class="tick end">step</text>')
-    for number, line in enumerate(lines):
-        parts.append(_line(line, number, x_of, y_of))
+    for mark in marks:
+        x = x_of(min(max(mark.x, min(xs)), max(xs)))
+        line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{foot}" class="mark">'
+        parts.append(f"{line}<title>{escape(mark.text)}</title></line>")
+    parts += [_line(drawn, number, x_of, y_of) for number, drawn in enumerate(lines)]
     if len(lines) > 1:
         parts.append(_legend(lines))
     return "".join([*parts, "</svg>"])
@@ -56,7 +79,8 @@ def chart(title: str, series: Sequence[Series], *, log_x: bool = False, from_zer
 def _line(line: Series, number: int, x_of: "_Scale", y_of: "_Scale") -> str:
     places = [(x_of(x), min(HEIGHT - BOTTOM, max(TOP, y_of(y)))) for x, y in line.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    drawn = f'<polyline points="{path}" class="line c{number}"/>' if len(places) > 1 else ""
+    faint = " faint" if line.faint else ""
+    drawn = f'<polyline points="{path}" class="line c{number}{faint}"/>' if len(places) > 1 else ""
     if line.dots or len(places) == 1:
         drawn += "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" class="dot c{number}"/>' for x, y in places)
     return drawn
@@ -67,7 +91,8 @@ def _legend(lines: Sequence[Series]) -> str:
     for number, line in reversed(list(enumerate(lines))):
         x -= 7.2 * len(line.name)
         parts.append(f'<text x="{x:.1f}" y="18" class="tick">{escape(line.name)}</text>')
-        parts.append(f'<line x1="{x - 22:.1f}" x2="{x - 6:.1f}" y1="14" y2="14" class="line c{number}"/>')
+        faint = " faint" if line.faint else ""
+        parts.append(f'<line x1="{x - 22:.1f}" x2="{x - 6:.1f}" y1="14" y2="14" class="line c{number}{faint}"/>')
         x -= 36
     return "".join(parts)
 
@@ -75,8 +100,9 @@ def _legend(lines: Sequence[Series]) -> str:
 # ---- numbers to places
 
 
-def _drawable(points: Sequence[tuple[float, float]], log_x: bool) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if y is not None and math.isfinite(y) and (x > 0 or not log_x)]
+def _drawable(points: Sequence[tuple[float, float]], log_x: bool, log_y: bool) -> list[tuple[float, float]]:
+    finite = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+    return [(x, y) for x, y in finite if (x > 0 or not log_x) and (y > 0 or not log_y)]
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -30,6 +30,10 @@ class Feed:
     size: int
     micro: int
     document_mask: bool
+
+    def cut(self, micro: int) -> "Feed":
+        """The same rows in other pieces."""
+        return replace(self, micro=micro)
 
     def parts(self, step: int) -> list[Batch]:
         """The batch of a step, cut into pieces of at most `micro` rows."""
@@ -73,5 +77,6 @@ def feed(recipe: Recipe, corpus: Corpus | Sequence[Corpus]) -> Feed:
     if len(weights) != len(texts):
         raise ConfigError(f"data.mixture names {len(weights)} texts, but {len(texts)} were prepared")
     windows = tuple(Windows(len(text), length, recipe.seed) for text in texts)
-    micro = recipe.batch.micro or size
+    # "auto" starts from the whole batch, and the pre-flight cuts it where it must
+    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
     return Feed(texts, Mixture(windows, weights), size, micro, recipe.data.document_mask)

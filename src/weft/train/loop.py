@@ -3,31 +3,37 @@
 import math
 import platform
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from weft import __version__
+from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.models.config import NGram
 from weft.train import checkpoint
 from weft.train.choose import Choice, check_trainable, unsettled
 from weft.train.config import Recipe
 from weft.train.counting import count_corpus
-from weft.train.feed import Corpus, feed
-from weft.train.metrics import Display, Journal, Say, check_log, say_on_stderr
-from weft.train.precision import arithmetic, autocast, pick_device
+from weft.train.expect import expectations
+from weft.train.feed import Corpus, Feed, feed
+from weft.train.guard import Guard
+from weft.train.interruption import Interrupted, interruptions
+from weft.train.metrics import Clock, Display, Journal, Say, check_log, say_on_stderr
+from weft.train.precision import arithmetic, autocast, pick_device, slow_precision
+from weft.train.preflight import preflight
+from weft.train.recovery import Progress, go_back
 from weft.train.run import RunFolder, RunResult, claim, found, open_run
-from weft.train.step import StepResult, optimisation_step
-from weft.train.throughput import flops_per_token, peak_flops
+from weft.train.saver import Saver
+from weft.train.step import StepResult, fit, optimisation_step
+from weft.train.throughput import device_name, device_use
 
 Evaluator = Callable[[LanguageModel], Mapping[str, float]]  # gives at least "loss", which decides what is best
+Writer = Callable[[LanguageModel], Sequence[str]]  # what the model writes so far, without touching torch's generators
 
 
 class TokenizerFile(Protocol):
@@ -39,23 +45,6 @@ class TokenizerFile(Protocol):
     def save(self, path: Path) -> object: ...
 
 
-@dataclass
-class Progress:
-    """All that the loop itself remembers from step to step; it is saved with every checkpoint."""
-
-    step: int = 0
-    tokens: int = 0
-    waiting: list[list[float]] = field(default_factory=list)  # loss, nll, norm, targets of steps not yet logged
-    loss: float = math.nan
-    best: float | None = None
-    best_step: int | None = None
-    validation: dict[str, float] = field(default_factory=dict)
-
-    def notes(self) -> dict[str, Any]:
-        """As JSON. Python writes floats so that they read back to the same bits."""
-        return dict(vars(self))
-
-
 def train(
     recipe: Recipe,
     run_dir: Path | str | RunFolder,
@@ -63,6 +52,7 @@ def train(
     corpus: Corpus | Sequence[Corpus],
     tokenizer: TokenizerFile,
     evaluators: Sequence[Evaluator] = (),
+    writer: Writer | None = None,
     choices: Sequence[Choice] = (),
     command: str | None = None,
     device: torch.device | None = None,
@@ -71,7 +61,8 @@ def train(
 ) -> RunResult:
     """Train the recipe's model from fresh weights in a new run folder (or one that `claim` gave).
 
-    The recipe is settled (`weft.train.choose.settle`); `choices` and `command` are noted for the report.
+    The recipe is settled (`weft.train.choose.settle`); `choices` and `command` are noted for the report, as is what
+    `writer` gives after each evaluation.
     Ctrl-C finishes the step, saves, says how to go on and raises KeyboardInterrupt.
     """
     missing = unsettled(recipe)
@@ -81,7 +72,6 @@ def train(
     batches = feed(recipe, corpus) if not isinstance(recipe.model, NGram) else None
     run = run_dir if isinstance(run_dir, RunFolder) else claim(run_dir)
     tokenizer.save(run.path)
-    found(run, recipe)
     place = device or pick_device()
     run.event(
         "start",
@@ -91,13 +81,15 @@ def train(
         weft=__version__,
         torch=torch.__version__,
         python=platform.python_version(),
-        device=_device_name(place),
+        device=device_name(place),
     )
     torch.manual_seed(recipe.seed)
     if batches is None:
+        found(run, recipe)
         return count_corpus(recipe, run, corpus, evaluators, quiet)
     model = recipe.model.build().to(place)
-    return _Loop(recipe, run, model, batches, evaluators, place, quiet, say).go(Progress())
+    # config.toml is written once the pre-flight has passed: a start that fails leaves no run behind
+    return _Loop(recipe, run, model, batches, evaluators, writer, place, quiet, say).go(Progress(), begin=found)
 
 
 def resume(
@@ -105,6 +97,7 @@ def resume(
     *,
     corpus: Corpus | Sequence[Corpus],
     evaluators: Sequence[Evaluator] = (),
+    writer: Writer | None = None,
     device: torch.device | None = None,
     quiet: bool = False,
     say: Say = say_on_stderr,
@@ -112,24 +105,23 @@ def resume(
     """Go on from a run's newest whole checkpoint, as if it had never stopped. A finished run is returned as it is."""
     run = run_dir if isinstance(run_dir, RunFolder) else open_run(run_dir)
     recipe = run.recipe()
+    check_log(recipe.log)
     place = device or pick_device()
     torch.manual_seed(recipe.seed)
     if isinstance(recipe.model, NGram):
         return count_corpus(recipe, run, corpus, evaluators, quiet)
     batches = feed(recipe, corpus)
     model = recipe.model.build().to(place)
-    loop = _Loop(recipe, run, model, batches, evaluators, place, quiet, say)
+    loop = _Loop(recipe, run, model, batches, evaluators, writer, place, quiet, say)
     progress = Progress()
     if checkpoint.checkpoints(run.checkpoints):
         path, damage = checkpoint.newest_good(run.checkpoints)
         for line in damage:
             run.event("damage", line=line)
             say(f"{line}; going on from {path.name}")
-        progress = Progress(**checkpoint.load(path, model, loop.optimizer).notes)
-        for later in checkpoint.checkpoints(run.checkpoints):
-            if checkpoint.step_of(later) > progress.step:
-                checkpoint.remove(later)
-    run.event("resume", step=progress.step, device=_device_name(place))
+        progress = Progress.from_notes(checkpoint.load(path, model, loop.optimizer).notes)
+        checkpoint.forget_after(run.checkpoints, progress.step)
+    run.event("resume", step=progress.step, device=device_name(place))
     return loop.go(progress)
 
 
@@ -141,23 +133,28 @@ class _Loop:
         recipe: Recipe,
         run: RunFolder,
         model: LanguageModel,
-        batches: Any,
+        batches: Feed,
         evaluators: Sequence[Evaluator],
+        writer: Writer | None,
         device: torch.device,
         quiet: bool,
         say: Say,
     ):
         self.recipe, self.run, self.model, self.batches = recipe, run, model, batches
-        self.evaluators, self.device, self.quiet, self.say = evaluators, device, quiet, say
+        self.evaluators, self.writer, self.device, self.quiet, self.say = evaluators, writer, device, quiet, say
+        fit(model, recipe, device)
         self.optimizer = recipe.optimizer.build(model)
         self.objective = recipe.objective.build(bool(recipe.compile))
         d_model: int = recipe.model.d_model  # type: ignore[union-attr]
         assert recipe.steps is not None
         self.steps = recipe.steps
         self.rate = recipe.schedule.build(recipe.optimizer.lr or 0.0, recipe.steps, d_model)
+        self.chance = math.log(recipe.model.vocab_size)
         self.pending: list[StepResult] = []
+        self.limits = torch.zeros(2, device=device)
 
-    def go(self, progress: Progress) -> RunResult:
+    def go(self, progress: Progress, begin: Callable[[RunFolder, Recipe], None] | None = None) -> RunResult:
+        """From `progress` to the last step; `begin` is called once the pre-flight has passed."""
         recipe, started = self.recipe, time.perf_counter()
         assert recipe.precision is not None
         with (
@@ -166,10 +163,21 @@ class _Loop:
             interruptions(self.say) as interrupted,
             Display(recipe, progress.step, self.say, self.quiet) as display,
         ):
-            journal = Journal(self.run, recipe.log.tensorboard, after=progress.step)
+            self._announce(display, progress)
+            if progress.step < self.steps:
+                self._preflight(display, progress)
+            if begin is not None:
+                begin(self.run, self.recipe)
+            journal = Journal(self.run, self.recipe, after=progress.step)
+            saver = Saver(self.run, recipe.checkpoint.keep, journal.sync)
             try:
-                self._announce(display, progress)
-                self._steps(progress, journal, display, interrupted)
+                while (since := self._stretch(progress, journal, saver, display, interrupted)) is not None:
+                    saver.wait()
+                    progress = self._go_back(progress, since, journal, display)
+                saver.finish()
+            except Exception:
+                saver.wait()  # what is being written may be the last good state
+                raise
             finally:
                 journal.close()
         seconds = time.perf_counter() - started
@@ -178,94 +186,190 @@ class _Loop:
             self.run, self.model, progress.step, progress.loss, progress.validation, progress.best_step, seconds
         )
 
+    # ---- before the first step
+
     def _announce(self, display: Display, progress: Progress) -> None:
-        parameters = sum(p.numel() for p in self.model.parameters())
-        vocab_size = self.recipe.model.vocab_size
-        self.run.event("model", parameters=parameters)
-        where = f"from step {progress.step}" if progress.step else "from fresh weights"
-        display.line(
-            f"training {parameters:,} parameters {where} on {_device_name(self.device)}; "
-            f"the loss should begin near ln {vocab_size} = {math.log(vocab_size):.2f} and fall"
+        recipe = self.recipe
+        self.run.event("model", parameters=sum(p.numel() for p in self.model.parameters()))
+        assert recipe.precision is not None
+        warning = slow_precision(recipe.precision, self.device)
+        for line in [*expectations(recipe, self.model, progress.step, self.device), *([warning] if warning else [])]:
+            display.line(line)
+
+    def _preflight(self, display: Display, progress: Progress) -> None:
+        """Try everything once; nothing that the run depends on is changed by it, except `batch.micro` = auto."""
+        recipe, first = self.recipe, progress.step + 1
+        self._set_limits(Guard())
+        auto = recipe.batch.micro == "auto"
+        findings = preflight(
+            self.run.scratch,
+            self.model,
+            self.optimizer,
+            progress.notes(),
+            self.batches,
+            auto,
+            first + progress.guard.shift,
+            lambda parts: self._step(parts, first, 1.0),
+            self._ask,
+            self.device,
+        )
+        if auto:
+            self.batches = self.batches.cut(findings.micro)
+            batch = recipe.batch.model_dump(exclude_none=True) | {"micro": findings.micro}
+            self.recipe = recipe.replace(batch=batch)
+        self.run.event("preflight", **vars(findings))
+        display.line(f"pre-flight: {findings}")
+        crowded = findings.crowded(recipe.checkpoint.keep)
+        if crowded is not None:
+            display.line(crowded)
+
+    # ---- steps
+
+    def _step(self, parts: Sequence[Batch], step: int, rate: float) -> StepResult:
+        assert self.recipe.precision is not None
+        return optimisation_step(
+            self.model,
+            self.optimizer,
+            self.objective,
+            parts,
+            rate * self.rate(step),
+            self.recipe.optimizer.clip,
+            self.recipe.precision,
+            self.device,
+            self.limits,
         )
 
-    def _steps(self, progress: Progress, journal: Journal, display: Display, interrupted: "Interrupted") -> None:
-        recipe = self.recipe
+    def _stretch(
+        self, progress: Progress, journal: Journal, saver: Saver, display: Display, interrupted: Interrupted
+    ) -> int | None:
+        """Steps to the end, or to where the guard wants to go back: then the step at which the trouble began."""
+        recipe, guard = self.recipe, progress.guard
         log, evaluate, save = recipe.log.every, recipe.evaluate.every, recipe.checkpoint.every
-        assert log is not None and evaluate is not None and save is not None and recipe.precision is not None
+        assert log is not None and evaluate is not None and save is not None
         clock = Clock(progress.step, progress.tokens)
         self.model.train()
-        for parts in self.batches.stream(progress.step + 1, self.steps, self.device):
+        self._set_limits(guard)
+        first, last_of_all = progress.step + 1 + guard.shift, self.steps + guard.shift
+        for parts in self.batches.stream(first, last_of_all, self.device):
             step = progress.step + 1
-            result = optimisation_step(
-                self.model,
-                self.optimizer,
-                self.objective,
-                parts,
-                self.rate(step),
-                recipe.optimizer.clip,
-                recipe.precision,
-                self.device,
-            )
+            result = self._step(parts, step, guard.rate)
             self.pending.append(result)
             progress.step, progress.tokens = step, progress.tokens + result.tokens
             display.step(step)
             last = step == self.steps
+            # the guard looks at steps that the recipe fixes: a run that was interrupted in between sees the same
+            since = self._look(progress, display) if step % log == 0 or step % save == 0 or last else None
             if step % log == 0 or last:
                 self._log(progress, journal, display, clock)
+                news = saver.news()
+                if news is not None:
+                    display.line(news)
+            if since is not None:
+                return since
             better = False
             if self.evaluators and (step % evaluate == 0 or last):
                 with clock.paused():
+                    if saver.lost_best:
+                        progress.best, saver.lost_best = None, False
                     better = self._evaluate(progress, journal, display)
             if step % save == 0 or last or better or interrupted:
                 with clock.paused():
-                    self._save(progress, journal, better)
+                    self._save(progress, saver, better)
             if interrupted and not last:
+                saver.finish()
                 self._stop(progress, interrupted)
+        return None
 
     def _read(self, progress: Progress) -> None:
         """Fetch what is still on the device: one wait for many steps."""
         if self.pending:
-            values = torch.stack([torch.stack([r.loss, r.nll, r.gradient_norm]) for r in self.pending]).tolist()
-            progress.waiting += [[*v, r.tokens] for v, r in zip(values, self.pending, strict=True)]
+            found = [torch.stack([r.loss, r.nll, r.gradient_norm, r.discarded]) for r in self.pending]  # type: ignore[list-item]
+            values = torch.stack(found).tolist()
+            progress.waiting += [[*v[:3], r.tokens, v[3]] for v, r in zip(values, self.pending, strict=True)]
             self.pending.clear()
 
-    def _log(self, progress: Progress, journal: Journal, display: Display, clock: "Clock") -> None:
-        self._read(progress)
-        targets = sum(row[3] for row in progress.waiting)
-        loss, nll = (sum(row[i] * row[3] for row in progress.waiting) / targets for i in (0, 1))
-        norm = max(row[2] for row in progress.waiting)
-        progress.waiting.clear()
-        progress.loss = loss
-        step = progress.step
-        values = {"loss": loss, "gradient_norm": norm, "lr": self.rate(step)}
-        if nll != loss:  # smoothing or z-loss: the loss is not −log p
-            values["nll"] = nll
-        journal.metrics(step, {**values, "tokens": progress.tokens, "epoch": round(self.batches.epoch(step), 6)})
-        speed = clock.lap(step, progress.tokens)
-        peak = peak_flops(self.device)
-        if peak is not None:
-            length = self.recipe.batch.length
-            assert length is not None
-            work = flops_per_token(self.model, length)
-            speed["mfu"] = work * speed["tokens_per_second"] / peak
-        if self.device.type == "cuda":
-            speed["memory"] = torch.cuda.max_memory_allocated(self.device)
-        journal.timings(step, speed)
-        shown = {key: value for key, value in speed.items() if key in ("tokens_per_second", "mfu")}
-        display.figures(step, {"loss": loss, "gradient_norm": norm, **shown})
+    # ---- when training goes wrong
 
-    def _evaluate(self, progress: Progress, journal: Journal, display: Display) -> bool:
-        """Ask the evaluators; whether the loss is the lowest so far."""
+    def _set_limits(self, guard: Guard) -> None:
+        self.limits = torch.tensor(guard.limits(self.recipe.guard), device=self.device)
+
+    def _look(self, progress: Progress, display: Display) -> int | None:
+        """Show the guard the steps since its last look; where the trouble began, if it wants to go back."""
+        self._read(progress)
+        guard, rows = progress.guard, progress.unseen()
+        held = [(step, row) for step, row in enumerate(rows, guard.step + 1) if row.discarded]
+        limits = guard.limits(self.recipe.guard)
+        since = guard.observe(rows, self.recipe.guard, self.chance)
+        if held:
+            steps = [step for step, _ in held]
+            worst = max((row for _, row in held), key=lambda row: (not row.finite, row.loss))
+            self.run.event("discarded", steps=steps, loss=worst.loss, gradient_norm=worst.norm, limits=list(limits))
+            display.line(
+                f"step {steps[-1]}: {len(held)} update{'s' if len(held) > 1 else ''} not made "
+                f"(loss {worst.loss:.3g}, gradient norm {worst.norm:.3g})"
+            )
+        self._set_limits(guard)
+        return since
+
+    def _go_back(self, progress: Progress, since: int, journal: Journal, display: Display) -> Progress:
+        """Return to before the trouble, and tell."""
+        loss = next((row[0] for row in reversed(progress.waiting)), progress.loss)
+        earlier, self.optimizer = go_back(self.run, self.recipe, self.model, self.optimizer, progress, since)
+        self.pending.clear()
+        guard = earlier.guard
+        abandoned = [[line["step"], line["loss"]] for line in journal.rewind(earlier.step) if "loss" in line]
+        self.run.event(
+            "rollback",
+            step=progress.step,
+            since=since,
+            to=earlier.step,
+            loss=loss,
+            rate=guard.rate,
+            shift=guard.shift,
+            tries=guard.tries,
+            abandoned=abandoned[:: 1 + len(abandoned) // 200],
+        )
+        display.line(
+            f"step {progress.step}: training has gone wrong since step {since} (loss {loss:.3g}); back to "
+            f"{f'step {earlier.step}' if earlier.step else 'fresh weights'}, past the text in between, with "
+            f"{guard.rate:g} of the learning rate (try {guard.tries} of {self.recipe.guard.rollbacks})"
+        )
+        return earlier
+
+    # ---- what is seen and kept
+
+    def _log(self, progress: Progress, journal: Journal, display: Display, clock: Clock) -> None:
+        figures, step, guard = progress.take_waiting(), progress.step, progress.guard
+        line = {**figures, "lr": guard.rate * self.rate(step), "tokens": progress.tokens}
+        journal.metrics(step, {**line, "epoch": round(self.batches.epoch(step + guard.shift), 6)})
+        speed = clock.lap(step, progress.tokens)
+        assert self.recipe.batch.length is not None
+        speed |= device_use(self.model, self.recipe.batch.length, speed["tokens_per_second"], self.device)
+        journal.timings(step, speed)
+        shown = ("loss", "gradient_norm", "tokens_per_second", "mfu")
+        display.figures(step, {key: value for key, value in (figures | speed).items() if key in shown})
+
+    def _ask(self) -> dict[str, float]:
+        """The evaluators' numbers."""
         assert self.recipe.precision is not None
         values: dict[str, float] = {}
         self.model.eval()
-        with torch.no_grad(), autocast(self.recipe.precision, self.device):
-            for evaluator in self.evaluators:
-                values |= evaluator(self.model)
-        self.model.train()
-        progress.validation = values
+        try:
+            with torch.no_grad(), autocast(self.recipe.precision, self.device):
+                for evaluator in self.evaluators:
+                    values |= evaluator(self.model)
+        finally:
+            self.model.train()
+        return values
+
+    def _evaluate(self, progress: Progress, journal: Journal, display: Display) -> bool:
+        """Ask the evaluators; whether the loss is the lowest so far."""
+        values = progress.validation = self._ask()
         journal.metrics(progress.step, {f"validation_{key}": value for key, value in values.items()})
         self.run.event("evaluation", step=progress.step, **values)
+        if self.writer is not None:
+            self.run.event("samples", step=progress.step, texts=list(self.writer(self.model.eval())))
+            self.model.train()
         better = math.isfinite(values["loss"]) and (progress.best is None or values["loss"] < progress.best)
         if better:
             progress.best, progress.best_step = values["loss"], progress.step
@@ -273,14 +377,13 @@ class _Loop:
         display.line(f"step {progress.step}: validation {figures}{' (best so far)' if better else ''}")
         return better
 
-    def _save(self, progress: Progress, journal: Journal, best: bool) -> None:
+    def _save(self, progress: Progress, saver: Saver, best: bool) -> None:
         self._read(progress)
-        journal.sync()
-        folder, keep = self.run.checkpoints, self.recipe.checkpoint.keep
-        path = checkpoint.save(folder, progress.step, self.model, self.optimizer, progress.notes(), keep, best)
-        self.run.event("checkpoint", step=progress.step, path=path.name, best=best)
+        # while something is wrong, the last checkpoint from before it must outlive those that follow
+        spare = progress.guard.wrong[0] if progress.guard.wrong else None
+        saver.save(progress.step, self.model, self.optimizer, progress.notes(), best, spare)
 
-    def _stop(self, progress: Progress, interrupted: "Interrupted") -> None:
+    def _stop(self, progress: Progress, interrupted: Interrupted) -> None:
         self.run.event("interrupted", step=progress.step, signal=interrupted.signal)
         self.say(
             f"stopped after step {progress.step} of {self.steps}, saved; "
@@ -289,59 +392,6 @@ class _Loop:
         if interrupted.signal == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt
-
-
-class Clock:
-    """Seconds of training since the last reading, without what evaluations and checkpoints took."""
-
-    def __init__(self, step: int, tokens: int):
-        self._since, self._step, self._tokens = time.perf_counter(), step, tokens
-
-    def lap(self, step: int, tokens: int) -> dict[str, float]:
-        """Speed since the last lap."""
-        now = time.perf_counter()
-        seconds, steps, read = max(1e-9, now - self._since), step - self._step, tokens - self._tokens
-        self._since, self._step, self._tokens = now, step, tokens
-        return {"seconds": round(seconds, 6), "steps": steps, "tokens_per_second": read / seconds}
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time that doesn't count."""
-        began = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - began
-
-
-@dataclass
-class Interrupted:
-    """Whether someone asked the run to stop, and by which signal."""
-
-    signal: int | None = None
-
-    def __bool__(self) -> bool:
-        return self.signal is not None
-
-
-@contextmanager
-def interruptions(say: Say) -> Iterator[Interrupted]:
-    """The first Ctrl-C or SIGTERM is noted, for the loop to stop after the step; the second one ends at once."""
-    asked = Interrupted()
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may take signals
-        yield asked
-        return
-
-    def note(number: int, frame: object) -> None:
-        if asked.signal is not None:
-            raise KeyboardInterrupt
-        asked.signal = number
-        say("stopping after this step; once more to stop at once, without saving")
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -361,9 +411,3 @@ def _fingerprints(corpus: Corpus | Sequence[Corpus]) -> list[str]:
     """Hashes of the prepared texts; a text that was made in memory has none."""
     corpora = corpus if isinstance(corpus, Sequence) else [corpus]
     return [c.fingerprint for c in corpora if hasattr(c, "fingerprint")]
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} CPU threads"

@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-# Logits held at a time: small enough to be nothing, large enough for good matrix products.
-CPU_ELEMENTS = 1 << 22  # 16 MiB in fp32
-GPU_ELEMENTS = 1 << 27  # 512 MiB in fp32
+# Logits held at a time: few enough to be nothing, many enough for good matrix products.
+CPU_LOGITS = 1 << 22  # 16 MiB in fp32
+GPU_SHARE = 256  # one logit for so many bytes of a GPU's memory: with its gradient, in 16 bits, 1/64 of it
+ALIGNED = 128  # on a GPU the table is filled up to a multiple of so many rows: odd sizes take slow products
 
-ChunkLoss = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor, Tensor]]
+ChunkLoss = Callable[[Tensor, Tensor, Tensor, int, float, float], tuple[Tensor, Tensor, Tensor]]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0) -> Tensor:
@@ -36,28 +38,36 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0, z_los
 
 
 def chunk_loss(
-    logits: Tensor, targets: Tensor, weights: Tensor, smoothing: float, z_loss: float
+    logits: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, smoothing: float, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ weights · loss, Σ weights · −log p, and the first one's gradient by the logits, in their type.
 
-    logits (N, V), targets and weights (N,). One exponential serves both the loss and its gradient.
+    logits (N, V or more), which are used up; targets and weights (N,). Columns from `vocab_size` on are no words and
+    get gradient 0. One exponential serves the loss and its gradient; compiled for a GPU, the maximum and the sum are
+    found in one reading of the logits, and the gradient in a second.
     """
     exact = logits.float()
+    words = torch.arange(logits.shape[-1], device=logits.device) < vocab_size if logits.shape[-1] > vocab_size else None
+    at_target = exact.gather(-1, targets[:, None])
+    mean = (exact if words is None else exact * words).sum(-1, keepdim=True) / vocab_size if smoothing else None
+    if words is not None:
+        exact = exact.masked_fill(~words, float("-inf"))
     top = exact.amax(-1, keepdim=True)
-    powers = (exact - top).exp()
+    powers = exact.sub_(top).exp_()
     total = powers.sum(-1, keepdim=True)
     log_z = top + total.log()
-    at_target = exact.gather(-1, targets[:, None])
     nll = log_z - at_target
     loss, slope = nll, 1.0 / total
-    if smoothing:
-        loss = loss + smoothing * (at_target - exact.mean(-1, keepdim=True))
+    if mean is not None:
+        loss = loss + smoothing * (at_target - mean)
     if z_loss:
         loss = loss + z_loss * log_z.square()
         slope = slope * (1.0 + 2.0 * z_loss * log_z)
     scale = weights[:, None]
-    slope, even = slope * scale, scale * (smoothing / logits.shape[-1])
-    gradient = powers * slope - even if smoothing else powers * slope
+    slope, even = slope * scale, scale * (smoothing / vocab_size)
+    gradient = powers.mul_(slope)
+    if smoothing:
+        gradient = gradient.sub_(even if words is None else even * words)
     gradient = gradient.to(logits.dtype)
     at_target_slope = (at_target - top).exp() * slope - even - (1.0 - smoothing) * scale
     gradient.scatter_(-1, targets[:, None], at_target_slope.to(logits.dtype))
@@ -65,7 +75,7 @@ def chunk_loss(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Loss and gradients in one pass over the chunks; backward only scales what forward found."""
+    """Loss and gradients in one pass over the chunks; backward only scales what forward found, in place, once."""
 
     @staticmethod
     def forward(
@@ -81,42 +91,64 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk: ChunkLoss,
     ) -> tuple[Tensor, Tensor]:
         need_features, need_weight, need_bias = ctx.needs_input_grad[:3]
-        table = weight.to(features.dtype)
+        vocab_size = weight.shape[0]
+        extra = _filling(vocab_size, features)
+        table = F.pad(weight.to(features.dtype), (0, 0, 0, extra)) if extra else weight.to(features.dtype)
+        offset = None if bias is None else F.pad(bias.to(features.dtype), (0, extra))
         d_features = torch.empty_like(features) if need_features else None
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
+        d_weight = torch.zeros_like(table, dtype=torch.float32) if need_weight else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and need_bias else None
         total = features.new_zeros((), dtype=torch.float32)
         plain = features.new_zeros((), dtype=torch.float32)
         for begin in range(0, features.shape[0], rows):
             part = slice(begin, begin + rows)
-            logits = features[part] @ table.T
-            if bias is not None:
-                logits = logits + bias.to(logits.dtype)
-            loss, nll, gradient = chunk(logits, targets[part], weights[part], smoothing, z_loss)
+            logits = F.linear(features[part], table, offset)
+            loss, nll, gradient = chunk(logits, targets[part], weights[part], vocab_size, smoothing, z_loss)
             total += loss
             plain += nll
             if d_bias is not None:
-                d_bias += gradient.sum(0, dtype=torch.float32)
+                d_bias += gradient.sum(0, dtype=torch.float32)[:vocab_size]
             if d_features is not None:
                 torch.mm(gradient, table, out=d_features[part])
             if d_weight is not None:
-                d_weight += gradient.T @ features[part]
-        ctx.save_for_backward(d_features, d_weight, d_bias)
-        ctx.dtypes = weight.dtype, bias.dtype if bias is not None else None
+                _add_product(d_weight, gradient.T, features[part])
+        if d_weight is not None:
+            d_weight = d_weight[:vocab_size]
+        ctx.found = d_features, d_weight, d_bias
+        ctx.dtypes = features.dtype, weight.dtype, bias.dtype if bias is not None else None
         ctx.mark_non_differentiable(plain)
         return total, plain
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scale = upstream[0]
-        d_features, d_weight, d_bias = ctx.saved_tensors
-        if d_features is not None:
-            d_features = (d_features * scale).to(d_features.dtype)
-        if d_weight is not None:
-            d_weight = (d_weight * scale).to(ctx.dtypes[0])
-        if d_bias is not None:
-            d_bias = (d_bias * scale).to(ctx.dtypes[1])
-        return d_features, d_weight, d_bias, None, None, None, None, None, None
+        found, ctx.found = ctx.found, None
+        assert found is not None, "the gradients were scaled in place; a second backward pass needs a second forward"
+        scaled = [None if d is None else d.mul_(scale).to(t) for d, t in zip(found, ctx.dtypes, strict=True)]
+        return *scaled, None, None, None, None, None, None
+
+
+def _filling(vocab_size: int, features: Tensor) -> int:
+    """How many rows of zeros to put below the table."""
+    return -vocab_size % ALIGNED if features.is_cuda else 0
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a · b, summed in total's type also where a and b are narrower."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda:
+        total += torch.mm(a, b, out_dtype=total.dtype)
+    else:
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+
+
+def chunk_rows(features: Tensor, vocab_size: int) -> int:
+    """How many rows of logits to hold at a time, a power of two."""
+    held = CPU_LOGITS
+    if features.is_cuda:
+        held = torch.cuda.get_device_properties(features.device).total_memory // GPU_SHARE
+    return 1 << max(0, (held // vocab_size).bit_length() - 1)
 
 
 def linear_cross_entropy(
@@ -133,10 +165,10 @@ def linear_cross_entropy(
     """The summed loss of logits = features · weightᵀ + bias where `mask` is true, and the summed plain −log p.
 
     features (N, D), weight (V, D), bias (V,), targets (N,), mask (N,) bool; `rows` logits are held at a time, and
-    `chunk` finds their loss and gradient (`chunk_loss`, or the same compiled). Only the first result has a gradient.
+    `chunk` finds their loss and gradient (`chunk_loss`, or the same compiled). Only the first result has a gradient,
+    and can be led back once.
     """
-    if rows is None:
-        rows = max(1, (GPU_ELEMENTS if features.is_cuda else CPU_ELEMENTS) // weight.shape[0])
+    rows = chunk_rows(features, weight.shape[0]) if rows is None else rows
     device = features.device.type
     if torch.is_autocast_enabled(device):  # what a linear layer would do
         features = features.to(torch.get_autocast_dtype(device))

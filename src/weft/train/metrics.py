@@ -1,15 +1,18 @@
-"""What a run says while it goes: metrics.jsonl and timings.jsonl, TensorBoard, a progress bar or a few plain lines.
+"""What a run says while it goes: metrics.jsonl and timings.jsonl, TensorBoard, Weights & Biases, a progress bar.
 
 metrics.jsonl holds only what the recipe decides, so that a resumed run's file equals that of a run that never
 stopped, line for line. Whatever depends on the machine's mood is in timings.jsonl.
 """
 
+import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,15 +31,24 @@ def say_on_stderr(line: str) -> None:
 
 
 class Journal:
-    """Appends records to a run's metrics and timings, and to TensorBoard where the recipe asks for it."""
+    """Appends records to a run's metrics and timings, and to what else the recipe asks for."""
 
-    def __init__(self, run: RunFolder, tensorboard: bool, after: int = 0):
+    def __init__(self, run: RunFolder, recipe: Recipe, after: int = 0):
         """`after` is the last step whose lines stay: a resumed run writes the later ones again."""
+        self._run, self._recipe = run, recipe
+        self._open(after)
+
+    def _open(self, after: int) -> None:
+        run, log = self._run, self._recipe.log
         for path in (run.metrics, run.timings):
             _cut(path, after)
         self._metrics = open(run.metrics, "a", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
         self._timings = open(run.timings, "a", encoding="utf-8")  # noqa: SIM115
-        self._writer = _tensorboard(run.tensorboard, after) if tensorboard else None
+        self._watchers: list[Watcher] = []
+        if log.tensorboard:
+            self._watchers.append(TensorBoard(run, after))
+        if log.wandb != "off":
+            self._watchers.append(WeightsAndBiases(run, self._recipe))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """A line that repeats when the run is repeated."""
@@ -48,29 +60,89 @@ class Journal:
 
     def _append(self, file: Any, values: dict[str, Any]) -> None:
         file.write(record(values) + "\n")
-        file.flush()
-        if self._writer is not None:
-            for key, value in values.items():
-                if key != "step":
-                    self._writer.add_scalar(key, value, values["step"])
+        # what a full disk doesn't take stays in the file's buffer for the next time; `sync` is where it must succeed
+        with suppress(OSError):
+            file.flush()
+        for watcher in self._watchers:
+            watcher.add(values["step"], {key: value for key, value in values.items() if key != "step"})
+
+    def rewind(self, after: int) -> list[dict[str, Any]]:
+        """Take back the lines after a step, for a run that goes back; the metrics among them."""
+        self.close()
+        taken = [line for line in read_lines(self._run.metrics) if line["step"] > after]
+        self._open(after)
+        return taken
 
     def sync(self) -> None:
         """Wait until every line is on the disk; a checkpoint must not be ahead of its metrics."""
         for file in (self._metrics, self._timings):
+            file.flush()
             os.fsync(file.fileno())
 
     def close(self) -> None:
         """Close the files."""
-        self._metrics.close()
-        self._timings.close()
-        if self._writer is not None:
-            self._writer.close()
+        for file in (self._metrics, self._timings):
+            with suppress(OSError):
+                file.close()
+        for watcher in self._watchers:
+            watcher.close()
 
 
 def _cut(path: Path, after: int) -> None:
     if path.exists():
         kept = [record(line) + "\n" for line in read_lines(path) if line["step"] <= after]
         write_atomic(path, "".join(kept))
+
+
+class Watcher(Protocol):
+    """Something else that wants to see the numbers."""
+
+    def add(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files for TensorBoard."""
+
+    def __init__(self, run: RunFolder, after: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(run.tensorboard, purge_step=after + 1)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """The same numbers for Weights & Biases. A resumed run adds to the one that was started."""
+
+    def __init__(self, run: RunFolder, recipe: Recipe):
+        wandb = import_module("wandb")
+        started = next((line["time"] for line in read_lines(run.events) if line.get("event") == "start"), "")
+        identity = hashlib.sha256(f"{run.path.resolve()} {started}".encode()).hexdigest()[:16]
+        self._run = wandb.init(
+            project="weft",
+            name=recipe.name,
+            id=identity,
+            resume="allow",
+            dir=str(run.path),
+            mode=recipe.log.wandb,
+            settings={"silent": True},
+            config=recipe.model_dump(mode="json", exclude_none=True),
+        )
+        # steps are a column of their own: a run that goes back writes some of them again
+        self._run.define_metric("*", step_metric="step")
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        self._run.finish()
 
 
 def check_log(settings: LogConfig) -> None:
@@ -82,12 +154,34 @@ def check_log(settings: LogConfig) -> None:
             raise ConfigError(
                 "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]', or leave it out"
             ) from None
+    if settings.wandb != "off":
+        try:
+            import_module("wandb")
+        except ImportError:
+            raise ConfigError(
+                f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb, or leave it out"
+            ) from None
 
 
-def _tensorboard(folder: Path, after: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
+class Clock:
+    """Seconds of training since the last reading, without what evaluations and checkpoints took."""
 
-    return SummaryWriter(folder, purge_step=after + 1)
+    def __init__(self, step: int, tokens: int):
+        self._since, self._step, self._tokens = time.perf_counter(), step, tokens
+
+    def lap(self, step: int, tokens: int) -> dict[str, float]:
+        """Speed since the last lap."""
+        now = time.perf_counter()
+        seconds, steps, read = max(1e-9, now - self._since), step - self._step, tokens - self._tokens
+        self._since, self._step, self._tokens = now, step, tokens
+        return {"seconds": round(seconds, 6), "steps": steps, "tokens_per_second": read / seconds}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that doesn't count."""
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
 
 
 class Display:

@@ -30,9 +30,10 @@ def next_token(settings: NextToken, compiled: bool = False) -> Objective:
     """The objective of every language model: −log p of each target, summed over the loss mask.
 
     The extra `nll` is the plain −log p without smoothing and z-loss, the number that perplexity is made of.
+    `compiled` has a GPU go through the logits with a kernel of its own.
     """
     smoothing, z_loss = settings.smoothing, settings.z_loss
-    chunk = torch.compile(chunk_loss) if compiled else chunk_loss
+    fast_chunk = torch.compile(chunk_loss) if compiled else chunk_loss
 
     def objective(model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor | int, Extras]:
         targets = batch.targets.flatten()
@@ -42,6 +43,7 @@ def next_token(settings: NextToken, compiled: bool = False) -> Objective:
         readout: Readout | None = getattr(model, "readout", None)
         if readout is not None:
             features, weight, bias = readout(features)
+            chunk = fast_chunk if features.is_cuda else chunk_loss
             loss, nll = linear_cross_entropy(
                 features.flatten(0, 1), weight, bias, targets, mask, smoothing, z_loss, chunk=chunk
             )

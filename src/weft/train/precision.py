@@ -1,17 +1,28 @@
 """Number formats. Weights, gradients and the optimizer's memory stay in fp32; precision says how products are formed.
 
 fp32: as written. tf32: fp32 in memory, matrix products on tensor cores with 10 bits of mantissa.
-bf16: matrix products in bfloat16 under autocast, norms and softmax in fp32.
+bf16: matrix products in bfloat16 under autocast, and what runs along the skip connections too; norms and softmax in
+fp32. fp16: products in float16, the loss multiplied so that small gradients don't vanish (`train/step.py`).
+fp8: as bf16, with the products inside blocks in eight bits: numbers and weights e4m3, gradients e5m2, each tensor
+divided by its largest number first (Micikevicius et al. 2022).
 """
 
 import os
+import platform
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from weft.errors import ConfigError
+from weft.nn.block import Block
 from weft.train.config import Precision
+
+NARROW: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def pick_device() -> torch.device:
@@ -21,8 +32,8 @@ def pick_device() -> torch.device:
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The context that forward passes run in."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+    if precision in NARROW:
+        return torch.autocast(device.type, dtype=NARROW[precision])
     return nullcontext()
 
 
@@ -40,10 +51,124 @@ def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _attention_kernels(deterministic):
             # a processor without bf16 products says so with a stack trace, and then computes them another way
             warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
             yield
     finally:
         torch.set_float32_matmul_precision(matmul)
         torch.use_deterministic_algorithms(was)
+
+
+def _attention_kernels(deterministic: bool) -> AbstractContextManager[object]:
+    """From Hopper on, cuDNN's attention before the others; its gradients are not the same bits twice."""
+    if deterministic or not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
+        return nullcontext()
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(order, set_priority=True)
+
+
+# ---- what a device can do
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """Refuse a precision that the device has no products for."""
+    if precision == "fp8":
+        if device.type != "cuda":
+            raise ConfigError("precision = 'fp8': needs a GPU with eight-bit products; use fp32 on this processor")
+        if torch.cuda.get_device_capability(device) < (8, 9):
+            name = torch.cuda.get_device_name(device)
+            raise ConfigError(f"precision = 'fp8': {name} has no eight-bit products (Ada, Hopper or later); use bf16")
+
+
+def slow_precision(precision: Precision, device: torch.device) -> str | None:
+    """A line of warning where a precision works but is far slower than another, else None."""
+    if precision not in ("bf16", "fp16") or device.type != "cpu" or _multiplies(NARROW[precision]):
+        return None
+    return f"precision = {precision}: this processor has no {precision} products, so it is many times slower than fp32"
+
+
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Whether the processor's library has fast products of a narrow type."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    arm = platform.machine().lower() in ("aarch64", "arm64")  # torch says it has fp16 there, and then takes no notice
+    return not arm and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+# ---- eight bits
+
+FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2  # more digits forward, more range for gradients
+SIXTEEN = 16  # sizes of eight-bit products are multiples of it
+
+
+def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x in eight bits and the scale () that undoes it, x ≈ x8 · scale; x's largest number becomes the type's."""
+    largest = torch.finfo(dtype).max
+    scale = x.abs().amax().float().clamp(min=1e-12) / largest
+    return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
+
+
+def eight_bit_product(
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], dtype: torch.dtype, fast: bool = False
+) -> Tensor:
+    """a (N, K) times b (K, M), both quantised, in `dtype`. A GPU wants a by rows and b by columns in memory.
+
+    `fast` sums with fewer bits, which is good enough forward. A processor forms the same product in fp32.
+    """
+    if a[0].is_cuda:
+        return torch._scaled_mm(a[0], b[0], scale_a=a[1], scale_b=b[1], out_dtype=dtype, use_fast_accum=fast)
+    return (a[0].float() @ b[0].float() * (a[1] * b[1])).to(dtype)
+
+
+def _by_columns(x: Tensor) -> Tensor:
+    return x.T.contiguous().T
+
+
+class _EightBitLinear(torch.autograd.Function):
+    """x Wᵀ forward, and both gradients, as eight-bit products. What is kept for the backward pass is as narrow."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        x8, w8 = quantise(x, FORWARD), quantise(weight, FORWARD)
+        ctx.save_for_backward(*x8, *w8)
+        ctx.dtypes = x.dtype, weight.dtype
+        return eight_bit_product(x8, (w8[0].T, w8[1]), dtype, fast=True)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x8, x_scale, w8, w_scale = ctx.saved_tensors
+        g8, g_scale = quantise(upstream[0], BACKWARD)
+        d_x = eight_bit_product((g8, g_scale), (_by_columns(w8), w_scale), ctx.dtypes[0])
+        d_weight = eight_bit_product((g8.T.contiguous(), g_scale), (_by_columns(x8), x_scale), ctx.dtypes[1])
+        return d_x, d_weight, None
+
+
+class EightBitLinear(nn.Linear):
+    """A linear layer with eight-bit products under autocast, a plain one elsewhere; its weights stay as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in_features) → (…, out_features)."""
+        device = x.device.type
+        if not torch.is_autocast_enabled(device) or (x.numel() // self.in_features) % SIXTEEN:
+            return super().forward(x)
+        dtype = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            y = _EightBitLinear.apply(x.flatten(0, -2), self.weight, dtype).unflatten(0, x.shape[:-1])
+            return y if self.bias is None else y + self.bias.to(dtype)
+
+
+def use_eight_bits(model: nn.Module) -> int:
+    """Turn the linear layers inside blocks into `EightBitLinear`, in place, and say how many. Parameters stay the same.
+
+    Embeddings and heads stay out: they are few, and sensitive.
+    """
+    changed = 0
+    for block in (module for module in model.modules() if isinstance(module, Block)):
+        for part in block.modules():
+            if type(part) is nn.Linear and part.in_features % SIXTEEN == 0 and part.out_features % SIXTEEN == 0:
+                part.__class__ = EightBitLinear
+                changed += 1
+    return changed

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import RunError
+from weft.explain.count import count
+from weft.explain.memory import training_memory
+from weft.explain.quantity import memory
 from weft.train.checkpoint import write_atomic
-from weft.train.curves import Series, chart
+from weft.train.config import Recipe
+from weft.train.curves import Mark, Series, chart
 from weft.train.run import RunFolder, open_run, read_lines
 
 STYLE = """
@@ -35,6 +39,7 @@ pre { background: var(--card); border: 1px solid var(--rule); border-radius: 6px
 .chart .middle { text-anchor: middle; }
 .chart .grid { stroke: var(--rule); } .chart .axis { stroke: var(--soft); }
 .chart .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
+.chart .mark { stroke: var(--c1); stroke-dasharray: 3 3; stroke-width: 1.4; } .chart .faint { opacity: .45; }
 .line.c0 { stroke: var(--c0); } .line.c1 { stroke: var(--c1); } .line.c2 { stroke: var(--c2); }
 .dot.c0 { fill: var(--c0); } .dot.c1 { fill: var(--c1); } .dot.c2 { fill: var(--c2); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; }
@@ -58,14 +63,18 @@ def page(run: RunFolder) -> str:
     recipe = run.recipe()
     metrics, timings, events = (list(read_lines(path)) for path in (run.metrics, run.timings, run.events))
     start, model, result = (_last(events, name) for name in ("start", "model", "result"))
+    rollbacks = _rollbacks(events)
     title = escape(recipe.name)
     body = [
         f"<h1>{title}</h1>",
         f'<p class="soft">{escape(_summary(events, start))}</p>',
         _figures(metrics, timings, events, model, result),
         "<h2>Curves</h2>",
-        f'<div class="charts">{"".join(_charts(metrics, timings))}</div>',
+        f'<div class="charts">{"".join(_charts(metrics, timings, rollbacks))}</div>',
+        _trouble(rollbacks, events),
         _samples(result.get("samples") or []),
+        _on_the_way(events),
+        _cost(recipe, metrics, timings, events, model),
         _choices(start.get("choices") or []),
         _provenance(start),
         f"<h2>Recipe</h2><pre>{escape(run.config.read_text(encoding='utf-8'))}</pre>",
@@ -127,20 +136,33 @@ def _figures(
     return '<div class="figures">' + "".join(f"<div><b>{v}</b>{escape(k)}</div>" for v, k in cards) + "</div>"
 
 
-def _charts(metrics: Sequence[dict[str, Any]], timings: Sequence[dict[str, Any]]) -> list[str]:
+def _rollbacks(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The returns to a checkpoint, each once: a run that is killed and resumed goes through the same again."""
+    found = (event for event in events if event.get("event") == "rollback")
+    return list({(event["step"], event["to"], event["tries"]): event for event in found}.values())
+
+
+def _charts(
+    metrics: Sequence[dict[str, Any]], timings: Sequence[dict[str, Any]], rollbacks: Sequence[dict[str, Any]]
+) -> list[str]:
     losses = [
         Series("training", _points(metrics, "loss")),
         Series("held out", _points(metrics, "validation_loss"), dots=True),
     ]
+    for event in rollbacks[-1:]:
+        given_up = [(step, math.nan if loss is None else loss) for step, loss in event.get("abandoned") or []]
+        losses.append(Series("given up", given_up, faint=True))
+    marks = [Mark(event["to"], f"back to here from step {event['step']}") for event in rollbacks]
     return [
-        chart("Loss, nats a token", losses),
-        chart("Loss, steps on a log scale", losses, log_x=True),
+        chart("Loss, nats a token", losses, marks=marks),
+        chart("Loss, both axes on a log scale", losses, log_x=True, log_y=True, marks=marks),
         chart("Bits per byte, held out", [Series("held out", _points(metrics, "validation_bits_per_byte"), dots=True)]),
         chart("Learning rate", [Series("learning rate", _points(metrics, "lr"))], from_zero=True),
         chart(
             "Gradient norm before clipping",
             [Series("gradient norm", _points(metrics, "gradient_norm"))],
             from_zero=True,
+            marks=marks,
         ),
         chart("Tokens a second", [Series("tokens a second", _points(timings, "tokens_per_second"))], from_zero=True),
     ]
@@ -150,10 +172,62 @@ def _points(lines: Sequence[dict[str, Any]], key: str) -> list[tuple[float, floa
     return [(line["step"], math.nan if line[key] is None else line[key]) for line in lines if key in line]
 
 
+def _trouble(rollbacks: Sequence[dict[str, Any]], events: Iterable[dict[str, Any]]) -> str:
+    """What the guard did, if anything."""
+    rows = [
+        f"<tr><td>step {event['since']}</td><td>went wrong; at step {event['step']} back to step {event['to']}, "
+        f"on with {event['rate']:g} of the learning rate</td></tr>"
+        for event in rollbacks
+    ]
+    held = {step for event in events if event.get("event") == "discarded" for step in event["steps"]}
+    if held:
+        shown = ", ".join(str(step) for step in sorted(held)[:12]) + (", …" if len(held) > 12 else "")
+        rows.append(f"<tr><td>step {shown}</td><td>update not made: loss or gradient out of bounds</td></tr>")
+    table = f'<div class="scroll"><table>{"".join(rows)}</table></div>'
+    return f"<h2>When training went wrong</h2>{table}" if rows else ""
+
+
+def _cost(
+    recipe: Recipe,
+    metrics: Sequence[dict[str, Any]],
+    timings: Sequence[dict[str, Any]],
+    events: Sequence[dict[str, Any]],
+    model: dict[str, Any],
+) -> str:
+    """What the settings predicted (as `weft plan` does), and what came."""
+    length, size = recipe.batch.length, recipe.batch.size
+    read = next((line["tokens"] for line in reversed(metrics) if "loss" in line), 0)
+    if not read or length is None or size is None:
+        return ""
+    predicted = count(recipe.model, length)
+    seconds = sum(line.get("seconds", 0.0) for line in timings)
+    work = predicted.training() * read
+    rows = [("parameters", f"{predicted.parameters:,}", f"{model['parameters']:,}" if model.get("parameters") else "")]
+    speed = f"{work / seconds:.2e} a second for {_duration(seconds)}" if seconds else ""
+    rows.append(("operations", f"{work:.2e}", speed))
+    pieces = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
+    needed = training_memory(recipe.model, pieces, length, recipe.precision or "fp32", recipe.optimizer.kind)
+    peak = _last(events, "preflight").get("memory")
+    held = f"{memory(peak)}, on a processor with all that belongs to the process" if peak else ""
+    rows.append(("memory", memory(needed.total(recipe.batch.recompute)), held))
+    body = "".join(f"<tr><td>{k}</td><td>{escape(a)}</td><td>{escape(b)}</td></tr>" for k, a, b in rows)
+    head = "<tr><td></td><td>predicted</td><td>measured</td></tr>"
+    return f'<h2>Cost</h2><div class="scroll"><table>{head}{body}</table></div>'
+
+
 def _samples(samples: Sequence[str]) -> str:
     if not samples:
         return ""
     return "<h2>What it writes</h2>" + "".join(f"<pre>{escape(sample)}</pre>" for sample in samples)
+
+
+def _on_the_way(events: Iterable[dict[str, Any]]) -> str:
+    """What it wrote at each evaluation; of a step that came twice, the later."""
+    written = {event["step"]: event["texts"] for event in events if event.get("event") == "samples"}
+    rows = "".join(
+        f"<tr><td>step {step}</td><td>{escape(' … '.join(texts))}</td></tr>" for step, texts in sorted(written.items())
+    )
+    return f'<h2>What it wrote on the way</h2><div class="scroll"><table>{rows}</table></div>' if rows else ""
 
 
 def _choices(choices: Sequence[Sequence[str]]) -> str:

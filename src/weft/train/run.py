@@ -5,12 +5,13 @@ runs/NAME/
   tokenizer.json     Hugging Face format
   metrics.jsonl      losses, rates and norms, a line a logged step: the same again when the run is repeated
   timings.jsonl      seconds and tokens a second, which no two runs share
-  events.jsonl       starts, resumes, evaluations, checkpoints, warnings
+  events.jsonl       starts, resumes, evaluations, checkpoints, discarded updates, returns to a checkpoint
   checkpoints/       step-00000500/ …; `latest` and `best` are links
   data/              the prepared text, where the run prepared it
   report.html        curves, samples, counts
 """
 
+import errno
 import json
 import math
 import os
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from weft.models.base import LanguageModel
 
 # what may stand in a folder whose run never came to its first step
-BEFORE_START = {"data", "tokenizer.json", "tokenizer_config.json", "events.jsonl"}
+BEFORE_START = {"data", "tokenizer.json", "tokenizer_config.json", "events.jsonl", ".preflight"}
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,14 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def scratch(self) -> Path:
+        return self.path / ".preflight"
+
+    @property
     def data(self) -> Path:
         return self.path / "data"
 
@@ -77,10 +86,14 @@ class RunFolder:
         return validate(Recipe, read_toml(self.config), str(self.config))
 
     def event(self, what: str, /, **details: Any) -> None:
-        """Note that something happened, with the time of day."""
+        """Note that something happened, with the time of day. A disk that is full does not end what goes on."""
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": what, **details}
-        with open(self.events, "a", encoding="utf-8") as file:
-            file.write(record(line) + "\n")
+        try:
+            with open(self.events, "a", encoding="utf-8") as file:
+                file.write(record(line) + "\n")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise
 
 
 @dataclass(frozen=True)

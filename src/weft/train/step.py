@@ -8,10 +8,15 @@ from torch import Tensor, nn, optim
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
-from weft.train.config import Precision
+from weft.models.transformer import Stack
+from weft.train.config import Precision, Recipe
 from weft.train.objective import Objective
-from weft.train.optimizer import set_rate
-from weft.train.precision import autocast
+from weft.train.optimizer import gradients, set_rate, update
+from weft.train.precision import autocast, check_precision, use_eight_bits
+
+# The loss scale of fp16: where it starts, and after how many steps without overflow it doubles.
+FIRST_SCALE = 2.0**16
+CALM = 2000
 
 
 @dataclass(frozen=True)
@@ -20,17 +25,38 @@ class StepResult:
 
     loss: Tensor  # mean over the step's targets, what was minimised
     nll: Tensor  # mean −log p over the same targets
-    gradient_norm: Tensor  # before clipping
+    gradient_norm: Tensor  # before clipping; 0 where fp16 overflowed and the step was skipped
     tokens: int
+    discarded: Tensor | None = None  # 1 where a limit held the update back, else 0; None where there were no limits
+
+
+def fit(model: LanguageModel, recipe: Recipe, device: torch.device) -> None:
+    """Make `model` ready to train as the recipe says: eight-bit products, blocks that run again in the backward pass.
+
+    Called once, before the first step. A precision that the device doesn't have is refused.
+    """
+    assert recipe.precision is not None
+    check_precision(recipe.precision, device)
+    if recipe.precision == "fp8":
+        use_eight_bits(model)
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.recompute = recipe.batch.recompute
 
 
 def backward(
-    model: LanguageModel, objective: Objective, parts: Sequence[Batch], precision: Precision, device: torch.device
+    model: LanguageModel,
+    objective: Objective,
+    parts: Sequence[Batch],
+    precision: Precision,
+    device: torch.device,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, int]:
     """Add up the gradient of the mean loss over all parts of a batch; the mean loss, the mean −log p and the count.
 
     Every part is divided by the count of targets in all of them, known from the loss masks before the first forward
-    pass; so the gradient is that of the uncut batch however many targets each part holds.
+    pass; so the gradient is that of the uncut batch however many targets each part holds. `scale` () multiplies the
+    gradients.
     """
     count = max(1, sum(part.count for part in parts))
     loss_sum = torch.zeros((), device=device)
@@ -38,7 +64,8 @@ def backward(
     for part in parts:
         with autocast(precision, device):
             loss, _, extras = objective(model, part.to(device))
-        (loss / count).backward()
+        share = loss / count
+        (share if scale is None else share * scale).backward()
         loss_sum += loss.detach()
         nll_sum += extras["nll"]
     return loss_sum / count, nll_sum / count, count
@@ -53,11 +80,61 @@ def optimisation_step(
     clip: float,
     precision: Precision,
     device: torch.device,
+    limits: Tensor | None = None,
 ) -> StepResult:
-    """Gradients of all parts, clipped to norm `clip` unless it is 0 (Pascanu et al. 2013), and one update."""
-    loss, nll, count = backward(model, objective, parts, precision, device)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
+    """Gradients of all parts, clipped to norm `clip` unless it is 0 (Pascanu et al. 2013), and one update.
+
+    limits (2,), on the device: where the loss is above the first, the gradient norm above the second, or either is no
+    number, the update is held back, and weights and moments stay as they are (`train/guard.py` sets the limits).
+    """
     set_rate(optimizer, lr)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return StepResult(loss, nll, norm, count)
+    if precision == "fp16":
+        return _scaled_step(model, optimizer, objective, parts, clip, device, limits)
+    loss, nll, count = backward(model, objective, parts, precision, device)
+    norm = nn.utils.get_total_norm(gradients(optimizer))
+    discarded = None if limits is None else _above(loss, norm, limits)
+    update(optimizer, _excess(norm, clip) if clip else None, discarded)
+    return StepResult(loss, nll, norm, count, discarded)
+
+
+def _above(loss: Tensor, norm: Tensor, limits: Tensor) -> Tensor:
+    """1 where a limit is exceeded, else 0. NaN is below nothing."""
+    return (~(torch.stack([loss, norm]) <= limits).all()).float()
+
+
+def _excess(norm: Tensor, clip: float) -> Tensor:
+    """How many times too long the gradient is; 1 where it isn't."""
+    return ((norm + 1e-6) / clip).clamp(min=1.0)
+
+
+def _scaled_step(
+    model: LanguageModel,
+    optimizer: optim.Optimizer,
+    objective: Objective,
+    parts: Sequence[Batch],
+    clip: float,
+    device: torch.device,
+    limits: Tensor | None,
+) -> StepResult:
+    """A step in fp16: gradients are found for a loss so many times larger that small ones don't round to zero.
+
+    Where one of them overflows the step is skipped and the scale halved; after long calm it doubles (Micikevicius et
+    al. 2018, §3.2). The scale is part of the optimizer's state, and saved with it.
+    """
+    state = optimizer.state["loss"]  # type: ignore[index]
+    if not state:
+        state["scale"] = torch.full((), FIRST_SCALE, device=device)
+        state["calm"] = torch.zeros((), device=device)
+    scale, calm = state["scale"], state["calm"]
+    loss, nll, count = backward(model, objective, parts, "fp16", device, scale)
+    norm = nn.utils.get_total_norm(gradients(optimizer)) / scale
+    finite = norm.isfinite()
+    # an overflow is in order while there is scale to give up; below 1 something else is wrong, and should be seen
+    shown = torch.where(finite | (scale < 1.0), norm, 0.0)
+    discarded = None if limits is None else _above(loss, shown, limits)
+    held = (~finite).float() if discarded is None else torch.maximum((~finite).float(), discarded)
+    update(optimizer, _excess(norm, clip) * scale if clip else scale, held)
+    calm = torch.where(finite, calm + 1.0, 0.0)
+    state["scale"] = scale * torch.where(finite, torch.where(calm < CALM, 1.0, 2.0), 0.5)
+    state["calm"] = torch.where(calm < CALM, calm, 0.0)
+    return StepResult(loss, nll, shown, count, discarded)

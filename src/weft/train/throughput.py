@@ -32,3 +32,21 @@ def peak_flops(device: torch.device) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((1e12 * peak for key, peak in PEAKS.items() if key in name), None)
+
+
+def device_use(model: LanguageModel, length: int, tokens_per_second: float, device: torch.device) -> dict[str, float]:
+    """How much of a GPU a run uses: `mfu`, the share of its peak, where that is known, and `memory`, peak bytes."""
+    use: dict[str, float] = {}
+    peak = peak_flops(device)
+    if peak is not None:
+        use["mfu"] = flops_per_token(model, length) * tokens_per_second / peak
+    if device.type == "cuda":
+        use["memory"] = torch.cuda.max_memory_allocated(device)
+    return use
+
+
+def device_name(device: torch.device) -> str:
+    """As a person would call it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} CPU threads"
