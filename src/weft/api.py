@@ -21,8 +21,12 @@ from weft.data.config import HashSplit, NoSplit, Part, Split
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards, Tokens
 from weft.data.split import train_texts
-from weft.decode.config import Sampling
-from weft.decode.generate import Completion, Piece, complete, write
+from weft.decode.bulk import Results, bulk
+from weft.decode.config import Beam, Sampling
+from weft.decode.constrain import Pattern, schema_text
+from weft.decode.search import search_texts
+from weft.decode.speculative import write_ahead
+from weft.decode.writing import Completion, Piece, complete, write
 from weft.errors import ConfigError, DataError, RunError, TokenizerError
 from weft.evaluate import baseline
 from weft.evaluate.perplexity import Score, score, score_counts
@@ -44,8 +48,13 @@ SAMPLES = 3
 
 
 def sampling(**given: Any) -> Sampling:
-    """How to write: temperature, top_k, top_p, min_p, max_tokens, seed, stop. What is None keeps its default."""
+    """How to write: temperature, top_k, top_p, max_tokens, seed, stop …; what is None keeps its default."""
     return validate(Sampling, {key: value for key, value in given.items() if value is not None})
+
+
+def beam(**given: Any) -> Beam:
+    """How to search: beams, n, length_penalty, max_tokens, stop …; what is None keeps its default."""
+    return validate(Beam, {key: value for key, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -61,13 +70,94 @@ class Run:
         """What the model writes after `prompt`; settings as for `sampling`."""
         return self.complete([prompt], sampling(**settings))[0].text
 
-    def write(self, prompt: str, settings: Sampling) -> Iterator[Piece]:
-        """The same piece by piece, as it is written."""
-        return write(self.model, self.tokenizer, [prompt], settings)
+    def pattern(self, expression: str) -> Pattern:
+        """Texts that match a regular expression, for `write`, `candidates` and `bulk`."""
+        return Pattern(self.tokenizer, expression)
+
+    def schema(self, schema: Any) -> Pattern:
+        """Texts that are JSON of this schema, likewise."""
+        return schema_text(self.tokenizer, schema)
+
+    def write(
+        self,
+        prompt: str,
+        settings: Sampling,
+        *,
+        pattern: Pattern | None = None,
+        draft: "Run | None" = None,
+        lookup: int | None = None,
+    ) -> Iterator[Piece]:
+        """The same piece by piece, as it is written.
+
+        A `draft`, a smaller run with the same tokenizer, or a `lookup` of up to so many tokens in the text itself guess
+        ahead: the text is what it would be, only faster where the model is large.
+        """
+        if draft is None and lookup is None:
+            within = None if pattern is None else [pattern.begin()]
+            return write(self.model, self.tokenizer, [prompt], settings, constraints=within)
+        if draft is not None and draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise ConfigError(f"{draft.path}: a draft needs the tokenizer of {self.path}, but it has another one")
+        guess = None if draft is None else draft.model
+        constraint = None if pattern is None else pattern.begin()
+        return write_ahead(
+            self.model, self.tokenizer, prompt, settings, draft=guess, lookup=lookup, constraint=constraint
+        )
 
     def complete(self, prompts: Sequence[str], settings: Sampling) -> list[Completion]:
         """Continue several texts at once; each has its own seed, counted up from settings.seed."""
         return complete(self.model, self.tokenizer, prompts, settings)
+
+    def candidates(
+        self,
+        prompts: Sequence[str],
+        settings: Sampling | Beam,
+        *,
+        n: int = 1,
+        first: int = 0,
+        pattern: Pattern | None = None,
+    ) -> list[list[Completion]]:
+        """Several texts for each prompt: n samples, or the settings.n best of beam search, best first.
+
+        Prompts are numbered from `first` on; what is drawn for a prompt depends on its number and the seed.
+        """
+        if isinstance(settings, Beam):
+            if pattern is not None:
+                raise ConfigError("beam search can't be held to a pattern; leave one of them out")
+            return search_texts(self.model, self.tokenizer, prompts, settings)
+        seeds = [settings.seed + first * n + row for row in range(len(prompts) * n)]
+        within = None if pattern is None else [pattern.begin() for _ in seeds]
+        texts = complete(self.model, self.tokenizer, prompts, settings, copies=n, seeds=seeds, constraints=within)
+        return [texts[place : place + n] for place in range(0, len(texts), n)]
+
+    def bulk(
+        self,
+        prompts: Sequence[str],
+        settings: Sampling | Beam,
+        *,
+        n: int = 1,
+        batch: int = 16,
+        out: Path | None = None,
+        pattern: Pattern | None = None,
+    ) -> Iterator[str]:
+        """Texts for many prompts as lines of JSON, in order. With `out` they are written there as well, and what is
+        there already is not written again."""
+        said = {"n": n, **settings.model_dump(mode="json", exclude_defaults=True)}
+        if pattern is not None:
+            said["pattern"] = pattern.expression
+        results = None if out is None else Results(out, prompts, said)
+        done = 0 if results is None else results.done
+
+        def some(texts: Sequence[str], first: int) -> list[list[Completion]]:
+            return self.candidates(texts, settings, n=n, first=first, pattern=pattern)
+
+        with _bar("writing", len(prompts) - done) as advance:
+            for lines in bulk(prompts, some, said, batch=batch, first=done):
+                if results is not None:
+                    results.append(lines)
+                advance(len(lines))
+                yield from lines
+        if results is not None:
+            results.close()
 
     def perplexity(self, data: Sequence[str] | str | None = None) -> float:
         """exp of the mean negative log-likelihood of a token, on held-out text or on `data`."""
@@ -169,6 +259,7 @@ def train(
             evaluators=_evaluators(settled, tokenizer, corpora),
             choices=choices,
             command=" ".join(["weft", *sys.argv[1:]]) if Path(sys.argv[0]).name == "weft" else None,
+            writer=_writer(tokenizer),
             say=say,
         )
     except BaseException:
@@ -182,8 +273,15 @@ def resume(run: Path | str, *, say: Say = say_on_stderr) -> Run:
     folder = open_run(run)
     recipe = folder.recipe()
     corpora = _corpora(recipe, folder)
-    evaluators = _evaluators(recipe, Tokenizer.load(folder.path), corpora)
-    loop.resume(folder, corpus=corpora if len(corpora) > 1 else corpora[0], evaluators=evaluators, say=say)
+    tokenizer = Tokenizer.load(folder.path)
+    evaluators = _evaluators(recipe, tokenizer, corpora)
+    loop.resume(
+        folder,
+        corpus=corpora if len(corpora) > 1 else corpora[0],
+        evaluators=evaluators,
+        writer=_writer(tokenizer),
+        say=say,
+    )
     return _conclude(folder, corpora)
 
 
@@ -334,6 +432,12 @@ def _evaluators(recipe: Recipe, tokenizer: Tokenizer, corpora: Sequence[Shards])
     if not texts:
         return []
     return [lambda model: score_texts(recipe, tokenizer, model, texts, limit=recipe.evaluate.tokens).numbers()]
+
+
+def _writer(tokenizer: Tokenizer) -> Callable[[LanguageModel], list[str]]:
+    """What the loop asks after each evaluation: a few words, to see in the report how they become better."""
+    settings = sampling(max_tokens=30, temperature=0.8, top_p=0.95)
+    return lambda model: [complete(model, tokenizer, [""], settings)[0].text]
 
 
 def character_baseline(tokenizer: Tokenizer, corpora: Sequence[Shards]) -> baseline.Measure:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.generate import Token, complete, generate, opening, write
+from weft.decode.generate import Token, generate
+from weft.decode.writing import complete, opening, write
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.config import Decoder, Recurrent

@@ -2,45 +2,263 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from weft.api import Run
+    from weft.decode.config import Beam, Sampling
+    from weft.decode.constrain import Pattern
+    from weft.decode.writing import Completion
+
+CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "What the text must keep to", "Many texts", "Guessing ahead"
 
 
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue; '-' reads it from stdin.")] = "",
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
-    temperature: Annotated[
-        float | None, typer.Option(help="Below 1 safer, above 1 bolder (default: 1).", show_default=False)
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The text to continue; '-' reads it from stdin.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the fewest tokens that hold this probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Drop tokens less likely than this part of the best.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Stop after so many tokens.")] = 200,
-    seed: Annotated[int, typer.Option(help="The same seed writes the same text.")] = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Always take the likeliest token.", rich_help_panel=CHOICE)
+    ] = False,
+    temperature: Annotated[
+        float | None, typer.Option(help="Below 1 safer, above 1 bolder (default: 1).", rich_help_panel=CHOICE)
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.", rich_help_panel=CHOICE)] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the fewest tokens with this probability.", rich_help_panel=CHOICE)
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Drop what is less likely than this part of the best.", rich_help_panel=CHOICE)
+    ] = None,
+    typical: Annotated[
+        float | None, typer.Option(help="Draw from the most typical of this probability.", rich_help_panel=CHOICE)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed writes the same text.", rich_help_panel=CHOICE)] = 0,
+    beam: Annotated[
+        int | None, typer.Option(help="Search for the likeliest text with so many beams.", rich_help_panel=CHOICE)
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(help="Beam: divide log p by length to this power (default: 1).", rich_help_panel=CHOICE),
+    ] = None,
+    gnmt_penalty: Annotated[
+        float | None,
+        typer.Option(help="Beam: divide by ((5 + length) / 6) to this power instead.", rich_help_panel=CHOICE),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Stop after so many tokens.", rich_help_panel=RULES)] = 200,
+    min_tokens: Annotated[
+        int | None, typer.Option(help="No end of text before so many.", rich_help_panel=RULES)
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this text; may be given again.", rich_help_panel=RULES)
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: tokens that came before get unlikelier.", rich_help_panel=RULES)
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Taken off a token for each time it was written.", rich_help_panel=RULES)
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Taken off a token once it was written.", rich_help_panel=RULES)
+    ] = None,
+    ban: Annotated[
+        list[str] | None, typer.Option(help="A token never to write; may be given again.", rich_help_panel=RULES)
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="The text matches this regular expression.", rich_help_panel=RULES)
+    ] = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The text is JSON of the schema in this file.", rich_help_panel=RULES),
+    ] = None,
+    n: Annotated[int, typer.Option("--n", "-n", help="Texts for each prompt.", rich_help_panel=MANY)] = 1,
+    file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Prompts, one a line ('-': stdin; .jsonl: JSON).", rich_help_panel=MANY),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write JSON lines here; an unfinished file goes on.", rich_help_panel=MANY)
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Prompts at once.", rich_help_panel=MANY)] = 16,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Log-probabilities, and so many alternatives.", rich_help_panel=MANY)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a prompt.", rich_help_panel=MANY)] = False,
+    draft: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A smaller run that guesses ahead.", rich_help_panel=SPEED)
+    ] = None,
+    lookup: Annotated[
+        int | None, typer.Option(help="Guess from matches of up to so many tokens.", rich_help_panel=SPEED)
+    ] = None,
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout, as it is written."""
-    from weft.api import load, sampling
+    from weft.api import load
+
+    if prompt is not None and file is not None:
+        raise _mistake("--prompt and --file exclude each other")
+    if n < 1:
+        raise _mistake(f"--n {n}: at least one text")
+    if batch < 1:
+        raise _mistake(f"--batch {batch}: at least one prompt")
+    rules = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "stop": stop,
+        "repetition_penalty": repetition_penalty,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+    }
+    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical}
+    settings = (
+        _sampling(greedy, {**drawing, "seed": seed, "logprobs": logprobs}, rules, length_penalty, gnmt_penalty)
+        if beam is None
+        else _beam(beam, n, greedy, {**drawing, "logprobs": logprobs}, rules, length_penalty, gnmt_penalty)
+    )
+    single = file is None and out is None and not as_json and beam is None and n == 1 and logprobs is None
+    if (draft is not None or lookup is not None) and not single:
+        raise _mistake("--draft and --lookup guess for one text: leave out --n, --beam, --file, --out and --json")
+    if draft is not None and lookup is not None:
+        raise _mistake("--draft and --lookup exclude each other")
+    if lookup is not None and lookup < 1:
+        raise _mistake(f"--lookup {lookup}: at least one token has to match")
+    if (regex is not None or json_schema is not None) and beam is not None:
+        raise _mistake("--regex and --json-schema don't apply to --beam")
+    if regex is not None and json_schema is not None:
+        raise _mistake("--regex and --json-schema exclude each other")
+    prompts = _prompts(prompt, file)
+    loaded = load(run)
+    if ban:
+        settings = settings.replace(banned=_ids(loaded, ban))
+    pattern = _pattern(loaded, regex, json_schema)
+    if single:
+        _stream(loaded, prompts[0], settings, pattern, draft, lookup)  # type: ignore[arg-type]
+    elif out is not None or as_json or file is not None:
+        for line in loaded.bulk(prompts, settings, n=n, batch=batch, out=out, pattern=pattern):
+            if out is None:
+                typer.echo(line)
+    else:
+        _show(prompts[0], loaded.candidates(prompts, settings, n=n, pattern=pattern)[0])
+
+
+def _mistake(line: str) -> Exception:
     from weft.errors import ConfigError
 
-    if greedy and temperature is not None:
-        raise ConfigError("--greedy and --temperature exclude each other: greedy decoding draws nothing")
-    settings = sampling(
-        temperature=0.0 if greedy else temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        max_tokens=max_tokens,
-        seed=seed,
-        stop=stop,
-    )
-    text = sys.stdin.read() if prompt == "-" else prompt
-    loaded = load(run)
-    stream = loaded.write(text, settings)
-    sys.stdout.write(text)
+    return ConfigError(line)
+
+
+def _sampling(
+    greedy: bool, drawing: dict[str, Any], rules: dict[str, Any], power: float | None, gnmt: float | None
+) -> "Sampling":
+    from weft.api import sampling
+
+    if power is not None or gnmt is not None:
+        raise _mistake("--length-penalty and --gnmt-penalty belong to --beam")
+    if greedy:
+        if drawing["temperature"] is not None:
+            raise _mistake("--greedy and --temperature exclude each other: greedy decoding draws nothing")
+        drawing = {**drawing, "temperature": 0.0}
+    return sampling(**drawing, **rules)
+
+
+def _beam(
+    beams: int,
+    n: int,
+    greedy: bool,
+    drawing: dict[str, Any],
+    rules: dict[str, Any],
+    power: float | None,
+    gnmt: float | None,
+) -> "Beam":
+    from weft.api import beam
+
+    wrong = next((key for key, value in {**drawing, "greedy": greedy or None}.items() if value is not None), None)
+    if wrong is not None:
+        option = wrong.removesuffix("_p") if wrong == "typical_p" else wrong.replace("_", "-")
+        raise _mistake(
+            f"--{option} doesn't apply to --beam: beam search draws nothing, it looks for the likeliest text"
+        )
+    if power is not None and gnmt is not None:
+        raise _mistake("--length-penalty and --gnmt-penalty exclude each other")
+    penalty = {"kind": "power", "alpha": power} if power is not None else None
+    penalty = {"kind": "gnmt", "alpha": gnmt} if gnmt is not None else penalty
+    return beam(beams=beams, n=n, length_penalty=penalty, **rules)
+
+
+def _prompts(prompt: str | None, file: str | None) -> list[str]:
+    from weft.decode.bulk import read_prompts
+
+    if file is None:
+        return [sys.stdin.read() if prompt == "-" else prompt or ""]
+    if file == "-":
+        return read_prompts(sys.stdin, "standard input")
+    with open(file, encoding="utf-8") as opened:
+        return read_prompts(opened, file)
+
+
+def _ids(run: "Run", texts: list[str]) -> tuple[int, ...]:
+    ids: list[int] = []
+    for text in texts:
+        found = run.tokenizer.encode(text)
+        if len(found) != 1:
+            raise _mistake(f"--ban {text!r}: {len(found)} tokens to this tokenizer, but one token can be banned")
+        ids += found
+    return tuple(ids)
+
+
+def _pattern(run: "Run", regex: str | None, file: Path | None) -> "Pattern | None":
+    import json
+
+    if regex is not None:
+        return run.pattern(regex)
+    if file is None:
+        return None
+    try:
+        return run.schema(json.loads(file.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise _mistake(f"{file}: not valid JSON: {error}") from None
+
+
+def _stream(
+    run: "Run",
+    prompt: str,
+    settings: "Sampling",
+    pattern: "Pattern | None",
+    draft: Path | None,
+    lookup: int | None,
+) -> None:
+    from weft.api import load
+
+    smaller = None if draft is None else load(draft)
+    stream = run.write(prompt, settings, pattern=pattern, draft=smaller, lookup=lookup)
+    sys.stdout.write(prompt)
     for piece in stream:
         sys.stdout.write(piece.text)
         sys.stdout.flush()
     sys.stdout.write("\n")
+
+
+def _show(prompt: str, texts: "list[Completion]") -> None:
+    """Texts one below the other, with a line between them; tokens and their probabilities as a table."""
+    for place, completion in enumerate(texts):
+        if place:
+            typer.echo("---")
+        typer.echo(prompt + completion.text)
+        if completion.scored:
+            _table(completion)
+
+
+def _table(completion: "Completion") -> None:
+    import math
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("token", "probability", "likeliest here", box=None)
+    table.columns[1].justify = "right"
+    for each in completion.scored:
+        others = "  ".join(f"{text!r} {math.exp(value):.3f}" for text, value in each.top)
+        table.add_row(repr(each.text), f"{math.exp(each.logprob):.3f}", others)
+    Console(markup=False, highlight=False).print(table)

@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 from weft import __version__
-from weft.cli import config, doctor, evaluate, generate, gradients, plan, prepare, presets, quickstart, tokenize, train
+from weft.cli import (
+    chat,
+    config,
+    doctor,
+    evaluate,
+    generate,
+    gradients,
+    plan,
+    prepare,
+    presets,
+    quickstart,
+    tokenize,
+    train,
+)
 
 app = typer.Typer(
     name="weft",
@@ -29,6 +42,7 @@ app.command(rich_help_panel=START)(doctor.doctor)
 app.command(rich_help_panel=WORK)(train.train)
 app.command(rich_help_panel=WORK)(evaluate.evaluate)
 app.command(rich_help_panel=WORK)(generate.generate)
+app.command(rich_help_panel=WORK)(chat.chat)
 app.command(rich_help_panel=LOOK)(presets.presets)
 app.command(rich_help_panel=LOOK)(plan.plan)
 app.command(rich_help_panel=LOOK)(gradients.gradients)

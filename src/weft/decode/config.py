@@ -1,31 +1,109 @@
 """How text is drawn from a model, as settings."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from weft.config import Config
 
 StopString = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-1000.0, le=1000.0)]
 
 
-class Sampling(Config):
+class Rules(Config):
+    """What holds for every way of writing: when to stop, and what the text so far does to the next token.
+
+    `repetition_penalty` counts the prompt too (Keskar et al. 2019); `frequency_penalty` and `presence_penalty` count
+    only what was written. Before any of them, `logit_bias` is added, by token id. `banned` tokens are never written,
+    `forced` ones come first in any case, and the text cannot end by itself before `min_tokens`.
+    """
+
+    max_tokens: PositiveInt = 128
+    min_tokens: NonNegativeInt = 0
+    stop: tuple[StopString, ...] = ()
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
+    frequency_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
+    presence_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
+    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict)
+    banned: tuple[TokenId, ...] = ()
+    forced: tuple[TokenId, ...] = ()
+
+    @model_validator(mode="after")
+    def _can_be_kept(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens = {self.min_tokens}: more than max_tokens = {self.max_tokens}")
+        both = sorted(set(self.banned) & set(self.forced))
+        if both:
+            raise ValueError(f"forced: token {both[0]} is banned as well")
+        return self
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the next token depends on which tokens came before, beyond what the model makes of them."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+
+class Sampling(Rules):
     """How the next token is chosen, and when to stop.
 
-    `temperature = 0` takes the likeliest token each time (greedy). `top_k`, `top_p` and `min_p` each drop unlikely
+    `temperature = 0` takes the likeliest token each time (greedy). `top_k`, `top_p`, `min_p` and `typical_p` each drop
     tokens before one is drawn; without them and with `temperature = 1` the draw follows the model exactly.
+    `logprobs = n` reports the log-probability of each token and of the n likeliest, as the model gave them.
     """
 
     temperature: float = Field(default=1.0, ge=0.0, le=100.0)
     top_k: PositiveInt | None = None
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     min_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    max_tokens: PositiveInt = 128
+    typical_p: float | None = Field(default=None, gt=0.0, le=1.0)
     seed: int = Field(default=0, ge=0, lt=2**63)
-    stop: tuple[StopString, ...] = ()
+    logprobs: int | None = Field(default=None, ge=0, le=100)
 
     @model_validator(mode="after")
     def _greedy_has_no_choice(self) -> Self:
-        if self.temperature == 0.0 and (self.top_k or self.top_p or self.min_p):
-            raise ValueError("greedy decoding (temperature = 0) draws nothing, so top_k, top_p and min_p don't apply")
+        if self.temperature == 0.0 and (self.top_k or self.top_p or self.min_p or self.typical_p):
+            raise ValueError(
+                "greedy decoding (temperature = 0) draws nothing, so top_k, top_p, min_p and typical_p don't apply"
+            )
+        return self
+
+
+class PowerLength(Config):
+    """score = log p / length^alpha: 0 leaves the sum, 1 takes the mean of a token."""
+
+    kind: Literal["power"] = "power"
+    alpha: float = Field(default=1.0, ge=-10.0, le=10.0)
+
+    def divisor(self, length: int) -> float:
+        return float(length) ** self.alpha
+
+
+class GNMTLength(Config):
+    """score = log p / ((5 + length) / 6)^alpha: milder for short texts (Wu et al. 2016, §7)."""
+
+    kind: Literal["gnmt"] = "gnmt"
+    alpha: float = Field(default=0.6, ge=-10.0, le=10.0)
+
+    def divisor(self, length: int) -> float:
+        return ((5.0 + length) / 6.0) ** self.alpha
+
+
+LengthPenalty = Annotated[PowerLength | GNMTLength, Field(discriminator="kind")]
+
+
+class Beam(Rules):
+    """Beam search: keep the `beams` likeliest beginnings at each step, and return the `n` best texts.
+
+    A width of one is greedy decoding.
+    """
+
+    beams: int = Field(default=4, ge=1, le=1000)
+    n: PositiveInt = 1
+    length_penalty: LengthPenalty = PowerLength()
+
+    @model_validator(mode="after")
+    def _enough_beams(self) -> Self:
+        if self.n > self.beams:
+            raise ValueError(f"n = {self.n}: a beam of {self.beams} holds at most {self.beams} texts")
         return self

@@ -1,21 +1,21 @@
 """Generation: read the prompts once, then one token at a time with what the model remembers.
 
-`generate` works on token ids and yields each as it is chosen; `write` works on text. Rows of a batch are
-independent: a row's text follows from its prompt, its seed and the settings, whoever its neighbours are.
+`generate` works on token ids and yields each as it is chosen; `writing` turns them into text. Rows of a batch are
+independent: a row's text follows from its prompt, its seed and its settings, whoever its neighbours are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from weft.decode.config import Sampling
+from weft.decode.config import Rules, Sampling
 from weft.decode.sampling import choose
+from weft.decode.shaping import Past, ban, check_ids, needs_past, shaped
 from weft.errors import ModelError
-from weft.models.base import LanguageModel, Source
-from weft.text.tokenizer import Tokenizer
+from weft.models.base import LanguageModel, Source, State
 
 Finish = Literal["eos", "stop", "length"]
 
@@ -23,90 +23,123 @@ Finish = Literal["eos", "stop", "length"]
 @dataclass(frozen=True)
 class Token:
     """One token of one row. `finish` says why the row ends with it: the model ended the text itself ("eos"), the
-    caller stopped it ("stop"), or the token limit or the model's window is reached ("length")."""
+    caller or a constraint stopped it ("stop"), or the token limit or the model's window is reached ("length").
+
+    `logprob` is what the model gave this token and `top` the likeliest ones, as (id, log-probability), if asked for.
+    """
 
     row: int
     id: int
     finish: Finish | None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some text of one row, possibly empty; the row's last piece carries `finish`."""
+class Constraint(Protocol):
+    """Says which tokens one row may write next."""
 
-    row: int
-    text: str
-    tokens: int
-    finish: Finish | None
+    def allowed(self) -> Tensor:
+        """(V,), True where a token may follow; never all False while the text is not over."""
+        ...
 
+    def push(self, token: int) -> None:
+        """This token was written."""
+        ...
 
-@dataclass(frozen=True)
-class Completion:
-    """The whole text of one row."""
-
-    text: str
-    tokens: int
-    finish: Finish
+    @property
+    def over(self) -> bool:
+        """Nothing but the end of the text may follow."""
+        ...
 
 
 def generate(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
-    settings: Sampling,
+    settings: Sampling | Sequence[Sampling],
     *,
+    copies: int = 1,
     eos_id: int | None = None,
     vocab_size: int | None = None,
     seeds: Sequence[int] | None = None,
     source: Source | None = None,
     stops: Callable[[int, int], bool] | None = None,
+    constraints: Sequence[Constraint] | None = None,
 ) -> Iterator[Token]:
     """Continue `prompts`, ragged lists of ids, none empty; tokens come step by step, rows in order within a step.
 
-    A row ends with `eos_id`, after `settings.max_tokens`, where the model's window is full, or where
-    `stops(row, id)` says so. Only ids below `vocab_size` are chosen: a model may have more rows than its tokenizer has
-    tokens. Row i draws from a generator seeded with seeds[i], by default settings.seed + i.
+    Each prompt has settings of its own, or all share one. With `copies` each prompt is read once and continued so many
+    times: rows 0 … copies − 1 belong to the first one. A row ends with `eos_id`, after `max_tokens`, where the model's
+    window is full, where `stops(row, id)` says so, or where its constraint is over. Only ids below `vocab_size` are
+    chosen: a model may have more rows than its tokenizer has tokens. Row i draws from a generator seeded with seeds[i],
+    by default its settings' seed + i.
     """
-    window = _window(model)
-    _check(model, prompts, window)
-    seeds = [settings.seed + row for row in range(len(prompts))] if seeds is None else seeds
-    assert len(seeds) == len(prompts), "one seed a prompt"
-    return _steps(model, prompts, settings, window, eos_id, vocab_size, seeds, source, stops)
+    window = longest_text(model)
+    check_prompts(model, prompts, window)
+    several = [settings] * len(prompts) if isinstance(settings, Sampling) else list(settings)
+    assert len(several) == len(prompts), "one setting a prompt"
+    if copies < 1:
+        raise ModelError(f"n = {copies}: at least one text a prompt")
+    several = [each for each in several for _ in range(copies)]
+    size = chosen_size(model, vocab_size)
+    check_ids(several, size)
+    seeds = [each.seed + row for row, each in enumerate(several)] if seeds is None else seeds
+    assert len(seeds) == len(several), "one seed a row"
+    assert constraints is None or len(constraints) == len(several), "one constraint a row"
+    return _steps(model, prompts, several, copies, window, eos_id, size, seeds, source, stops, constraints)
 
 
 @torch.inference_mode()  # as a decorator: a `with` would stay in force in the caller, between two tokens
 def _steps(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
-    settings: Sampling,
+    settings: Sequence[Sampling],
+    copies: int,
     window: int | None,
     eos_id: int | None,
-    vocab_size: int | None,
+    vocab_size: int,
     seeds: Sequence[int],
     source: Source | None,
     stops: Callable[[int, int], bool] | None,
+    constraints: Sequence[Constraint] | None,
 ) -> Iterator[Token]:
-    device = _device(model)
+    device = device_of(model)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    lengths = [len(prompt) for prompt in prompts]
-    rows = list(range(len(prompts)))  # the prompts still being continued, by batch row
-    room = max(lengths) + settings.max_tokens
-    state = model.start(len(prompts), room if window is None else min(room, window), source)
-    logits = _read_prompts(model, prompts, lengths, state, device)
-    for count in range(1, settings.max_tokens + 1):
-        chosen = choose(logits[:, :vocab_size], settings, [generators[row] for row in rows]).tolist()
+    lengths = [len(prompt) for prompt in prompts for _ in range(copies)]
+    rows = list(range(len(lengths)))  # those still being continued, by batch row
+    state, logits = read_prompts(model, prompts, copies, max_room(lengths, settings, window), source)
+    past = Past([p for p in prompts for _ in range(copies)], vocab_size, device) if needs_past(settings) else None
+    count = 0
+    while True:
+        logits = logits[:, :vocab_size]
+        mine = [settings[row] for row in rows]
+        ready = shaped(logits, mine, past, count, eos_id)
+        if constraints is not None:
+            ready = ban(ready, ~torch.stack([constraints[row].allowed() for row in rows]).to(device))
+        newest = choose(ready, mine, [generators[row] for row in rows])
+        chosen: list[int] = newest.tolist()
+        said = reports(logits, chosen, mine)
+        count += 1
         going: list[int] = []
         for place, (row, token) in enumerate(zip(rows, chosen, strict=True)):
             # the newest token isn't read yet, so a full window still gave it
-            full = count == settings.max_tokens or (window is not None and lengths[row] == window)
+            full = count == settings[row].max_tokens or (window is not None and lengths[row] == window)
             stopped = stops is not None and stops(row, token)
+            if constraints is not None and token != eos_id:
+                constraints[row].push(token)
+                stopped = stopped or constraints[row].over
             finish: Finish | None = "eos" if token == eos_id else "stop" if stopped else "length" if full else None
-            yield Token(row, token, finish)
+            yield Token(row, token, finish, *said[place])
             if finish is None:
                 going.append(place)
         if not going:
             return
+        if past is not None:
+            past.push(newest)
         if len(going) < len(rows):
-            state.reorder(torch.tensor(going, device=device))
+            index = torch.tensor(going, device=device)
+            state.reorder(index)
+            if past is not None:
+                past.reorder(index)
             rows = [rows[place] for place in going]
             chosen = [chosen[place] for place in going]
             longest = max(lengths[row] for row in rows)
@@ -114,153 +147,75 @@ def _steps(
                 state.truncate(longest)  # forgets nothing: it gives the room of the ended rows to the others
         for row in rows:
             lengths[row] += 1
-        tokens = torch.tensor(chosen, device=device).unsqueeze(1)
-        logits = model.step(tokens, state)[:, -1]
+        logits = model.step(torch.tensor(chosen, device=device).unsqueeze(1), state)[:, -1]
 
 
-def _read_prompts(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], lengths: list[int], state: Any, device: torch.device
-) -> Tensor:
-    """Logits (B, V) after the last token of each prompt. Only these places go through the head."""
+Report = tuple[float | None, tuple[tuple[int, float], ...]]
+
+
+def reports(logits: Tensor, chosen: Sequence[int], settings: Sequence[Sampling]) -> list[Report]:
+    """For each row of logits (B, V) that asks for it, log p of the chosen token and of the likeliest ones."""
+    wanted = [each.logprobs for each in settings]
+    most = max((want for want in wanted if want is not None), default=None)
+    if most is None:
+        return [(None, ())] * len(chosen)
+    log_p = logits.float().log_softmax(dim=-1)
+    values, ids = log_p.topk(min(most, logits.shape[-1]), dim=-1)
+    tops = [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+    own = log_p.gather(-1, torch.tensor(chosen, device=logits.device).unsqueeze(-1)).squeeze(-1).tolist()
+    return [(None, ()) if want is None else (own[row], tuple(tops[row][:want])) for row, want in enumerate(wanted)]
+
+
+def read_prompts(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], copies: int, max_len: int, source: Source | None
+) -> tuple[State, Tensor]:
+    """The state after the prompts, and logits (B · copies, V) after the last token of each.
+
+    Only these places go through the head, and a prompt that is continued several times is read once.
+    """
+    device = device_of(model)
+    lengths = [len(prompt) for prompt in prompts]
     longest = max(lengths)
     tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
     last = torch.tensor(lengths, device=device)
     ragged = min(lengths) < longest
+    state = model.start(len(prompts), max_len, source)
     features = model.advance(tokens.to(device), state, last if ragged else None)
-    return model.head(features[torch.arange(len(prompts), device=device), last - 1].unsqueeze(1))[:, 0]
+    logits = model.head(features[torch.arange(len(prompts), device=device), last - 1].unsqueeze(1))[:, 0]
+    if copies > 1:
+        index = torch.arange(len(prompts), device=device).repeat_interleave(copies)
+        state.reorder(index)
+        logits = logits[index]
+    return state, logits
 
 
-def write(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
-    settings: Sampling,
-    *,
-    seeds: Sequence[int] | None = None,
-) -> Iterator[Piece]:
-    """Continue texts; the new text comes in pieces as it is written, without the prompts.
-
-    A piece never holds half a character nor any part of a stop string. An empty prompt begins a new text.
-    """
-    writers = [_Writer(tokenizer, settings.stop) for _ in prompts]
-    ids = [tokenizer.encode(prompt) or [opening(tokenizer)] for prompt in prompts]
-    eos_id = tokenizer.eos_id
-
-    def stops(row: int, token: int) -> bool:
-        return token != eos_id and writers[row].push(token)
-
-    stream = generate(model, ids, settings, eos_id=eos_id, vocab_size=tokenizer.vocab_size, seeds=seeds, stops=stops)
-    return _pieces(stream, writers)
+def max_room(lengths: Sequence[int], rules: Sequence[Rules], window: int | None) -> int:
+    """The most tokens that any row can reach."""
+    # rows step together and the cache is as wide as the longest prompt, so the two maxima add up
+    room = max(lengths) + max(rule.max_tokens for rule in rules)
+    return room if window is None else min(room, window)
 
 
-def _pieces(stream: Iterator[Token], writers: "list[_Writer]") -> Iterator[Piece]:
-    counts = [0] * len(writers)
-    for token in stream:
-        counts[token.row] += 1
-        writer = writers[token.row]
-        if token.finish is not None and token.finish != "stop" and writer.end():
-            yield Piece(token.row, writer.take(), counts[token.row], "stop")
-        else:
-            yield Piece(token.row, writer.take(), counts[token.row], token.finish)
-
-
-def complete(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
-    settings: Sampling,
-    *,
-    seeds: Sequence[int] | None = None,
-) -> list[Completion]:
-    """Continue texts and return the new text of each, without the prompts."""
-    texts: list[list[str]] = [[] for _ in prompts]
-    last: dict[int, Piece] = {}
-    for piece in write(model, tokenizer, prompts, settings, seeds=seeds):
-        texts[piece.row].append(piece.text)
-        last[piece.row] = piece
-    done: list[Completion] = []
-    for row, parts in enumerate(texts):
-        finish = last[row].finish
-        assert finish is not None, "every row ends"
-        done.append(Completion("".join(parts), last[row].tokens, finish))
-    return done
-
-
-def opening(tokenizer: Tokenizer) -> int:
-    """The token an empty prompt starts from: what stands before a text in training.
-
-    In weft's training data an end-of-text token stands between texts, so a new one begins after it. Tokenizers
-    without one open with their begin token, a line end, or else their first token.
-    """
-    if tokenizer.eos_id is not None:
-        return tokenizer.eos_id
-    if tokenizer.bos_id is not None:
-        return tokenizer.bos_id
-    newline = tokenizer.encode("\n")
-    return newline[-1] if newline else 0
-
-
-class _Writer:
-    """Turns the tokens of one row into text that may be shown, and notices stop strings."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
-        self.stream = tokenizer.stream()
-        self.stop = stop
-        self.held = ""  # written, but it may be the beginning of a stop string
-        self.ready = ""  # may be shown
-
-    def push(self, token: int) -> bool:
-        """Read a token; True if a stop string is complete."""
-        return self._add(self.stream.push(token))
-
-    def end(self) -> bool:
-        """No token follows: what was held back is text after all, unless it completes a stop string."""
-        stopped = self._add(self.stream.flush())
-        if not stopped:
-            self.ready += self.held
-            self.held = ""
-        return stopped
-
-    def take(self) -> str:
-        """The text that may be shown and hasn't been taken yet."""
-        text, self.ready = self.ready, ""
-        return text
-
-    def _add(self, text: str) -> bool:
-        self.held += text
-        found = [place for stop in self.stop if (place := self.held.find(stop)) >= 0]
-        if found:
-            self.ready += self.held[: min(found)]
-            self.held = ""
-            return True
-        keep = max((_overlap(self.held, stop) for stop in self.stop), default=0)
-        self.ready += self.held[: len(self.held) - keep]
-        self.held = self.held[len(self.held) - keep :]
-        return False
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `stop`."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
-
-
-def _window(model: LanguageModel) -> int | None:
+def longest_text(model: LanguageModel) -> int | None:
     """The most tokens the model can read, or None where nothing limits it."""
     return getattr(model.config, "longest", None)
 
 
-def _device(model: LanguageModel) -> torch.device:
+def chosen_size(model: LanguageModel, vocab_size: int | None) -> int:
+    """How many tokens there are to choose from."""
+    own: int = getattr(model.config, "vocab_size", 0)
+    return own if vocab_size is None else min(own, vocab_size)
+
+
+def device_of(model: LanguageModel) -> torch.device:
     for tensor in [*model.parameters(), *model.buffers()]:
         return tensor.device
     return torch.device("cpu")
 
 
-def _check(model: LanguageModel, prompts: Sequence[Sequence[int]], window: int | None) -> None:
+def check_prompts(model: LanguageModel, prompts: Sequence[Sequence[int]], window: int | None) -> None:
     assert prompts, "nothing to continue"
     if model.training:
         raise ModelError("the model is in training mode, where dropout changes what it writes; call model.eval() first")

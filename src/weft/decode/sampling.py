@@ -1,10 +1,10 @@
 """From logits to a token: pure functions on logits (…, V), to be composed.
 
 A filter returns logits in which the tokens it drops are −inf, and keeps at least one. All of them work on any number
-of leading dimensions, and none of them changes its argument.
+of leading dimensions, and none of them changes its argument. Its parameter is one number, or a tensor (…) of one
+number a row.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,50 +13,100 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.errors import ModelError
 
+Amount = float | Tensor
 
-def temperature(logits: Tensor, degree: float) -> Tensor:
+
+def temperature(logits: Tensor, degree: Amount) -> Tensor:
     """Logits (…, V) divided by `degree` > 0: below 1 the likely get likelier, above 1 all become alike."""
-    assert degree > 0, "temperature 0 is greedy"
+    degree = _column(degree, logits)
+    assert bool((degree > 0).all()), "temperature 0 is greedy"
     return logits / degree
 
 
-def top_k(logits: Tensor, k: int) -> Tensor:
+def top_k(logits: Tensor, k: int | Tensor) -> Tensor:
     """Keep the k likeliest tokens of logits (…, V), and whatever ties with the last of them (Fan et al. 2018)."""
-    if k >= logits.shape[-1]:
+    V = logits.shape[-1]
+    if isinstance(k, Tensor):
+        ordered = logits.sort(dim=-1, descending=True).values
+        last = k.to(logits.device).clamp(max=V).unsqueeze(-1) - 1
+        return logits.masked_fill(logits < ordered.gather(-1, last), -torch.inf)
+    if k >= V:
         return logits
     least = logits.topk(k, dim=-1).values[..., -1:]
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def top_p(logits: Tensor, p: float) -> Tensor:
+def top_p(logits: Tensor, p: Amount) -> Tensor:
     """Keep the fewest likeliest tokens of logits (…, V) that together have probability p (Holtzman et al. 2020)."""
-    if p >= 1.0:
-        return logits
+    p = _column(p, logits)
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.float().softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
-    drop = before >= p
+    drop = (before >= p) & (p < 1.0)  # 1 keeps all, also where rounding makes the sum reach it early
     drop[..., 0] = False
     return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
 
 
-def min_p(logits: Tensor, p: float) -> Tensor:
+def min_p(logits: Tensor, p: Amount) -> Tensor:
     """Keep the tokens of logits (…, V) that are at least p times as likely as the likeliest (Nguyen et al. 2024)."""
     best = logits.amax(dim=-1, keepdim=True)
     # p·max probability, in logits: the normaliser cancels
-    return logits.masked_fill(logits < best + math.log(p), -torch.inf)
+    return logits.masked_fill(logits < best + _column(p, logits).log(), -torch.inf)
 
 
-def filtered(logits: Tensor, settings: Sampling) -> Tensor:
-    """Logits (…, V) after everything that `settings` asks for, in this order: temperature, top_k, top_p, min_p."""
-    logits = temperature(logits.float(), settings.temperature)
-    if settings.top_k is not None:
-        logits = top_k(logits, settings.top_k)
-    if settings.top_p is not None:
-        logits = top_p(logits, settings.top_p)
-    if settings.min_p is not None:
-        logits = min_p(logits, settings.min_p)
+def typical(logits: Tensor, p: Amount) -> Tensor:
+    """Keep the most typical tokens of logits (…, V) that together have probability p (Meister et al. 2023).
+
+    Typical is a token whose surprise −log p(token) is near the entropy, the surprise that is expected; what ties with
+    the last one kept is kept as well.
+    """
+    p = _column(p, logits)
+    log_p = logits.float().log_softmax(dim=-1)
+    entropy = torch.special.entr(log_p.exp()).sum(dim=-1, keepdim=True)
+    strangeness = (-log_p - entropy).abs()
+    ordered, order = strangeness.sort(dim=-1, stable=True)
+    reached = log_p.exp().gather(-1, order).cumsum(dim=-1)
+    last = (reached < p).sum(dim=-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    return logits.masked_fill((strangeness > ordered.gather(-1, last)) & (p < 1.0), -torch.inf)
+
+
+def _column(amount: Amount, like: Tensor) -> Tensor:
+    """A number, or (…) numbers as (…, 1), beside logits `like`."""
+    if isinstance(amount, Tensor):
+        return amount.to(like.device).unsqueeze(-1)
+    return torch.tensor(amount, device=like.device)
+
+
+def filtered(logits: Tensor, settings: Sampling | Sequence[Sampling]) -> Tensor:
+    """Logits (…, V) after all that `settings` ask for: temperature, top_k, top_p, min_p, typical_p, in this order.
+
+    Several settings belong to the rows of logits (B, V), one each. A row comes out as it would alone.
+    """
+    several = [settings] if isinstance(settings, Sampling) else list(settings)
+    logits = logits.float()
+    degrees = _amounts([each.temperature or 1.0 for each in several], 1.0)  # greedy rows stay as they are
+    if degrees is not None:
+        logits = temperature(logits, degrees)
+    V = logits.shape[-1]
+    ks = [each.top_k or V for each in several]
+    if min(ks) < V:
+        logits = top_k(logits, ks[0] if len(set(ks)) == 1 else torch.tensor(ks))
+    for keep, amounts, neutral in (
+        (top_p, [each.top_p for each in several], 1.0),
+        (min_p, [each.min_p for each in several], 0.0),
+        (typical, [each.typical_p for each in several], 1.0),
+    ):
+        given = _amounts([neutral if amount is None else amount for amount in amounts], neutral)
+        if given is not None:
+            logits = keep(logits, given)
     return logits
+
+
+def _amounts(values: list[float], neutral: float) -> Amount | None:
+    """One number where all rows agree, a tensor where they don't, and None where it would change nothing."""
+    if len(set(values)) > 1:
+        return torch.tensor(values)
+    return None if values[0] == neutral else values[0]
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -84,15 +134,28 @@ def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
     return draw(logits, torch.rand(logits.shape[:-1], dtype=torch.float64, generator=generator))
 
 
-def choose(logits: Tensor, settings: Sampling, generators: Sequence[torch.Generator]) -> Tensor:
+def choose(logits: Tensor, settings: Sampling | Sequence[Sampling], generators: Sequence[torch.Generator]) -> Tensor:
     """The next token (B,) of each row of logits (B, V), where row i draws from its own CPU generator i."""
+    check_logits(logits)
+    several = [settings] * len(logits) if isinstance(settings, Sampling) else list(settings)
+    drawn = [each.temperature > 0.0 for each in several]
+    if not any(drawn):
+        return greedy(logits)
+    uniforms = torch.stack(
+        [
+            torch.rand((), dtype=torch.float64, generator=generator) if wanted else torch.zeros((), dtype=torch.float64)
+            for wanted, generator in zip(drawn, generators, strict=True)
+        ]
+    )
+    tokens = draw(filtered(logits, several), uniforms.to(logits.device))
+    return tokens if all(drawn) else torch.where(torch.tensor(drawn, device=logits.device), tokens, greedy(logits))
+
+
+def check_logits(logits: Tensor) -> None:
+    """Refuse logits (…, V) from which nothing can be chosen, and say why."""
     best = logits.amax(dim=-1)
     if not bool(torch.isfinite(best).all()):
         wrong = float(best[~torch.isfinite(best)][0])
         if wrong == -torch.inf:
-            raise ModelError("the model gives no token any probability after this context")
+            raise ModelError("no token is left to choose: the model or the settings exclude all of them here")
         raise ModelError("the model gives NaN or infinite logits; its training has diverged or its weights are damaged")
-    if settings.temperature == 0.0:
-        return greedy(logits)
-    uniforms = torch.stack([torch.rand((), dtype=torch.float64, generator=g) for g in generators])
-    return draw(filtered(logits, settings), uniforms.to(logits.device))

@@ -1,0 +1,118 @@
+"""`weft chat`: talk to a trained model."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from weft.api import Run
+    from weft.decode.chat import Conversation
+    from weft.decode.config import Sampling
+
+HELP = """/reset          forget what was said
+/system TEXT    words that stand before everything; without a text they are taken away
+/help           this list
+/quit           leave, as Ctrl-D does; Ctrl-C stops a reply"""
+
+
+def chat(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Below 1 safer, above 1 bolder (default: 1).")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the fewest tokens with this probability.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="The longest reply.")] = 200,
+    seed: Annotated[int, typer.Option(help="The same seed and the same words give the same replies.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End a reply before this text; may be given again.")] = None,
+    system: Annotated[str | None, typer.Option(help="Words that stand before everything.")] = None,
+) -> None:
+    """Talk to a model, line by line; from a pipe, each line gets a reply.
+
+    A tokenizer with a chat template frames the turns; without one the model goes on with the text so far.
+    """
+    from weft.api import load, sampling
+    from weft.decode.chat import Conversation
+    from weft.decode.generate import longest_text
+    from weft.errors import ConfigError, WeftError
+
+    if greedy and temperature is not None:
+        raise ConfigError("--greedy and --temperature exclude each other: greedy decoding draws nothing")
+    settings = sampling(
+        temperature=0.0 if greedy else temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, stop=stop
+    )
+    loaded = load(run)
+    conversation = Conversation(loaded.tokenizer, longest_text(loaded.model), max_tokens, system)
+    terminal = sys.stdin.isatty()
+    if terminal:
+        frame = "with its chat template" if conversation.templated else "going on with the text so far"
+        typer.echo(f"{loaded.path}, {frame}. /help lists what else there is.", err=True)
+    for line in _lines(terminal):
+        if line.startswith("/"):
+            if not _command(line, conversation):
+                return
+            continue
+        try:
+            _reply(loaded, conversation, line, settings.replace(seed=seed + len(conversation.turns)))
+        except WeftError as error:
+            if not terminal:
+                raise
+            typer.echo(f"weft: {error}", err=True)
+
+
+def _lines(terminal: bool) -> Iterator[str]:
+    """What the person says, until they leave. Empty lines say nothing."""
+    if terminal:
+        import readline  # noqa: F401 — arrow keys and history, from here on
+    while True:
+        try:
+            line = input("> ") if terminal else next(sys.stdin).removesuffix("\n")
+        except (EOFError, StopIteration):
+            if terminal:
+                typer.echo("")
+            return
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            typer.echo("\n/quit leaves", err=True)
+            continue
+        if line.strip():
+            yield line
+
+
+def _command(line: str, conversation: "Conversation") -> bool:
+    """Do what a line with a slash says; False to leave."""
+    from weft.errors import suggestion
+
+    word, _, rest = line.partition(" ")
+    match word:
+        case "/quit":
+            return False
+        case "/help":
+            typer.echo(HELP, err=True)
+        case "/reset":
+            conversation.reset()
+        case "/system":
+            conversation.system = rest.strip() or None
+        case _:
+            typer.echo(f"{word}: {suggestion(word, ['/help', '/reset', '/system', '/quit'])}", err=True)
+    return True
+
+
+def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampling") -> None:
+    """Write a reply as it comes. Ctrl-C ends it where it is, and what was written stays part of the conversation."""
+    from weft.decode.writing import write
+
+    reply = ""
+    stream = write(run.model, run.tokenizer, [conversation.ids(line)], settings, ends=conversation.ends)
+    try:
+        for piece in stream:
+            reply += piece.text
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        typer.echo(" …", nl=False)
+    conversation.add(line, reply)
+    sys.stdout.write("\n")
+    sys.stdout.flush()

@@ -1,0 +1,61 @@
+"""A conversation that is longer than a model's window: what was said, and what of it the model reads next."""
+
+from collections.abc import Sequence
+
+from weft.errors import DataError
+from weft.text.tokenizer import Tokenizer
+
+
+class Conversation:
+    """Turns of a person and a model, as the tokenizer's chat template writes them.
+
+    A tokenizer without a template gets the plain text so far, which the model goes on with. `window` is what the model
+    can read, of which `reserve` tokens stay free for the reply; the oldest turns are left out when they don't fit.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, window: int | None, reserve: int, system: str | None = None):
+        self.tokenizer = tokenizer
+        self.most = None if window is None else max(1, window - min(reserve, window // 2))
+        self.system = system
+        self.turns: list[tuple[str, str]] = []  # what the person said, what the model replied
+
+    @property
+    def templated(self) -> bool:
+        return self.tokenizer.chat_template is not None
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end a reply: under a template every special token does, for it is part of the frame."""
+        return frozenset(self.tokenizer.special_tokens.values()) if self.templated else frozenset()
+
+    def ids(self, line: str) -> list[int]:
+        """What the model reads before it replies to `line`."""
+        return self._templated(line) if self.templated else self._plain(line)
+
+    def add(self, line: str, reply: str) -> None:
+        """Remember a turn."""
+        self.turns.append((line, reply))
+
+    def reset(self) -> None:
+        """Forget all turns; the system's words stay."""
+        self.turns.clear()
+
+    def _templated(self, line: str) -> list[int]:
+        for first in range(len(self.turns) + 1):
+            text = self.tokenizer.chat(self._messages(self.turns[first:], line))
+            ids = self.tokenizer.encode(text, specials=True)
+            if self.most is None or len(ids) <= self.most:
+                return ids
+        raise DataError(f"that is {len(ids)} tokens, but the model can read {self.most} before it replies")
+
+    def _messages(self, turns: Sequence[tuple[str, str]], line: str) -> list[dict[str, str]]:
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for said, reply in turns:
+            messages += [{"role": "user", "content": said}, {"role": "assistant", "content": reply}]
+        return [*messages, {"role": "user", "content": line}]
+
+    def _plain(self, line: str) -> list[int]:
+        before = [] if self.system is None else [self.system]
+        text = "\n".join([*before, *[said + reply for said, reply in self.turns], line])
+        ids = self.tokenizer.encode(text)
+        return ids if self.most is None else ids[-self.most :]

@@ -1,0 +1,199 @@
+"""Beam search: the likeliest text, as far as keeping a few beginnings at a time can find it.
+
+A text's score is its log-probability divided by a length penalty, since every further token lowers the sum. What ended
+is kept apart; the search of a prompt is over when no beginning that is still alive can reach the score of the worst
+text that would be returned, however it went on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.decode.config import Beam
+from weft.decode.generate import (
+    Finish,
+    check_prompts,
+    chosen_size,
+    device_of,
+    longest_text,
+    max_room,
+    read_prompts,
+)
+from weft.decode.sampling import check_logits
+from weft.decode.shaping import Past, check_ids, needs_past, shaped
+from weft.decode.writing import Completion, prompt_ids
+from weft.errors import ModelError
+from weft.models.base import LanguageModel, Source
+from weft.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished text: its ids without the prompt, log p of them all, and that divided by the length penalty."""
+
+    ids: tuple[int, ...]
+    logprob: float
+    score: float
+    finish: Finish
+
+
+@dataclass
+class _Search:
+    """One prompt's search: what is alive, best first, and the best that ended."""
+
+    prompt: int
+    limit: int  # tokens that may be written
+    alive: list[tuple[int, ...]]
+    ended: list[Hypothesis]
+    over: bool = False
+
+
+Stops = Callable[[tuple[int, ...]], bool]
+
+
+@torch.inference_mode()
+def beam_search(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    settings: Beam,
+    *,
+    eos_id: int | None = None,
+    vocab_size: int | None = None,
+    source: Source | None = None,
+    stops: Stops | None = None,
+) -> list[list[Hypothesis]]:
+    """For each of `prompts`, ragged lists of ids, the `settings.n` best continuations, best first.
+
+    A text ends with `eos_id`, where `stops(ids)` says so, after `max_tokens` or where the model's window is full. Fewer
+    than n come back only where fewer exist. Probabilities are those after the rules of `settings`, renormalised.
+    """
+    window = longest_text(model)
+    check_prompts(model, prompts, window)
+    size = chosen_size(model, vocab_size)
+    check_ids([settings], size)
+    K = settings.beams
+    device = device_of(model)
+    limits = [settings.max_tokens if window is None else min(settings.max_tokens, window - len(p) + 1) for p in prompts]
+    searches = [_Search(prompt, limit, [()], []) for prompt, limit in enumerate(limits)]
+    everyone = list(searches)
+    room = max_room([len(prompt) for prompt in prompts], [settings], window)
+    state, logits = read_prompts(model, prompts, 1, room, source)
+    past = Past(prompts, size, device) if needs_past([settings]) else None
+    width = 1  # beams a prompt: one before the first token, then K
+    scores = torch.zeros(len(prompts), 1, dtype=torch.float64, device=device)  # log p of what is alive, (B, width)
+    count = 0
+    while True:
+        ready = shaped(logits[:, :size], [settings] * len(logits), past, count, eos_id)
+        dead = ready.amax(dim=-1, keepdim=True) == -torch.inf  # nothing may follow: the beam is given up
+        check_logits(ready.masked_fill(dead, 0.0))
+        log_p = ready.log_softmax(dim=-1).masked_fill(dead, -torch.inf)
+        count += 1
+        # each beam ends in at most one way, so among twice as many candidates there are K to go on with
+        total = scores.unsqueeze(-1) + log_p.double().view(len(searches), width, size)
+        best, places = total.flatten(1).topk(min(2 * K, width * size), dim=-1)
+        parents, tokens = places // size, places % size
+        moves = [
+            _advance(search, settings, row, eos_id, stops)
+            for search, *row in zip(searches, best.tolist(), parents.tolist(), tokens.tolist(), strict=True)
+        ]
+        going = [place for place, search in enumerate(searches) if not search.over]
+        if not going:
+            return [search.ended[: settings.n] for search in everyone]
+        kept = torch.tensor([moves[place] for place in going], device=device)  # (prompts left, K): candidates
+        left, empty = torch.tensor(going, device=device), kept < 0
+        kept = kept.clamp(min=0)
+        scores = best[left].gather(1, kept).masked_fill(empty, -torch.inf)
+        index = (left.unsqueeze(1) * width + parents[left].gather(1, kept)).flatten()
+        newest = tokens[left].gather(1, kept).flatten()
+        state.reorder(index)
+        if past is not None:
+            past.reorder(index)
+            past.push(newest)
+        searches = [searches[place] for place in going]
+        width = K
+        longest = max(len(prompts[search.prompt]) for search in searches) + count - 1
+        if state.longest > longest:
+            state.truncate(longest)  # forgets nothing: it gives the room of the searches that are over to the others
+        logits = model.step(newest.unsqueeze(1), state)[:, -1]
+
+
+def _advance(
+    search: _Search,
+    settings: Beam,
+    row: Sequence[list[float] | list[int]],
+    eos_id: int | None,
+    stops: Stops | None,
+) -> list[int]:
+    """Take one step with a prompt's candidates, best first; the K candidates that stay alive, −1 for an empty beam.
+
+    A text that ended counts only if it stood among the K best: the others would not have been looked at either.
+    """
+    K = settings.beams
+    kept: list[int] = []
+    alive: list[tuple[int, ...]] = []
+    for place, (logprob, parent, token) in enumerate(zip(*row, strict=True)):
+        if logprob == -torch.inf or len(kept) == K:
+            break
+        ids = (*search.alive[int(parent)], int(token))
+        stopped = token != eos_id and stops is not None and stops(ids)
+        full = len(ids) == search.limit
+        finish: Finish | None = "eos" if token == eos_id else "stop" if stopped else "length" if full else None
+        if finish is None:
+            kept.append(place)
+            alive.append(ids)
+        elif place < K:
+            divisor = settings.length_penalty.divisor(len(ids))
+            search.ended.append(Hypothesis(ids, logprob, logprob / divisor, finish))
+    search.ended.sort(key=lambda hypothesis: -hypothesis.score)
+    del search.ended[K:]
+    search.alive = alive
+    search.over = not alive or _settled(search, settings, max(float(row[0][place]) for place in kept))
+    if not alive and not search.ended:
+        raise ModelError("no text is left to search: the model or the settings exclude every token here")
+    return kept + [-1] * (K - len(kept))
+
+
+def _settled(search: _Search, settings: Beam, best: float) -> bool:
+    """Whether nothing that is alive, of which the best has log p `best`, can still be among the n best."""
+    if settings.beams == 1:
+        return bool(search.ended)  # a single beam has no second choice
+    if len(search.ended) < settings.n:
+        return False
+    # log p only falls from here, so a score is best at the next token, or at the last where length is rewarded
+    lengths = (len(search.alive[0]) + 1, search.limit)
+    reach = max(best / settings.length_penalty.divisor(length) for length in lengths)
+    return reach <= search.ended[settings.n - 1].score
+
+
+def search_texts(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str | Sequence[int]],
+    settings: Beam,
+    *,
+    source: Source | None = None,
+) -> list[list[Completion]]:
+    """For each prompt the `settings.n` best continuations as text, best first, without prompt and stop strings."""
+
+    def stops(ids: tuple[int, ...]) -> bool:
+        text = tokenizer.decode(ids)
+        return any(stop in text for stop in settings.stop)
+
+    found = beam_search(
+        model,
+        [prompt_ids(tokenizer, prompt) for prompt in prompts],
+        settings,
+        eos_id=tokenizer.eos_id,
+        vocab_size=tokenizer.vocab_size,
+        source=source,
+        stops=stops if settings.stop else None,
+    )
+    return [[_completion(tokenizer, hypothesis, settings.stop) for hypothesis in row] for row in found]
+
+
+def _completion(tokenizer: Tokenizer, hypothesis: Hypothesis, stop: Sequence[str]) -> Completion:
+    text = tokenizer.decode(hypothesis.ids)
+    ends = [place for each in stop if (place := text.find(each)) >= 0]
+    finish: Finish = "stop" if ends else hypothesis.finish
+    return Completion(text[: min(ends)] if ends else text, len(hypothesis.ids), finish, score=hypothesis.score)

@@ -1,0 +1,135 @@
+"""What the text so far and the caller's wishes do to logits: pure functions on logits (…, V), to be composed.
+
+They come before temperature and the filters of `sampling`. None of them changes its argument. A penalty is one number
+or a tensor (…) of one number a row.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from weft.decode.config import Rules
+from weft.errors import ModelError
+
+Amount = float | Tensor
+
+
+def repetition_penalty(logits: Tensor, seen: Tensor, penalty: Amount) -> Tensor:
+    """Make the tokens that were `seen` (…, V) less likely: positive logits are divided, negative ones multiplied.
+
+    Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers.
+    """
+    penalty = _column(penalty)
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def frequency_penalty(logits: Tensor, counts: Tensor, penalty: Amount) -> Tensor:
+    """Take `penalty` off logits (…, V) once for each time that a token was written, counts (…, V)."""
+    return logits - _column(penalty) * counts
+
+
+def presence_penalty(logits: Tensor, counts: Tensor, penalty: Amount) -> Tensor:
+    """Take `penalty` off logits (…, V) where a token was written at all, counts (…, V)."""
+    return logits - _column(penalty) * (counts > 0)
+
+
+def bias(logits: Tensor, amounts: Tensor) -> Tensor:
+    """Logits (…, V) plus what the caller adds to some tokens, amounts (…, V)."""
+    return logits + amounts
+
+
+def ban(logits: Tensor, banned: Tensor) -> Tensor:
+    """Logits (…, V) with −inf where `banned` (…, V)."""
+    return logits.masked_fill(banned, -torch.inf)
+
+
+def force(logits: Tensor, token: int) -> Tensor:
+    """Logits (…, V) under which `token` is certain, even one that the model excludes."""
+    forced = torch.full_like(logits, -torch.inf)
+    forced[..., token] = 0.0
+    return forced
+
+
+def _column(amount: Amount) -> Amount:
+    return amount.unsqueeze(-1) if isinstance(amount, Tensor) else amount
+
+
+class Past:
+    """How often each row has read and written each token: `read` and `written` (batch, V)."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device):
+        self.read = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=device)
+        for row, prompt in enumerate(prompts):
+            # a prompt may hold ids that are never chosen, beyond the tokenizer's own
+            self.read[row, [token for token in prompt if token < vocab_size]] = True
+        self.written = torch.zeros(len(prompts), vocab_size, device=device)
+
+    def push(self, tokens: Tensor) -> None:
+        """Count the newest token (batch,) of each row."""
+        self.written[torch.arange(len(tokens), device=tokens.device), tokens] += 1
+
+    def reorder(self, index: Tensor) -> None:
+        """Row i goes on from row index[i]."""
+        self.read, self.written = self.read[index], self.written[index]
+
+
+def needs_past(rules: Sequence[Rules]) -> bool:
+    """Whether `shaped` has to be told the past."""
+    return any(rule.penalises for rule in rules)
+
+
+def shaped(logits: Tensor, rules: Sequence[Rules], past: Past | None, count: int, eos_id: int | None) -> Tensor:
+    """Logits (B, V) after all that rules[i] asks of row i, of which `count` tokens are written.
+
+    In this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, banned and min_tokens, forced.
+    """
+    logits = logits.float()
+    if any(rule.logit_bias for rule in rules):
+        amounts = torch.zeros_like(logits)
+        for row, rule in enumerate(rules):
+            for token, amount in rule.logit_bias.items():
+                amounts[row, token] = amount
+        logits = bias(logits, amounts)
+    if past is not None:
+        logits = _penalised(logits, rules, past)
+    early = [rule.min_tokens > count and eos_id is not None for rule in rules]
+    if any(early) or any(rule.banned for rule in rules):
+        banned = torch.zeros_like(logits, dtype=torch.bool)
+        for row, rule in enumerate(rules):
+            banned[row, list(rule.banned)] = True
+            if early[row]:
+                banned[row, eos_id] = True
+        logits = ban(logits, banned)
+    if any(len(rule.forced) > count for rule in rules):
+        rows = [
+            force(row, rule.forced[count]) if len(rule.forced) > count else row
+            for row, rule in zip(logits, rules, strict=True)
+        ]
+        logits = torch.stack(rows)
+    return logits
+
+
+def _penalised(logits: Tensor, rules: Sequence[Rules], past: Past) -> Tensor:
+    repetition, frequency, presence = (
+        torch.tensor(amounts, device=logits.device)
+        for amounts in (
+            [rule.repetition_penalty for rule in rules],
+            [rule.frequency_penalty for rule in rules],
+            [rule.presence_penalty for rule in rules],
+        )
+    )
+    logits = repetition_penalty(logits, past.read | (past.written > 0), repetition)
+    logits = frequency_penalty(logits, past.written, frequency)
+    return presence_penalty(logits, past.written, presence)
+
+
+def check_ids(rules: Sequence[Rules], vocab_size: int) -> None:
+    """Refuse token ids that a vocabulary of this size doesn't have, and rules that leave nothing to write."""
+    for rule in rules:
+        for name in ("logit_bias", "banned", "forced"):
+            wrong = next((token for token in getattr(rule, name) if token >= vocab_size), None)
+            if wrong is not None:
+                raise ModelError(f"{name}: token {wrong} is outside the vocabulary of {vocab_size}")
+        if len(set(rule.banned)) == vocab_size:
+            raise ModelError(f"banned: all {vocab_size} tokens of the vocabulary are, so nothing can be written")

@@ -1,0 +1,359 @@
+"""`weft generate` and `weft chat` on a model that was trained in a second."""
+
+import io
+import json
+import math
+import os
+import random
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft import api
+from weft.cli.main import run
+
+Capture = pytest.CaptureFixture[str]
+
+
+def text(path: Path) -> Path:
+    pick = random.Random(0).choice
+    names, verbs = ["the cat", "a dog", "my friend"], ["sees", "follows", "likes"]
+    path.write_text("".join(f"{pick(names).capitalize()} {pick(verbs)} {pick(names)}.\n" for _ in range(300)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    changes = {"tokenizer": {"kind": "byte"}}
+    api.train(
+        "ngram-3", data=str(text(folder / "book.txt")), run=folder / "run", changes=changes, say=lambda line: None
+    )
+    return folder / "run"
+
+
+def written(capsys: Capture, folder: Path, *words: str) -> str:
+    assert run(["generate", str(folder), *words]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def mistake(capsys: Capture, *words: str) -> str:
+    assert run(list(words)) == 2
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    assert len(errors.splitlines()) == 1
+    return errors.strip()
+
+
+def test_several_texts_are_those_of_the_seeds_that_follow(trained: Path, capsys: Capture) -> None:
+    words = ["--prompt", "The ", "--max-tokens", "12"]
+    single = [written(capsys, trained, *words, "--seed", str(seed)).removesuffix("\n") for seed in (5, 6, 7)]
+    assert written(capsys, trained, *words, "--seed", "5", "--n", "3") == "\n---\n".join(single) + "\n"
+
+
+def test_beam_search_by_command_is_the_librarys(trained: Path, capsys: Capture) -> None:
+    loaded = api.load(trained)
+    settings = api.beam(beams=5, n=2, max_tokens=9, length_penalty={"kind": "gnmt", "alpha": 0.8})
+    best = loaded.candidates(["A dog"], settings)[0]
+    words = ["--prompt", "A dog", "--max-tokens", "9", "--beam", "5", "-n", "2", "--gnmt-penalty", "0.8"]
+    assert written(capsys, trained, *words) == f"A dog{best[0].text}\n---\nA dog{best[1].text}\n"
+    shown = json.loads(written(capsys, trained, *words, "--json"))
+    assert [each["score"] for each in shown["completions"]] == [each.score for each in best]
+    greedy = written(capsys, trained, "--prompt", "A dog", "--max-tokens", "9", "--greedy")
+    assert written(capsys, trained, "--prompt", "A dog", "--max-tokens", "9", "--beam", "1") == greedy
+
+
+def test_json_and_log_probabilities(trained: Path, capsys: Capture) -> None:
+    words = ["--prompt", "The ", "--max-tokens", "6", "--logprobs", "2"]
+    line = json.loads(written(capsys, trained, *words, "--json"))
+    only = line["completions"][0]
+    assert line["prompt"] == "The "
+    assert [each["token"] for each in only["logprobs"]] == list(only["text"])
+    assert all(len(each["top"]) == 2 and each["logprob"] <= each["top"][0][1] for each in only["logprobs"])
+    table = written(capsys, trained, *words)
+    assert table.startswith("The " + only["text"])
+    assert "probability" in table
+
+
+def test_a_stop_string_is_not_in_the_log_probabilities_either(trained: Path, capsys: Capture) -> None:
+    words = ["--prompt", "The cat ", "--max-tokens", "80", "--logprobs", "0", "--json", "--stop", ".\n"]
+    only = json.loads(written(capsys, trained, *words))["completions"][0]
+    assert only["finish"] == "stop"
+    assert "".join(each["token"] for each in only["logprobs"]) == only["text"]
+    assert "." not in only["text"]
+
+
+def test_what_a_model_excludes_is_null_in_json() -> None:
+    from weft.decode.bulk import as_json
+    from weft.decode.writing import Completion, Scored
+
+    scored = (Scored(1, "a", -math.inf, (("b", -0.5), ("c", -math.inf))),)
+    values = as_json(Completion("a", 1, "length", scored))
+    assert values["logprobs"] == [{"token": "a", "id": 1, "logprob": None, "top": [["b", -0.5], ["c", None]]}]
+
+
+def test_penalties_and_bans_by_command(trained: Path, capsys: Capture) -> None:
+    words = ["--prompt", "The ", "--max-tokens", "40"]
+    banned = written(capsys, trained, *words, "--ban", "e", "--ban", "a").removeprefix("The ")
+    assert not {"e", "a"} & set(banned)
+    apart = written(capsys, trained, "--prompt", "The ", "--max-tokens", "20", "--presence-penalty", "90", "--json")
+    alone = json.loads(apart)["completions"][0]["text"]
+    assert len(set(alone)) == len(alone)
+    for option in ("--repetition-penalty=3", "--frequency-penalty=2", "--typical=0.3"):
+        assert written(capsys, trained, *words, option) != written(capsys, trained, *words)
+
+
+@pytest.mark.parametrize("words", [["--greedy"], ["--seed", "3"], ["--seed", "4", "--top-k", "3"]])
+def test_guessing_ahead_leaves_the_text(trained: Path, capsys: Capture, words: list[str]) -> None:
+    plain = written(capsys, trained, "--prompt", "My friend", "--max-tokens", "60", *words)
+    assert written(capsys, trained, "--prompt", "My friend", "--max-tokens", "60", "--lookup", "4", *words) == plain
+    if words == ["--greedy"]:
+        drafted = ["--prompt", "My friend", "--max-tokens", "60", "--draft", str(trained), *words]
+        assert written(capsys, trained, *drafted) == plain
+
+
+def test_patterns_and_schemas_by_command(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}")
+    assert out.removeprefix("The ").strip() in {a + b for a in ("cat", "dog") for b in ("cat", "dog")}
+    assert written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}", "--lookup", "2") == out
+    (tmp_path / "s.json").write_text('{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}')
+    lines = written(capsys, trained, "--json-schema", str(tmp_path / "s.json"), "--n", "3", "--json")
+    for each in json.loads(lines)["completions"]:
+        assert isinstance(json.loads(each["text"])["a"], bool)
+    (tmp_path / "s.json").write_text("{")
+    assert "not valid JSON" in mistake(capsys, "generate", str(trained), "--json-schema", str(tmp_path / "s.json"))
+
+
+# ---- many prompts
+
+
+PROMPTS = ["The cat", "", "A dog follows", "My friend likes a", "The"]
+
+
+def test_a_file_of_prompts_gives_the_same_whatever_the_batch(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
+    words = ["--file", str(tmp_path / "prompts.txt"), "--max-tokens", "10", "--n", "2", "--seed", "8"]
+    lines = written(capsys, trained, *words, "--batch", "2")
+    assert [json.loads(line)["prompt"] for line in lines.splitlines()] == PROMPTS
+    assert written(capsys, trained, *words, "--batch", "5") == lines
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p, "id": 1}) + "\n" for p in PROMPTS))
+    words[1] = str(tmp_path / "prompts.jsonl")
+    assert written(capsys, trained, *words) == lines
+
+
+def test_prompts_from_standard_input(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The cat\nA dog\n"))
+    lines = written(capsys, trained, "--file", "-", "--max-tokens", "4").splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == ["The cat", "A dog"]
+
+
+def test_an_unfinished_file_goes_on_and_ends_the_same(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    words = ["--file", str(tmp_path / "prompts.txt"), "--max-tokens", "10", "--batch", "2", "--out"]
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "new" / "part.jsonl"
+    assert written(capsys, trained, *words, str(whole)) == ""
+    content = whole.read_bytes()
+    assert content.count(b"\n") == 5
+    part.parent.mkdir()
+    for cut in (content.index(b"\n") + 1, len(content) // 2, len(content) - 1, 3, len(content)):
+        part.write_bytes(content[:cut])
+        written(capsys, trained, *words, str(part))
+        assert part.read_bytes() == content
+
+
+def test_a_file_that_holds_something_else_is_left_alone(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("The\nA\n")
+    command = ["generate", str(trained), "--file", str(prompts), "--max-tokens", "3", "--out", str(out)]
+    out.write_text("dear diary\n")
+    assert "line 1: not a text of this command" in mistake(capsys, *command)
+    assert out.read_text() == "dear diary\n"
+    out.unlink()
+    assert run(command) == 0
+    before = out.read_bytes()
+    assert "begun with other settings" in mistake(capsys, *command, "--seed", "9")
+    prompts.write_text("The\nAn\n")
+    assert "line 2: belongs to another prompt" in mistake(capsys, *command)
+    prompts.write_text("The\n")
+    assert "holds 2 texts already, but there are 1 prompts" in mistake(capsys, *command)
+    assert out.read_bytes() == before
+    assert "cannot be written" in mistake(capsys, *command[:-1], str(prompts / "x.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--n", "0"], "--n 0: at least one text"),
+        (["--batch", "0"], "--batch 0"),
+        (["--beam", "3", "--temperature", "0.5"], "--temperature doesn't apply to --beam"),
+        (["--beam", "3", "--typical", "0.5"], "--typical doesn't apply to --beam"),
+        (["--beam", "3", "--greedy"], "--greedy doesn't apply to --beam"),
+        (["--beam", "3", "--logprobs", "2"], "--logprobs doesn't apply to --beam"),
+        (["--beam", "2", "--n", "3"], "a beam of 2 holds at most 2 texts"),
+        (["--beam", "0"], "beams = 0"),
+        (["--length-penalty", "2"], "belong to --beam"),
+        (["--beam", "2", "--length-penalty", "2", "--gnmt-penalty", "1"], "exclude each other"),
+        (["--typical", "1.5"], "typical_p = 1.5: expected less than or equal to 1"),
+        (["--repetition-penalty", "0"], "repetition_penalty = 0.0: expected greater than 0"),
+        (["--min-tokens", "9", "--max-tokens", "8"], "min_tokens = 9: more than max_tokens = 8"),
+        (["--logprobs", "-1"], "logprobs = -1"),
+        (["--ban", "ab"], "--ban 'ab': 2 tokens to this tokenizer"),
+        (["--ban", ""], "--ban '': 0 tokens"),
+        (["--prompt", "a", "--file", "b"], "--prompt and --file exclude each other"),
+        (["--file", "none.txt"], "none.txt: No such file"),
+        (["--lookup", "0"], "--lookup 0"),
+        (["--lookup", "2", "--n", "2"], "guess for one text"),
+        (["--lookup", "2", "--draft", "x"], "exclude each other"),
+        (["--draft", "runs/none"], "runs/none: not a run"),
+        (["--regex", "(a"], "a group is not closed"),
+        (["--regex", "a", "--beam", "2"], "don't apply to --beam"),
+        (["--regex", "a", "--json-schema", "b"], "exclude each other"),
+        (["--json-schema", "none.json"], "none.json: No such file"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(trained: Path, capsys: Capture, words: list[str], line: str) -> None:
+    assert line in mistake(capsys, "generate", str(trained), *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("p.txt", b"", "holds no prompts"),
+        ("p.txt", b"a\xff", "not valid UTF-8"),
+        ("p.jsonl", b'"fine"\n{"text": 1}\n', "line 2: expected a string"),
+        ("p.jsonl", b"{", "line 1: not valid JSON"),
+    ],
+)
+def test_prompts_that_cannot_be_read(
+    trained: Path, tmp_path: Path, capsys: Capture, name: str, content: bytes, line: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert line in mistake(capsys, "generate", str(trained), "--file", str(tmp_path / name))
+
+
+def test_a_draft_with_another_tokenizer_is_refused(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    book = str(text(tmp_path / "book.txt"))
+    changes = {"tokenizer": {"kind": "char"}}
+    other = api.train("ngram-3", data=book, run=tmp_path / "other", changes=changes, say=lambda line: None)
+    line = mistake(capsys, "generate", str(trained), "--draft", str(other.path), "--prompt", "The")
+    assert "a draft needs the tokenizer of" in line
+
+
+# ---- chat
+
+
+def talk(monkeypatch: pytest.MonkeyPatch, capsys: Capture, folder: Path, lines: str, *words: str) -> tuple[str, str]:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert run(["chat", str(folder), *words]) == 0
+    return capsys.readouterr()
+
+
+def test_plain_chat_goes_on_with_the_text_so_far(
+    trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--greedy", "--max-tokens", "9"]
+    out, _ = talk(monkeypatch, capsys, trained, "The cat\n\nA dog\n", *words)
+    loaded = api.load(trained)
+    first = loaded.generate("The cat", temperature=0.0, max_tokens=9)
+    second = loaded.generate(f"The cat{first}\nA dog", temperature=0.0, max_tokens=9)
+    assert out == f"{first}\n{second}\n"
+
+
+def test_chat_commands(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "/help\n/rest\nThe\n/reset\nThe\n/system My friend\nThe\n/quit\nThe\n"
+    out, err = talk(monkeypatch, capsys, trained, lines, "--greedy", "--max-tokens", "6", "--stop", "\n")
+    assert "/system TEXT" in err
+    assert "did you mean '/reset'" in err
+    replies = out.splitlines()
+    assert len(replies) == 3
+    assert replies[0] == replies[1]
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def templated(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "run", symlinks=True)
+    (tmp_path / "run" / "chat_template.jinja").write_text(TEMPLATE)
+    return tmp_path / "run"
+
+
+def test_a_template_frames_the_turns_and_old_ones_make_room(templated: Path) -> None:
+    from weft.decode.chat import Conversation
+    from weft.errors import DataError
+
+    tokenizer = api.load(templated).tokenizer
+    talk = Conversation(tokenizer, None, 10, system="Be kind.")
+    talk.add("one", "1")
+    eos = tokenizer.token(tokenizer.need("eos"))
+    expected = f"<system>Be kind.{eos}<user>one{eos}<assistant>1{eos}<user>two{eos}<assistant>"
+    assert tokenizer.decode(talk.ids("two"), specials=True) == expected
+    assert talk.ids("two").count(tokenizer.need("eos")) == 4
+    short = Conversation(tokenizer, len(talk.ids("two")) + 5, 10, system="Be kind.")
+    short.add("one", "1")
+    kept = f"<system>Be kind.{eos}<user>two{eos}<assistant>"
+    assert tokenizer.decode(short.ids("two"), specials=True) == kept
+    with pytest.raises(DataError, match="tokens, but the model can read"):
+        short.ids("long " * 40)
+    assert tokenizer.need("eos") in talk.ends
+
+
+def test_chat_with_a_template(templated: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = talk(monkeypatch, capsys, templated, "The cat\nA dog\n", "--max-tokens", "5", "--system", "Hello")
+    assert len(out.splitlines()) >= 2
+    assert "<assistant>" not in out
+
+
+def test_ctrl_c_stops_a_reply_and_not_the_program(trained: Path) -> None:
+    import pty
+
+    master, slave = pty.openpty()
+    code = "from weft.cli.main import main; main()"
+    words = ["chat", str(trained), "--max-tokens", "1000000"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+
+    def until(mark: bytes, seconds: float = 60) -> bytes:
+        return b"".join(_chunks(master, mark, time.monotonic() + seconds))
+
+    try:
+        assert b"> " in until(b"> ")
+        os.write(master, b"The cat\n")
+        until(b"The cat")
+        time.sleep(0.5)
+        os.write(master, b"\x03")
+        assert "…".encode() in until(b"> ")
+        os.write(master, b"\x03")
+        assert b"/quit leaves" in until(b"/quit leaves")
+        os.write(master, b"/quit\n")
+        until(b"never", 0.5)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        os.close(master)
+
+
+def _chunks(master: int, mark: bytes, deadline: float) -> Iterator[bytes]:
+    """What a terminal shows, until the mark is there."""
+    seen = b""
+    while mark not in seen and time.monotonic() < deadline:
+        if select.select([master], [], [], 0.1)[0]:
+            try:
+                chunk = os.read(master, 65536)
+            except OSError:  # the program has left
+                return
+            seen += chunk
+            yield chunk

@@ -1,0 +1,246 @@
+"""Patterns against Python's own regular expressions, schemas against what they describe, texts that keep to them."""
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from weft.decode.config import Sampling
+from weft.decode.constrain import Pattern, schema_text
+from weft.decode.pattern import LARGEST, Automaton, spelled
+from weft.decode.schema import schema_pattern
+from weft.decode.speculative import write_ahead
+from weft.decode.writing import complete, gather
+from weft.errors import ConfigError, ModelError
+from weft.models.base import LanguageModel
+from weft.models.config import Recurrent
+from weft.text.config import BPE, Byte, Unigram, Word
+from weft.text.tokenizer import Tokenizer
+
+
+def matches(pattern: str, text: str) -> bool:
+    automaton = Automaton(pattern)
+    return automaton.matches(automaton.follow(automaton.start, text.encode()))
+
+
+PATTERNS = [
+    "", "abc", "a|b|", "(ab)*c", "a+b?c{2}", "a{2,}", "(a|bc){1,3}", "[a-c]+", "[^a-c]*", "[]a]", "[a-]", r"[\d\-x]+",
+    r"\d+(\.\d{2})?", r"\w+\s\w+", r"\W|\S\D", ".", ".*é.*", "[à-ü]+", "[^é]", "日本|語", "[\\u4e00-\\u9fff]{2}", "😀?",
+    r"\x41\n\t", "(?:a(?:b|c)*)+", "((a*)*)*", "[\U0001f600-\U0001f64f]+", "a{0}", "(|a)b", r"\(\)\[\]\{\}\|\.\\",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@given(text=st.text("abcx12 .-é語日本😀😁\n()[]{}|\\A\t", max_size=5))
+@example(text="")
+@settings(max_examples=40, deadline=None)
+def test_patterns_match_what_python_says(pattern: str, text: str) -> None:
+    assert matches(pattern, text) == (re.fullmatch(pattern, text, re.ASCII) is not None)
+
+
+@given(st.integers(0, LARGEST), st.integers(0, LARGEST))
+@settings(max_examples=40, deadline=None)
+def test_spellings_cover_a_range_and_nothing_else(one: int, other: int) -> None:
+    low, high = min(one, other), max(one, other)
+    sequences = list(spelled(low, high))
+    pick = random.Random(low)
+    near = [low - 1, low, low + 1, high - 1, high, high + 1, *[pick.randint(0, LARGEST) for _ in range(20)]]
+    for point in near:
+        if not 0 <= point <= LARGEST or 0xD800 <= point <= 0xDFFF:
+            continue
+        text = chr(point).encode()
+        found = [
+            s for s in sequences if len(s) == len(text) and all(a <= b <= c for b, (a, c) in zip(text, s, strict=True))
+        ]
+        assert len(found) == (1 if low <= point <= high else 0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("(a", "a group is not closed"),
+        ("a)", "no group to close"),
+        ("*a", "nothing to repeat"),
+        ("a{3,2}", "ends before it begins"),
+        ("a{x}", "a repeat is written"),
+        ("(){1000000000}", "at most 10000"),
+        ("(" * 3000 + ")" * 3000, "nested too deeply"),
+        ("a{2", "ends too early"),
+        ("[b-a]", "from a lower character"),
+        ("[a", "ends too early"),
+        ("a+?", "lazy"),
+        ("^a$", "the whole text has to match"),
+        (r"(?=a)", r"only groups"),
+        (r"\1", "not supported"),
+        (r"\b", "not supported"),
+        (r"\xZZ", "no character"),
+        ("(a{1000}){1000}", "too large"),
+        (r"[^\s\S]", "empty"),
+    ],
+)
+def test_patterns_that_mean_nothing_are_one_line(pattern: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        Automaton(pattern)
+    assert "\n" not in str(caught.value)
+
+
+# ---- JSON
+
+PERSON = {
+    "type": "object",
+    "title": "A person",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 4},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+        "home": {"$ref": "#/$defs/place"},
+    },
+    "required": ["age"],
+    "$defs": {"place": {"type": ["object", "null"], "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            PERSON,
+            [
+                {"age": 3},
+                {"name": 'é"\\😀', "age": -1},
+                {"age": 0, "tags": []},
+                {"age": 1, "tags": ["a", "b"], "home": None},
+                {"name": "x", "age": 2, "home": {"x": -1.5e-3}},
+            ],
+            [
+                {},
+                {"name": "x"},
+                {"name": "", "age": 1},
+                {"name": "abcde", "age": 1},
+                {"age": 1.5},
+                {"age": 1, "tags": ["c"]},
+                {"age": 1, "tags": ["a"] * 3},
+                {"age": 1, "home": {}},
+                {"tags": [], "age": 1},
+            ],
+        ),
+        (
+            {"type": "array", "items": {"type": "boolean"}, "minItems": 2},
+            [[True, False], [True] * 5],
+            [[], [True], [1, 2]],
+        ),
+        ({"anyOf": [{"const": "a.b"}, {"type": "null"}]}, ["a.b", None], ["axb", 1]),
+        ({"type": "string", "pattern": "^[A-Z].-[0-9]{2}$"}, ["Ax-12", "A日-99"], ["ax-12", 'A"-12', "A\\-12", "Ax-1"]),
+        (
+            {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}},
+            [{}, {"a": None}, {"b": None}, {"a": None, "b": None}],
+            [{"c": None}],
+        ),
+        ({"type": "array", "items": {"type": "null"}, "maxItems": 0}, [[]], [[None]]),
+    ],
+)
+def test_a_schema_takes_what_it_describes(schema: Any, good: list[Any], bad: list[Any]) -> None:
+    pattern = schema_pattern(schema)
+    for value in good:
+        assert matches(pattern, json.dumps(value, ensure_ascii=False)), value
+    for value in bad:
+        assert not matches(pattern, json.dumps(value, ensure_ascii=False)), value
+    assert not matches(pattern, "")
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "strin"}, "type = 'strin': expected one of string"),
+        ({}, "type = None"),
+        (7, "expected a schema"),
+        ({"type": "integer", "minimum": 3}, "minimum: this keyword is not supported"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "maxLength = 2: less than"),
+        ({"type": "string", "minLength": -1}, "minLength = -1"),
+        ({"type": "array"}, "items: missing"),
+        ({"type": "object", "required": ["a"]}, "'a' is not among the properties"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}, "contains itself"),
+        ({"$ref": "#/$defs/b"}, "not in the schema"),
+        ({"enum": []}, "a list that is not empty"),
+        ({"type": "string", "pattern": 'a"b'}, "not supported in the pattern of a string"),
+        ({"type": "object", "additionalProperties": {"type": "null"}}, "only false"),
+    ],
+)
+def test_a_schema_that_cannot_be_kept_is_refused(schema: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("$", r"\$")):
+        schema_pattern(schema)
+
+
+# ---- texts
+
+
+TEXTS = ["the cat sat on the mat, 12 cats and 345 dogs: [1, 2] {x}. naïve 日本 " * 6]
+TOKENIZERS = {
+    "byte": Tokenizer.train(Byte(), TEXTS),
+    "bpe": Tokenizer.train(BPE(vocab_size=290), TEXTS),
+    "unigram": Tokenizer.train(Unigram(vocab_size=291), TEXTS),
+}
+
+
+def model_for(tokenizer: Tokenizer, seed: int = 0) -> LanguageModel:
+    torch.manual_seed(seed)
+    return Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru").build().eval()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("expression", [r"(the|cat|on)( (the|cat|on)){2,4}\.", r"\[\d(, \d){0,3}\]"])
+def test_texts_keep_to_a_pattern(name: str, expression: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    pattern = Pattern(tokenizer, expression)
+    texts = complete(
+        model_for(tokenizer),
+        tokenizer,
+        ["the"],
+        Sampling(max_tokens=60),
+        copies=6,
+        constraints=[pattern.begin() for _ in range(6)],
+    )
+    assert {text.finish for text in texts} <= {"stop", "eos"}
+    assert len({text.text for text in texts}) > 1
+    for text in texts:
+        assert re.fullmatch(expression, text.text), text
+
+
+def test_texts_are_json_of_the_schema() -> None:
+    tokenizer = TOKENIZERS["bpe"]
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 5}, "ok": {"type": "boolean"}, "n": {"enum": [1, 22]}},
+        "required": ["name", "ok"],
+    }
+    pattern = schema_text(tokenizer, schema)
+    within = [pattern.begin() for _ in range(5)]
+    settings = Sampling(max_tokens=120, temperature=1.5)
+    for text in complete(model_for(tokenizer), tokenizer, [""], settings, copies=5, constraints=within):
+        value = json.loads(text.text)
+        assert isinstance(value["ok"], bool)
+        assert len(value["name"]) <= 5
+        assert value.get("n", 1) in (1, 22)
+
+
+def test_a_constrained_text_is_the_same_with_guesses() -> None:
+    tokenizer = TOKENIZERS["byte"]
+    model, settings = model_for(tokenizer), Sampling(max_tokens=50, seed=4)
+    pattern = Pattern(tokenizer, "(ab|ba)*!")
+    plain = complete(model, tokenizer, ["a"], settings, constraints=[pattern.begin()])
+    ahead = gather(write_ahead(model, tokenizer, "a", settings, lookup=3, constraint=pattern.begin()), tokenizer, 1)
+    assert ahead == plain
+
+
+def test_what_the_vocabulary_cannot_spell_is_refused() -> None:
+    words = Tokenizer.train(Word(), ["one two three"])
+    with pytest.raises(ModelError, match="no token of this vocabulary can begin it"):
+        Pattern(words, "four")
+    dead = Pattern(words, "one four")
+    with pytest.raises(ModelError, match="no token of this vocabulary can go on with it"):
+        complete(model_for(words), words, ["two"], Sampling(), constraints=[dead.begin()])

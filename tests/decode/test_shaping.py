@@ -1,0 +1,221 @@
+"""Penalties, biases, bans and filters, held to an implementation that nobody here wrote, and mixed in one batch."""
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from weft.config import validate
+from weft.decode.config import Beam, Rules, Sampling
+from weft.decode.generate import generate
+from weft.decode.sampling import choose, filtered, min_p, temperature, top_k, top_p, typical
+from weft.decode.shaping import Past, ban, force, frequency_penalty, presence_penalty, repetition_penalty, shaped
+from weft.errors import ConfigError, ModelError
+from weft.models.base import LanguageModel
+from weft.models.config import Recurrent
+
+V, B = 50, 6
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    return torch.randn(B, V, generator=torch.Generator().manual_seed(0)) * 3
+
+
+@pytest.fixture
+def read() -> Tensor:
+    return torch.randint(V, (B, 12), generator=torch.Generator().manual_seed(1))
+
+
+def past_of(read: Tensor, written: Tensor) -> Past:
+    past = Past(read.tolist(), V, torch.device("cpu"))
+    for column in written.T:
+        past.push(column)
+    return past
+
+
+@pytest.mark.parametrize("amount", [0.2, 0.5, 0.9])
+def test_filters_equal_transformers(logits: Tensor, read: Tensor, amount: float) -> None:
+    for ours, theirs in [
+        (temperature(logits, amount), transformers.TemperatureLogitsWarper(amount)),
+        (top_k(logits, int(amount * 20)), transformers.TopKLogitsWarper(int(amount * 20))),
+        (top_p(logits, amount), transformers.TopPLogitsWarper(amount)),
+        (min_p(logits, amount), transformers.MinPLogitsWarper(amount)),
+        (typical(logits, amount), transformers.TypicalLogitsWarper(amount)),
+    ]:
+        torch.testing.assert_close(ours, theirs(read, logits.clone()))
+
+
+@pytest.mark.parametrize("penalty", [0.7, 1.3, 5.0])
+def test_penalties_and_bans_equal_transformers(logits: Tensor, read: Tensor, penalty: float) -> None:
+    seen = torch.zeros(B, V, dtype=torch.bool).scatter(1, read, True)
+    theirs = transformers.RepetitionPenaltyLogitsProcessor(penalty)(read, logits.clone())
+    torch.testing.assert_close(repetition_penalty(logits, seen, penalty), theirs)
+
+    banned = transformers.SuppressTokensLogitsProcessor([3, 7])(read, logits.clone())
+    rules = [Rules(banned=(3, 7))] * B
+    torch.testing.assert_close(shaped(logits, rules, None, 0, None), banned)
+
+    biased = transformers.SequenceBiasLogitsProcessor([[[5], penalty], [[9], -penalty]])(read, logits.clone())
+    torch.testing.assert_close(shaped(logits, [Rules(logit_bias={5: penalty, 9: -penalty})] * B, None, 0, None), biased)
+
+    early = transformers.MinNewTokensLengthLogitsProcessor(10, 4, 2)
+    for count, ids in ((1, read[:, :11]), (4, read[:, :14])):
+        held = torch.cat([ids, ids], 1)[:, : 10 + count]
+        ours = shaped(logits, [Rules(min_tokens=4)] * B, None, count, 2)
+        torch.testing.assert_close(ours, early(held, logits.clone()))
+
+    first = transformers.ForcedBOSTokenLogitsProcessor(8)(read[:, :1], logits.clone())
+    torch.testing.assert_close(shaped(logits, [Rules(forced=(8,))] * B, None, 0, None), first)
+    torch.testing.assert_close(force(logits, 8), first)
+
+
+def test_frequency_and_presence_follow_their_formulas(logits: Tensor) -> None:
+    counts = torch.randint(4, (B, V), generator=torch.Generator().manual_seed(2)).float()
+    expected = logits.clone()
+    for row in range(B):
+        for token in range(V):
+            expected[row, token] -= 0.4 * counts[row, token] + 1.5 * float(counts[row, token] > 0)
+    torch.testing.assert_close(presence_penalty(frequency_penalty(logits, counts, 0.4), counts, 1.5), expected)
+
+
+def test_only_repetition_counts_the_prompt(logits: Tensor, read: Tensor) -> None:
+    written = torch.full((B, 2), 20)
+    past = past_of(read, written)
+    one = shaped(logits, [Rules(presence_penalty=2.0)] * B, past, 2, None)
+    changed = (one != logits).nonzero()[:, 1].unique().tolist()
+    assert changed == [20]
+    both = shaped(logits, [Rules(repetition_penalty=2.0)] * B, past, 2, None)
+    assert set((both[0] != logits[0]).nonzero()[:, 0].tolist()) == {20, *read[0].tolist()}
+
+
+MIXED = [
+    Sampling(temperature=0.7, top_k=5, repetition_penalty=1.4),
+    Sampling(temperature=0.0, frequency_penalty=0.5),
+    Sampling(top_p=0.6, logit_bias={3: 4.0}),
+    Sampling(min_p=0.1, presence_penalty=-1.0, banned=(1, 2)),
+    Sampling(typical_p=0.5, temperature=1.5, min_tokens=5),
+    Sampling(forced=(4, 5, 6)),
+]
+
+
+def test_rows_with_settings_of_their_own_come_out_as_alone(logits: Tensor, read: Tensor) -> None:
+    written = read[:, :2].flip(1)
+    past = past_of(read, written)
+    together = shaped(logits, MIXED, past, 2, 0)
+    drawn = choose(together, MIXED, [torch.Generator().manual_seed(s) for s in range(B)])
+    for row in range(B):
+        own = past_of(read[row : row + 1], written[row : row + 1])
+        alone = shaped(logits[row : row + 1], [MIXED[row]], own, 2, 0)
+        assert torch.equal(alone[0], together[row])
+        assert torch.equal(filtered(alone, MIXED[row])[0], filtered(together, MIXED)[row])
+        assert int(choose(alone, MIXED[row], [torch.Generator().manual_seed(row)])) == int(drawn[row])
+
+
+def test_nothing_is_changed_in_place(logits: Tensor, read: Tensor) -> None:
+    before = logits.clone()
+    filtered(shaped(logits, MIXED, past_of(read, read), 1, 0), MIXED)
+    assert torch.equal(logits, before)
+
+
+# ---- in whole texts
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    return Recurrent(vocab_size=V, d_model=16, cell="gru").build().eval()
+
+
+def written(
+    model: LanguageModel, settings: Sampling | list[Sampling], rows: int = 1, **more: object
+) -> list[list[int]]:
+    texts: list[list[int]] = [[] for _ in range(rows)]
+    prompts = [[7, 8, 9 + row] for row in range(rows)]
+    for token in generate(model, prompts, settings, **more):  # type: ignore[arg-type]
+        texts[token.row].append(token.id)
+    return texts
+
+
+def test_a_batch_of_unlike_rows_writes_what_each_writes_alone(model: LanguageModel) -> None:
+    settings = [each.replace(max_tokens=4 + 2 * row) for row, each in enumerate(MIXED)]
+    together = written(model, settings, B, eos_id=0, seeds=list(range(B)))
+    for row, each in enumerate(settings):
+        alone: list[int] = []
+        for token in generate(model, [[7, 8, 9 + row]], each, eos_id=0, seeds=[row]):
+            alone.append(token.id)
+        assert alone == together[row]
+    assert together[5][:3] == [4, 5, 6]
+    assert not {1, 2} & set(together[3])
+    assert 0 not in together[4][:5]
+
+
+def test_a_strong_penalty_never_repeats(model: LanguageModel) -> None:
+    text = written(model, Sampling(max_tokens=30, presence_penalty=100.0))[0]
+    assert len(set(text)) == 30
+    text = written(model, Sampling(max_tokens=30, temperature=0.0, repetition_penalty=100.0, logit_bias={7: 9.0}))[0]
+    assert len({7, *text}) >= 30
+
+
+def test_min_tokens_holds_the_end_back(model: LanguageModel) -> None:
+    wish = {0: 50.0}  # the end of the text, whatever the model says
+    assert written(model, Sampling(logit_bias=wish), eos_id=0)[0] == [0]
+    assert written(model, Sampling(logit_bias=wish, min_tokens=3), eos_id=0)[0].index(0) == 3
+
+
+def test_copies_of_a_prompt_are_read_once_and_written_apart(model: LanguageModel) -> None:
+    rows = list(generate(model, [[1, 2], [3]], Sampling(max_tokens=6), copies=3))
+    texts = [[t.id for t in rows if t.row == row] for row in range(6)]
+    for row, text in enumerate(texts):
+        prompt = [1, 2] if row < 3 else [3]
+        alone = [t.id for t in generate(model, [prompt], Sampling(max_tokens=6), seeds=[row])]
+        assert text == alone
+    assert len({tuple(text) for text in texts}) == 6
+    with pytest.raises(ModelError, match="n = 0"):
+        generate(model, [[1]], Sampling(), copies=0)
+
+
+def test_log_probabilities_are_the_models_own(model: LanguageModel) -> None:
+    settings = Sampling(max_tokens=5, temperature=0.5, top_k=3, logprobs=4, logit_bias={5: 3.0})
+    tokens = list(generate(model, [[1, 2]], settings))
+    text = [1, 2, *[t.id for t in tokens]]
+    with torch.no_grad():
+        log_p = model(torch.tensor([text]))[0].log_softmax(-1)
+    for place, token in enumerate(tokens, start=1):
+        assert token.logprob == pytest.approx(float(log_p[place, token.id]), abs=1e-5)
+        best = log_p[place].topk(4)
+        assert [id for id, _ in token.top] == best.indices.tolist()
+        assert [value for _, value in token.top] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert next(generate(model, [[1]], Sampling())).logprob is None
+    only = next(generate(model, [[1]], Sampling(logprobs=0)))
+    assert only.logprob is not None
+    assert only.top == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "words"),
+    [
+        (Sampling, {"repetition_penalty": 0.0}, "repetition_penalty = 0.0: expected greater than 0"),
+        (Sampling, {"typical_p": 1.1}, "typical_p"),
+        (Sampling, {"logit_bias": {-1: 2.0}}, "logit_bias"),
+        (Sampling, {"min_tokens": 9, "max_tokens": 8}, "min_tokens = 9: more than max_tokens = 8"),
+        (Sampling, {"banned": [4], "forced": [4]}, "forced: token 4 is banned as well"),
+        (Sampling, {"logprobs": -1}, "logprobs"),
+        (Sampling, {"temperature": 0.0, "typical_p": 0.5}, "greedy"),
+        (Beam, {"beams": 2, "n": 3}, "n = 3: a beam of 2 holds at most 2 texts"),
+        (Beam, {"beams": 0}, "beams = 0"),
+        (Beam, {"temperature": 0.5}, "temperature: unknown key"),
+    ],
+)
+def test_rules_that_cannot_be_kept_are_refused(kind: type[Rules], table: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        validate(kind, table)
+
+
+def test_ids_outside_the_vocabulary_are_refused(model: LanguageModel) -> None:
+    for table in ({"banned": (V,)}, {"forced": (V,)}, {"logit_bias": {V: 1.0}}):
+        with pytest.raises(ModelError, match=f"{next(iter(table))}: token 50 is outside the vocabulary of 50"):
+            generate(model, [[1]], Sampling(**table))  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="all 50 tokens"):
+        generate(model, [[1]], Sampling(banned=tuple(range(V))))
+    assert bool(ban(torch.zeros(2), torch.tensor([True, False])).isneginf()[0])

@@ -1,0 +1,76 @@
+"""F19: greedy search is not optimal, beam search finds what it misses, and ancestral sampling is exact.
+
+python -m pytest tests/lectures/test_f19_search.py
+"""
+
+import math
+
+import torch
+from scipy.stats import chisquare
+
+from weft.decode.config import Beam, PowerLength, Sampling
+from weft.decode.generate import generate
+from weft.decode.search import beam_search
+from weft.models.base import LanguageModel, State
+from weft.models.config import Recurrent
+
+# p(first word), and p(second word | first word): the likeliest first word leads nowhere in particular
+FIRST = torch.tensor([0.0, 0.5, 0.4, 0.1])
+SECOND = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.3, 0.25, 0.25, 0.2], [0.9, 0.05, 0.03, 0.02], [0.1, 0.2, 0.3, 0.4]])
+
+
+class TwoWords(LanguageModel):
+    """Knows only the word before; word 0 opens the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Recurrent(vocab_size=4, d_model=1)
+
+    def start(self, batch: int, max_len: int, source: object = None) -> State:
+        return _Last(batch, max_len, torch.device("cpu"))
+
+    def advance(self, tokens: torch.Tensor, state: State, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        opening = (state.lengths == 0).unsqueeze(1).expand(tokens.shape)
+        state.advance(tokens.shape[1], lengths)
+        return torch.stack([tokens, opening.long()], dim=-1)
+
+    def head(self, features: torch.Tensor) -> torch.Tensor:
+        word, opening = features.unbind(-1)
+        return torch.where(opening.bool().unsqueeze(-1), FIRST, SECOND[word]).log()
+
+
+class _Last(State):
+    def _reorder(self, index: torch.Tensor) -> None:
+        """All that it remembers are the lengths."""
+
+
+MODEL = TwoWords().eval()
+
+
+def test_greedy_misses_the_best_path_and_beam_search_finds_it() -> None:
+    paths = {(a, b): float(FIRST[a] * SECOND[a, b]) for a in range(4) for b in range(4)}
+    best = max(paths, key=lambda path: paths[path])
+    assert best == (2, 0)
+    greedy = tuple(t.id for t in generate(MODEL, [[0]], Sampling(temperature=0.0, max_tokens=2)))
+    assert greedy == (1, 0)
+    assert paths[greedy] < paths[best]
+    settings = Beam(beams=2, max_tokens=2, length_penalty=PowerLength(alpha=0.0))
+    found = beam_search(MODEL, [[0]], settings)[0][0]
+    assert found.ids == best
+    assert math.isclose(found.logprob, math.log(0.36), rel_tol=1e-6)
+
+
+def test_ancestral_sampling_is_exact() -> None:
+    """10⁵ words, as the generator writes them, against their probabilities after the word before."""
+    texts, words = 10_000, 10
+    counts = torch.zeros(4, 4)
+    before = [0] * texts
+    for token in generate(MODEL, [[0]], Sampling(max_tokens=1 + words), copies=texts):
+        if before[token.row]:  # FIRST has no word 0, so every later word has one before it
+            counts[before[token.row] - 1, token.id] += 1
+        before[token.row] = token.id + 1
+    assert int(counts.sum()) == texts * words
+    expected = counts.sum(1, keepdim=True) * SECOND
+    # each of the four rows has four cells that add up to a given sum, so three of them are free
+    found = chisquare(counts.double().flatten(), expected.double().flatten(), ddof=3, sum_check=False)
+    assert found.pvalue > 0.001
