@@ -9,7 +9,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,8 @@ from weft.evaluate import baseline
 from weft.evaluate.perplexity import Score, score, score_counts
 from weft.models.base import LanguageModel
 from weft.models.ngram import NGram
+from weft.progress import bar
+from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer
 from weft.train import loop
@@ -150,7 +151,7 @@ class Run:
         def some(texts: Sequence[str], first: int) -> list[list[Completion]]:
             return self.candidates(texts, settings, n=n, first=first, pattern=pattern)
 
-        with _bar("writing", len(prompts) - done) as advance:
+        with bar("writing", len(prompts) - done) as advance:
             for lines in bulk(prompts, some, said, batch=batch, first=done):
                 if results is not None:
                     results.append(lines)
@@ -180,7 +181,7 @@ class Run:
     def _score(self, texts: Sequence[Tokens], stride: int | None) -> Score:
         assert self.config.precision is not None
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        with autocast(self.config.precision, device), _bar("measuring", sum(map(len, texts))) as advance:
+        with autocast(self.config.precision, device), bar("measuring", sum(map(len, texts))) as advance:
             return score_texts(self.config, self.tokenizer, self.model, texts, stride=stride, progress=advance)
 
     def results(self) -> dict[str, Any]:
@@ -250,7 +251,7 @@ def train(
         corpora = _prepare(settled, folder, tokenizer)
         settled, fitted = fit_vocabulary(settled, tokenizer.vocab_size)
         choices = [*choices, *more, *fitted]
-        _tell(text, choices, say)
+        _tell(settled, text, choices, say)
         loop.train(
             settled,
             folder,
@@ -322,8 +323,11 @@ def _settle(recipe: Recipe) -> tuple[Recipe, list[Choice], TextFacts]:
     return *settle(recipe, text, pick_device().type), text
 
 
-def _tell(text: TextFacts, choices: Sequence[Choice], say: Say) -> None:
-    """What was chosen and why, once nothing can go wrong with it any more; of two words on a key the last holds."""
+def _tell(recipe: Recipe, text: TextFacts, choices: Sequence[Choice], say: Say) -> None:
+    """Which text it is, and what was chosen and why, now that it holds; of two words on a key the last one counts."""
+    for name in [source for part in recipe.data.parts for source in part.sources if source.startswith("builtin:")]:
+        corpus = builtin.corpus(name.removeprefix("builtin:"))
+        say(f"{name}: {sum(map(len, corpus.documents)):,} characters, sha256 {corpus.sha256}")
     last = {choice.key: choice for choice in choices}
     say(f"{text} of text to learn from" + (", so I chose:" if last else ""))
     for choice in last.values():
@@ -472,23 +476,3 @@ def _conclude(folder: RunFolder, corpora: Sequence[Shards]) -> Run:
     folder.event("result", **figures, samples=samples)
     write_report(folder)
     return done
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """A progress bar with the rate and the time left on stderr, if that is a terminal; yields what advances it."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(show_speed=True),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)

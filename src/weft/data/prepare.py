@@ -6,7 +6,6 @@ what no finished shard holds, and writes the same bytes as a run that was never 
 
 import json
 import os
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from weft.data.documents import stamps
 from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for, sync_folder, write_index
 from weft.data.split import Piece, check_sides, section_for, split_pieces
 from weft.errors import DataError, WeftError
+from weft.progress import bar
 from weft.text.files import write_text
 from weft.text.tokenizer import Tokenizer
 
@@ -53,7 +53,7 @@ def prepare(
         with _alone(out):
             tokenizer.save(out)
             pieces = split_pieces(sources, split, column=column, section=plan["section"])
-            with _bar(plan, "preparing", progress) as advance:
+            with bar("preparing", _total(plan), unit="bytes", wanted=progress) as advance:
                 try:
                     shards = _write(out, pieces, tokenizer, done, shard_tokens, advance)
                     check_sides(shards, split)
@@ -275,19 +275,8 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-@contextmanager
-def _bar(plan: dict[str, Any], what: str, progress: bool) -> Iterator[Any]:
-    """A progress bar on stderr with the rate and the time left, if stderr is a terminal; yields `advance(bytes)`."""
-    if not (progress and sys.stderr.isatty()):
-        yield lambda size: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
+def _total(plan: dict[str, Any]) -> int | None:
+    """Bytes of text to read, where that is known: what a packed file holds is not, before it is read."""
     known = plan["sources"] + plan["validation_sources"]
     plain = all(name.endswith((".txt", ".md")) or name.startswith("builtin:") for name, *_ in known)
-    total = sum(size for _, size, _ in known) if plain else None  # what a packed file holds is not known before
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda size: bar.advance(task, size)
+    return sum(size for _, size, _ in known) if plain else None

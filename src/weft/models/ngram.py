@@ -6,9 +6,6 @@ token has. A context that was never seen is cut from the left until it was (add-
 gives every word 1/V then), so every context has a distribution that sums to one, for every smoothing.
 """
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ from weft.models.config import AddK
 from weft.models.config import NGram as NGramConfig
 from weft.models.ngram_counts import Ints, Level, Trie, check_ids, count_ngrams, document_starts, lookups
 from weft.models.ngram_smoothing import smooth
+from weft.progress import bar
 
 SCORED = 1 << 18  # tokens scored together
 
@@ -67,10 +65,10 @@ class NGram(LanguageModel):
         if len(tokens) < order:
             raise ModelError(f"{len(tokens)} tokens are too few to count n-grams of order {order}")
         starts = document_starts(len(tokens), boundaries)
-        with _bar("counting", len(tokens) * order, progress) as tick:
+        with bar("counting", len(tokens) * order, wanted=progress) as tick:
             trie = count_ngrams(tokens, starts, vocab_size, order, tick)
         openings = _openings(trie, tokens, starts)
-        with _bar("smoothing", sum(len(level) for level in trie[1:]), progress) as tick:
+        with bar("smoothing", sum(len(level) for level in trie[1:]), wanted=progress) as tick:
             weights = smooth(trie, self.config.smoothing, openings, tick)
         for n, (level, weight) in enumerate(zip(trie, weights, strict=True), start=1):
             tables = (level.words, level.counts, level.starts, weight.log_prob, weight.backoff)
@@ -282,23 +280,3 @@ def _openings(trie: Trie, tokens: Ints, starts: NDArray[np.int64]) -> list[Ints]
     heads = np.asarray(tokens[np.arange(sizes.sum()) + np.repeat(starts - begins, sizes)])
     found = lookups(trie[:longest], heads, begins) if longest else iter(())
     return [places[begins[sizes >= n] + n - 1] for n, (places, _) in enumerate(found, start=1)]
-
-
-@contextmanager
-def _bar(what: str, total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error, where that is a terminal; a function that moves it on."""
-    if not (wanted and sys.stderr.isatty()):
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(show_speed=True),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.advance(task, done)

@@ -1,0 +1,34 @@
+"""A bar for work that lasts, with its rate and the time left: on standard error, and only where that is a terminal."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+Advance = Callable[[int], None]
+
+
+@contextmanager
+def bar(
+    what: str, total: int | None, *, unit: Literal["pieces", "bytes"] = "pieces", wanted: bool = True
+) -> Iterator[Advance]:
+    """Yields the function that moves the bar on by so many; `total` is None where nobody knows it beforehand."""
+    if not (wanted and sys.stderr.isatty()):
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    sizes = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (TaskProgressColumn(show_speed=True),)
+    columns = (TextColumn("{task.description}"), BarColumn(), *sizes, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=total)
+        yield lambda done: shown.advance(task, done)
