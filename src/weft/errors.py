@@ -31,6 +31,10 @@ class RunError(WeftError):
     """A run's folder or its checkpoints."""
 
 
+class InteropError(WeftError):
+    """A model in another program's format that cannot be read, or one that such a format cannot hold."""
+
+
 def suggestion(name: str, known: Iterable[str], most: int = 12) -> str:
     """The tail of an error about an unknown name: the nearest known ones, or a few of all."""
     known = sorted(set(known))

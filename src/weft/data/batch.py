@@ -53,8 +53,14 @@ class Source(_Tensors):
 class Batch(_Tensors):
     """Rows of tokens and what each should predict. None means: nothing special.
 
-    tokens, targets (B, T) int64; loss_mask (B, T) bool, True where a target counts (None: everywhere);
-    positions (B, T) int64 (None: 0 … T-1); documents (B, T) int64, tokens attend within equal numbers alone.
+    tokens (B, T) int64; targets (B, T) int64, a token or label for each place, or (B,), one for a whole row: int64 for
+    a class, float32 for a score; loss_mask, shaped as the targets, bool, True where a target counts (None: everywhere);
+    positions (B, T) int64 (None: 0 … T-1); documents (B, T) int64, tokens attend within equal numbers alone;
+    mask (B, T) bool, True at real tokens (None: all are); segments (B, T) int64, 0 in the first sentence of a pair and
+    1 in the second; source, what an encoder reads first, or the other text of a pair.
+    follows (B,) int64, 1 where the second sentence is the first one's successor. Its loss is a mean of its own beside
+    the masked words': follows_weight (B,) float32 is (targets that count) ÷ rows over the whole step, so that the sum
+    of both, divided by the step's targets, is mean + mean however the step is cut.
     """
 
     tokens: Tensor
@@ -62,19 +68,37 @@ class Batch(_Tensors):
     loss_mask: Tensor | None = None
     positions: Tensor | None = None
     documents: Tensor | None = None
+    mask: Tensor | None = None
+    segments: Tensor | None = None
     source: Source | None = None
+    follows: Tensor | None = None
+    follows_weight: Tensor | None = None
+    counted: int | None = None  # what `count` found while the mask was on the host
 
     @property
     def count(self) -> int:
         """How many targets count in the loss."""
+        if self.counted is not None:
+            return self.counted
         return self.targets.numel() if self.loss_mask is None else int(self.loss_mask.sum())
+
+    @property
+    def read(self) -> int:
+        """How many tokens are read, padding left out."""
+        own = self.tokens.numel() if self.mask is None else int(self.mask.sum())
+        return own + (int(self.source.mask.sum()) if self.source is not None else 0)
+
+    def to(self, device: torch.device | str) -> Self:
+        """A copy on `device`; from pinned memory the transfer doesn't wait, and the count is taken along."""
+        return replace(super().to(device), counted=self.count)
 
     def split(self, parts: int) -> list["Batch"]:
         """The rows in `parts` batches for gradient accumulation; sizes differ by one row at most."""
         size = len(self.tokens)
         assert 1 <= parts <= size, f"{size} rows in {parts} parts"
         borders = [part * size // parts for part in range(parts + 1)]
-        return [self._each(lambda tensor, a=start, b=stop: tensor[a:b]) for start, stop in pairwise(borders)]
+        whole = replace(self, counted=None)
+        return [whole._each(lambda tensor, a=start, b=stop: tensor[a:b]) for start, stop in pairwise(borders)]
 
 
 # ---- from a long text

@@ -32,10 +32,11 @@ class TailSplit(Config):
 
 
 class FilesSplit(Config):
-    """Holds out nothing: validation text comes from sources of its own."""
+    """Holds out nothing: validation text comes from sources of its own, and their `targets` as in training."""
 
     kind: Literal["files"] = "files"
     sources: Annotated[tuple[str, ...], Field(min_length=1)]
+    targets: tuple[str, ...] = ()
 
 
 class NoSplit(Config):
@@ -69,14 +70,19 @@ class Data(Config):
 
     All three may be absent in a recipe that is meant for any text; the command line then names the sources.
     With `document_mask` no token attends to another document in its window, and positions restart in each.
+
+    Where rows are read, `targets` are text files whose lines answer those of `sources`, file by file; and rows that
+    can't be read are an error, or skipped and counted (`on_error`).
     """
 
     sources: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     prepared: str | None = None
     mixture: tuple[Part, ...] = ()
     column: Annotated[str, Field(min_length=1)] = "text"
     validation: Split = HashSplit()
     document_mask: bool = False
+    on_error: Literal["stop", "skip"] = "stop"
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

@@ -1,9 +1,14 @@
-"""Rows of text from JSON Lines, JSON, CSV, TSV and Parquet, one by one. A row without a value is None."""
+"""Rows from JSON Lines, JSON, CSV, TSV and Parquet, one by one: whole, or the text of one column (None: no value).
+
+A whole row comes with the number of its line (in Parquet of the row itself), counted from 1.
+"""
 
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from weft.data.streams import ROW_LIMIT, characters, lines, seekable
@@ -13,20 +18,49 @@ _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """What stands in the place of a row that cannot be read, though those after it can."""
+
+    reason: str
+
+
+def missing(column: str, known: Iterable[str]) -> str:
+    """What is said where a column is not among the known ones."""
+    known = list(known)
+    near = get_close_matches(column, known, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"no column '{column}'; {hint}its columns: {', '.join(known)}"
+
+
 def json_lines(name: str, column: str) -> Iterator[str | None]:
-    """A JSON object (or string) a line; empty lines are passed over."""
+    """The text of a JSON object (or string) a line; empty lines are passed over."""
+    for number, value in json_line_rows(name):
+        if isinstance(value, Malformed):
+            raise DataError(f"{name}: line {number} {value.reason}")
+        yield _field(value, column, f"{name}: line {number}")
+
+
+def json_line_rows(name: str) -> Iterator[tuple[int, Any]]:
+    """(line, value) for each line of JSON; empty lines are passed over."""
     for number, line in enumerate(lines(name), 1):
         if line.isspace():
             continue
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{name}: line {number} is not valid JSON: {_reason(error)}") from None
-        yield _field(value, column, f"{name}: line {number}")
+            value = Malformed(f"is not valid JSON: {_reason(error)}")
+        yield number, value
 
 
 def json_values(name: str, column: str) -> Iterator[str | None]:
-    """The items of a JSON list, or JSON objects one after another, parsed one by one as the file is read."""
+    """The text of the items of a JSON list, or of JSON objects one after another."""
+    for line, value in json_rows(name):
+        yield _field(value, column, f"{name}: line {line}")
+
+
+def json_rows(name: str) -> Iterator[tuple[int, Any]]:
+    """(line, value) of the items of a JSON list, or of values one after another, parsed as the file is read."""
     text = _Growing(name)
     listed = text.take("[")
     while text.peek():
@@ -35,7 +69,7 @@ def json_values(name: str, column: str) -> Iterator[str | None]:
                 raise DataError(f"{name}: line {text.line} is not valid JSON: text after the end of the list")
             return
         line = text.line
-        yield _field(text.value(), column, f"{name}: line {line}")
+        yield line, text.value()
         if listed and not text.take(",") and text.peek() != "]":
             raise DataError(f"{name}: line {text.line} is not valid JSON: ',' or ']' expected")
     if listed:
@@ -100,7 +134,7 @@ def _field(value: Any, column: str, where: str) -> str | None:
     """The text of a row that is an object, or a string itself. No value is no text."""
     if isinstance(value, dict):
         if column not in value:
-            raise DataError(f"{where} has no column '{column}'; its columns: {', '.join(value)}")
+            raise DataError(f"{where} has {missing(column, value)}")
         value = value[column]
     if value is None or isinstance(value, str):
         return value
@@ -108,47 +142,76 @@ def _field(value: Any, column: str, where: str) -> str | None:
 
 
 def csv_table(name: str, column: str) -> Iterator[str | None]:
-    """Comma-separated values with a header; a quoted field may hold commas and line ends."""
-    csv.field_size_limit(ROW_LIMIT)
-    return _table(csv.reader(lines(name), strict=True), name, column)
+    """The texts of one column of comma-separated values with a header."""
+    return _column(csv_rows(name), name, column)
 
 
 def tsv_table(name: str, column: str) -> Iterator[str | None]:
-    """Tab-separated values with a header. Nothing is quoted: a quotation mark is a character as any other."""
+    """The texts of one column of tab-separated values with a header."""
+    return _column(tsv_rows(name), name, column)
+
+
+def csv_rows(name: str) -> Iterator[tuple[int, list[str] | Malformed]]:
+    """(line, fields) of comma-separated values; a quoted field may hold commas and line ends."""
     csv.field_size_limit(ROW_LIMIT)
-    return _table(csv.reader(lines(name), delimiter="\t", quoting=csv.QUOTE_NONE), name, column)
+    return _even(csv.reader(lines(name), strict=True), name)
 
 
-def _table(rows: Any, name: str, column: str) -> Iterator[str | None]:
+def tsv_rows(name: str) -> Iterator[tuple[int, list[str] | Malformed]]:
+    """(line, fields) of tab-separated values. Nothing is quoted: a quotation mark is a character as any other."""
+    csv.field_size_limit(ROW_LIMIT)
+    return _even(csv.reader(lines(name), delimiter="\t", quoting=csv.QUOTE_NONE), name)
+
+
+def _even(rows: Any, name: str) -> Iterator[tuple[int, list[str] | Malformed]]:
+    """Rows with as many fields as the first one; empty lines are passed over."""
+    width = 0
     try:
-        header: list[str] = next(rows, [])
-        if header and column not in header:
-            raise DataError(f"{name}: has no column '{column}'; its columns: {', '.join(header)}")
         for row in rows:
-            if row and len(row) != len(header):
-                raise DataError(f"{name}: line {rows.line_num} has {len(row)} fields, the header has {len(header)}")
-            if row:
-                yield row[header.index(column)]
+            width = width or len(row)
+            if row and len(row) != width:
+                yield rows.line_num, Malformed(f"has {len(row)} fields, the header has {width}")
+            elif row:
+                yield rows.line_num, row
     except csv.Error as error:
         raise DataError(f"{name}: line {rows.line_num} cannot be read as a table: {error}") from None
 
 
+def _column(rows: Iterator[tuple[int, list[str] | Malformed]], name: str, column: str) -> Iterator[str | None]:
+    header: Any = next(rows, (1, []))[1]
+    if header and column not in header:
+        raise DataError(f"{name}: has {missing(column, header)}")
+    for number, row in rows:
+        if isinstance(row, Malformed):
+            raise DataError(f"{name}: line {number} {row.reason}")
+        yield row[header.index(column)]
+
+
 def parquet(name: str, column: str) -> Iterator[str | None]:
-    """A column of a Parquet file, a few rows at a time."""
+    """The texts of a column of a Parquet file."""
+    for _, row in parquet_rows(name, [column]):
+        yield _field(row, column, f"{name}: a row")
+
+
+def parquet_rows(name: str, columns: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row, values) of a Parquet file, a few rows at a time; None: every column."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise DataError(f"{name}: Parquet needs pyarrow: pip install 'weft[parquet]'") from None
+    number = 0
     try:
         with seekable(name) as stream:
             table = pyarrow.parquet.ParquetFile(stream)
             names = table.schema_arrow.names
-            if column not in names:
-                raise DataError(f"{name}: has no column '{column}'; its columns: {', '.join(names)}")
-            for rows in table.iter_batches(batch_size=256, columns=[column]):
-                for value in rows.column(0).to_pylist():
-                    yield _field(value, column, f"{name}: a row")
+            for column in columns or ():
+                if column not in names:
+                    raise DataError(f"{name}: has {missing(column, names)}")
+            for rows in table.iter_batches(batch_size=256, columns=columns):
+                for row in rows.to_pylist():
+                    number += 1
+                    yield number, row
     except pyarrow.ArrowException as error:
         raise DataError(f"{name}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
     except OSError as error:

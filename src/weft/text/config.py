@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Role = Literal["pad", "unk", "bos", "eos", "cls", "sep", "mask"]
 ROLES: tuple[Role, ...] = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
+Pattern = Literal["gpt2", "cl100k", "o200k", "qwen2"]  # how a rank file's text is cut (`tiktoken.py`)
+
 VocabSize = Annotated[int, Field(ge=1)]
 
 
@@ -147,16 +149,20 @@ class Unigram(Trained):
 
 
 class Pretrained(Config):
-    """A finished tokenizer: a tokenizer.json, or a folder (a run, a Hugging Face model) that holds one."""
+    """A finished tokenizer: a tokenizer.json, or a folder (a run, a Hugging Face model) that holds one.
+
+    Also a SentencePiece model, tiktoken's ranks, BERT's vocab.txt, or GPT-2's vocab.json with merges.txt beside it.
+    """
 
     kind: Literal["pretrained"] = "pretrained"
     path: str
+    pattern: Pattern | None = Field(None, description="how text is cut before ranks apply; absent: by their number")
 
     def train(self, texts: Iterable[str] = (), progress: bool = False) -> "Tokenizer":
         """The tokenizer as it is; it learns nothing from the texts."""
         from weft.text.tokenizer import Tokenizer
 
-        return Tokenizer.load(self.path)
+        return Tokenizer.load(self.path, self.pattern)
 
 
 TrainedConfig = Word | Char | Byte | BPE | WordPiece | Unigram

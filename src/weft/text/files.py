@@ -7,11 +7,16 @@ from pathlib import Path
 
 def write_text(path: Path, text: str) -> None:
     """Put `text` at `path` in one step; a reader sees the old file or the new one, never a part. Raises OSError."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The same for bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(beside, 0o666 & ~_umask())  # mkstemp makes it private

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -18,7 +19,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from weft.errors import TokenizerError, suggestion
-from weft.text.config import ROLES, Role, TrainedConfig
+from weft.text import vocabularies
+from weft.text.config import ROLES, Pattern, Role, TrainedConfig
 from weft.text.files import write_text
 from weft.text.surface import BYTE_TOKEN, Surface, TextStream
 from weft.text.training import learn, look_alikes, refuse_surrogates
@@ -117,18 +119,29 @@ class Tokenizer:
         return _careful(lambda: cls(backend, roles, chat_template), "not a tokenizer")
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """From a tokenizer.json or a folder that holds one, with the roles of the tokenizer_config.json beside it."""
+    def load(cls, path: str | Path, pattern: Pattern | None = None) -> Self:
+        """From a tokenizer.json or a folder that holds one, with the roles of the tokenizer_config.json beside it.
+
+        Other programs' vocabularies (`vocabularies.py`) are read as well; `pattern` says how a rank file cuts text.
+        """
         path = Path(path)
         file = path / FILE if path.is_dir() else path
-        text = _read_text(file)
-        if text is None:
+        if path.is_dir() and not file.is_file():
+            file = vocabularies.in_folder(path) or file
+        foreign = file.is_file() and vocabularies.is_vocabulary(file)
+        text = None if foreign else _read_text(file)
+        if text is None and not foreign:
             where = (
                 f"{path}: no {FILE} in this folder" if path.is_dir() else f"{path}: no such tokenizer file or folder"
             )
             raise TokenizerError(where)
         roles, template = _settings(file.parent)
         try:
+            if text is None:
+                backend, own = _careful(lambda: vocabularies.read(file, pattern), "not a tokenizer")
+                text, roles = backend.to_str(), roles or own
+            elif pattern is not None:
+                raise TokenizerError(f"pattern = '{pattern}' is for rank files, and this is none")
             return cls.from_json(text, roles, template)
         except TokenizerError as error:
             raise TokenizerError(f"{file}: {error}") from None
@@ -267,6 +280,18 @@ class Tokenizer:
     def roles(self) -> dict[Role, str]:
         """The roles that exist, with their tokens."""
         return dict(self._roles)
+
+    @cached_property
+    def leading(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's own file puts before every text, as LLaMA's does with bos; mostly none."""
+        if self._backend.post_processor is None:
+            return ()
+        try:
+            encoding = self._trusting.encode("a")
+        except Exception:  # a word tokenizer without unk, which knows no such word
+            return ()
+        added = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+        return tuple(id for id, special in takewhile(lambda pair: pair[1], added))
 
     def need(self, role: Role) -> int:
         """The id of a role that has to exist."""

@@ -1,0 +1,407 @@
+"""Examples on disk: ragged fields of token ids and single numbers, memory-mapped from one safetensors file.
+
+A field of ids is two tensors: `NAME.ids`, all examples one after another (uint16 where every id fits, else int32), and
+`NAME.offsets` (int64, one more than examples), where each begins. A field of numbers is one tensor, `NAME.values`. The
+header's metadata holds the format, the count, notes (the tokenizer's fingerprint, the labels' names) and a checksum.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import uuid
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, NonNegativeInt, ValidationError
+
+from weft.config import Config
+from weft.data.shards import sync_folder
+from weft.data.table import OnError, Row, Skipped
+from weft.errors import DataError, WeftError
+from weft.text.tokenizer import Tokenizer
+
+Array = npt.NDArray[np.int64]
+Example = Mapping[str, Sequence[int] | int | float]
+BLOCK = 1 << 20  # bytes copied or checked at once
+CHUNK = 1024  # texts that are encoded together
+HEADER_LIMIT = 1 << 24
+UNKNOWN = "0" * 64  # what stands for the checksum in what it is the checksum of
+TYPES: dict[str, np.dtype[Any]] = {
+    "U16": np.dtype("<u2"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "F64": np.dtype("<f8"),
+}
+
+
+class Tensor(Config):
+    """One tensor's line in the header."""
+
+    dtype: Literal["U16", "I32", "I64", "F64"]
+    shape: tuple[NonNegativeInt]
+    data_offsets: tuple[NonNegativeInt, NonNegativeInt]
+
+
+class Metadata(Config):
+    """The header's metadata, all of it text as safetensors wants it."""
+
+    format: Literal["weft examples"] = "weft examples"
+    version: Literal["1"] = "1"
+    count: str = Field(pattern=r"^\d+$")
+    notes: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Examples:
+    """Examples by number: fields of ids, one ragged row an example, and fields of one number an example."""
+
+    def __init__(
+        self,
+        ids: Mapping[str, tuple[npt.NDArray[Any], Array]],
+        values: Mapping[str, npt.NDArray[Any]],
+        count: int,
+        notes: Mapping[str, Any],
+        fingerprint: str,
+    ) -> None:
+        """`ids`: for each field all ids (n,) and offsets (count + 1,); `values`: for each field (count,)."""
+        self._ids = dict(ids)
+        self._values = dict(values)
+        self._count = count
+        self.notes = dict(notes)
+        self.fingerprint = fingerprint
+        self.path: Path | None = None
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Example], *, notes: Mapping[str, Any] | None = None) -> "Examples":
+        """Examples in memory, as `write_examples` would put them on disk."""
+        with tempfile.TemporaryFile() as stream:
+            header = _write(stream, rows, notes or {}, "examples in memory", None)
+            stream.seek(0)
+            data = stream.read()
+        start = len(_header_bytes(header))
+        return _built(header, lambda tensor: _view(data, tensor, start), "examples in memory")
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Examples":
+        """A file that `write_examples` wrote. Its header, size and offsets are checked, all of it only by `verify`."""
+        path = Path(path)
+        header, start = _read_header(path)
+        examples = _built(header, lambda tensor: _map(path, tensor, start), str(path))
+        examples.path = path
+        return examples
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of all fields, ids first."""
+        return (*self._ids, *self._values)
+
+    def ids(self, field: str, number: int) -> Array:
+        """The ids of an example, a copy: (length,) int64."""
+        assert 0 <= number < self._count, f"example {number} of {self._count}"
+        ids, offsets = self._field(field)
+        return ids[int(offsets[number]) : int(offsets[number + 1])].astype(np.int64)
+
+    def lengths(self, field: str) -> Array:
+        """How many ids each example has: (count,)."""
+        return np.diff(self._field(field)[1])
+
+    def values(self, field: str) -> npt.NDArray[Any]:
+        """The number of each example: (count,) int64, or float64 where one was no whole number."""
+        assert field in self._values, f"no field of numbers '{field}'; there are {self.fields}"
+        return self._values[field]
+
+    def _field(self, field: str) -> tuple[npt.NDArray[Any], Array]:
+        assert field in self._ids, f"no field of ids '{field}'; there are {self.fields}"
+        return self._ids[field]
+
+    def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
+        """Reads everything and compares checksums; `advance` hears how many bytes were read."""
+        assert self.path is not None, "these examples are in memory"
+        header, start = _read_header(self.path)
+        digest = _header_digest(header)
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(start)
+                for block in iter(lambda: stream.read(BLOCK), b""):
+                    digest.update(block)
+                    advance(len(block))
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from None
+        if digest.hexdigest() != header["__metadata__"]["sha256"]:
+            raise DataError(f"{self.path}: damaged: its content differs from its checksum; make it again")
+
+
+# ---- writing
+
+
+def write_examples(path: str | Path, rows: Iterable[Example], *, notes: Mapping[str, Any] | None = None) -> Examples:
+    """Writes examples beside `path`, syncs them, puts them there in one step, and opens them.
+
+    Every row has the same fields: a sequence of whole numbers is a field of ids, a number a field of numbers. What is
+    held in memory is a few bytes an example. `notes` is anything that JSON can hold.
+    """
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("x+b") as stream:
+            _write(stream, rows, notes or {}, str(path), path.parent)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):  # it is gone where all went well
+            beside.unlink()
+    return Examples.open(path)
+
+
+def _write(
+    stream: IO[bytes], rows: Iterable[Example], notes: Mapping[str, Any], name: str, folder: Path | None
+) -> dict[str, Any]:
+    """Writes a whole file and returns its header. Ids wait in files without a name until their number is known."""
+    spills: dict[str, _Spill] = {}
+    values: dict[str, list[int | float]] = {}
+    count = 0
+    try:
+        for row in rows:
+            if count == 0:
+                spills = {key: _Spill(folder) for key, value in row.items() if not isinstance(value, Real)}
+                values = {key: [] for key in row if key not in spills}
+            assert row.keys() == {*spills, *values}, f"example {count} has the fields {[*row]}"
+            for key, spill in spills.items():
+                spill.add(row[key])
+            for key, column in values.items():
+                column.append(row[key])  # type: ignore[arg-type]  # a number, as in the first row
+            count += 1
+        if not count:
+            raise DataError(f"{name}: there is no example to write")
+        return _compose(stream, spills, values, count, notes)
+    finally:
+        for spill in spills.values():
+            spill.stream.close()
+
+
+class _Spill:
+    """The ids of one field on their way to the file."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.stream = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # `_write` closes it
+        self.offsets = array("q", [0])
+        self.low = self.high = 0
+
+    def add(self, ids: Any) -> None:
+        row = np.asarray(ids, dtype=np.int64)
+        assert row.ndim == 1
+        if row.size:
+            self.low, self.high = min(self.low, int(row.min())), max(self.high, int(row.max()))
+        assert self.low >= -(2**31) and self.high < 2**31, f"ids from {self.low} to {self.high}: no 32-bit numbers"
+        self.stream.write(row.astype("<i4").tobytes())
+        self.offsets.append(self.offsets[-1] + len(row))
+
+    @property
+    def dtype(self) -> str:
+        return "U16" if self.low >= 0 and self.high < 1 << 16 else "I32"
+
+    def blocks(self) -> Iterator[bytes]:
+        self.stream.seek(0)
+        for block in iter(lambda: self.stream.read(BLOCK), b""):
+            yield np.frombuffer(block, "<i4").astype(TYPES[self.dtype]).tobytes()
+
+
+def _compose(
+    stream: IO[bytes],
+    spills: Mapping[str, _Spill],
+    values: Mapping[str, Sequence[int | float]],
+    count: int,
+    notes: Mapping[str, Any],
+) -> dict[str, Any]:
+    metadata = Metadata(count=str(count), notes=json.dumps(notes, ensure_ascii=False, sort_keys=True), sha256=UNKNOWN)
+    header: dict[str, Any] = {"__metadata__": metadata.model_dump()}
+    contents: list[Iterable[bytes]] = []
+    at = 0
+
+    def add(name: str, dtype: str, size: int, content: Iterable[bytes]) -> None:
+        nonlocal at
+        stop = at + size * TYPES[dtype].itemsize
+        header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [at, stop]}
+        contents.append(content)
+        at = stop
+
+    # the widest numbers first: every tensor then begins at a multiple of its width
+    for key, spill in spills.items():
+        add(f"{key}.offsets", "I64", count + 1, [np.array(spill.offsets, dtype="<i8").tobytes()])
+    for key, column in values.items():
+        dtype = "I64" if all(isinstance(value, Integral) for value in column) else "F64"
+        add(f"{key}.values", dtype, count, [np.array(column, dtype=TYPES[dtype]).tobytes()])
+    for key, spill in sorted(spills.items(), key=lambda item: item[1].dtype):
+        add(f"{key}.ids", spill.dtype, spill.offsets[-1], spill.blocks())
+
+    digest = _header_digest(header)
+    stream.write(_header_bytes(header))
+    for block in (block for content in contents for block in content):
+        digest.update(block)
+        stream.write(block)
+    header["__metadata__"]["sha256"] = digest.hexdigest()  # as long as what stood there
+    stream.seek(0)
+    stream.write(_header_bytes(header))
+    return header
+
+
+def _header_bytes(header: Mapping[str, Any]) -> bytes:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _header_digest(header: Mapping[str, Any]) -> Any:
+    """A sha256 that has taken in the header; the data follow."""
+    return hashlib.sha256(_header_bytes(dict(header, __metadata__=dict(header["__metadata__"], sha256=UNKNOWN))))
+
+
+# ---- reading
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a file, its tensors checked against the file's size, and where its data begin."""
+    try:
+        with path.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            text = stream.read(size) if size <= HEADER_LIMIT else b""
+            total = stream.seek(0, os.SEEK_END)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file of examples") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        header = json.loads(text)
+        Metadata.model_validate(header["__metadata__"])
+        tensors = [Tensor.model_validate(value) for key, value in header.items() if key != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "its header is damaged"
+        raise DataError(f"{path}: not a file of examples that this weft reads: {reason}") from None
+    at = 0
+    for tensor in sorted(tensors, key=lambda tensor: tensor.data_offsets):
+        width = TYPES[tensor.dtype].itemsize * tensor.shape[0]
+        if tensor.data_offsets != (at, at + width):
+            raise DataError(f"{path}: damaged: its tensors don't follow each other; make it again")
+        at += width
+    if total != 8 + size + at:
+        raise DataError(f"{path}: damaged: {total} bytes instead of {8 + size + at}; make it again")
+    return header, 8 + size
+
+
+def _built(header: dict[str, Any], read: Callable[[Tensor], npt.NDArray[Any]], name: str) -> Examples:
+    metadata = Metadata.model_validate(header["__metadata__"])
+    tensors = {k: read(Tensor.model_validate(v)) for k, v in header.items() if k != "__metadata__"}
+    count = int(metadata.count)
+    values = {key.removesuffix(".values"): tensor for key, tensor in tensors.items() if key.endswith(".values")}
+    ids: dict[str, tuple[npt.NDArray[Any], Array]] = {}
+    for key, offsets in tensors.items():
+        if key.endswith(".offsets"):
+            field = key.removesuffix(".offsets")
+            ids[field] = (tensors.get(f"{field}.ids", np.empty(0)), offsets)
+    whole = all(len(column) == count for column in values.values()) and len(values) + 2 * len(ids) == len(tensors)
+    for flat, offsets in ids.values():
+        whole = whole and len(offsets) == count + 1 and offsets[0] == 0 and offsets[-1] == len(flat)
+        whole = whole and bool((np.diff(offsets) >= 0).all())
+    if not whole:
+        raise DataError(f"{name}: damaged: its fields don't fit together; make it again")
+    try:
+        notes = json.loads(metadata.notes)
+    except ValueError:
+        raise DataError(f"{name}: damaged: its notes are no JSON; make it again") from None
+    fingerprint = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+    return Examples(ids, values, count, notes, fingerprint)
+
+
+def _view(data: bytes, tensor: Tensor, start: int) -> npt.NDArray[Any]:
+    return np.frombuffer(data, TYPES[tensor.dtype], tensor.shape[0], start + tensor.data_offsets[0])
+
+
+def _map(path: Path, tensor: Tensor, start: int) -> npt.NDArray[Any]:
+    if tensor.shape[0] == 0:  # nothing can't be mapped
+        return np.empty(0, TYPES[tensor.dtype])
+    mapped = np.memmap(path, TYPES[tensor.dtype], "r", offset=start + tensor.data_offsets[0], shape=tensor.shape)
+    return mapped.view(np.ndarray)  # slices of a memmap cost ten times as much
+
+
+# ---- from rows of text
+
+
+def encoded(
+    rows: Iterable[Row],
+    tokenizer: Tokenizer,
+    *,
+    texts: Mapping[str, str],
+    labels: Mapping[str, Sequence[str]] | None = None,
+    numbers: Sequence[str] = (),
+) -> Iterator[dict[str, Any]]:
+    """Rows as examples. `texts`: field of ids → column of text; `labels`: column → all its names, of which the example
+    has the place; `numbers`: columns that are taken as they are.
+    """
+    places = {column: {name: at for at, name in enumerate(names)} for column, names in (labels or {}).items()}
+    for chunk in _chunks(rows):
+        ids = {field: tokenizer.encode_batch([row.values[column] for row in chunk]) for field, column in texts.items()}
+        for at, row in enumerate(chunk):
+            example: dict[str, Any] = {field: encodings[at] for field, encodings in ids.items()}
+            for column, known in places.items():
+                if row.values[column] not in known:
+                    raise DataError(
+                        f"{row.where}: '{column}' is {row.values[column]!r}, which no training row has; "
+                        f"known: {', '.join(list(known)[:12])}"
+                    )
+                example[column] = known[row.values[column]]
+            example |= {column: row.values[column] for column in numbers}
+            yield example
+
+
+def each(
+    rows: Iterable[Row],
+    make: Callable[[dict[str, Any]], Example],
+    *,
+    on_error: OnError = "stop",
+    skipped: Skipped | None = None,
+) -> Iterator[Example]:
+    """The example that `make` gives for each row's values; what it refuses is named by file and line, or left out."""
+    skipped = Skipped() if skipped is None else skipped
+    for row in rows:
+        try:
+            example = make(row.values)
+        except WeftError as error:
+            if on_error == "stop":
+                raise DataError(f"{row.where}: {error}") from None
+            skipped.add(str(error), row.where)
+            continue
+        yield example
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def label_names(labels: Iterable[str]) -> list[str]:
+    """All labels once, in an order that doesn't depend on theirs: as numbers if all are, else as text."""
+    names = set(labels)
+    if all(name.lstrip("-").isdecimal() for name in names):
+        return sorted(names, key=int)
+    return sorted(names)

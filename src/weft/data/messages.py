@@ -1,0 +1,135 @@
+"""Conversations for training: from a row of data to turns, and from turns to tokens with a mask of the replies.
+
+A conversation is a list of {role, content} messages: one from the system may come first, then a user speaks before the
+assistant does. A user may speak twice in a row, as people do; the assistant may not, for nothing asked for the second
+message. How turns are framed is the tokenizer's chat template, the same that `weft chat` writes them with.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from weft.errors import DataError, TokenizerError, suggestion
+from weft.text.tokenizer import Tokenizer
+
+Message = dict[str, str]
+ROLES = ("system", "user", "assistant")
+
+# for a tokenizer that brings no template: headings in plain text, and eos ends each reply
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '### ' + message['role'] | capitalize + '\\n' + message['content'] | trim }}"
+    "{{ (eos_token if message['role'] == 'assistant' else '') + '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '### Assistant\\n' }}{% endif %}"
+)
+
+
+def conversation(record: Any) -> list[Message]:
+    """The messages of a row: its `messages`, or those that `instruction`, `input` (may be absent) and `output` make.
+
+    Raises DataError with the reason alone; who reads the file knows where.
+    """
+    if not isinstance(record, Mapping):
+        raise DataError(f"a conversation is an object with 'messages', not {type(record).__name__}")
+    if "messages" in record:
+        return _checked(record["messages"])
+    if "instruction" in record and "output" in record:
+        task, details, reply = (record.get(key) or "" for key in ("instruction", "input", "output"))
+        if not all(isinstance(text, str) for text in (task, details, reply)):
+            raise DataError("'instruction', 'input' and 'output' hold text")
+        asked = f"{task}\n\n{details}" if details.strip() else task
+        return _checked([{"role": "user", "content": asked}, {"role": "assistant", "content": reply}])
+    known = ", ".join(map(str, record)) or "none"
+    raise DataError(f"neither 'messages' nor 'instruction' and 'output'; its columns: {known}")
+
+
+def _checked(messages: Any) -> list[Message]:
+    if not isinstance(messages, list) or not messages:
+        raise DataError("'messages' is no list of messages, or an empty one")
+    turns: list[Message] = []
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            raise DataError(f"a message is no object with 'role' and 'content': message {number}")
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise DataError(f"unknown role: message {number} has {role!r}; {suggestion(str(role), ROLES)}")
+        if not isinstance(content, str):
+            raise DataError(f"a content that is no text: message {number} of role {role}")
+        if not content.strip():
+            raise DataError(f"an empty content: message {number} of role {role}")
+        before = turns[-1]["role"] if turns else None
+        if role == "system" and before is not None:
+            raise DataError(f"a system message after another message: message {number}; it may come first alone")
+        if role == "assistant" and before in (None, "system"):
+            raise DataError(f"the assistant speaks first: message {number}; a user has to ask before")
+        if role == "assistant" and before == "assistant":
+            raise DataError(f"the assistant speaks twice in a row: message {number}; join the two")
+        turns.append({"role": role, "content": content})
+    if all(turn["role"] != "assistant" for turn in turns):
+        raise DataError("no reply of the assistant to learn from")
+    return turns
+
+
+@lru_cache(maxsize=4)
+def with_template(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer itself if it has a chat template, else one like it with the default TEMPLATE.
+
+    A run that learns to chat saves this one, so that `weft chat` frames the turns as they were in training.
+    """
+    if tokenizer.chat_template is not None:
+        return tokenizer
+    tokenizer.need("eos")
+    return Tokenizer.from_json(tokenizer.to_json(), tokenizer.roles, TEMPLATE)
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], list[int]]:
+    """(ids, mask) of a conversation; mask is 1 where a token is the assistant's own, the one that ends its turn too.
+
+    A turn is found by rendering: it begins where the conversation before it, opened for a reply, ends, and it ends
+    where the conversation that it closes does.
+    """
+    tokenizer = with_template(tokenizer)
+    _refuse_marks(tokenizer, messages)
+    text = tokenizer.chat(messages, reply=False)
+    ids = tokenizer.encode(text, specials=True)
+    mask = [0] * len(ids)
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        closes = number == len(messages) - 1
+        closed = text if closes else tokenizer.chat(messages[: number + 1], reply=False)
+        if not text.startswith(closed):
+            raise TokenizerError("the chat template rewrites earlier turns, so that the replies can't be told apart")
+        start = _common(ids, tokenizer.encode(tokenizer.chat(messages[:number], reply=True), specials=True))
+        stop = len(ids) if closes else _common(ids, tokenizer.encode(closed, specials=True))
+        stop = _without_gap(tokenizer, ids, start, stop)
+        mask[start:stop] = [1] * (stop - start)
+    if not any(mask):
+        raise TokenizerError("the chat template leaves nothing of the assistant's turns")
+    return ids, mask
+
+
+def _refuse_marks(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> None:
+    """A rendered conversation is read with its special tokens, so nobody may say one."""
+    marks = tokenizer.special_tokens
+    for number, message in enumerate(messages, 1):
+        for mark in marks:
+            if mark in message["content"]:
+                raise DataError(f"a content that spells a special token: message {number} holds '{mark}'")
+
+
+def _common(ids: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    for at, (one, two) in enumerate(zip(ids, other, strict=False)):
+        if one != two:
+            return at
+    return min(len(ids), len(other))
+
+
+def _without_gap(tokenizer: Tokenizer, ids: Sequence[int], start: int, stop: int) -> int:
+    """The end of a turn less the white space that a template writes after the token that ends it."""
+    special = set(tokenizer.special_tokens.values())
+    last = next((at for at in range(stop - 1, start - 1, -1) if ids[at] in special), None)
+    if last is None or tokenizer.decode(ids[last + 1 : stop], specials=True).strip():
+        return stop
+    return last + 1

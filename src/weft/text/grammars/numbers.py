@@ -1,0 +1,45 @@
+"""Whole numbers below a million, in figures and in English words."""
+
+from weft.text.grammars.dice import Dice, Mine, Row, words
+
+SMALL = words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen"
+)
+TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+
+
+def cardinal(number: int, link: str = " and ", hyphen: str = "-") -> str:
+    """342 → three hundred and forty-two. `link` stands after hundreds and thousands, `hyphen` inside a ten."""
+    assert 0 <= number < 1_000_000
+    if number < 20:
+        return SMALL[number]
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return TENS[tens] + (hyphen + SMALL[ones] if ones else "")
+    if number < 1000:
+        hundreds, rest = divmod(number, 100)
+        return f"{SMALL[hundreds]} hundred" + (link + cardinal(rest, link, hyphen) if rest else "")
+    thousands, rest = divmod(number, 1000)
+    between = link if rest < 100 else " "
+    return f"{cardinal(thousands, link, hyphen)} thousand" + (between + cardinal(rest, link, hyphen) if rest else "")
+
+
+def to_figures(dice: Dice, mine: Mine) -> Row | None:
+    """Words, in British, American or unhyphenated spelling → figures."""
+    number = _number(dice)
+    if not mine(str(number)):
+        return None
+    return {"source": cardinal(number, dice.pick((" and ", " ")), dice.pick(("-", " "))), "target": str(number)}
+
+
+def to_words(dice: Dice, mine: Mine) -> Row | None:
+    """Figures → words, in British spelling."""
+    number = _number(dice)
+    return {"source": str(number), "target": cardinal(number)} if mine(str(number)) else None
+
+
+def _number(dice: Dice) -> int:
+    """Long numbers are rarer than there are of them, so that short ones come too."""
+    figures = dice.pick((2, 3, 3, 4, 4, 5, 5, 5, 6, 6, 6))
+    return dice.below(10**figures)

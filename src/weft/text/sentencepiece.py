@@ -1,0 +1,275 @@
+"""SentencePiece model files (Kudo and Richardson 2018), made into tokenizers that give the same ids.
+
+The file is a protocol-buffers message; what is needed of it is read here: pieces with scores and kinds, the kind of
+model, and how a text is prepared. The text is prepared as a whole before anything is found in it, as SentencePiece
+does, so that white space beside a symbol counts as it does there.
+"""
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from weft.errors import TokenizerError
+from weft.text.config import ROLES, Role
+from weft.text.surface import BYTE_TOKEN, byte_tokens
+from weft.text.training import look_alikes
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+FOREIGN = 7  # here alone: a piece that a vocabulary has and the model lacks
+UNIGRAM, BPE, WORD, CHAR = range(1, 5)
+SPACE = "▁"
+STAND_IN = 0xE000  # private use: symbols that the replacement of characters would change hide behind these
+ABSENT = -1e3  # the score of a foreign piece: better than unk, worse than all else
+
+
+class Piece(NamedTuple):
+    """An entry of the vocabulary."""
+
+    text: str
+    score: float
+    kind: int
+
+
+@dataclass(frozen=True)
+class SentencePiece:
+    """What a model file says."""
+
+    pieces: list[Piece]
+    kind: int
+    roles: dict[Role, str]
+    byte_fallback: bool
+    charsmap: bytes  # how characters are replaced, compiled; empty for none
+    composes: bool  # the replacement composes characters, as NFKC does
+    dummy_prefix: bool
+    squeeze: bool  # white space at both ends goes, and the rest becomes single spaces
+
+
+def is_sentencepiece(data: bytes) -> bool:
+    """Whether a file begins as these do: with a piece, which begins with its text."""
+    return len(data) > 3 and data[0] == 0x0A and b"\x0a" in data[2:6]
+
+
+def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tuple[Tokenizer, dict[Role, str]]:
+    """The tokenizer of a model file's content, and its special tokens by role.
+
+    `vocabulary` gives pieces other ids, as Marian's models have it, where one vocabulary serves two model files: what
+    it lacks is never cut, and what only it has is cut where there is nothing else.
+    """
+    model = parse(data)
+    pieces = model.pieces if vocabulary is None else _renumbered(model, vocabulary)
+    backend = Tokenizer(_unigram(model, pieces) if model.kind == UNIGRAM else _bpe(model, pieces))
+    symbols = [piece.text for piece in pieces if piece.kind == USER_DEFINED]
+    steps = _preparation(model, symbols)
+    if steps:
+        backend.normalizer = normalizers.Sequence(steps)
+    if model.kind == UNIGRAM:  # what stands in the vocabulary and is no text is never found in one
+        hidden = look_alikes(piece.text for piece in pieces if piece.kind in (CONTROL, UNKNOWN, BYTE))
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(hidden), "isolated")
+    ending = [decoders.Strip(" ", 1, 0)] if model.dummy_prefix or model.squeeze else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *ending]
+    )
+    backend.add_special_tokens(
+        [AddedToken(p.text, special=True, normalized=False) for p in pieces if p.kind in (CONTROL, UNKNOWN)]
+    )
+    backend.add_tokens([AddedToken(symbol, normalized=True) for symbol in symbols])
+    return backend, model.roles
+
+
+def _renumbered(model: SentencePiece, vocabulary: Mapping[str, int]) -> list[Piece]:
+    """The pieces in the order of another vocabulary's ids."""
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise TokenizerError(f"the vocabulary's ids do not run from 0 to {len(vocabulary) - 1}")
+    known = {piece.text: piece for piece in model.pieces}
+    order = sorted(vocabulary, key=vocabulary.__getitem__)
+    pieces = [known.get(text, Piece(text, ABSENT, FOREIGN)) for text in order]
+    if not any(piece.kind == UNKNOWN for piece in pieces):
+        raise TokenizerError(f"the vocabulary has no {model.roles.get('unk', '<unk>')}, which SentencePiece needs")
+    return pieces
+
+
+# ---- the two kinds of model
+
+
+def _unigram(model: SentencePiece, pieces: list[Piece]) -> models.Unigram:
+    """Kudo's unigram model: the cut whose pieces' scores sum to the most."""
+    unknown = next(place for place, piece in enumerate(pieces) if piece.kind == UNKNOWN)
+    vocab = [(p.text, ABSENT if p.kind == UNUSED else p.score) for p in pieces]
+    return models.Unigram(vocab, unk_id=unknown, byte_fallback=model.byte_fallback)
+
+
+def _bpe(model: SentencePiece, pieces: list[Piece]) -> models.BPE:
+    """Merges in the order of what they make: SentencePiece joins the two neighbours whose union scores highest."""
+    if any(piece.kind == UNUSED for piece in pieces):
+        raise TokenizerError("a SentencePiece BPE model with unused pieces is not supported")
+    ids = {piece.text: id for id, piece in enumerate(pieces)}
+    scores = {piece.text: piece.score for piece in pieces if piece.kind == NORMAL}
+    merges: list[tuple[float, int, tuple[str, str]]] = []
+    for text, score in scores.items() if model.kind == BPE else ():
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in scores and right in scores:
+                merges.append((-score, -cut, (left, right)))
+    merges.sort(key=lambda merge: merge[:2])
+    unknown = next(piece.text for piece in pieces if piece.kind == UNKNOWN)
+    return models.BPE(
+        ids, [pair for _, _, pair in merges], unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback
+    )
+
+
+def _preparation(model: SentencePiece, symbols: list[str]) -> list[normalizers.Normalizer]:
+    """What is done to a text first, in SentencePiece's order."""
+    steps: list[normalizers.Normalizer] = []
+    if model.charsmap:
+        table = _charsmap(model.charsmap)
+        kept = [(symbol, chr(STAND_IN + place)) for place, symbol in enumerate(symbols) if _changed(table, symbol)]
+        steps += [normalizers.Replace(symbol, stand_in) for symbol, stand_in in kept]
+        # composed first: the library looks characters up one by one where a composition is longer than five bytes
+        steps += [normalizers.NFC(), table] if model.composes else [table]
+        steps += [normalizers.Replace(stand_in, symbol) for symbol, stand_in in kept]
+    if model.squeeze:
+        steps += [normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if model.dummy_prefix:
+        # The library looks for symbols in the prepared text, and prepares them too: alone they get no prefix.
+        alone = "|".join(re.escape(symbol) for symbol in symbols)
+        steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{alone})\z)(?=[\s\S])" if symbols else r"\A(?=[\s\S])"), " "))
+    steps.append(normalizers.Replace(" ", SPACE))
+    return steps
+
+
+def _changed(table: normalizers.Normalizer, symbol: str) -> bool:
+    return table.normalize_str(symbol) != symbol
+
+
+def _charsmap(compiled: bytes) -> normalizers.Normalizer:
+    size = struct.unpack_from("<I", compiled)[0] if len(compiled) >= 4 else len(compiled)
+    if size % 4 or size > len(compiled) - 4:
+        raise TokenizerError(f"a damaged SentencePiece file: its normalizer of {len(compiled)} bytes is cut short")
+    try:
+        return normalizers.Precompiled(compiled)
+    except Exception as error:
+        raise TokenizerError(f"a damaged SentencePiece file: its normalizer: {error}") from None
+
+
+# ---- reading the file
+
+
+def parse(data: bytes) -> SentencePiece:
+    """The content of a model file."""
+    pieces: list[Piece] = []
+    trainer: dict[int, int | bytes] = {}
+    preparation: dict[int, int | bytes] = {}
+    for field, value in _fields(data):
+        if field == 1:
+            pieces.append(_piece(_bytes(value)))
+        elif field == 2:
+            trainer.update(_fields(_bytes(value)))
+        elif field == 3:
+            preparation.update(_fields(_bytes(value)))
+    _check(pieces, trainer, preparation)
+    kind = _number(trainer, 3, UNIGRAM)
+    ids: dict[Role, int] = {"unk": 0, "bos": 1, "eos": 2, "pad": -1}
+    fields: dict[Role, int] = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
+    roles: dict[Role, str] = {}
+    for role in ROLES:
+        id = _number(trainer, fields[role], ids[role]) if role in fields else -1
+        if 0 <= id < len(pieces) and pieces[id].kind in (CONTROL, UNKNOWN):
+            roles[role] = pieces[id].text
+    roles["unk"] = next(piece.text for piece in pieces if piece.kind == UNKNOWN)
+    return SentencePiece(
+        pieces=pieces,
+        kind=kind,
+        roles=roles,
+        byte_fallback=bool(_number(trainer, 35, 0)),
+        charsmap=_bytes(preparation.get(2, b"")),
+        composes=b"nfkc" in _bytes(preparation.get(1, b"")),
+        dummy_prefix=bool(_number(preparation, 3, 1)),
+        squeeze=bool(_number(preparation, 4, 1)),
+    )
+
+
+def _check(pieces: list[Piece], trainer: dict[int, int | bytes], preparation: dict[int, int | bytes]) -> None:
+    """Refuse what is no vocabulary, and what cannot be given the same ids."""
+    if sum(piece.kind == UNKNOWN for piece in pieces) != 1:
+        raise TokenizerError("no SentencePiece model: it has no unknown piece, or several")
+    if len({piece.text for piece in pieces}) < len(pieces):
+        raise TokenizerError("a damaged SentencePiece file: a piece stands in it twice")
+    kind = _number(trainer, 3, UNIGRAM)
+    if kind not in (UNIGRAM, BPE, CHAR):
+        named = "word" if kind == WORD else str(kind)
+        raise TokenizerError(f"a SentencePiece model of kind {named} is not supported; unigram, bpe and char are")
+    if _number(trainer, 24, 0):
+        raise TokenizerError("a SentencePiece model that marks the end of words (whitespace as suffix) is unsupported")
+    if not _number(preparation, 5, 1):
+        raise TokenizerError("a SentencePiece model that leaves spaces as they are (escape_whitespaces) is unsupported")
+    missing = set(byte_tokens()) - {piece.text for piece in pieces if piece.kind == BYTE}
+    if _number(trainer, 35, 0) and missing:
+        raise TokenizerError(f"a damaged SentencePiece file: byte fallback without the piece {sorted(missing)[0]}")
+
+
+def _piece(data: bytes) -> Piece:
+    fields = dict(_fields(data))
+    try:
+        text = _bytes(fields.get(1, b"")).decode("utf-8")
+    except UnicodeDecodeError:
+        raise TokenizerError("a damaged SentencePiece file: a piece is no UTF-8 text") from None
+    score = struct.unpack("<f", _bytes(fields.get(2, b"\0" * 4)))[0]
+    kind = _number(fields, 3, NORMAL)
+    if not text or not NORMAL <= kind <= BYTE or score != score or (kind == BYTE and not BYTE_TOKEN.fullmatch(text)):
+        raise TokenizerError(f"a damaged SentencePiece file: piece {text!r} of kind {kind}, score {score}")
+    return Piece(text, score, kind)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message, (number, value): protocol buffers' wire format."""
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        match key & 7:
+            case 0:
+                value, place = _varint(data, place)
+                yield key >> 3, value
+                continue
+            case 1:
+                size = 8
+            case 2:
+                size, place = _varint(data, place)
+            case 5:
+                size = 4
+            case _:
+                raise TokenizerError(f"no SentencePiece model: byte {place} begins no field")
+        if size > len(data) - place:
+            raise TokenizerError(f"no SentencePiece model, or a truncated one: {size} bytes wanted at byte {place}")
+        yield key >> 3, data[place : place + size]
+        place += size
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= len(data):
+            break
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+    raise TokenizerError(f"no SentencePiece model, or a truncated one: a number breaks off at byte {place}")
+
+
+def _number(fields: Mapping[int, int | bytes], field: int, default: int) -> int:
+    """A whole number; negative ones are stored in 64 bits of two's complement."""
+    value = fields.get(field, default)
+    if not isinstance(value, int):
+        raise TokenizerError(f"no SentencePiece model: field {field} is no number")
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise TokenizerError("no SentencePiece model: a number where a text should be")
+    return value

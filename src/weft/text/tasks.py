@@ -1,0 +1,112 @@
+"""Tasks that need no download: rows to learn from and rows held out, drawn from small grammars.
+
+    for row in tasks.rows("dates", "train"): …        {"source": "3 May 1999", "target": "1999-05-03"}
+
+The same name gives the same rows everywhere and always. What is held out is so by construction: a hash of the item (the
+day, the number, the sentence) puts it on one side, whatever else is drawn. A data source names a task as
+`builtin:dates`.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.errors import DataError, suggestion
+from weft.text.grammars import chatter, dates, letters, numbers, questions, sentiment
+from weft.text.grammars.dice import Dice, Mine, Row, in_validation
+
+Split = Literal["train", "validation"]
+PATIENCE = 20_000  # draws in a row that bring nothing new: then there is nothing new
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a task is, the columns of its rows, and how many rows a side has if nobody says how many."""
+
+    name: str
+    summary: str
+    columns: tuple[str, ...]
+    draw: Callable[[Dice, Mine], Row | None]
+    train: int = 20_000
+    validation: int = 1_000
+
+
+_PAIR = ("source", "target")
+_TASKS = {
+    task.name: task
+    for task in (
+        Task("copy", "write a string of letters down again", _PAIR, letters.copy),
+        Task("reverse", "write a string of letters from its end", _PAIR, letters.reverse),
+        Task("dates", "a day as people write or say it → ISO 8601", _PAIR, dates.to_iso),
+        Task("dates-back", "a day in ISO 8601 → as one says it", _PAIR, dates.to_words),
+        Task("numbers", "a number below a million in words → in figures", _PAIR, numbers.to_figures),
+        Task("numbers-back", "a number in figures → in words", _PAIR, numbers.to_words),
+        Task(
+            "sentiment",
+            "is an opinion positive or negative? Its words alone don't tell, their order does",
+            ("text", "label"),
+            sentiment.opinion,
+        ),
+        Task(
+            "questions",
+            "a question about a short story of made-up facts",
+            ("context", "question", "answer", *_PAIR),
+            questions.question,
+        ),
+        Task(
+            "chatter",
+            "conversations with an assistant that answers in one plain sentence",
+            ("messages",),
+            chatter.conversation,
+            train=10_000,
+            validation=500,
+        ),
+    )
+}
+
+
+def names() -> list[str]:
+    """The tasks there are."""
+    return list(_TASKS)
+
+
+def describe(name: str) -> Task:
+    """What a task is about."""
+    name = name.removeprefix("builtin:")
+    if name not in _TASKS:
+        raise DataError(f"builtin:{name}: no such built-in task; {suggestion(name, _TASKS)}")
+    return _TASKS[name]
+
+
+def rows(name: str, split: Split, count: int | None = None) -> Iterator[Row]:
+    """The first `count` rows of a side, all different; fewer are the beginning of more."""
+    task = describe(name)
+    if split not in ("train", "validation"):
+        raise DataError(f"builtin:{task.name}: no side '{split}'; {suggestion(split, ('train', 'validation'))}")
+    wanted = (task.train if split == "train" else task.validation) if count is None else count
+    if wanted < 0:
+        raise DataError(f"builtin:{task.name}: {wanted} rows: expected 0 or more")
+    return _drawn(task, split, wanted)
+
+
+def _drawn(task: Task, split: Split, wanted: int) -> Iterator[Row]:
+    held_out = split == "validation"
+    dice = Dice(f"weft {task.name} {split}")
+    seen: set[str] = set()
+    idle = 0
+
+    def mine(key: str) -> bool:
+        return in_validation(task.name, key) == held_out
+
+    while len(seen) < wanted:
+        row = task.draw(dice, mine)
+        written = "" if row is None else json.dumps(row)
+        if row is None or written in seen:
+            idle += 1
+            if idle == PATIENCE:
+                raise DataError(f"builtin:{task.name}: {wanted} rows are more than there are to draw; {len(seen)} came")
+            continue
+        idle = 0
+        seen.add(written)
+        yield row

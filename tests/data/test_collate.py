@@ -1,0 +1,231 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.data.bucket import Buckets
+from weft.data.collate import (
+    chat_batch,
+    chat_example,
+    chat_lengths,
+    framed,
+    labelled_batch,
+    pairs_batch,
+    pairs_lengths,
+    sentence_lengths,
+    tagged_batch,
+    tagged_example,
+    twins_batch,
+    twins_lengths,
+)
+from weft.data.examples import Examples
+from weft.errors import DataError, TokenizerError
+from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word, WordPiece
+from weft.text.tokenizer import Tokenizer
+
+TEXT = "the cat sat on the mat while unbelievable things happened in New York"
+WORDS = Word(specials=Specials(unk="<unk>", bos="<bos>", eos="<eos>", extra=("<fill>",))).train([TEXT])
+PLAIN = Tokenizer.from_json(WORDS.to_json(), WORDS.roles | {"pad": "<fill>"})  # padding's id is not 0 here
+BERT = WordPiece(specials=Specials(unk="[UNK]", cls="[CLS]", pad="[PAD]", sep="[SEP]")).train([TEXT])
+UNPADDED = Byte(specials=Specials(bos="<bos>", eos="<eos>")).train([])
+many = settings(max_examples=50, deadline=None)
+IDS = st.lists(st.integers(10, 30), max_size=12)
+
+
+def test_pairs() -> None:
+    examples = Examples.from_rows([{"source": [7, 8, 9], "target": [5]}, {"source": [6], "target": [8, 9]}])
+    bos, eos, pad = PLAIN.need("bos"), PLAIN.need("eos"), PLAIN.need("pad")
+    assert pad != 0
+    batch = pairs_batch(examples, [1, 0], PLAIN)
+    assert batch.source is not None
+    assert batch.source.tokens.tolist() == [[6, eos, pad, pad], [7, 8, 9, eos]]
+    assert batch.source.mask.tolist() == [[True, True, False, False], [True] * 4]
+    assert batch.tokens.tolist() == [[bos, 8, 9], [bos, 5, pad]]
+    assert batch.targets.tolist() == [[8, 9, eos], [5, eos, pad]]
+    assert batch.loss_mask is not None
+    assert batch.loss_mask.tolist() == [[True] * 3, [True, True, False]]
+    assert batch.count == 5
+    cut = pairs_batch(examples, [0, 1], PLAIN, length=2)
+    assert cut.source is not None
+    assert cut.source.tokens.tolist() == [[7, eos], [6, eos]]
+    assert cut.tokens.tolist() == [[bos, 5], [bos, 8]]
+    assert cut.targets.tolist() == [[5, eos], [8, eos]]
+
+
+@many
+@given(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=8), st.one_of(st.none(), st.integers(2, 14)))
+def test_lengths_are_those_of_the_batch(rows: list[tuple[list[int], list[int]]], length: int | None) -> None:
+    pairs = Examples.from_rows({"source": a, "target": b} for a, b in rows)
+    both = Examples.from_rows({"first": a, "second": b, "label": 0} for a, b in rows)
+    alone = Examples.from_rows({"first": a, "label": 0} for a, _ in rows)
+    everyone = np.arange(len(rows))
+    batch = pairs_batch(pairs, everyone, PLAIN, length=length)
+    assert batch.source is not None
+    assert pairs_lengths(pairs, length).max(axis=0).tolist() == [batch.source.tokens.shape[1], batch.tokens.shape[1]]
+    for tokenizer in (PLAIN, BERT):
+        room = None if length is None else length + 3
+        for examples in (both, alone):
+            mask = labelled_batch(examples, everyone, tokenizer, length=room).mask
+            assert mask is not None
+            assert sentence_lengths(examples, tokenizer, room).tolist() == mask.sum(1).tolist()
+        twins = twins_batch(both, everyone, tokenizer, length=room)
+        assert twins.source is not None
+        assert twins.mask is not None
+        widths = torch.stack([twins.mask.sum(1), twins.source.mask.sum(1)], dim=1)
+        assert twins_lengths(both, tokenizer, room).tolist() == widths.tolist()
+
+
+def test_a_budget_holds_for_the_tensors_themselves() -> None:
+    generator = np.random.default_rng(0)
+    rows = [{"source": [5] * int(n), "target": [6] * int(m)} for n, m in generator.integers(1, 30, (200, 2))]
+    examples = Examples.from_rows(rows)
+    buckets = Buckets(pairs_lengths(examples), tokens=256, seed=3)
+    for step in range(buckets.steps_per_epoch):
+        batch = pairs_batch(examples, buckets.rows(step), PLAIN)
+        assert batch.source is not None
+        assert batch.tokens.numel() + batch.source.tokens.numel() <= 256
+
+
+# ---- sentences
+
+
+def test_sentences_in_their_frame() -> None:
+    cls, sep, pad = BERT.need("cls"), BERT.need("sep"), BERT.need("pad")
+    eos = PLAIN.need("eos")
+    one = framed([[7], [8, 9]], None, BERT)
+    assert one.tokens.tolist() == [[cls, 7, sep, pad], [cls, 8, 9, sep]]
+    assert one.mask.tolist() == [[True, True, True, False], [True] * 4]
+    assert one.segments is None
+    two = framed([[7], [8, 9]], [[5, 6], [4]], BERT)
+    assert two.tokens.tolist() == [[cls, 7, sep, 5, 6, sep], [cls, 8, 9, sep, 4, sep]]
+    assert two.segments is not None
+    assert two.segments.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]]
+    assert framed([[7]], [[5, 6]], PLAIN).tokens.tolist() == [[7, eos, 5, 6, eos]]
+
+
+@many
+@given(IDS, IDS, st.integers(5, 30))
+def test_the_longer_sentence_is_cut_first_and_no_frame_ever(first: list[int], second: list[int], length: int) -> None:
+    tokens = framed([first], [second], BERT, length=length).tokens[0].tolist()
+    cls, sep = BERT.need("cls"), BERT.need("sep")
+    assert len(tokens) == min(length, len(first) + len(second) + 3)
+    assert (tokens[0], tokens[-1], tokens.count(sep)) == (cls, sep, 2)
+    middle = tokens.index(sep)
+    a, b = tokens[1:middle], tokens[middle + 1 : -1]
+    assert (a, b) == (first[: len(a)], second[: len(b)])
+    if len(a) < len(first):
+        assert len(a) >= len(b)
+    if len(b) < len(second):
+        assert len(b) >= len(a) - 1
+
+
+def test_labels_and_scores() -> None:
+    labelled = Examples.from_rows([{"first": [4], "label": 2}, {"first": [5], "label": 0}])
+    batch = labelled_batch(labelled, np.array([1, 0, 0]), BERT)
+    assert batch.targets.tolist() == [0, 2, 2]
+    assert batch.targets.dtype == torch.int64
+    assert batch.count == 3
+    scored = Examples.from_rows(
+        [{"first": [4], "second": [5], "score": 0.5}, {"first": [5], "second": [5], "score": 1}]
+    )
+    batch = labelled_batch(scored, [0, 1], BERT)
+    assert batch.targets.tolist() == [0.5, 1]
+    assert batch.targets.dtype == torch.float32
+    assert batch.segments is not None
+
+
+def test_twins() -> None:
+    examples = Examples.from_rows([{"first": [4], "second": [5, 6]}, {"first": [7], "second": [8]}])
+    batch = twins_batch(examples, [0, 1], PLAIN)
+    eos, pad = PLAIN.need("eos"), PLAIN.need("pad")
+    assert batch.tokens.tolist() == [[4, eos], [7, eos]]
+    assert batch.source is not None
+    assert batch.source.tokens.tolist() == [[5, 6, eos], [8, eos, pad]]
+    assert batch.targets.tolist() == [0, 1]
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(DataError, match="no padding token"):
+        framed([[1], [2, 3]], None, UNPADDED)
+    with pytest.raises(DataError, match="length 3 leaves no room for text beside 3 special tokens"):
+        framed([[1]], [[2]], BERT, length=3)
+    with pytest.raises(TokenizerError, match="no bos token"):
+        pairs_batch(Examples.from_rows([{"source": [1], "target": [2]}]), [0], BERT)
+
+
+# ---- tags
+
+
+@pytest.mark.parametrize("kind", [Word(), Char(), Byte(), BPE(), WordPiece(), Unigram()])
+def test_the_first_token_of_a_word_carries_its_tag(kind: Any) -> None:
+    tokenizer = kind.train([TEXT])
+    words = ["the", "unbelievable", "York", "mat"]
+    example = tagged_example(tokenizer, words, [3, 1, 2, 0])
+    assert example["first"] == tokenizer.encode(" ".join(words))
+    assert [tag for tag in example["tags"] if tag >= 0] == [3, 1, 2, 0]
+    for at, word in zip([n for n, tag in enumerate(example["tags"]) if tag >= 0], words, strict=True):
+        begins = tokenizer.decode(example["first"][at:]).strip()
+        assert begins.lower().startswith(word[:1].lower())
+    batch = tagged_batch(Examples.from_rows([example]), [0], tokenizer)
+    assert batch.loss_mask is not None
+    assert batch.targets[batch.loss_mask].tolist() == [3, 1, 2, 0]
+    assert batch.count == 4
+
+
+def test_tags_follow_the_frame_and_the_cut() -> None:
+    examples = Examples.from_rows([{"first": [7, 8, 9], "tags": [2, -1, 1]}, {"first": [7], "tags": [0]}])
+    batch = tagged_batch(examples, [0, 1], BERT)
+    assert batch.targets.tolist() == [[0, 2, 0, 1, 0], [0, 0, 0, 0, 0]]
+    assert batch.loss_mask is not None
+    no, yes = False, True
+    assert batch.loss_mask.tolist() == [[no, yes, no, yes, no], [no, yes, no, no, no]]
+    cut = tagged_batch(examples, [0, 1], BERT, length=4)
+    assert cut.loss_mask is not None
+    assert cut.loss_mask.tolist() == [[no, yes, no, no], [no, yes, no, no]]
+
+
+def test_words_and_tags_must_match() -> None:
+    with pytest.raises(DataError, match="2 words have 1 tags"):
+        tagged_example(BERT, ["a", "b"], [0])
+    with pytest.raises(DataError, match=r"makes no token of: '\\x01'"):
+        tagged_example(BERT, ["a", "\x01"], [0, 1])
+
+
+# ---- conversations
+
+
+@many
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=9), st.integers(4, 20))
+def test_packed_conversations_keep_apart(sizes: list[tuple[int, int]], length: int) -> None:
+    rows = []
+    for number, (asked, said) in enumerate(sizes):
+        ids = [100 * (number + 1) + place for place in range(asked + said)]
+        rows.append({"tokens": ids, "replies": [0] * asked + [1] * said})
+    examples = Examples.from_rows(rows)
+    batch = chat_batch(examples, range(len(rows)), PLAIN, length=length)
+    assert batch.tokens.shape[1] == length
+    assert batch.loss_mask is not None
+    assert batch.documents is not None
+    assert batch.positions is not None
+    real = batch.documents >= 0
+    assert int(real.sum()) == int(chat_lengths(examples, length).sum())
+    assert torch.equal(batch.targets[real], batch.tokens[real] + 1)
+    assert torch.equal(batch.positions[real], batch.tokens[real] % 100)
+    assert (batch.tokens[~real] == PLAIN.need("pad")).all()
+    for document in batch.documents[real].unique():
+        assert len((batch.tokens[batch.documents == document] // 100).unique()) == 1
+    wanted = sorted(id for row in rows for id, counts in zip(row["tokens"], row["replies"], strict=True) if counts)
+    kept = [id for id in wanted if id % 100 <= length]
+    assert sorted(batch.targets[batch.loss_mask].tolist()) == kept
+
+
+def test_a_conversation_from_messages() -> None:
+    tokenizer = Byte().train([])
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    examples = Examples.from_rows([chat_example(tokenizer, messages)])
+    batch = chat_batch(examples, [0], tokenizer, length=64)
+    assert batch.loss_mask is not None
+    assert tokenizer.decode(batch.targets[batch.loss_mask].tolist(), specials=True) == "Hello<eos>"

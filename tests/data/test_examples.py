@@ -1,0 +1,171 @@
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.data.examples import Examples, each, encoded, label_names, write_examples
+from weft.data.table import Row, Skipped
+from weft.errors import DataError
+from weft.text.config import Word
+
+IDS = st.lists(st.integers(0, 70_000), max_size=9)
+ROWS = st.lists(st.fixed_dictionaries({"a": IDS, "b": IDS, "score": st.floats(-5, 5)}), min_size=1, max_size=12)
+SOME: list[dict[str, Any]] = [{"a": [1, 2, 3], "label": 1}, {"a": [], "label": 0}, {"a": [4], "label": 1}]
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS)
+def test_what_is_written_is_read(tmp_path_factory: Any, rows: list[dict[str, Any]]) -> None:
+    path = tmp_path_factory.mktemp("examples") / "train.safetensors"
+    examples = write_examples(path, rows, notes={"labels": ["ä"], "tokenizer": "abc"})
+    held = Examples.from_rows(rows, notes={"labels": ["ä"], "tokenizer": "abc"})
+    examples.verify()
+    for found in (examples, held):
+        assert len(found) == len(rows)
+        assert set(found.fields) == {"a", "b", "score"}
+        assert found.notes == {"labels": ["ä"], "tokenizer": "abc"}
+        assert found.values("score").tolist() == [row["score"] for row in rows]
+        for field in ("a", "b"):
+            assert [found.ids(field, n).tolist() for n in range(len(rows))] == [row[field] for row in rows]
+            assert found.lengths(field).tolist() == [len(row[field]) for row in rows]
+            assert found.ids(field, 0).dtype == np.int64
+    assert examples.fingerprint == held.fingerprint
+
+
+def test_other_programs_can_read_the_file(tmp_path: Path) -> None:
+    write_examples(tmp_path / "a.safetensors", SOME)
+    tensors = safetensors.numpy.load_file(tmp_path / "a.safetensors")
+    assert tensors["a.ids"].dtype == np.uint16
+    assert tensors["a.ids"].tolist() == [1, 2, 3, 4]
+    assert tensors["a.offsets"].tolist() == [0, 3, 3, 4]
+    assert tensors["label.values"].tolist() == [1, 0, 1]
+
+
+def test_ids_are_narrow_where_they_can_be(tmp_path: Path) -> None:
+    for ids, dtype in (([65_535], "uint16"), ([65_536], "int32"), ([-1, 5], "int32"), ([], "uint16")):
+        write_examples(tmp_path / "a", [{"x": ids}])
+        assert safetensors.numpy.load_file(tmp_path / "a")["x.ids"].dtype == dtype
+        assert Examples.open(tmp_path / "a").ids("x", 0).tolist() == ids
+
+
+def test_the_fingerprint_is_of_the_content() -> None:
+    same = Examples.from_rows(SOME).fingerprint
+    assert Examples.from_rows(SOME).fingerprint == same
+    assert Examples.from_rows([*SOME[:2], {"a": [5], "label": 1}]).fingerprint != same
+    assert Examples.from_rows(SOME, notes={"labels": ["x"]}).fingerprint != same
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_examples(path, SOME)
+    before = path.read_bytes()
+
+    def failing() -> Iterator[dict[str, Any]]:
+        yield from SOME
+        raise DataError("row 4 is wrong")
+
+    with pytest.raises(DataError, match="row 4"):
+        write_examples(path, failing())
+    with pytest.raises(DataError, match=r"a\.safetensors: there is no example to write"):
+        write_examples(path, [])
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a.safetensors"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
+    with pytest.raises(DataError, match="cannot be written"):
+        write_examples(path / "inside", SOME)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_examples(path, SOME, notes={"labels": ["no", "yes"]})
+    whole = path.read_bytes()
+    for cut in (0, 5, 40, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(DataError, match=r"a\.safetensors: (damaged|not a file of examples)"):
+            Examples.open(path)
+    path.write_bytes(whole + b"x")
+    with pytest.raises(DataError, match=r"damaged: .* bytes instead of"):
+        Examples.open(path)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DataError, match="differs from its checksum"):
+        Examples.open(path).verify()
+    with pytest.raises(DataError, match="no such file of examples"):
+        Examples.open(tmp_path / "b")
+    safetensors.numpy.save_file({"x": np.zeros(3)}, path)
+    with pytest.raises(DataError, match="not a file of examples"):
+        Examples.open(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_flipped_bit_is_noticed_or_harms_nothing(tmp_path_factory: Any, data: st.DataObject) -> None:
+    path = tmp_path_factory.mktemp("flip") / "a"
+    write_examples(path, SOME, notes={"labels": ["no", "yes"]})
+    whole = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(whole)
+    if (examples := _opened(path)) is not None:  # a bit without a meaning, in the header's white space
+        assert examples.values("label").tolist() == [1, 0, 1]
+        assert [examples.ids("a", n).tolist() for n in range(3)] == [row["a"] for row in SOME]
+        assert examples.notes == {"labels": ["no", "yes"]}
+
+
+def _opened(path: Path) -> Examples | None:
+    try:
+        examples = Examples.open(path)
+        examples.verify()
+    except DataError:
+        return None
+    return examples
+
+
+def test_rows_of_text_become_examples() -> None:
+    tokenizer = Word().train(["a b c d"])
+    rows = [
+        Row({"text": "a b", "kind": "yes", "score": 0.5}, "x:1"),
+        Row({"text": "c", "kind": "no", "score": 1}, "x:2"),
+    ]
+    names = label_names(row.values["kind"] for row in rows)
+    found = list(encoded(rows, tokenizer, texts={"first": "text"}, labels={"kind": names}, numbers=["score"]))
+    assert found == [
+        {"first": tokenizer.encode("a b"), "kind": 1, "score": 0.5},
+        {"first": tokenizer.encode("c"), "kind": 0, "score": 1},
+    ]
+    with pytest.raises(DataError, match="x:2: 'kind' is 'no', which no training row has; known: yes"):
+        list(encoded(rows, tokenizer, texts={}, labels={"kind": ["yes"]}))
+    many = [Row({"text": "a " * (n % 7)}, "x") for n in range(2500)]
+    lengths = [len(example["first"]) for example in encoded(many, tokenizer, texts={"first": "text"})]
+    assert lengths == [n % 7 for n in range(2500)]
+
+
+def test_a_row_that_makes_no_example_is_named() -> None:
+    def make(values: dict[str, Any]) -> dict[str, Any]:
+        if values["n"] == 2:
+            raise DataError("a two: really")
+        return {"n": values["n"]}
+
+    rows = [Row({"n": n}, f"x:{n}") for n in range(4)]
+    with pytest.raises(DataError, match=r"^x:2: a two: really$"):
+        list(each(rows, make))
+    skipped = Skipped()
+    assert list(each(rows, make, on_error="skip", skipped=skipped)) == [{"n": 0}, {"n": 1}, {"n": 3}]
+    assert skipped.counts == {"a two": 1}
+
+
+def test_labels_have_an_order() -> None:
+    assert label_names(["b", "a", "b"]) == ["a", "b"]
+    assert label_names(["10", "2", "-1"]) == ["-1", "2", "10"]

@@ -1,0 +1,163 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.data.messages import TEMPLATE, conversation, encode_chat, with_template
+from weft.data.table import read_rows
+from weft.decode.chat import Conversation
+from weft.errors import DataError, TokenizerError
+from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word
+from weft.text.tokenizer import Tokenizer
+
+TEXTS = ["### User", "### Assistant", "### System", "How are you? I am fine, thank you. And you? Hello there."] * 3
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+INST = (  # the last turn opens with a space, as Llama 2's does
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def turns(*contents: str) -> list[dict[str, str]]:
+    return [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(contents)]
+
+
+def chatml() -> Tokenizer:
+    specials = Specials(pad="<pad>", eos="<|im_end|>", extra=("<|im_start|>",))
+    plain = BPE(vocab_size=300, specials=specials).train(TEXTS)
+    return Tokenizer.from_json(plain.to_json(), plain.roles, CHATML)
+
+
+def replies(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> list[str]:
+    """The stretches of tokens that count, as text."""
+    ids, mask = encode_chat(tokenizer, messages)
+    assert len(ids) == len(mask)
+    found: list[list[int]] = []
+    for id, counts, before in zip(ids, mask, [0, *mask], strict=False):
+        if counts and not before:
+            found.append([])
+        if counts:
+            found[-1].append(id)
+    return [tokenizer.decode(stretch, specials=True) for stretch in found]
+
+
+# ---- rows to messages
+
+
+def test_an_instruction_becomes_two_turns() -> None:
+    given = {"instruction": "Fix it.", "input": "He go.", "output": "He goes."}
+    assert conversation(given) == turns("Fix it.\n\nHe go.", "He goes.")
+    assert conversation(given | {"input": ""}) == turns("Fix it.", "He goes.")
+    assert conversation({"instruction": "Hi", "output": "Hello"}) == turns("Hi", "Hello")
+
+
+SYSTEM = {"role": "system", "content": "Be kind."}
+WRONG: list[tuple[Any, str]] = [
+    (turns("a", "b")[1:], "the assistant speaks first: message 1"),
+    ([SYSTEM, *turns("a", "b")[1:]], "the assistant speaks first: message 2"),
+    ([*turns("a", "b"), {"role": "assistant", "content": "c"}], "twice in a row: message 3"),
+    ([{"role": "usr", "content": "a"}], "unknown role: message 1 has 'usr'; did you mean 'user'"),
+    ([{"content": "a"}], "unknown role: message 1 has None"),
+    (turns("a", " \n"), "an empty content: message 2 of role assistant"),
+    ([{"role": "user", "content": None}], "no text: message 1"),
+    ([*turns("a", "b"), SYSTEM], "a system message after another message: message 3"),
+    (turns("a"), "no reply of the assistant"),
+    ([], "an empty one"),
+    ("hello", "no list of messages"),
+    (["hello"], "no object with 'role' and 'content': message 1"),
+]
+
+
+@pytest.mark.parametrize(("messages", "reason"), WRONG)
+def test_what_is_no_conversation_is_named_by_file_and_line(tmp_path: Path, messages: Any, reason: str) -> None:
+    path = tmp_path / "chat.jsonl"
+    fine = {"messages": [SYSTEM, *turns("a", "b")]}
+    path.write_text(f"{json.dumps(fine)}\n{json.dumps({'messages': messages})}\n")
+    with pytest.raises(DataError, match=rf"chat\.jsonl:2: .*{reason}"):
+        list(read_rows([str(path)], {"messages": "messages"}))
+    kept = list(read_rows([str(path)], {"messages": "messages"}, on_error="skip"))
+    assert [row.values for row in kept] == [fine]
+
+
+def test_a_user_may_speak_twice() -> None:
+    messages = [*turns("a"), *turns("b", "c")]
+    assert conversation({"messages": messages}) == messages
+    assert replies(chatml(), messages) == ["c<|im_end|>"]
+
+
+def test_other_rows_say_what_they_hold() -> None:
+    with pytest.raises(DataError, match="neither 'messages' nor 'instruction' and 'output'; its columns: text"):
+        conversation({"text": "a"})
+    with pytest.raises(DataError, match="not list"):
+        conversation([1])
+
+
+# ---- messages to tokens
+
+
+@pytest.mark.parametrize("kind", [Word(split="punctuation"), Char(), Byte(), BPE(vocab_size=300), Unigram()])
+def test_only_replies_and_their_ends_count(kind: Any) -> None:
+    tokenizer = kind.train(TEXTS)
+    messages = [SYSTEM, *turns("How are you?", "I am fine", "Thank you", "Hello there")]
+    assert [text.replace(" <eos>", "<eos>") for text in replies(tokenizer, messages)] == [
+        "I am fine<eos>",
+        "Hello there<eos>",
+    ]
+
+
+def test_templates_of_others() -> None:
+    assert replies(chatml(), turns("How?", "Fine.", "And?", "Hello\n")) == ["Fine.<|im_end|>", "Hello\n<|im_end|>"]
+    plain = BPE(vocab_size=300).train(TEXTS)
+    inst = Tokenizer.from_json(plain.to_json(), plain.roles, INST)
+    assert replies(inst, turns("How?", "Fine.", "And?", "Hello")) == [" Fine.<eos>", " Hello<eos>"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.text(st.sampled_from("ab #\n.é"), min_size=1, max_size=8), min_size=2, max_size=5))
+def test_the_frame_is_what_chat_would_write(contents: list[str]) -> None:
+    """What the model reads before a reply in `weft chat` is what stood before that reply in training."""
+    tokenizer = CHAT
+    messages = turns(*contents) if len(contents) % 2 == 0 else turns(*contents[:-1])
+    if any(not message["content"].strip() for message in messages):
+        return
+    ids, mask = encode_chat(tokenizer, messages)
+    talk = Conversation(tokenizer, None, 0)
+    for said, reply in zip(messages[:-2:2], messages[1:-1:2], strict=True):
+        talk.add(said["content"], reply["content"])
+    last = len(mask) - mask[::-1].index(1)
+    first = max((n + 1 for n in range(last) if not mask[n]), default=0)
+    assert talk.ids(messages[-2]["content"]) == ids[:first]
+    assert ids[last - 1] == tokenizer.need("eos")
+    assert ids[last - 1] in talk.ends
+
+
+CHAT = with_template(Byte().train([]))
+
+
+def test_the_default_template_is_saved_with_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = with_template(BPE(vocab_size=300).train(TEXTS))
+    tokenizer.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again.chat_template == TEMPLATE
+    assert again.chat(turns("Hi", "Hello"), reply=False) == "<bos>### User\nHi\n### Assistant\nHello<eos>\n"
+    assert with_template(again) is again
+    with pytest.raises(TokenizerError, match="has no eos token"):
+        encode_chat(Byte(specials=Specials(pad="<pad>")).train([]), turns("a", "b"))
+
+
+def test_nobody_says_a_special_token() -> None:
+    with pytest.raises(DataError, match="spells a special token: message 1 holds '<eos>'"):
+        encode_chat(BPE(vocab_size=300).train(TEXTS), turns("<eos>### Assistant", "b"))
+
+
+def test_a_template_that_rewrites_history_is_refused() -> None:
+    plain = BPE(vocab_size=300).train(TEXTS)
+    forgetful = Tokenizer.from_json(plain.to_json(), plain.roles, "{{ messages[-1]['content'] + eos_token }}")
+    with pytest.raises(TokenizerError, match="rewrites earlier turns"):
+        encode_chat(forgetful, turns("a", "b", "c", "d"))

@@ -1,0 +1,236 @@
+import contextlib
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.data.config import FilesSplit, HashSplit, NoSplit, TailSplit
+from weft.data.table import Columns, Row, Skipped, read_rows, split_rows
+from weft.errors import DataError
+
+PAIRS: Columns = ("source", "target")
+
+
+def put(path: Path, content: str | bytes) -> str:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def values(*sources: str, columns: Columns, **more: Any) -> list[dict[str, Any]]:
+    return [row.values for row in read_rows(list(sources), columns, **more)]
+
+
+# ---- formats
+
+
+def test_a_table_with_a_header_says_where_each_row_stands(tmp_path: Path) -> None:
+    name = put(tmp_path / "a.tsv", 'text\tlabel\n"so it goes \tsad\n\nwell \tglad\n')
+    rows = list(read_rows([name], {"label": "label", "text": "text"}))
+    assert rows == [
+        Row({"label": "sad", "text": '"so it goes'}, f"{name}:2"),
+        Row({"label": "glad", "text": "well"}, f"{name}:4"),
+    ]
+
+
+def test_numbers_are_places_in_a_table_without_a_header(tmp_path: Path) -> None:
+    name = put(tmp_path / "a.tsv", "x\t1\t\tone\ny\t0\t*\ttwo\n")
+    assert values(name, columns={"3": "text", "1": "label"}) == [{"3": "one", "1": "1"}, {"3": "two", "1": "0"}]
+    with pytest.raises(DataError, match=r"a\.tsv: no column '4'; its columns: 0, 1, 2, 3"):
+        values(name, columns=["4"])
+    uneven = put(tmp_path / "b.tsv", "a\t1\nb\n")
+    with pytest.raises(DataError, match=r"b\.tsv:2: has not the 2 fields of the first line"):
+        values(uneven, columns=["0"])
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str, packed: str) -> None:
+    wanted = [{"source": "a, b", "target": "ä"}, {"source": "c", "target": "d"}]
+    written = {
+        ".csv": 'id,target,source\n1,ä,"a, b"\n2,d,c\n',
+        ".tsv": "source\tid\ttarget\na, b\t1\tä\nc\t2\td\n",
+        ".jsonl": "\n".join(json.dumps(row | {"id": 1}) for row in wanted),
+        ".json": json.dumps(wanted, indent=1),
+    }[suffix].encode()
+    if packed == ".gz":
+        written = gzip.compress(written)
+    elif packed == ".zst":
+        written = pytest.importorskip("zstandard").ZstdCompressor().compress(written)
+    assert values(put(tmp_path / f"a{suffix}{packed}", written), columns=PAIRS) == wanted
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    name = str(tmp_path / "a.parquet")
+    table = pyarrow.table({"text": ["a", "b"], "score": [0.5, 2], "words": [["x"], ["y", "z"]]})
+    parquet.write_table(table, name)
+    rows = list(read_rows([name], {"text": "text", "score": "score", "words": "words", "more": "optional"}))
+    assert rows[1] == Row({"text": "b", "score": 2.0, "words": ["y", "z"], "more": ""}, f"{name}:2")
+    with pytest.raises(DataError, match="no column 'scores'; did you mean 'score'"):
+        values(name, columns=["scores"])
+
+
+def test_parallel_files_of_any_suffix(tmp_path: Path) -> None:
+    source, target = put(tmp_path / "a.en", "one\r\ntwo\n"), put(tmp_path / "a.de", "eins\nzwei")
+    rows = list(read_rows([source], PAIRS, targets=[target]))
+    assert [row.values for row in rows] == [{"source": "one", "target": "eins"}, {"source": "two", "target": "zwei"}]
+    assert rows[1].where == f"{source}:2"
+
+
+def test_parallel_files_must_be_equally_long(tmp_path: Path) -> None:
+    source, target = put(tmp_path / "a.en", "one\ntwo\nthree\n"), put(tmp_path / "a.de", "eins\n")
+    with pytest.raises(DataError, match=r"a\.en has 3 lines, .*a\.de has 1"):
+        values(source, columns=PAIRS, targets=[target])
+    with pytest.raises(DataError, match="2 source files and 1 target files"):
+        values(source, source, columns=PAIRS, targets=[target])
+    with pytest.raises(DataError, match=r"no such file; did you mean '.*a\.de'"):
+        values(source, columns=PAIRS, targets=[str(tmp_path / "a.dd")])
+    with pytest.raises(DataError, match="holds both sides in its columns"):
+        values(source, columns=PAIRS, targets=[put(tmp_path / "a.tsv", "x")])
+
+
+def test_a_text_file_has_a_row_a_line(tmp_path: Path) -> None:
+    assert values(put(tmp_path / "a.txt", "one\ntwo\n"), columns=["text"]) == [{"text": "one"}, {"text": "two"}]
+
+
+def test_built_in_tasks_hold_out_items_by_themselves() -> None:
+    held = list(split_rows(["builtin:reverse"], PAIRS, HashSplit()))
+    train, validation = ({row.values["source"] for side, row in held if side == one} for one in ("train", "validation"))
+    assert train
+    assert validation
+    assert not train & validation
+    assert held[0][1].where == "builtin:reverse:1"
+    with pytest.raises(DataError, match="no such task or corpus; did you mean 'reverse'"):
+        values("builtin:revers", columns=PAIRS)
+
+
+# ---- what can be wrong with a row
+
+
+WRONG = {
+    '{"text": "a", "label": ': "is not valid JSON",
+    '{"text": "a", "lable": 1}': r"no column 'label'; did you mean 'lable'\? its columns: text, lable",
+    '{"text": " ", "label": 1}': "'text' is empty",
+    '{"text": null, "label": 1}': "'text' is empty",
+    '{"text": 3, "label": 1}': "'text' holds int, not text",
+    '{"text": "a", "label": ""}': "'label' is empty",
+    '{"text": "a", "label": [1]}': "'label' holds list",
+    '{"text": "a", "label": 1.5}': "'label' holds float",
+    '{"text": "\\ud800", "label": 1}': "'text' holds a NUL character or a lone surrogate",
+    "7": "a row is an object with columns: this one is int",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG.items())
+def test_a_wrong_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    name = put(tmp_path / "a.jsonl", f'{{"text": "fine", "label": true}}\n\n{line}\n{{"text": "z", "label": 0}}\n')
+    columns: Columns = {"text": "text", "label": "label"}
+    with pytest.raises(DataError, match=rf"^.*a\.jsonl:3: {message}") as caught:
+        values(name, columns=columns)
+    assert "\n" not in str(caught.value)
+    skipped = Skipped()
+    kept = values(name, columns=columns, on_error="skip", skipped=skipped)
+    assert kept == [{"text": "fine", "label": "true"}, {"text": "z", "label": "0"}]
+    assert skipped.total == 1
+    assert str(skipped).startswith("1 row was left out: 1 × ")
+    assert "a.jsonl:3" in str(skipped)
+
+
+@pytest.mark.parametrize("wrong", ["x", "nan", "inf", "", "1e999"])
+def test_a_score_is_a_finite_number(tmp_path: Path, wrong: str) -> None:
+    name = put(tmp_path / "a.csv", f"id,score\n1,0.25\n2,{wrong}\n")
+    with pytest.raises(DataError, match=r"a\.csv:3: 'score' is (no finite number|empty)"):
+        values(name, columns={"score": "score"})
+    assert values(name, columns={"score": "score"}, on_error="skip") == [{"score": 0.25}]
+
+
+def test_reasons_are_counted_without_their_details(tmp_path: Path) -> None:
+    name = put(tmp_path / "a.csv", "id,score\n1,a\n2,b\n3,\n4,1\n")
+    skipped = Skipped()
+    list(read_rows([name], {"score": "score"}, on_error="skip", skipped=skipped))
+    assert skipped.counts == {"'score' is no finite number": 2, "'score' is empty": 1}
+    assert str(Skipped()) == "no row was left out"
+
+
+def test_nothing_left_is_an_error(tmp_path: Path) -> None:
+    name = put(tmp_path / "a.jsonl", "{}\n")
+    with pytest.raises(DataError, match="no row at all; 1 row was left out: 1 × no column 'text'"):
+        values(name, columns=["text"], on_error="skip")
+    with pytest.raises(DataError, match=r"no row at all$"):
+        values(put(tmp_path / "b.jsonl", ""), columns=["text"])
+    twice = put(tmp_path / "c.csv", "a,a\n1,2\n")
+    with pytest.raises(DataError, match="two columns are called 'a'"):
+        values(twice, columns=["a"])
+
+
+def test_words_and_conversations(tmp_path: Path) -> None:
+    name = put(tmp_path / "a.jsonl", '{"words": ["New", "York"], "tags": [1, 1]}\n{"words": "a b", "tags": "x y"}\n')
+    assert values(name, columns={"words": "words", "tags": "words"}) == [
+        {"words": ["New", "York"], "tags": ["1", "1"]},
+        {"words": ["a", "b"], "tags": ["x", "y"]},
+    ]
+    chat = put(tmp_path / "c.csv", "instruction,output\nAdd 1 and 1.,2\nSay nothing.,\n")
+    with pytest.raises(DataError, match=r"c\.csv:3: an empty content: message 2 of role assistant"):
+        values(chat, columns={"messages": "messages"})
+    asked = {"role": "user", "content": "Add 1 and 1."}
+    assert values(chat, columns={"messages": "messages"}, on_error="skip") == [
+        {"messages": [asked, {"role": "assistant", "content": "2"}]}
+    ]
+
+
+# ---- training and validation
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=60), st.randoms())
+def test_the_hash_split_depends_on_what_is_asked_alone(tmp_path_factory: Any, texts: list[str], random: Any) -> None:
+    path = tmp_path_factory.mktemp("rows") / "a.jsonl"
+
+    def sides(order: list[str]) -> dict[str, set[str]]:
+        put(path, "".join(json.dumps({"text": text, "label": n}) + "\n" for n, text in enumerate(order)))
+        found: dict[str, set[str]] = {}
+        rows = split_rows([str(path)], {"text": "text", "label": "label"}, HashSplit(fraction=0.5))
+        with contextlib.suppress(DataError):  # at the end, where all rows are on one side
+            for side, row in rows:
+                found.setdefault(row.values["text"], set()).add(side)
+        assert found.keys() == set(order)
+        return found
+
+    first = sides(texts)
+    assert all(len(where) == 1 for where in first.values())
+    mixed = [*texts, "something new"]
+    random.shuffle(mixed)
+    assert {text: where for text, where in sides(mixed).items() if text in first} == first
+
+
+def test_the_share_that_is_held_out(tmp_path: Path) -> None:
+    name = put(tmp_path / "a.jsonl", "".join(f'{{"text": "row {n}"}}\n' for n in range(2000)))
+    share = Counter(side for side, _ in split_rows([name], ["text"], HashSplit(fraction=0.2)))
+    assert 320 < share["validation"] < 480
+    tail = list(split_rows([name], ["text"], TailSplit(fraction=0.1)))
+    assert [side for side, _ in tail] == ["train"] * 1800 + ["validation"] * 200
+    few = list(split_rows([name], ["text"], TailSplit(bytes=9)))
+    assert [side for side, _ in few] == ["train"] * 1998 + ["validation"] * 2
+    assert {side for side, _ in split_rows([name], ["text"], NoSplit())} == {"train"}
+
+
+def test_validation_from_files_of_its_own(tmp_path: Path) -> None:
+    source, target = put(tmp_path / "a.en", "one\n"), put(tmp_path / "a.de", "eins\n")
+    more, other = put(tmp_path / "b.en", "two\n"), put(tmp_path / "b.de", "zwei\n")
+    split = FilesSplit(sources=(more,), targets=(other,))
+    rows = list(split_rows([source], PAIRS, split, targets=[target]))
+    assert [(side, row.values["target"]) for side, row in rows] == [("train", "eins"), ("validation", "zwei")]
+
+
+def test_too_few_rows_to_split(tmp_path: Path) -> None:
+    name = put(tmp_path / "a.jsonl", '{"text": "a"}\n')
+    with pytest.raises(DataError, match=r"1 rows leave none for \w+ \(validation.kind = 'hash'\)"):
+        list(split_rows([name], ["text"], HashSplit()))
+    with pytest.raises(DataError, match=r"validation\.bytes = 99: the rows have 1 bytes"):
+        list(split_rows([name], ["text"], TailSplit(bytes=99)))

@@ -1,0 +1,50 @@
+"""F11 (lecture 4): next-sentence pairs, half of them true successors and half from another document.
+
+To see it: python -m pytest tests/lectures/test_f11_sentence_pairs.py -s
+"""
+
+import numpy as np
+
+from weft.data.corrupt import Sentences, sentence_pairs
+from weft.data.sampler import Array
+
+PAIRS = 4000
+
+
+class Books:
+    """Documents of 2 to 40 sentences; a token's number says which document it is from, and where it stands there."""
+
+    def __init__(self) -> None:
+        draw = np.random.default_rng(0)
+        self._document: list[int] = []
+        self._sentences: list[Array] = []
+        for document in range(30):
+            place = 10_000 * (document + 1)
+            for length in draw.integers(3, 25, draw.integers(2, 40)):
+                self._sentences.append(np.arange(place, place + length))
+                self._document.append(document)
+                place += int(length)
+
+    def __len__(self) -> int:
+        return len(self._sentences)
+
+    def ids(self, field: str, index: int) -> Array:
+        return self._sentences[index]
+
+    def lengths(self, field: str) -> Array:
+        return np.array([len(sentence) for sentence in self._sentences])
+
+    def values(self, field: str) -> Array:
+        return np.array(self._document)
+
+
+def test_half_follow_and_half_come_from_another_document() -> None:
+    sentences = Sentences(Books())
+    follow = 0
+    for a, b, said in sentence_pairs(sentences, range(PAIRS), seed=1, length=128):
+        same_document = a[0] // 10_000 == b[0] // 10_000
+        assert said == (b[0] == a[-1] + 1) == same_document
+        follow += said
+    error = (0.25 / PAIRS) ** 0.5
+    print(f"{follow / PAIRS:.2%} of {PAIRS} pairs follow, expected 50 % ± {error:.2%}")
+    assert abs(follow / PAIRS - 0.5) < 3 * error

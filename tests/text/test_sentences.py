@@ -1,0 +1,95 @@
+"""Where sentences end, and where a stop means something else."""
+
+from time import perf_counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.text.sentences import split_sentences
+
+
+def cut(text: str) -> list[str]:
+    """The sentences without the white space behind them."""
+    return [sentence.strip() for sentence in split_sentences(text)]
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["It rained.", "We stayed in!", "Did you?", "No."],
+        ["Mr. Fox met Dr. Owl at St. Ives.", "They talked."],
+        ["Pi is 3.14 or so.", "Version 2.0.1 of weft.org is out."],
+        ["She works at Apple Inc.", "The firm is big."],
+        ["She works at Apple Inc. in May.", "He met J. R. R. Tolkien in the U.S. Army."],
+        ["It was 5 p.m.", "She left."],
+        ["Some fruit, e.g. Granny Smiths, i.e. apples.", "A Ph.D. student ate them."],
+        ["No. 5 is alive.", "No.", "I won't."],
+        ["See Fig. 3 and p. 7.", "That was in 1990.", "Then it stopped."],
+        ["So do I.", "Then we went."],
+        ["He said “Stop.”", "Then he left."],
+        ['"Really?" he asked.', '"I think so," she said.'],
+        ["(He left.)", "She stayed."],
+        ["Wait... what?", "Well…", "Fine."],
+        ["The cell divides.[3]", "It grows.[4][5]", "Done."],
+        ["He sat in the sun.", "Birds sang."],
+        ["¿Qué?", "¡No!", "Sí."],
+        ["J'ai vu M. Dupont.", "Il est là."],
+        ["यह है।", "वह था।"],
+        ["i went home.", "then i slept.", "mr. fox did not."],  # no capitals anywhere, so they can't be waited for
+        ["This is shown by Smith et al.", "The rest is known."],
+    ],
+    ids=lambda sentences: sentences[0][:20],
+)
+def test_sentences(sentences: list[str]) -> None:
+    assert cut(" ".join(sentences)) == sentences
+    assert cut("\n".join(sentences)) == sentences
+
+
+def test_scripts_without_spaces() -> None:
+    assert split_sentences("今日は晴れ。明日は？「行こう。」と言った。彼は「はい。」終わり！") == [
+        "今日は晴れ。",
+        "明日は？",
+        "「行こう。」と言った。",
+        "彼は「はい。」",
+        "終わり！",
+    ]
+    assert split_sentences("値は３．１４だ。次。") == ["値は３．１４だ。", "次。"]
+
+
+def test_lines() -> None:
+    """A line may break within a sentence; a blank line ends one, and the number of a list's item is no sentence."""
+    assert split_sentences("Heading\n\nA line\nand another. Next.\n \n  1. One item\n2. Another item.\n") == [
+        "Heading\n\n",
+        "A line\nand another. ",
+        "Next.\n \n  ",
+        "1. One item\n2. Another item.\n",
+    ]
+    assert split_sentences("See Mr.\n\nFox") == ["See Mr.\n\n", "Fox"]
+
+
+def test_nothing_and_white_space() -> None:
+    assert split_sentences("") == []
+    assert split_sentences(" \n") == [" \n"]
+    assert split_sentences("\n\nA.\n\nB.") == ["\n\nA.\n\n", "B."]
+
+
+PIECES = st.sampled_from(
+    ["Mr", "I", "no", "5", "U.S", "he", "The", ".", "...", "?", "…", "。", "」", '"', "[3]", " ", "\n"]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(), st.lists(PIECES).map("".join)))
+def test_nothing_is_lost(text: str) -> None:
+    sentences = split_sentences(text)
+    assert "".join(sentences) == text
+    assert all(sentence.strip() for sentence in sentences) or not text.strip()
+
+
+@pytest.mark.parametrize("unit", [".", '."', "1. ", "。」", "\n", "\n  ", ".[1", "a"], ids=repr)
+def test_no_text_takes_long(unit: str) -> None:
+    """Time grows with the text, not with its square: 64 times as much would take minutes."""
+    began = perf_counter()
+    split_sentences(unit * 30_000 + "x")
+    assert perf_counter() - began < 5.0
