@@ -49,12 +49,16 @@ class PretrainingHead(Config):
 
 
 class ClassificationHead(Config):
-    """One of `labels` for a whole sequence; one label is a regression. `pooler` puts BERT's dense tanh in front."""
+    """One of `labels` for a whole sequence; one label is a regression.
+
+    `pooler` puts a dense layer with `activation` in front, tanh as in BERT or relu as in DistilBERT.
+    """
 
     kind: Literal["sequence"] = "sequence"
     labels: PositiveInt
     pooling: Literal["first", "mean", "last"] = "first"
     pooler: bool = True
+    activation: Activation = "tanh"
     dropout: Probability = 0.1
 
 

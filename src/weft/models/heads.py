@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.models import config
+from weft.nn.config import Activation
 from weft.nn.feedforward import activations
 from weft.nn.init import embedding_deviation
 
@@ -76,15 +77,16 @@ def pool(features: Tensor, mask: Tensor | None, how: str) -> Tensor:
 
 
 class Pooler(nn.Module):
-    """tanh(dense(first token)), which BERT puts before what is asked of a whole sequence."""
+    """f(dense(first token)), with tanh for f what BERT puts before what is asked of a whole sequence."""
 
-    def __init__(self, d_model: int):
+    def __init__(self, d_model: int, activation: Activation = "tanh"):
         super().__init__()
         self.dense = nn.Linear(d_model, d_model)
+        self.activation = activations[activation]
 
     def forward(self, pooled: Tensor) -> Tensor:
         """(batch, d_model) → (batch, d_model)."""
-        return self.dense(pooled).tanh()
+        return self.activation(self.dense(pooled))
 
 
 class NextSentence(nn.Module):
@@ -119,7 +121,7 @@ class Classifier(nn.Module):
     def __init__(self, settings: config.ClassificationHead, d_model: int):
         super().__init__()
         self.pooling = settings.pooling
-        self.pooler = Pooler(d_model) if settings.pooler else None
+        self.pooler = Pooler(d_model, settings.activation) if settings.pooler else None
         self.dropout = nn.Dropout(settings.dropout)
         self.out = nn.Linear(d_model, settings.labels)
 

@@ -3,11 +3,15 @@
 No torch is imported here, so that presets can be listed, checked and counted at once; `build` imports it.
 """
 
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
+from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,15 +39,19 @@ class LayerNorm(Config):
 
 
 class RMSNorm(Config):
-    """LayerNorm without the mean and the bias (Zhang and Sennrich 2019)."""
+    """LayerNorm without the mean and the bias (Zhang and Sennrich 2019).
+
+    The gain is `offset` plus a trained vector; with 1 the vector tells how far the gain is from 1, as in Gemma.
+    """
 
     kind: Literal["rms"] = "rms"
     eps: PositiveFloat = 1e-5
+    offset: float = 0.0
 
     def build(self, width: int) -> "nn.Module":
         from weft.nn.norm import RMSNorm as Module
 
-        return Module(width, self.eps)
+        return Module(width, self.eps, self.offset)
 
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
@@ -293,3 +301,32 @@ class XavierInit(Config):
 
 
 Init = Annotated[NormalInit | XavierInit, Field(discriminator="kind")]
+
+
+# ---- adapters
+
+
+class LoRA(Config):
+    """Low-rank additions to matrices that stay as they are: W x + (alpha / rank) B A x (Hu et al. 2022).
+
+    `targets` are patterns of the names of linear layers in blocks, such as "*.attention.qkv" or "*.feedforward.*";
+    absent: every one of attention. `head` trains the head as well, which one that was never trained needs.
+    """
+
+    kind: Literal["lora"] = "lora"
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    targets: tuple[str, ...] | None = None
+    dropout: Probability = 0.0
+    head: bool = False
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that are targets, in order; a pattern without one is an error."""
+        names = list(names)
+        if self.targets is None:
+            return [name for name in names if fnmatchcase(name, "*.attention.*") or fnmatchcase(name, "*.cross.*")]
+        for pattern in self.targets:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                there = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)
+                raise ConfigError(f"adapter.targets: '{pattern}' matches no layer; there are {', '.join(there)}")
+        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.targets)]

@@ -22,11 +22,13 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """gain · x/RMS(x) (Zhang and Sennrich 2019), in the type of the gain, as autocast has LayerNorm."""
 
-    def __init__(self, width: int, eps: float):
+    def __init__(self, width: int, eps: float, offset: float = 0.0):
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
+        self.offset = offset
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, width) → (…, width)."""
-        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+        gain = self.weight + self.offset if self.offset else self.weight
+        return F.rms_norm(x.to(gain.dtype), gain.shape, gain, self.eps)

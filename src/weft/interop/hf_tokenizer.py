@@ -1,0 +1,158 @@
+"""The tokenizer of a Hugging Face folder, from whichever files it has, and back."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from weft.config import Tree
+from weft.errors import TokenizerError
+from weft.interop.loaded import Loaded
+from weft.interop.safetensors import read_json
+from weft.models.config import EncoderDecoder, Model
+from weft.text import sentencepiece, vocabularies
+from weft.text.config import ROLES, Role
+from weft.text.tokenizer import FILE, SETTINGS, Tokenizer
+
+SPECIALS = "special_tokens_map.json"
+TOKENIZER_FILES = (
+    FILE,
+    SETTINGS,
+    SPECIALS,
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "target.spm",
+)
+SOURCE = "source"  # the folder of the source's tokenizer, where weft wrote one
+MARIAN = ("source.spm", "target.spm", "vocab.json")
+
+
+def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """The folder's tokenizer, and another one for the source where it has two; None where it has none.
+
+    Roles come from the tokenizer's own files and then, for those that are missing, from the ids in config.json. An
+    encoder–decoder begins what it writes with `decoder_start_token_id`, which takes the role of bos for that.
+    """
+    found, source = _find(folder)
+    if found is None:
+        return None, None
+    roles = {**_special_tokens(folder), **found.roles}
+    for role in ROLES:
+        token = _token(found, config.get(f"{role}_token_id"))
+        if token is not None:
+            roles.setdefault(role, token)
+    if source is not None:
+        source = _with_roles(source, roles)
+    if isinstance(model, EncoderDecoder):
+        started = _token(found, config.get("decoder_start_token_id"))
+        roles |= {"bos": started} if started is not None else {}
+    return _with_roles(found, roles), source
+
+
+def _with_roles(tokenizer: Tokenizer, roles: dict[Role, str]) -> Tokenizer:
+    known = {role: token for role, token in roles.items() if _has(tokenizer, token)}
+    return (
+        tokenizer
+        if known == tokenizer.roles
+        else Tokenizer.from_json(tokenizer.to_json(), known, tokenizer.chat_template)
+    )
+
+
+def _find(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """The tokenizer, and the source's where it is another."""
+    if (folder / FILE).is_file() or vocabularies.in_folder(folder) is not None:
+        other = folder / SOURCE
+        return Tokenizer.load(folder), Tokenizer.load(other) if (other / FILE).is_file() else None
+    if all((folder / name).is_file() for name in MARIAN):
+        vocabulary = _vocabulary(folder / "vocab.json")
+        return _pieces(folder / "target.spm", vocabulary), _pieces(folder / "source.spm", vocabulary)
+    return None, None
+
+
+def _vocabulary(path: Path) -> dict[str, int]:
+    tree = read_json(path)
+    if not all(isinstance(id, int) and 0 <= id < len(tree) for id in tree.values()):
+        raise TokenizerError(f"{path}: expected tokens with their ids, 0 … {len(tree) - 1}")
+    return tree
+
+
+def _pieces(path: Path, vocabulary: dict[str, int]) -> Tokenizer:
+    """A SentencePiece model whose pieces have the ids of `vocabulary`, as Marian's two have."""
+    try:
+        backend, roles = sentencepiece.to_tokenizer(path.read_bytes(), vocabulary)
+        return Tokenizer.from_json(backend.to_str(), roles)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from None
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _special_tokens(folder: Path) -> dict[Role, str]:
+    """The roles that special_tokens_map.json gives, which older folders have beside tokenizer_config.json."""
+    if not (folder / SPECIALS).is_file():
+        return {}
+    tree = read_json(folder / SPECIALS)
+    return {role: text for role in ROLES if (text := _text(tree.get(f"{role}_token"))) is not None}
+
+
+def _text(token: Any) -> str | None:
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def _token(tokenizer: Tokenizer, id: Any) -> str | None:
+    id = id[0] if isinstance(id, list) and id else id
+    if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < tokenizer.vocab_size:
+        return None
+    try:
+        return tokenizer.token(id)
+    except TokenizerError:
+        return None
+
+
+def _has(tokenizer: Tokenizer, token: str) -> bool:
+    try:
+        tokenizer.id(token)
+    except TokenizerError:
+        return False
+    return True
+
+
+# ---- writing
+
+
+def tokenizer_files(loaded: Loaded) -> dict[str, bytes]:
+    """The files of a tokenizer: those that were read, if the tokenizer is still the same, or else fresh ones."""
+    assert loaded.tokenizer is not None
+    given = {name: data for name, data in loaded.files.items() if name in TOKENIZER_FILES}
+    if given and loaded.notes.get("tokenizer") == loaded.tokenizer.fingerprint:
+        return given
+    files = dict(_fresh(loaded.tokenizer, loaded.model))
+    if loaded.source_tokenizer is not None:  # transformers takes it with subfolder="source"
+        source = _fresh(loaded.source_tokenizer, loaded.model)
+        files |= {f"{SOURCE}/{name}": data for name, data in source}
+    return files
+
+
+def _fresh(tokenizer: Tokenizer, model: Any) -> Iterator[tuple[str, bytes]]:
+    roles = tokenizer.roles
+    settings: Tree = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": model.context,
+        **{f"{role}_token": token for role, token in roles.items()},
+    }
+    if tokenizer.chat_template is not None:
+        settings["chat_template"] = tokenizer.chat_template
+    yield FILE, tokenizer.to_json().encode()
+    yield SETTINGS, (json.dumps(settings, ensure_ascii=False, indent=2) + "\n").encode()
+    if roles:
+        named = {f"{role}_token": token for role, token in roles.items()}
+        yield SPECIALS, (json.dumps(named, ensure_ascii=False, indent=2) + "\n").encode()

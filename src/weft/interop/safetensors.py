@@ -1,0 +1,194 @@
+"""Safetensors files read and written a tensor at a time, so that a model larger than the memory passes through.
+
+The file is eight bytes with the length of a JSON header, the header, and the tensors one after the other.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from weft.errors import InteropError
+from weft.interop.loaded import Weights
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+FLOATS = ("F16", "BF16", "F32", "F64")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LONGEST_JSON = 100_000_000  # the largest header that the format itself allows
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file, not yet read."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+# ---- reading
+
+
+def stored(folder: Path) -> dict[str, Stored]:
+    """Every tensor of the folder's model.safetensors, or of the shards that its index names."""
+    index = folder / INDEX
+    if (folder / SINGLE).is_file():
+        return listing(folder / SINGLE)
+    if not index.is_file():
+        pickled = sorted(folder.glob("pytorch_model*.bin"))
+        if pickled:
+            raise InteropError(
+                f"{pickled[0]}: reading such a file may run code, so weft does not; save the model again as safetensors"
+            )
+        raise InteropError(f"{folder}: there is no {SINGLE} and no {INDEX} in it")
+    tree = read_json(index)
+    placed = tree.get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise InteropError(f"{index}: 'weight_map' does not say which tensor is in which file")
+    found: dict[str, Stored] = {}
+    for name in sorted({str(name) for name in placed.values()}):
+        # a shard lies beside its index; any other path would read files that the model is not made of
+        if not re.fullmatch(r"[\w][\w.-]*\.safetensors", name):
+            raise InteropError(f"{index}: '{name}' is not the name of a .safetensors file beside it")
+        if not (folder / name).is_file():
+            raise InteropError(f"{folder / name}: missing, though {INDEX} names it")
+        found |= listing(folder / name)
+    for tensor, name in placed.items():
+        if tensor not in found or found[tensor].file.name != name:
+            raise InteropError(f"{index}: '{tensor}' is not in {name}, where it should be")
+    extra = [tensor for tensor in found if tensor not in placed]
+    if extra:
+        raise InteropError(f"{found[extra[0]].file}: '{extra[0]}' is not in {INDEX}")
+    return found
+
+
+def listing(file: Path) -> dict[str, Stored]:
+    """Every tensor of one file."""
+    found = {}
+    try:
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (not a mapping)
+                part = opened.get_slice(name)
+                found[name] = Stored(file, tuple(part.get_shape()), str(part.get_dtype()))
+    except (SafetensorError, OSError) as error:
+        raise InteropError(f"{file}: not a whole safetensors file: {' '.join(str(error).split())}") from None
+    for name, tensor in found.items():
+        if tensor.dtype not in DTYPES:
+            raise InteropError(f"{file}: '{name}' holds numbers of type {tensor.dtype}; weft reads {', '.join(DTYPES)}")
+    return found
+
+
+def reader(tensors: Mapping[str, Stored]) -> Callable[[str], Tensor]:
+    """A function that reads one tensor by its name. Its memory is the file's own pages, given back with the tensor."""
+
+    def read(name: str) -> Tensor:
+        with safe_open(tensors[name].file, "pt") as opened:
+            return opened.get_tensor(name)
+
+    return read
+
+
+def equal(tensors: Mapping[str, Stored], one: str, other: str, rows: int = 4096) -> bool:
+    """Whether two stored tensors hold the same bits."""
+    a, b = tensors[one], tensors[other]
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    with safe_open(a.file, "pt") as left, safe_open(b.file, "pt") as right:
+        if not a.shape:
+            return torch.equal(_bits(left.get_tensor(one)), _bits(right.get_tensor(other)))
+        mine, theirs = left.get_slice(one), right.get_slice(other)
+        return all(
+            torch.equal(_bits(mine[start : start + rows]), _bits(theirs[start : start + rows]))
+            for start in range(0, a.shape[0], rows)
+        )
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that somebody else wrote."""
+    try:
+        if path.stat().st_size > LONGEST_JSON:
+            raise InteropError(f"{path}: {path.stat().st_size} bytes are too many for a settings file")
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InteropError(f"{path}: no such file") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InteropError):
+            raise
+        raise InteropError(f"{path}: not valid JSON: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise InteropError(f"{path}: cannot be read: {error.strerror}") from None
+    if not isinstance(tree, dict):
+        raise InteropError(f"{path}: expected a JSON object")
+    return tree
+
+
+# ---- writing
+
+
+def write(path: Path, weights: Weights, progress: Callable[[int], None] | None = None) -> None:
+    """Write tensors one after the other and sync; at most one of them is in memory.
+
+    A tensor's place must be a multiple of the size of its numbers, which is known once it was made. Where types are
+    mixed and that fails, all are written a second time, those with the widest numbers first.
+    """
+    sizes = _write(path, weights, progress)
+    if sizes is not None:
+        again = _write(path, {name: weights[name] for name in sorted(sizes, key=lambda n: -sizes[n])}, progress)
+        assert again is None
+
+
+def _write(path: Path, weights: Weights, progress: Callable[[int], None] | None) -> dict[str, int] | None:
+    """Room for the header is left in front and filled in at the end. The sizes of numbers, if one lies askew."""
+    room = 64 + sum(len(json.dumps(name)) + 256 for name in weights)  # offsets have up to 20 digits, shapes few entries
+    room += -room % 64
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    sizes: dict[str, int] = {}
+    end, askew = 0, False
+    with open(path, "wb") as file:
+        file.seek(8 + room)
+        for name, make in weights.items():
+            tensor = make().detach().cpu().contiguous()
+            start, end = end, end + tensor.nbytes
+            if tensor.nbytes:
+                file.write(_bits(tensor).numpy().data)
+            header[name] = {
+                "dtype": NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [start, end],
+            }
+            sizes[name] = tensor.element_size()
+            askew = askew or start % sizes[name] != 0
+            if progress is not None:
+                progress(tensor.nbytes)
+            del tensor
+        text = json.dumps(header, separators=(",", ":")).encode()
+        assert len(text) <= room, "a tensor has more dimensions than there was room for"
+        file.seek(0)
+        file.write(room.to_bytes(8, "little"))
+        file.write(text.ljust(room))
+        file.flush()
+        os.fsync(file.fileno())
+    return sizes if askew else None

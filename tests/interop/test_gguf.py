@@ -1,0 +1,560 @@
+"""GGUF files against two programs that nobody here wrote: the `gguf` package writes them, `transformers` reads them."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import random
+import re
+import struct
+import sys
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from weft.errors import InteropError, WeftError
+from weft.interop import gguf as weft_gguf
+from weft.interop.gguf_file import (
+    ENCODINGS,
+    STRING,
+    Contents,
+    Entry,
+    open_file,
+)
+from weft.interop.gguf_tokenizer import (
+    tokenizer_keys,
+)
+from weft.interop.loaded import Loaded
+from weft.models.config import Decoder, LMHead
+from weft.models.presets import gpt, llama, preset
+from weft.nn.config import Attention, DynamicNTK, Gated, LinearScaling, Llama3Scaling, RMSNorm, Rotary
+from weft.text.config import BPE
+from weft.text.tokenizer import Tokenizer
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+
+D, HEADS, LAYERS, FF = 64, 4, 2, 96
+TEXTS = (
+    "the cat sat on the mat in 1984, and the cat's hat  was 3.14 big",
+    "naïve café: 東京 🙂\n\n  12\t3 hats",
+    "  the",
+    "",
+)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def bpe(size: int = 300) -> Tokenizer:
+    return Tokenizer.train(BPE(vocab_size=size), [" ".join(TEXTS)] * 4)
+
+
+def weights_of(model: Decoder, dtype: torch.dtype = torch.float32) -> dict[str, Callable[[], Tensor]]:
+    """Random weights, gains around 1, that would show a swap or an omission."""
+    state = model.build().state_dict()
+    made = {n: (torch.randn_like(t) * 0.15 + n.endswith("norm.weight")).to(dtype) for n, t in state.items()}
+    return {name: partial(made.__getitem__, name) for name in made}
+
+
+def logits(loaded: Loaded, tokens: Tensor) -> Tensor:
+    model = loaded.model.build().eval()
+    model.load_state_dict({name: make().float() for name, make in loaded.weights.items()})
+    with torch.no_grad():
+        return model(tokens)
+
+
+# ---- files as the converter of llama.cpp writes them
+
+
+SHAPE: dict[str, Any] = {"hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+SHAPE |= {"intermediate_size": FF, "num_key_value_heads": 2, "max_position_embeddings": 48}
+
+
+def their_model(architecture: str, vocab: int, **changes: Any) -> Any:
+    shape = SHAPE | {"vocab_size": vocab, "rms_norm_eps": 1e-5, "tie_word_embeddings": False} | changes
+    made = {
+        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)),
+        "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape)),
+        "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape, head_dim=128)),
+        "gemma": lambda: transformers.GemmaForCausalLM(
+            transformers.GemmaConfig(**shape | {"tie_word_embeddings": True}, head_dim=24)
+        ),
+        "gpt2": lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=vocab, n_positions=1024, n_embd=D, n_layer=LAYERS, n_head=HEADS)
+        ),
+    }[architecture]().eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(std=0.15)
+    return made
+
+
+def permuted(weight: Tensor, heads: int) -> Tensor:
+    """What llama.cpp does to rows of queries and keys: halves become neighbours."""
+    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+LLAMA_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+GPT2_NAMES = {
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+
+
+def reference_file(path: Path, architecture: str, theirs: Any, tokenizer: Tokenizer) -> None:
+    """The file of a transformers model, by the `gguf` package."""
+    config = theirs.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(D)
+    writer.add_head_count(HEADS)
+    if architecture == "gpt2":
+        writer.add_feed_forward_length(4 * D)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_feed_forward_length(FF)
+        writer.add_head_count_kv(2)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        if architecture in ("qwen3", "gemma"):
+            writer.add_key_length(config.head_dim)
+            writer.add_value_length(config.head_dim)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    keys = tokenizer_keys(tokenizer, config.vocab_size)
+    writer.add_token_list(keys["tokenizer.ggml.tokens"].value)
+    writer.add_token_types(keys["tokenizer.ggml.token_type"].value)
+    writer.add_token_merges(keys["tokenizer.ggml.merges"].value)
+    for name, tensor in theirs.named_parameters():
+        writer.add_tensor(*stored(architecture, name, tensor.detach().clone()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def stored(architecture: str, name: str, tensor: Tensor) -> tuple[str, Any]:
+    """A tensor's name and numbers in a file."""
+    stem, kind = name.rsplit(".", 1)
+    if architecture == "gpt2":
+        tensor = tensor.T if tensor.dim() == 2 and ".h." in name else tensor
+        parts = stem.removeprefix("transformer.h.").split(".", 1)
+        new = GPT2_NAMES.get(stem) or f"blk.{parts[0]}.{GPT2_NAMES[parts[1]]}"
+    else:
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            tensor = permuted(tensor, HEADS if "q_proj" in name else 2)
+        if architecture == "gemma" and "norm" in name:
+            tensor = tensor + 1
+        parts = stem.removeprefix("model.layers.").split(".", 1)
+        new = LLAMA_NAMES.get(stem) or f"blk.{parts[0]}.{LLAMA_NAMES[parts[1]]}"
+    return f"{new}.{kind}", tensor.contiguous().numpy()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma", "gpt2"])
+def test_a_file_of_theirs_gives_their_logits(architecture: str, tmp_path: Path) -> None:
+    tokenizer = bpe()
+    theirs = their_model(architecture, tokenizer.vocab_size)
+    reference_file(tmp_path / "m.gguf", architecture, theirs, tokenizer)
+    loaded = weft_gguf.read(tmp_path / "m.gguf")
+    tokens = torch.randint(tokenizer.vocab_size, (2, 17))
+    with torch.no_grad():
+        assert (logits(loaded, tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+    assert isinstance(loaded.model, Decoder)
+    assert loaded.model.head == LMHead(tied=architecture in ("gemma", "gpt2"))
+    assert loaded.tokenizer is not None
+    assert [loaded.tokenizer.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gpt2"])
+def test_transformers_reads_what_is_written(architecture: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
+    tokenizer = bpe()
+    first = tmp_path / "first.gguf"
+    reference_file(first, architecture, their_model(architecture, tokenizer.vocab_size), tokenizer)
+    loaded = weft_gguf.read(first)
+    weft_gguf.write(loaded.model, loaded.weights, loaded.tokenizer, tmp_path / "m.gguf", "f16")
+    again = weft_gguf.read(tmp_path / "m.gguf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).eval()
+    tokens = torch.randint(tokenizer.vocab_size, (2, 17))
+    with torch.no_grad():
+        assert (logits(again, tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+    reads = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    for text in TEXTS:
+        assert reads.encode(text, add_special_tokens=False) == tokenizer.encode(text)
+
+
+# ---- in and out
+
+
+FAMILIES = {
+    "llama": llama(LAYERS, D, HEADS, FF, 48, 300, kv_heads=2),
+    "llama-neighbours": llama(LAYERS, D, HEADS, FF, 48, 300).replace(position=Rotary(pairs="adjacent")),
+    "llama-linear": llama(LAYERS, D, HEADS, FF, 48, 300).replace(position=Rotary(scaling=LinearScaling(factor=4.0))),
+    "llama-3.1": llama(LAYERS, D, HEADS, FF, 48, 300, tied=True, base=5e5).replace(
+        position=Rotary(base=5e5, scaling=Llama3Scaling(factor=32.0))
+    ),
+    "llama-biased": llama(LAYERS, D, HEADS, FF, 48, 300).replace(attention=Attention(heads=HEADS, bias="all")),
+    "qwen2": llama(LAYERS, D, HEADS, FF, 48, 300).replace(attention=Attention(heads=HEADS, kv_heads=2, bias="qkv")),
+    "qwen3": llama(LAYERS, D, HEADS, FF, 48, 300, eps=1e-6).replace(
+        attention=Attention(heads=HEADS, kv_heads=2, d_head=24, qk_norm=RMSNorm(eps=1e-6))
+    ),
+    "gemma": llama(LAYERS, D, HEADS, FF, 48, 300, tied=True).replace(
+        feedforward=Gated(d_ff=FF, activation="gelu-tanh"), embedding_scale=True, norm=RMSNorm(offset=1.0)
+    ),
+    "gpt2": gpt(LAYERS, D, HEADS, 48, 300),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_writing_and_reading_changes_nothing(name: str, tmp_path: Path) -> None:
+    model, tokenizer = FAMILIES[name], bpe()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    weights = weights_of(model)
+    weft_gguf.write(model, weights, tokenizer, tmp_path / "m.gguf")
+    loaded = weft_gguf.read(tmp_path / "m.gguf")
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.chat_template == tokenizer.chat_template
+    assert loaded.tokenizer.roles == tokenizer.roles
+    tokens = torch.randint(300, (2, 17))
+    assert (logits(loaded, tokens) - logits(Loaded(model, weights, None, ""), tokens)).abs().max() <= 1e-5
+    if name == "llama-neighbours":  # they come back as halves, with their rows in that order
+        assert loaded.model.replace(position=model.position) == model
+    else:
+        assert loaded.model == model
+        gains = "norm.weight" if name == "gemma" else "none"  # 1 + w is stored, which rounds w
+        same = {n: make for n, make in weights.items() if not n.endswith(gains)}
+        assert all(torch.equal(loaded.weights[n](), make()) for n, make in same.items())
+
+
+@pytest.mark.parametrize("dtype", [None, "f16", "q8_0"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_llama_cpp_reads_what_is_written(name: str, dtype: weft_gguf.Dtype | None, tmp_path: Path) -> None:
+    """Nearly the same logits, for it keeps its cache in fp16, and rounds what it multiplies with 8-bit blocks."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
+    model = FAMILIES[name].replace(context=512)
+    weft_gguf.write(model, weights_of(model), bpe(), tmp_path / "m.gguf", dtype)
+    tokens = torch.randint(3, 300, (1, 20))
+    ours = logits(weft_gguf.read(tmp_path / "m.gguf"), tokens)[0]
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
+    theirs.eval(tokens[0].tolist())
+    found = torch.from_numpy(np.array(theirs.scores[:20]))
+    assert (found - ours).norm() <= (0.06 if dtype == "q8_0" else 0.004) * ours.norm()
+    for text in TEXTS[:2]:
+        assert theirs.tokenize(text.encode(), add_bos=False) == bpe().encode(text)
+
+
+def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    model, notes = FAMILIES["llama"], {"gguf": {"keys": {"general.license": [STRING, "apache-2.0"]}}}
+    weft_gguf.write(model, weights_of(model), bpe(), tmp_path / "a.gguf", notes=notes)
+    loaded = weft_gguf.read(tmp_path / "a.gguf")
+    weft_gguf.write(loaded.model, loaded.weights, loaded.tokenizer, tmp_path / "b.gguf", notes=loaded.notes)
+    assert open_file(tmp_path / "b.gguf").get("general.license") == "apache-2.0"
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_widths_stay_where_nothing_is_lost(dtype: torch.dtype, tmp_path: Path) -> None:
+    weights = weights_of(FAMILIES["llama"], dtype)
+    weft_gguf.write(FAMILIES["llama"], weights, bpe(), tmp_path / "m.gguf")
+    contents = open_file(tmp_path / "m.gguf")
+    assert contents.tensors["blk.0.attn_norm.weight"].encoding.name == "F32"
+    loaded = weft_gguf.read(tmp_path / "m.gguf")
+    assert all(torch.equal(loaded.weights[name](), make()) for name, make in weights.items())
+    assert {make().dtype for make in loaded.weights.values()} == {dtype}
+
+
+def test_vectors_that_a_half_width_would_round_make_all_of_it_fp32(tmp_path: Path) -> None:
+    weights = weights_of(FAMILIES["llama"])
+    weft_gguf.write(FAMILIES["llama"], weights, bpe(), tmp_path / "m.gguf", "f16")
+    loaded = weft_gguf.read(tmp_path / "m.gguf")
+    assert {make().dtype for make in loaded.weights.values()} == {torch.float32}
+    table = weights["embedding.weight"]()
+    assert torch.equal(loaded.weights["embedding.weight"](), table.half().float())
+
+
+def test_eight_bits(tmp_path: Path) -> None:
+    model = FAMILIES["llama"]
+    weights = weights_of(model)
+    weft_gguf.write(model, weights, bpe(), tmp_path / "m.gguf", "q8_0")
+    contents = open_file(tmp_path / "m.gguf")
+    assert contents.get("general.file_type") == 7
+    assert contents.tensors["token_embd.weight"].encoding.name == "Q8_0"
+    assert contents.tensors["output_norm.weight"].encoding.name == "F32"
+    loaded = weft_gguf.read(tmp_path / "m.gguf")
+    table, back = weights["embedding.weight"](), loaded.weights["embedding.weight"]()
+    steps = table.unflatten(-1, (-1, 32)).abs().amax(-1) / 127
+    assert ((table - back).unflatten(-1, (-1, 32)).abs() <= steps[..., None] * 0.57).all()
+    weft_gguf.write(loaded.model, loaded.weights, loaded.tokenizer, tmp_path / "n.gguf", "q8_0", loaded.notes)
+    again = weft_gguf.read(tmp_path / "n.gguf")
+    assert all(torch.equal(loaded.weights[name](), again.weights[name]()) for name in weights)
+
+
+def test_rows_that_are_no_whole_blocks_are_fp16(tmp_path: Path) -> None:
+    model = llama(1, 48, 4, 64, 16, 300)
+    weft_gguf.write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
+    kinds = {name: entry.encoding.name for name, entry in open_file(tmp_path / "m.gguf").tensors.items()}
+    assert kinds["blk.0.ffn_down.weight"] == "Q8_0"
+    assert kinds["blk.0.ffn_up.weight"] == "F16"
+
+
+def test_a_table_that_is_stored_twice_is_one(tmp_path: Path) -> None:
+    model = FAMILIES["gpt2"].replace(head=LMHead(tied=False))
+    weights = weights_of(model)
+    weights["output.weight"] = weights["embedding.weight"]
+    weft_gguf.write(model, weights, bpe(), tmp_path / "m.gguf")
+    assert weft_gguf.read(tmp_path / "m.gguf").model == FAMILIES["gpt2"]
+
+
+# ---- blocks of few bits
+
+
+@pytest.mark.parametrize("encoding", [e for e in ENCODINGS.values() if e.block > 1], ids=lambda e: e.name)
+def test_blocks_unpack_as_elsewhere(encoding: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.interop.gguf_file.CHUNK", 1024)  # some rows at a time
+    rows, width = 7, 512
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (rows, width // encoding.block, encoding.bytes), dtype=np.uint8)
+    halves = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q6_K": [208], "Q3_K": [108]}
+    for place in halves.get(encoding.name, [0, 2] if encoding.name != "Q2_K" else [80, 82]):
+        scales = rng.normal(size=(rows, width // encoding.block)).astype(np.float16)
+        raw[..., place : place + 2] = scales.view(np.uint8).reshape(*scales.shape, 2)
+    mapped = memoryview(raw.tobytes())
+    contents = Contents(tmp_path, {}, {"t": Entry((rows, width), encoding, 0, len(mapped))}, mapped)
+    ours = contents.tensor("t")
+    if encoding.name in ("Q5_0", "Q5_1"):
+        expected = five_bits(raw, encoding.name)
+    else:
+        from transformers.integrations.gguf.dequant import dequantize
+
+        expected = dequantize(torch.from_numpy(raw.reshape(-1, encoding.bytes)), encoding.number)
+    assert (ours.flatten() - expected.flatten()).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def five_bits(raw: Any, name: str) -> Tensor:
+    """Q5_0 and Q5_1 by their definition: four bits in a byte's half, the fifth in a word of 32."""
+    numbers = []
+    for block in raw.reshape(-1, raw.shape[-1]).tolist():
+        data = bytes(block)
+        (scale,), place = struct.unpack_from("<e", data), 2
+        least = None
+        if name == "Q5_1":
+            (least,), place = struct.unpack_from("<e", data, 2), 4
+        (high,) = struct.unpack_from("<I", data, place)
+        low = data[place + 4 :]
+        for i in range(32):
+            q = (low[i % 16] >> 4 * (i // 16) & 15) | (high >> i & 1) << 4
+            numbers.append((q - 16) * scale if least is None else q * scale + least)
+    return torch.tensor(numbers)
+
+
+# ---- models that have no place
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (preset("lstm"), "model.kind = 'recurrent'"),
+        (preset("bert-tiny"), "model.kind = 'encoder'"),
+        (preset("transformer"), "model.placement = 'post'"),
+        (FAMILIES["llama"].replace(attention=Attention(heads=HEADS, window=4)), "model.attention.window = 4"),
+        (FAMILIES["llama"].replace(position=Rotary(scaling=DynamicNTK(factor=2.0))), "scaling.kind = 'dynamic-ntk'"),
+        (
+            FAMILIES["gpt2"].replace(feedforward={"kind": "plain", "d_ff": 9, "activation": "gelu"}),
+            "activation = 'gelu'",
+        ),
+        (FAMILIES["llama"].replace(feedforward=Gated(d_ff=9, activation="relu")), "activation = 'relu'"),
+    ],
+)
+def test_models_without_a_place(model: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(InteropError, match=says):
+        weft_gguf.write(model, {}, None, tmp_path / "m.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+# ---- bad input
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    model = llama(1, 32, 2, 32, 16, 300)
+    weft_gguf.write(model, weights_of(model), bpe(), path)
+    return path.read_bytes()
+
+
+def refused(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    with pytest.raises(WeftError) as caught:
+        weft_gguf.read(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    return message
+
+
+def test_a_file_cut_anywhere_is_refused(whole: bytes, tmp_path: Path) -> None:
+    places = [0, 3, 4, 7, 8, 15, 23, 24, *range(30, len(whole), len(whole) // 60), len(whole) - 64]
+    for place in places:
+        refused(tmp_path / "m.gguf", whole[:place])
+
+
+def test_damaged_bytes_give_one_line_or_a_model(whole: bytes, tmp_path: Path) -> None:
+    """Bytes of the header changed by chance: never anything but an error of weft's, and never much memory."""
+    chance = random.Random(0)
+    header = whole.index(b"blk.0.ffn_down") + 64
+    path = tmp_path / "m.gguf"
+    errors: list[str] = []
+    for _ in range(80):
+        data = bytearray(whole)
+        for _ in range(chance.choice([1, 2, 8])):
+            place = chance.choice([chance.randrange(header), chance.randrange(64)])
+            data[place] = chance.choice([0, 1, 0x7F, 0xFF, chance.randrange(256)])
+        path.write_bytes(data)
+        try:
+            weft_gguf.read(path)
+        except WeftError as error:
+            errors.append(str(error))
+    assert len(errors) > 20
+    assert not any("\n" in error for error in errors)
+
+
+def test_absurd_sizes_cost_nothing(whole: bytes, tmp_path: Path) -> None:
+    many = struct.pack("<Q", 2**62)
+    tokens = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8
+    name = whole.index(b"token_embd.weight") - 8
+    dims = name + 8 + len(b"token_embd.weight") + 4
+    tracemalloc.start()
+    for place in (8, 16, 24, tokens, name, dims):
+        refused(tmp_path / "m.gguf", whole[:place] + many + whole[place + 8 :])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 * len(whole) + 2**22
+
+
+def renamed(whole: bytes, old: bytes, new: bytes) -> bytes:
+    assert len(old) == len(new)
+    assert whole.count(old) == 1
+    return whole.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda b: b"GGML" + b[4:], "not a GGUF file: it begins with b'GGML'"),
+        (lambda b: b"", "not a GGUF file"),
+        (lambda b: b[:4] + struct.pack("<I", 9) + b[8:], "version 9"),
+        (lambda b: b[:4] + struct.pack(">I", 3) + b[8:], "big-endian"),
+        (lambda b: renamed(b, b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"), "'blk.0.attn_q.weight' .* is missing"),
+        (
+            lambda b: renamed(b, b"\x0d\0\0\0\0\0\0\0output.weight", b"\x0d\0\0\0\0\0\0\0other.weight_"),
+            "'other.weight_' .* no place",
+        ),
+        (lambda b: renamed(b, b"llama.embedding_length", b"llama.embedding_lengtx"), "embedding_length' is missing"),
+        (lambda b: renamed(b, b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba"), "'mamba': .*llama"),
+        (lambda b: renamed(b, b"gpt-2", b"gpt-9"), "tokenizer.ggml.pre = 'gpt-9'"),
+    ],
+)
+def test_what_is_wrong_is_named(change: Any, says: str, whole: bytes, tmp_path: Path) -> None:
+    message = refused(tmp_path / "m.gguf", change(whole))
+    assert re.search(says, message), message
+
+
+def test_an_unknown_encoding_and_wrong_shapes_are_named(whole: bytes, tmp_path: Path) -> None:
+    name = b"token_embd.weight"
+    kind = whole.index(name) + len(name) + 4 + 16
+    message = refused(tmp_path / "m.gguf", whole[:kind] + struct.pack("<I", 39) + whole[kind + 4 :])
+    assert "'token_embd.weight' is of ggml type 39" in message
+    assert "Q4_K" in message
+    key = b"llama.feed_forward_length"
+    place = whole.index(key) + len(key) + 4
+    message = refused(tmp_path / "m.gguf", whole[:place] + struct.pack("<I", 31) + whole[place + 4 :])
+    assert "'blk.0.ffn_gate.weight' is [32, 32]; the settings ask for [31, 32]" in message
+    key = b"llama.block_count"
+    place = whole.index(key) + len(key) + 4
+    message = refused(tmp_path / "m.gguf", whole[:place] + struct.pack("<I", 2**20) + whole[place + 4 :])
+    assert "block_count = 1048576, but there are 12 tensors" in message
+    key = b"llama.vocab_size"
+    place = whole.index(key) + len(key) + 4
+    message = refused(tmp_path / "m.gguf", whole[:place] + struct.pack("<I", 299) + whole[place + 4 :])
+    assert "the vocabulary disagrees" in message
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
+    model = llama(1, 32, 2, 32, 16, 290)
+    with pytest.raises(InteropError, match="300 tokens, the model's vocab_size is 290"):
+        weft_gguf.write(model, weights_of(model), bpe(), tmp_path / "m.gguf")
+
+
+def test_a_failure_leaves_no_file_and_no_part_of_one(tmp_path: Path) -> None:
+    model = llama(1, 32, 2, 32, 16, 300)
+    weights = weights_of(model)
+
+    def fails() -> Tensor:
+        raise KeyboardInterrupt
+
+    weights["decoder.norm.weight"] = fails
+    (tmp_path / "m.gguf").write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        weft_gguf.write(model, weights, bpe(), tmp_path / "m.gguf")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
+    assert (tmp_path / "m.gguf").read_text() == "old"
+    with pytest.raises(InteropError, match="cannot be written"):
+        weft_gguf.write(model, weights, bpe(), tmp_path / "m.gguf" / "below.gguf")
+
+
+def test_numbers_beyond_fp16_are_refused(tmp_path: Path) -> None:
+    model = llama(1, 32, 2, 32, 16, 300)
+    weights = weights_of(model)
+    weights["embedding.weight"] = lambda: torch.full((300, 32), 1e5)
+    with pytest.raises(InteropError, match=r"'token_embd.weight' holds 1e\+05, which fp16 cannot"):
+        weft_gguf.write(model, weights, bpe(), tmp_path / "m.gguf", "f16")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_named_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama(1, 32, 2, 32, 16, 300)
+    weft_gguf.write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(InteropError, match=r"pip install 'weft\[gguf\]'"):
+        weft_gguf.read(tmp_path / "m.gguf")
+    with pytest.raises(InteropError, match=r"pip install 'weft\[gguf\]'"):
+        weft_gguf.write(model, {}, bpe(), tmp_path / "n.gguf", "q8_0")
+
+
+def test_a_missing_file() -> None:
+    with pytest.raises(InteropError, match="no such file"):
+        weft_gguf.read("nowhere.gguf")

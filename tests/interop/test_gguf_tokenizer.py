@@ -1,0 +1,226 @@
+"""Tokenizers of GGUF files: the ids are those that transformers gives with the same file."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from weft.errors import InteropError
+from weft.interop.gguf_file import (
+    ARRAY,
+    BOOL,
+    ENCODINGS,
+    FLOAT32,
+    STRING,
+    UINT32,
+    Slot,
+    Value,
+    open_file,
+    write_file,
+)
+from weft.interop.gguf_tokenizer import BYTE, CONTROL, CUTS, NORMAL, UNKNOWN, USER, read_tokenizer, tokenizer_keys
+from weft.text.config import BPE, Char, Specials, Unigram, Word
+from weft.text.surface import byte_letters, byte_tokens
+from weft.text.tokenizer import Tokenizer
+
+pytest.importorskip("gguf", reason="transformers needs the package gguf to read such files")
+
+TEXTS = (
+    "the cat sat on the mat in 1984, and the cat's hat  was 3.14 big",
+    "naïve café: 東京 🙂\n\n  12\t3 hats",
+    "  the",
+    "",
+)
+
+
+def keys_of(**values: Any) -> dict[str, Value]:
+    keys = {}
+    types_of = {str: STRING, bool: BOOL, int: UINT32, float: FLOAT32}
+    for name, value in values.items():
+        of = types_of[type(value[0])] if isinstance(value, list) else STRING
+        keys[f"tokenizer.ggml.{name}"] = Value(ARRAY if isinstance(value, list) else types_of[type(value)], value, of)
+    return keys
+
+
+def file_of(path: Path, keys: dict[str, Value]) -> None:
+    """A file with a tokenizer and next to nothing else, for transformers."""
+    said = {"general.architecture": Value(STRING, "llama"), "general.file_type": Value(UINT32, 0)}
+    said |= {f"llama.{name}": Value(UINT32, 64) for name in ("block_count", "context_length", "embedding_length")}
+    write_file(path, said | keys, [Slot("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], lambda done: None)
+
+
+def byte_level_keys(pre: str) -> dict[str, Value]:
+    """A vocabulary with merges across everything that a cut could keep apart: digits, spaces, apostrophes."""
+    letters = sorted(byte_letters())
+    merges = [
+        "1 9",
+        "8 4",
+        "19 84",
+        "Ġ Ġ",
+        "ĠĠ 1",
+        "Ġ 1",
+        "t h",
+        "th e",
+        "Ġ the",
+        "' s",
+        "c a",
+        "ca t",
+        "cat 's",
+        "1 2",
+    ]
+    tokens = ["<|end|>", *letters, *(merge.replace(" ", "") for merge in merges), "<think>"]
+    types = [CONTROL, *[NORMAL] * (len(tokens) - 2), USER]
+    ids = {"eos_token_id": 0, "bos_token_id": 0}
+    return keys_of(tokens=tokens, token_type=types, model="gpt2", pre=pre, merges=merges, **ids)
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "default", "llama-bpe", "qwen2"])
+def test_byte_level_ids_are_those_of_transformers(pre: str, tmp_path: Path) -> None:
+    file_of(tmp_path / "m.gguf", byte_level_keys(pre))
+    ours = read_tokenizer(open_file(tmp_path / "m.gguf").keys, "")
+    assert ours is not None
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    for text in (*TEXTS, "a<think>b", "THE'S 19841984  12", "x\r\n y  1"):
+        assert ours.encode(text, specials=True) == theirs.encode(text, add_special_tokens=False), text
+        assert ours.decode(ours.encode(text)) == text
+    assert ours.encode("a<|end|>b", specials=True)[1] == 0
+    assert 0 not in ours.encode("a<|end|>b")
+
+
+def test_smollm_keeps_digits_apart() -> None:
+    """As SmolLM2's own tokenizer.json and llama.cpp do; transformers passes over this name."""
+    ours = read_tokenizer(byte_level_keys("smollm"), "")
+    assert ours is not None
+    tokens = [ours.token(id) for id in ours.encode("the  1984")]
+    assert tokens == ["the", "ĠĠ", "1", "9", "8", "4"]
+
+
+def pieces_keys(**more: Any) -> dict[str, Value]:
+    pieces = [
+        "▁",
+        "t",
+        "h",
+        "e",
+        "c",
+        "a",
+        "s",
+        "th",
+        "▁t",
+        "the",
+        "▁the",
+        "▁th",
+        "at",
+        "cat",
+        "▁c",
+        "▁cat",
+        "▁▁",
+        "sat",
+    ]
+    tokens = ["<unk>", "<s>", "</s>", *byte_tokens(), *pieces]
+    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(pieces)]
+    scores = [0.0] * 259 + [-float(place) for place in (9, 9, 9, 9, 9, 9, 9, 1, 0, 3, 2, 4, 5, 6, 7, 8, 10, 6)]
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    return keys_of(tokens=tokens, token_type=types, model="llama", scores=scores, **ids, **more)
+
+
+def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path) -> None:
+    file_of(tmp_path / "m.gguf", pieces_keys())
+    ours = read_tokenizer(open_file(tmp_path / "m.gguf").keys, "")
+    assert ours is not None
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    for text in (*TEXTS, "the cat", "thecatsat", "the  cat sat 🙂", " the", "cat\nthe"):
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False), text
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text, add_special_tokens=False)), text
+    assert ours.roles == {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}
+    begun = tokenizers.Tokenizer.from_str(ours.to_json()).encode("the").ids  # as programs do that ask the file
+    assert begun == ours.encode("the", bos=True)
+
+
+def test_a_sentencepiece_without_a_space_before_the_text() -> None:
+    ours = read_tokenizer(pieces_keys(add_space_prefix=False), "")
+    assert ours is not None
+    assert [ours.token(id) for id in ours.encode("the cat")] == ["the", "▁cat"]
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_byte_level_keys_come_back(pre: str) -> None:
+    keys = byte_level_keys(pre)
+    tokenizer = read_tokenizer(keys, "")
+    assert tokenizer is not None
+    written = tokenizer_keys(tokenizer, tokenizer.vocab_size + 3, pre)
+    for name in ("model", "pre", "merges"):
+        assert written[f"tokenizer.ggml.{name}"] == keys[f"tokenizer.ggml.{name}"]
+    again = read_tokenizer(written, "")
+    assert again is not None
+    assert again.to_json() == tokenizer.to_json()  # what only fills the table up is left out again
+
+
+@pytest.mark.parametrize("more", [{}, {"add_space_prefix": False}, {"add_bos_token": False}, {"add_eos_token": True}])
+def test_sentencepiece_keys_come_back(more: dict[str, Any]) -> None:
+    tokenizer = read_tokenizer(pieces_keys(**more), "")
+    assert tokenizer is not None
+    again = read_tokenizer(tokenizer_keys(tokenizer, tokenizer.vocab_size), "")
+    assert again is not None
+    assert again.to_json() == tokenizer.to_json()
+
+
+def test_characters_have_a_place() -> None:
+    tokenizer = Tokenizer.train(Char(fallback="bytes"), TEXTS)
+    again = read_tokenizer(tokenizer_keys(tokenizer, tokenizer.vocab_size), "")
+    assert again is not None
+    for text in TEXTS:
+        assert again.encode(text) == tokenizer.encode(text)
+        assert again.decode(again.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (Word(), "no place for a word tokenizer"),
+        (Unigram(vocab_size=285), "no place for a unigram tokenizer"),
+        (Char(fallback="unk", specials=Specials(unk="<unk>")), "spells unknown characters in bytes"),
+        (BPE(vocab_size=260, lowercase=True), "no name for"),
+    ],
+)
+def test_tokenizers_without_a_place(config: Any, says: str) -> None:
+    tokenizer = Tokenizer.train(config, TEXTS[:1])
+    with pytest.raises(InteropError, match=says):
+        tokenizer_keys(tokenizer, tokenizer.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model": "bert"}, "tokenizer.ggml.model = 'bert': known: gpt2, llama"),
+        ({"pre": "tekken-9"}, "tokenizer.ggml.pre = 'tekken-9'"),
+        ({"merges": ["a b c"]}, "'a b c' is not two tokens"),
+        ({"merges": ["qq ww"]}, "the tokenizer: not a tokenizer"),
+        ({"eos_token_id": 5000}, "eos_token_id = 5000: there are 272 tokens"),
+        ({"token_type": [1, 2, 3]}, "a number for each of the 272 tokens"),
+        ({"tokens": [1, 2]}, "expected an array of strings"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, Any], says: str) -> None:
+    keys = byte_level_keys("gpt-2") | keys_of(**change)
+    with pytest.raises(InteropError, match=says) as caught:
+        read_tokenizer(keys, "m.gguf")
+    assert str(caught.value).startswith("m.gguf: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sentencepiece_needs_scores() -> None:
+    keys = pieces_keys()
+    del keys["tokenizer.ggml.scores"]
+    with pytest.raises(InteropError, match=r"tokenizer\.ggml\.scores: expected a number for every token"):
+        read_tokenizer(keys, "m.gguf")
+
+
+def test_a_file_may_have_none() -> None:
+    assert read_tokenizer({}, "m.gguf") is None

@@ -1,0 +1,638 @@
+"""Every Hugging Face family, in and out: logits at 1e-5, bytes as they were, and refusals in one line."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf_models
+from safetensors.torch import load_file, save_file
+from tests.text.test_sentencepiece import PLAIN, SPECIALS, block, number, piece
+from torch import Tensor, nn
+
+from weft.data.batch import Source
+from weft.errors import InteropError, WeftError
+from weft.interop import hf, hf_export, safetensors
+from weft.interop.families.known import FAMILIES
+from weft.interop.loaded import Loaded
+from weft.models.config import Decoder, Encoder, EncoderDecoder
+from weft.models.presets import bert, gpt, llama, preset, vaswani
+from weft.nn.config import Attention, Sinusoidal
+from weft.text.config import Word
+from weft.text.tokenizer import Tokenizer
+
+V, D, H, F = 61, 32, 4, 48
+
+ROTARY = {
+    "vocab_size": V,
+    "hidden_size": D,
+    "intermediate_size": F,
+    "num_hidden_layers": 2,
+    "num_attention_heads": H,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_theta": 5e5,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+GPT2 = {
+    "vocab_size": V,
+    "n_positions": 32,
+    "n_embd": D,
+    "n_layer": 2,
+    "n_head": H,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+BERT = {
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": 2,
+    "num_attention_heads": H,
+    "intermediate_size": F,
+    "max_position_embeddings": 32,
+}
+ROBERTA = {**BERT, "max_position_embeddings": 34, "type_vocab_size": 1}
+DISTIL = {"vocab_size": V, "dim": D, "n_layers": 2, "n_heads": H, "hidden_dim": F, "max_position_embeddings": 32}
+PAIRS = {
+    "vocab_size": V,
+    "d_model": D,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": H,
+    "decoder_attention_heads": H,
+    "encoder_ffn_dim": F,
+    "decoder_ffn_dim": F,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "forced_eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+T5 = {
+    "vocab_size": V,
+    "d_model": D,
+    "d_kv": 6,
+    "d_ff": F,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": H,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "decoder_start_token_id": 0,
+}
+
+# name: (class of transformers, its settings)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "llama": ("LlamaForCausalLM", ROTARY),
+    "llama-tied-biased": (
+        "LlamaForCausalLM",
+        {**ROTARY, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama3": ("LlamaForCausalLM", {**ROTARY, "rope_parameters": LLAMA3}),
+    "llama-linear": (
+        "LlamaForCausalLM",
+        {**ROTARY, "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}},
+    ),
+    "llama-dynamic": (
+        "LlamaForCausalLM",
+        {**ROTARY, "rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}},
+    ),
+    "mistral": ("MistralForCausalLM", {**ROTARY, "sliding_window": 5}),
+    "qwen2": ("Qwen2ForCausalLM", ROTARY),
+    "qwen2-window": (
+        "Qwen2ForCausalLM",
+        {**ROTARY, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {**ROTARY, "head_dim": 12}),
+    "gemma": ("GemmaForCausalLM", {**ROTARY, "head_dim": 12}),
+    "bert-pretraining": ("BertForPreTraining", BERT),
+    "bert-masked": ("BertForMaskedLM", BERT),
+    "bert-next": ("BertForNextSentencePrediction", BERT),
+    "bert-labels": ("BertForSequenceClassification", {**BERT, "id2label": {0: "bad", 1: "fair", 2: "good"}}),
+    "bert-tags": ("BertForTokenClassification", {**BERT, "num_labels": 5}),
+    "bert-headless": ("BertModel", BERT),
+    "roberta-masked": ("RobertaForMaskedLM", ROBERTA),
+    "roberta-labels": ("RobertaForSequenceClassification", ROBERTA),
+    "roberta-tags": ("RobertaForTokenClassification", ROBERTA),
+    "roberta-headless": ("RobertaModel", ROBERTA),
+    "distilbert-masked": ("DistilBertForMaskedLM", DISTIL),
+    "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
+    "distilbert-tags": ("DistilBertForTokenClassification", DISTIL),
+    "distilbert-headless": ("DistilBertModel", DISTIL),
+    "marian": ("MarianMTModel", {**PAIRS, "activation_function": "swish", "scale_embedding": True}),
+    "marian-two-tables": (
+        "MarianMTModel",
+        {**PAIRS, "decoder_vocab_size": 50, "share_encoder_decoder_embeddings": False},
+    ),
+    "bart": ("BartForConditionalGeneration", PAIRS),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "t5-v1.1": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+}
+
+
+# ---- help
+
+
+def theirs(name: str, settings: dict[str, Any]) -> nn.Module:
+    """A tiny model of transformers, with weights that would show a swap or an omission."""
+    torch.manual_seed(0)
+    kind = getattr(hf_models, name)
+    model = kind(kind.config_class(**settings)).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if name == "MarianMTModel" and "embed_positions" in parameter_name:
+                continue  # sinusoids
+            parameter.normal_(std=0.15)
+            norm = "norm" in parameter_name.lower() or "ln_" in parameter_name
+            if norm and parameter_name.endswith("weight") and name != "GemmaForCausalLM":
+                parameter.add_(1.0)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name == "final_logits_bias":
+                buffer.normal_()
+    return model
+
+
+def built(loaded: Loaded) -> nn.Module:
+    with torch.device("meta"):
+        model = loaded.model.build()
+    model.load_state_dict({name: make() for name, make in loaded.weights.items()}, assign=True)
+    return model.eval()
+
+
+@torch.no_grad()
+def difference(ours: nn.Module, other: nn.Module) -> float:
+    """The largest difference between two models' answers, at real tokens."""
+    torch.manual_seed(1)
+    tokens, target = torch.randint(3, 50, (3, 13)), torch.randint(3, 50, (3, 7))
+    mask = torch.arange(13)[None] < torch.tensor([13, 7, 4])[:, None]
+    real = mask[..., None]
+    config = ours.config
+    if isinstance(config, Decoder):
+        return gap(ours(tokens), other(tokens).logits)
+    given = {"attention_mask": mask.long()}
+    if isinstance(config, EncoderDecoder):
+        mine = ours(target, source=Source(tokens, mask))
+        return gap(mine, other(tokens, decoder_input_ids=target, **given).logits)
+    segments = {}
+    if isinstance(config, Encoder) and config.segments > 1:
+        segments = {"segments": (torch.arange(13) > 4).long().expand(3, 13)}
+        given["token_type_ids"] = segments["segments"]
+    mine, answer = ours(tokens, mask=mask, **segments), other(tokens, **given)
+    match config.head.kind:
+        case "mlm+nsp":
+            words = gap(mine.words * real, answer.prediction_logits * real)
+            return max(words, gap(mine.follows, answer.seq_relationship_logits))
+        case "embedding":
+            pooled = (answer.last_hidden_state * real).sum(1) / real.sum(1)
+            return gap(mine, nn.functional.normalize(pooled, dim=-1))
+        case "mlm" | "token":
+            return gap(mine * real, answer.logits * real)
+    return gap(mine, answer.logits)
+
+
+def gap(mine: Tensor, other: Tensor) -> float:
+    assert mine.shape == other.shape
+    return float((mine - other).abs().max())
+
+
+@pytest.fixture
+def warnings_of_transformers() -> Iterator[list[str]]:
+    """What transformers says while something is loaded."""
+    lines: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    listener, logger = Listener(logging.WARNING), logging.getLogger("transformers")
+    logger.addHandler(listener)
+    yield lines
+    logger.removeHandler(listener)
+
+
+def exported(loaded: Loaded, folder: Path, **given: Any) -> Path:
+    folder.mkdir()
+    hf_export.write(loaded, folder, **given)
+    return folder
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    a, b = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    return a.keys() == b.keys() and all(
+        a[n].dtype == b[n].dtype and a[n].shape == b[n].shape and torch.equal(a[n], b[n]) for n in a
+    )
+
+
+# ---- every family
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_and_out(case: str, tmp_path: Path, warnings_of_transformers: list[str]) -> None:
+    name, settings = CASES[case]
+    other = theirs(name, settings)
+    other.save_pretrained(tmp_path / "theirs")
+    loaded = hf.read(tmp_path / "theirs")
+    ours = built(loaded)
+    assert difference(ours, other) <= 1e-5
+
+    back = exported(loaded, tmp_path / "back")
+    assert same_tensors(tmp_path / "theirs", back)
+    assert (back / "config.json").read_text() == (tmp_path / "theirs/config.json").read_text().rstrip() + "\n"
+
+    # as if weft had trained it: nothing is known of the folder it came from
+    fresh = exported(Loaded(loaded.model, loaded.weights, None, "here"), tmp_path / "fresh")
+    architecture = json.loads((fresh / "config.json").read_text())["architectures"][0]
+    assert architecture == name
+    warnings_of_transformers.clear()
+    again, info = getattr(hf_models, architecture).from_pretrained(fresh, output_loading_info=True)
+    assert not any(info.values()), info
+    assert warnings_of_transformers == []
+    assert difference(ours, again.eval()) <= 1e-5
+    assert hf.read(fresh).model == loaded.model
+
+
+def test_every_family_is_tested() -> None:
+    assert set(FAMILIES) <= {case.split("-")[0] for case in CASES}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_numbers_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Also where a file mixes types, and a joined matrix has parts of two."""
+    theirs("LlamaForCausalLM", ROTARY).to(dtype).save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs/model.safetensors"
+    tensors = load_file(file)
+    for name in ("model.norm.weight", "model.layers.1.self_attn.k_proj.weight"):
+        tensors[name] = tensors[name].float() + 1e-5
+    save_file(tensors, file, {"format": "pt"})
+    loaded = hf.read(tmp_path / "theirs")
+    assert loaded.weights["embedding.weight"]().dtype == dtype
+    assert loaded.weights["decoder.norm.weight"]().dtype == torch.float32
+    assert same_tensors(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+    wide = exported(loaded, tmp_path / "wide", dtype=torch.float32)
+    assert {tensor.dtype for tensor in load_file(wide / "model.safetensors").values()} == {torch.float32}
+    assert json.loads((wide / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_shards(tmp_path: Path) -> None:
+    theirs("GPT2LMHeadModel", GPT2).save_pretrained(tmp_path / "theirs", max_shard_size="30KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 2
+    whole = {}
+    for shard in (tmp_path / "theirs").glob("*.safetensors"):
+        whole |= load_file(shard)
+    back = load_file(exported(hf.read(tmp_path / "theirs"), tmp_path / "back") / "model.safetensors")
+    assert whole.keys() == back.keys()
+    assert all(torch.equal(whole[name], back[name]) for name in whole)
+
+
+# ---- names and tensors that came and went with the years
+
+
+def test_old_names_unused_tensors_and_copies_come_back(tmp_path: Path) -> None:
+    """As in the first BERT files: gamma and beta, position ids, a second head, the table under a second name."""
+    other = theirs("BertForMaskedLM", BERT)
+    other.save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs/model.safetensors"
+    tensors = load_file(file)
+    tensors = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
+               for n, t in tensors.items()}  # fmt: skip
+    tensors["bert.embeddings.position_ids"] = torch.arange(32)[None]
+    tensors["cls.seq_relationship.weight"] = torch.randn(2, D)
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
+    loaded = hf.read(tmp_path / "theirs")
+    assert difference(built(loaded), other) <= 1e-5
+    assert same_tensors(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+
+
+def test_the_base_model_alone_has_no_prefix(tmp_path: Path) -> None:
+    other = theirs("GPT2Model", GPT2)
+    other.save_pretrained(tmp_path / "theirs")
+    assert "wte.weight" in load_file(tmp_path / "theirs/model.safetensors")
+    loaded = hf.read(tmp_path / "theirs")
+    ours, tokens = built(loaded), torch.randint(V, (2, 9))
+    with torch.no_grad():
+        assert gap(ours.features(tokens), other(tokens).last_hidden_state) <= 1e-5
+    assert same_tensors(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+
+
+def test_a_table_that_differs_is_not_tied(tmp_path: Path) -> None:
+    """T5 v1.1 is said to be tied and is not: the tensors tell."""
+    theirs("T5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}).save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs/model.safetensors"
+    save_file(load_file(file) | {"lm_head.weight": torch.randn(V, D)}, file, {"format": "pt"})
+    loaded = hf.read(tmp_path / "theirs")
+    assert not loaded.model.head.tied
+    back = exported(loaded, tmp_path / "back")
+    assert same_tensors(tmp_path / "theirs", back)
+    other = hf_models.T5ForConditionalGeneration.from_pretrained(back)
+    assert difference(built(loaded), other.eval()) <= 1e-5
+
+
+def test_a_tied_table_under_its_other_name_alone(tmp_path: Path) -> None:
+    other = theirs("BartForConditionalGeneration", PAIRS)
+    other.save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs/model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors.pop("model.shared.weight")
+    save_file(tensors, file, {"format": "pt"})
+    loaded = hf.read(tmp_path / "theirs")
+    assert difference(built(loaded), other) <= 1e-5
+    assert same_tensors(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+
+
+def test_settings_that_weft_has_no_word_for_come_back(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "theirs")
+    edit(folder, use_cache=False, summary_type="cls_index", task_specific_params={"a": [1]})
+    back = exported(hf.read(folder), tmp_path / "back")
+    assert json.loads((back / "config.json").read_text()) == json.loads((folder / "config.json").read_text())
+
+
+def test_labels_have_names(tmp_path: Path) -> None:
+    name, settings = CASES["bert-labels"]
+    theirs(name, settings).save_pretrained(tmp_path / "theirs")
+    loaded = hf.read(tmp_path / "theirs")
+    assert loaded.labels == ("bad", "fair", "good")
+    fresh = exported(replace(loaded, notes={}), tmp_path / "fresh")
+    assert json.loads((fresh / "config.json").read_text())["id2label"] == {"0": "bad", "1": "fair", "2": "good"}
+
+
+def test_sentence_encoders_say_how_they_pool(tmp_path: Path) -> None:
+    theirs("BertModel", BERT).save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs/1_Pooling").mkdir()
+    pooling = tmp_path / "theirs/1_Pooling/config.json"
+    pooling.write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}')
+    loaded = hf.read(tmp_path / "theirs")
+    assert (loaded.model.head.pooling, loaded.model.head.normalise) == ("first", False)
+    fresh = exported(Loaded(loaded.model, loaded.weights, None, "here"), tmp_path / "fresh")
+    assert hf.read(fresh).model == loaded.model
+    pooling.write_text('{"pooling_mode_max_tokens": true}')
+    with pytest.raises(InteropError, match=r"pooling by max_tokens; weft has mean, first \(cls\) and last"):
+        hf.read(tmp_path / "theirs")
+
+
+# ---- tokenizers
+
+
+def words(size: int = V) -> Tokenizer:
+    return Word(vocab_size=size).train([" ".join(f"w{number}" for number in range(size))])
+
+
+def test_the_tokenizer_comes_along(tmp_path: Path, warnings_of_transformers: list[str]) -> None:
+    tokenizer = words()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    folder = a_folder(tmp_path / "ours", tokenizer)
+    other = hf_models.AutoTokenizer.from_pretrained(folder)
+    assert other("w1 w2 w99")["input_ids"] == tokenizer.encode("w1 w2 w99")
+    assert (other.eos_token_id, other.pad_token_id) == (tokenizer.eos_id, tokenizer.pad_id)
+    assert other.chat_template == tokenizer.chat_template
+    assert warnings_of_transformers == []
+    back = hf.read(folder).tokenizer
+    assert back is not None
+    assert back.fingerprint == tokenizer.fingerprint
+    assert back.chat_template == tokenizer.chat_template
+
+
+def test_roles_may_stand_in_other_files(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "ours", words())
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 32}')
+    (folder / "special_tokens_map.json").write_text('{"pad_token": {"content": "<pad>"}}')
+    edit(folder, eos_token_id=3, bos_token_id=None)
+    tokenizer = hf.read(folder).tokenizer
+    assert tokenizer is not None
+    assert tokenizer.roles == {"pad": "<pad>", "eos": tokenizer.token(3)}
+
+
+def test_what_an_encoder_decoder_writes_begins_with_its_start_token(tmp_path: Path) -> None:
+    settings = vaswani(1, D, H, F, 0.0, V, 32).replace(position=Sinusoidal(layout="halves"))
+    folder = exported(replace(fresh_model(settings), tokenizer=words()), tmp_path / "ours")
+    edit(folder, decoder_start_token_id=0)
+    loaded = hf.read(folder)
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.bos_id == loaded.tokenizer.pad_id == 0
+
+
+def test_marians_two_tokenizers(tmp_path: Path) -> None:
+    """One vocabulary, two SentencePiece models: one cuts what is read, the other what is written."""
+    theirs(*CASES["marian"]).save_pretrained(tmp_path / "theirs")
+    folder = tmp_path / "theirs"
+    for side, letters in (("source", "ab"), ("target", "xy")):
+        said = b"".join(piece(f"▁{letter}", -2) for letter in letters) + piece("▁", -4)
+        (folder / f"{side}.spm").write_bytes(SPECIALS + said + block(2, number(3, 1)) + PLAIN)
+    vocabulary = ["<pad>", "</s>", "<unk>", "▁a", "▁b", "▁x", "▁y", "▁"]
+    (folder / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(vocabulary)}))
+    loaded = hf.read(folder)
+    assert loaded.tokenizer is not None
+    assert loaded.source_tokenizer is not None
+    assert loaded.source_tokenizer.encode("a b") == [3, 4]
+    assert loaded.tokenizer.decode([5, 6]) == "x y"
+    assert (loaded.source_tokenizer.eos_id, loaded.source_tokenizer.pad_id) == (1, 0)
+    assert (loaded.tokenizer.bos_id, loaded.tokenizer.eos_id) == (0, 1)
+    given = exported(
+        replace(loaded, notes={**loaded.notes, "tokenizer": loaded.tokenizer.fingerprint}), tmp_path / "out"
+    )
+    assert all(
+        (given / n).read_bytes() == (folder / n).read_bytes() for n in ("source.spm", "target.spm", "vocab.json")
+    )
+
+
+# ---- models that weft made
+
+
+def fresh_model(settings: Any) -> Loaded:
+    torch.manual_seed(0)
+    weights = settings.build().state_dict()
+    return Loaded(settings, {name: (lambda w=weight: w) for name, weight in weights.items()}, None, "here")
+
+
+def a_folder(folder: Path, tokenizer: Tokenizer | None = None, settings: Any = None) -> Path:
+    """A tiny GPT-2 as a Hugging Face folder."""
+    return exported(replace(fresh_model(settings or gpt(2, D, H, 32, V)), tokenizer=tokenizer), folder)
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("gpt-tiny", "gpt2"), ("llama-tiny", "llama"), ("transformer++", "llama"), ("bert-tiny", "bert")],
+)
+def test_presets_find_their_family(name: str, family: str) -> None:
+    small = {"vocab_size": V, "d_model": D, "layers": 1, "context": 16}
+    settings = preset(name).replace(**small, attention={**preset(name).attention.model_dump(), "heads": 2})
+    tree, kind = hf_export._choose(fresh_model(settings))[2], hf_export._choose(fresh_model(settings))[0].kind
+    assert (kind, tree["model_type"]) == (family, family)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "window": (
+        lambda: gpt(1, D, H, 32, V).replace(attention=Attention(heads=H, bias="all", window=4)),
+        r"no Hugging Face family .* model\.attention\.window = 4, where GPT-2 has None$",
+    ),
+    "sinusoids": (
+        lambda: vaswani(1, D, H, F, 0.0, V, 32),
+        r"model\.position\.layout = 'interleaved', where Marian has 'halves'$",
+    ),
+    "no residual": (
+        lambda: llama(1, D, H, F, 32, V).replace(residual=False),
+        r"model\.residual = False, where LLaMA has True$",
+    ),
+    "recurrent": (lambda: preset("lstm"), r"model\.kind = 'recurrent': Hugging Face has no family for it"),
+    "head": (
+        lambda: bert(1, D, H, V, 32).replace(head={"kind": "sequence", "labels": 2, "pooling": "mean"}),
+        r"model\.head\.pooling = 'mean', where BERT has 'first'$",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_family_can_hold_is_refused_by_its_setting(case: str, tmp_path: Path) -> None:
+    make, message = REFUSED[case]
+    with pytest.raises(InteropError, match=message):
+        exported(fresh_model(make()), tmp_path / "out")
+
+
+# ---- bad input
+
+
+def with_config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit(folder, **changes)
+
+
+def with_tensors(**changes: Tensor | None) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        tensors = load_file(file) | {name.replace("__", "."): tensor for name, tensor in changes.items()}
+        save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file, {"format": "pt"})
+
+    return change
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def header_of(size: int) -> Callable[[Path], None]:
+    return lambda folder: (folder / "model.safetensors").write_bytes(size.to_bytes(8, "little") + b"{}")  # type: ignore[return-value]
+
+
+def indexed(weight_map: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        shutil.move(folder / "model.safetensors", folder / "a.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return change
+
+
+def pickled(folder: Path) -> None:
+    shutil.move(folder / "model.safetensors", folder / "pytorch_model.bin")
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "unknown family": (with_config(model_type="mamba"), r"model_type = 'mamba': weft reads gpt2, llama, .*t5$"),
+    "no family": (lambda folder: (folder / "config.json").write_text("{}"), r"model_type = None: weft reads"),  # type: ignore[dict-item,return-value]
+    "unknown head": (
+        with_config(architectures=["GPT2ForQuestionAnswering"]),
+        r"of GPT-2 weft reads GPT2LMHeadModel, GPT2Model$",
+    ),
+    "not JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: not valid JSON"),  # type: ignore[dict-item,return-value]
+    "no object": (lambda folder: (folder / "config.json").write_text("[]"), r"expected a JSON object$"),  # type: ignore[dict-item,return-value]
+    "wrong kind of value": (with_config(n_layer="two"), r"n_layer = 'two': expected a whole number above 0$"),
+    "sizes that do not divide": (with_config(n_head=5), r"attention.heads = 5 does not divide d_model = 32"),
+    "too many layers": (with_config(n_layer=10**9), r"1000000000 layers, but the files hold \d+ tensors in all$"),
+    "a setting weft lacks": (
+        with_config(scale_attn_by_inverse_layer_idx=True),
+        r"scale_attn_by_inverse_layer_idx = True: weft has only False$",
+    ),
+    "activation": (with_config(activation_function="mish"), r"activation_function = 'mish': weft has gelu, "),
+    "missing tensor": (
+        with_tensors(transformer__h__1__ln_1__bias=None),
+        r"'transformer\.h\.1\.ln_1\.bias' \[32\] is missing$",
+    ),
+    "extra tensor": (with_tensors(stray=torch.zeros(3)), r"'stray' \[3\] has no place in this model$"),
+    "one layer more": (with_config(n_layer=1), r"'transformer\.h\.1\..*has no place in this model \(and \d+ more\)$"),
+    "wrong shape": (
+        with_tensors(transformer__wpe__weight=torch.zeros(31, D)),
+        r"'transformer\.wpe\.weight' is \[31, 32\]; the settings ask for \[32, 32\]$",
+    ),
+    "whole numbers": (with_tensors(transformer__ln_f__bias=torch.zeros(D, dtype=torch.int32)), r"holds I32; weights"),
+    "cut short": (truncate, r"model\.safetensors: not a whole safetensors file"),
+    "absurd header": (header_of(2**62), r"model\.safetensors: not a whole safetensors file"),
+    "pickled": (pickled, r"pytorch_model\.bin: reading such a file may run code"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"there is no model\.safetensors"),
+    "path in the index": (
+        indexed({"x": "../outside.safetensors"}),
+        r"'\.\./outside\.safetensors' is not the name of a",
+    ),
+    "absolute path in the index": (indexed({"x": "/etc/passwd"}), r"'/etc/passwd' is not the name of a"),
+    "absent shard": (indexed({"x": "b.safetensors"}), r"b\.safetensors: missing, though"),
+    "not in its shard": (indexed({"x": "a.safetensors"}), r"'x' is not in a\.safetensors, where it should be$"),
+    "empty index": (indexed({}), r"'weight_map' does not say"),
+    "too many words": (with_config(vocab_size=V), r"tokenizer has 76 entries, but the model knows 61; they don't fit$"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_folders_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    change, message = BROKEN[case]
+    tokenizer = words(76) if case == "too many words" else None
+    folder = a_folder(tmp_path / "broken", tokenizer)
+    change(folder)
+    with pytest.raises(WeftError, match=message) as caught:
+        hf.read(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_rotary_scaling_that_weft_lacks(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "ours", settings=llama(1, D, H, F, 32, V))
+    edit(folder, rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    with pytest.raises(InteropError, match=r"rope_scaling = .*: weft scales rotary positions by linear, dynamic or"):
+        hf.read(folder)
+
+
+def test_a_window_in_some_layers_alone(tmp_path: Path) -> None:
+    theirs("Qwen2ForCausalLM", ROTARY).save_pretrained(tmp_path / "theirs")
+    edit(tmp_path / "theirs", use_sliding_window=True, sliding_window=4, max_window_layers=1, layer_types=None)
+    with pytest.raises(InteropError, match=r"max_window_layers = 1: weft has one window for all layers$"):
+        hf.read(tmp_path / "theirs")
+
+
+# ---- the file format
+
+
+def test_files_are_written_a_tensor_at_a_time(tmp_path: Path) -> None:
+    """With types mixed so that places would not be multiples of their sizes, in the order they come."""
+    tensors = {
+        "a": torch.randn(3).half(),
+        "b": torch.randn(2, 2),
+        "c": torch.arange(3),
+        "d": torch.tensor(True),
+        "e": torch.randn(5, dtype=torch.bfloat16),
+        "empty": torch.zeros(0, 4),
+    }
+    safetensors.write(tmp_path / "x.safetensors", {name: (lambda t=t: t) for name, t in tensors.items()})
+    back = load_file(tmp_path / "x.safetensors")
+    assert all(torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    assert safetensors.listing(tmp_path / "x.safetensors")["b"].shape == (2, 2)

@@ -1,0 +1,180 @@
+"""llama2.c's files, written here by its description and compared with a model that nobody here wrote."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from weft.errors import InteropError
+from weft.interop import llama2c
+from weft.models.config import Decoder, LMHead
+from weft.text.surface import byte_tokens
+
+D, FF, LAYERS, HEADS, KV, CONTEXT = 32, 48, 2, 4, 2, 16
+PIECES = [" ", "t", "h", "e", "c", "a", "th", "the", " the", "at", "cat", " cat", " c", " t"]
+SCORES = [-9.0, -9.0, -9.0, -9.0, -9.0, -9.0, -1.0, -2.0, -3.0, -5.0, -6.0, -7.0, -8.0, -4.0]
+VOCAB = 259 + len(PIECES)
+
+
+def their_model(tied: bool) -> Any:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=D,
+            intermediate_size=FF,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=KV,
+            max_position_embeddings=CONTEXT,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=tied,
+        )
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    return model
+
+
+def neighbours(weight: Tensor, heads: int) -> Tensor:
+    """Rows for rotary pairs that are neighbours, as Meta's own checkpoints have them."""
+    return weight.reshape(heads, 2, -1, D).swapaxes(1, 2).reshape(weight.shape)
+
+
+def model_bytes(theirs: Any, tied: bool, version: int = 0) -> bytes:
+    layers = list(theirs.model.layers)
+    table, last = [theirs.model.embed_tokens.weight], [theirs.model.norm.weight]
+    attention = [
+        *(neighbours(layer.self_attn.q_proj.weight, HEADS) for layer in layers),
+        *(neighbours(layer.self_attn.k_proj.weight, KV) for layer in layers),
+        *(layer.self_attn.v_proj.weight for layer in layers),
+        *(layer.self_attn.o_proj.weight for layer in layers),
+    ]
+    feedforward = [getattr(layer.mlp, f"{x}_proj").weight for x in ("gate", "down", "up") for layer in layers]
+    norms = [
+        [layer.input_layernorm.weight for layer in layers],
+        [layer.post_attention_layernorm.weight for layer in layers],
+    ]
+    sizes = [D, FF, LAYERS, HEADS, KV, VOCAB, CONTEXT]
+    if version == 0:
+        angles = [torch.zeros(CONTEXT, D // HEADS // 2)] * 2  # nobody reads them any more
+        tensors = [*table, *norms[0], *attention, *norms[1], *feedforward, *last, *angles]
+        sizes[5] = VOCAB if tied else -VOCAB
+        head = struct.pack("<7i", *sizes)
+    else:
+        tensors = [*norms[0], *norms[1], *last, *table, *attention, *feedforward]
+        head = struct.pack("<Ii7iB", 0x616B3432, version, *sizes, tied).ljust(256, b"\0")
+    tensors += [] if tied else [theirs.lm_head.weight]
+    return head + b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)
+
+
+def vocabulary() -> bytes:
+    tokens = ["<unk>", "\n<s>\n", "\n</s>\n", *byte_tokens(), *PIECES]
+    rows = zip(tokens, [0.0] * 259 + SCORES, strict=True)
+    parts = [struct.pack("<fi", score, len(token.encode())) + token.encode() for token, score in rows]
+    return struct.pack("<i", max(map(len, tokens))) + b"".join(parts)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tokenizer.bin").write_bytes(vocabulary())
+    (tmp_path / "m.bin").write_bytes(model_bytes(their_model(True), True))
+    return tmp_path
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits(tied: bool, version: int, folder: Path) -> None:
+    theirs = their_model(tied)
+    (folder / "m.bin").write_bytes(model_bytes(theirs, tied, version))
+    loaded = llama2c.read(folder / "m.bin")
+    assert isinstance(loaded.model, Decoder)
+    assert loaded.model.head == LMHead(tied=tied)
+    assert loaded.model.context == CONTEXT
+    ours = loaded.model.build().eval()
+    ours.load_state_dict({name: make() for name, make in loaded.weights.items()})
+    tokens = torch.randint(VOCAB, (2, 11))
+    with torch.no_grad():
+        assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+
+
+def test_the_tokenizer(folder: Path) -> None:
+    tokenizer = llama2c.read(folder / "m.bin").tokenizer
+    assert tokenizer is not None
+    assert tokenizer.roles == {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}
+    assert [tokenizer.token(id) for id in tokenizer.encode("the cat", bos=True)] == ["<s>", "▁the", "▁cat"]
+    for text in ("the cat", "théâtre 🙂\nthe", "a  b", ""):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_vocabulary_is_found_by_its_size_or_named(folder: Path) -> None:
+    (folder / "tokenizer.bin").rename(folder / f"tok{VOCAB}.bin")
+    assert llama2c.read(folder / "m.bin").tokenizer is not None
+    (folder / f"tok{VOCAB}.bin").rename(folder / "other.bin")
+    with pytest.raises(InteropError, match=f"its vocabulary is missing; put tok{VOCAB}.bin or tokenizer.bin beside it"):
+        llama2c.read(folder / "m.bin")
+    named = llama2c.read(folder / "m.bin", folder / "other.bin").tokenizer
+    assert named is not None
+    named.save(folder / "saved")
+    again = llama2c.read(folder / "m.bin", folder / "saved").tokenizer
+    assert again is not None
+    assert again.to_json() == named.to_json()
+
+
+def change(data: bytes, place: int, value: int) -> bytes:
+    return data[:place] + struct.pack("<i", value) + data[place + 4 :]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda b: b"", "not a llama2.c model"),
+        (lambda b: b[:-4], "cut short: its header asks for"),
+        (lambda b: b + b"\0\0\0\0", "too long: its header asks for"),
+        (lambda b: change(b, 0, 0), "dim = 0"),
+        (lambda b: change(b, 8, 2**30), "n_layers = 1073741824"),
+        (lambda b: change(b, 8, 2**20), "1048576 layers cannot lie in"),
+        (lambda b: change(b, 12, 3), "do not divide each other"),
+        (lambda b: b"GGUF" + b[4:], "dim = 1179993927"),
+        (lambda b: struct.pack("<Ii", 0x616B3432, 2) + b[8:], "version 2 of llama2.c's format"),
+    ],
+)
+def test_a_bad_model_is_refused_in_one_line(spoil: Any, says: str, folder: Path) -> None:
+    path = folder / "m.bin"
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(InteropError, match=says) as caught:
+        llama2c.read(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda b: b"", "0 tokens where the model has"),
+        (lambda b: b[:-20], "tokens where the model has|not a llama2.c vocabulary"),
+        (lambda b: b + struct.pack("<fi", 0.0, 1) + b"x", "more tokens than the model's"),
+        (lambda b: change(b, 8, 2**30), "token 0 of 1073741824 bytes"),
+        (lambda b: b.replace(b"<unk>", b"<xyz>"), "its first token is '<xyz>'"),
+    ],
+)
+def test_a_bad_vocabulary_is_refused_in_one_line(spoil: Any, says: str, folder: Path) -> None:
+    path = folder / "tokenizer.bin"
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(InteropError, match=says) as caught:
+        llama2c.read(folder / "m.bin")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file() -> None:
+    with pytest.raises(InteropError, match="no such file"):
+        llama2c.read("nowhere.bin")

@@ -1,0 +1,138 @@
+"""The table of names: read in both directions, complete, and clear about what does not fit."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.errors import InteropError
+from weft.interop.mapping import (
+    ONE_ROW,
+    SAME,
+    TRANSPOSED,
+    AdjacentPairs,
+    Form,
+    Rule,
+    both,
+    conversions,
+    rule,
+    shapes,
+    to_ours,
+    to_theirs,
+)
+from weft.models.config import Decoder
+from weft.models.presets import gpt, llama
+from weft.nn.config import Rotary
+
+D_HEAD = 6
+
+
+@pytest.mark.parametrize(
+    "form", [SAME, TRANSPOSED, ONE_ROW, AdjacentPairs(D_HEAD)], ids=lambda form: type(form).__name__
+)
+@pytest.mark.parametrize("size", [(12, 5), (12,)], ids=["matrix", "vector"])
+def test_forms_undo_each_other(form: Form, size: tuple[int, ...]) -> None:
+    if form == ONE_ROW and len(size) == 2:
+        size = size[:1]
+    ours = torch.randn(size)
+    theirs = form.to_theirs(ours)
+    assert tuple(theirs.shape) == form.shape(size)
+    assert torch.equal(form.to_ours(theirs), ours)
+
+
+def test_adjacent_pairs_turn_as_halves_do() -> None:
+    """Queries whose rows were reordered, turned pair by pair as neighbours, meet the same keys the same way."""
+    torch.manual_seed(0)
+    settings = {"d_model": 8, "heads": 2, "d_head": D_HEAD, "context": 16, "causal": True}
+    halves, neighbours = Rotary(pairs="halves").build(**settings), Rotary(pairs="adjacent").build(**settings)
+    places = torch.arange(5)[None]
+    angles = halves.angles(places, 5, torch.float32)
+    assert angles is not None
+    weight, x, form = torch.randn(2 * D_HEAD, 8), torch.randn(1, 5, 8), AdjacentPairs(D_HEAD)
+
+    def scores(position: torch.nn.Module, rows: Tensor) -> Tensor:
+        q = (x @ rows.mT).unflatten(-1, (2, D_HEAD)).transpose(1, 2)
+        turned = position.turn(q, angles)
+        return turned @ turned.mT
+
+    assert torch.allclose(scores(halves, weight), scores(neighbours, form.to_theirs(weight)), atol=1e-5)
+
+
+BLOCK = "decoder.blocks.{layer}"
+TABLE = (
+    rule("embedding.weight", "table"),
+    rule("output.weight", "out"),
+    *both(f"{BLOCK}.attention.qkv", *(f"{part}.{{layer}}" for part in "qkv")),
+    *both(f"{BLOCK}.attention.out", "o.{layer}", form=TRANSPOSED),
+    rule(f"{BLOCK}.attention_skip.norm.weight", "n1.{layer}"),
+    rule(f"{BLOCK}.feedforward_skip.norm.weight", "n2.{layer}"),
+    *both(f"{BLOCK}.feedforward.gate_up", "gate.{layer}", "up.{layer}"),
+    *both(f"{BLOCK}.feedforward.down", "down.{layer}"),
+    rule("decoder.norm.weight", "norm"),
+)
+
+
+def a_model(tied: bool = True) -> Decoder:
+    return llama(2, 8, 4, 10, 16, 11, kv_heads=2, tied=tied)
+
+
+def test_there_and_back() -> None:
+    model = a_model()
+    weights = {name: torch.randn(size) for name, size in shapes(model).items()}
+    table = conversions(TABLE, model)
+    theirs = {name: make() for name, make in to_theirs(table, {n: lambda w=w: w for n, w in weights.items()}).items()}
+    assert theirs["q.0.weight"].shape == (8, 8)
+    assert theirs["k.1.weight"].shape == (4, 8)
+    assert "out" not in theirs  # the model's config decides which rules apply
+    assert torch.equal(theirs["o.1.weight"], weights["decoder.blocks.1.attention.out.weight"].mT)
+    sizes = {name: tuple(tensor.shape) for name, tensor in theirs.items()}
+    ours = to_ours(table, sizes, theirs.__getitem__, "here")
+    assert ours.keys() == weights.keys()
+    assert all(torch.equal(make(), weights[name]) for name, make in ours.items())
+    one = table[[conversion.name for conversion in table].index("decoder.blocks.0.attention.qkv.weight")]
+    assert one.to_theirs(weights[one.name]).keys() == {"q.0.weight", "k.0.weight", "v.0.weight"}
+
+
+def test_nothing_is_read_before_it_is_asked_for() -> None:
+    model = a_model()
+    table = conversions(TABLE, model)
+    sizes = {part.name: part.shape for conversion in table for part in conversion.parts}
+    asked: list[str] = []
+
+    def read(name: str) -> Tensor:
+        asked.append(name)
+        return torch.zeros(sizes[name])
+
+    ours = to_ours(table, sizes, read, "here")
+    assert asked == []
+    ours["decoder.blocks.1.attention.qkv.weight"]()
+    assert asked == ["q.1.weight", "k.1.weight", "v.1.weight"]
+
+
+def test_an_untied_model_needs_its_output_table() -> None:
+    names = {part.name for conversion in conversions(TABLE, a_model(tied=False)) for part in conversion.parts}
+    assert "out" in names
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k.1.weight": None}, r"here: 'k\.1\.weight' \[4, 8\] is missing$"),
+        ({"norm": None, "n1.0": None}, r"is missing \(and 1 more\)$"),
+        ({"k.1.weight": (8, 8)}, r"'k\.1\.weight' is \[8, 8\]; the settings ask for \[4, 8\]$"),
+        ({"stray": (3,)}, r"'stray' \[3\] has no place in this model$"),
+    ],
+    ids=["missing", "two missing", "wrong shape", "left over"],
+)
+def test_what_does_not_fit_is_named(change: dict[str, tuple[int, ...] | None], message: str) -> None:
+    table = conversions(TABLE, a_model())
+    sizes = {part.name: part.shape for conversion in table for part in conversion.parts} | change
+    with pytest.raises(InteropError, match=message):
+        to_ours(table, {name: size for name, size in sizes.items() if size is not None}, torch.zeros, "here")
+
+
+def test_a_tensor_that_no_rule_names_is_refused() -> None:
+    rules: tuple[Rule, ...] = tuple(each for each in TABLE if each.ours != "decoder.norm.weight")
+    with pytest.raises(InteropError, match=r"decoder\.norm\.weight \[8\]: this format has no place for it"):
+        conversions(rules, a_model())
+    with pytest.raises(InteropError, match=r"decoder\.position\.weight .*: this format has no place for it"):
+        conversions(TABLE, gpt(1, 8, 2, 16, 11))

@@ -1,0 +1,183 @@
+"""nanoGPT's checkpoints: its model written out here as its authors describe it, and files that must not be trusted."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from weft.errors import InteropError, WeftError
+from weft.interop import nanogpt
+from weft.models.config import Decoder, LMHead
+from weft.text.config import BPE, Char
+from weft.text.tokenizer import Tokenizer
+
+ARGS: dict[str, Any] = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16, "vocab_size": 300, "dropout": 0.0}
+
+
+class TheirBlock(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        d = ARGS["n_embd"]
+        self.ln_1, self.ln_2 = nn.LayerNorm(d, bias=bias), nn.LayerNorm(d, bias=bias)
+        self.attn = nn.ModuleDict({"c_attn": nn.Linear(d, 3 * d, bias=bias), "c_proj": nn.Linear(d, d, bias=bias)})
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(d, 4 * d, bias=bias), "c_proj": nn.Linear(4 * d, d, bias=bias)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (ARGS["n_head"], -1)).transpose(1, 2)
+            for part in self.attn["c_attn"](self.ln_1(x)).split(ARGS["n_embd"], dim=2)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.attn["c_proj"](mixed)
+        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x))))
+
+
+class TheirModel(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        d = ARGS["n_embd"]
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(ARGS["vocab_size"], d),
+                "wpe": nn.Embedding(ARGS["block_size"], d),
+                "h": nn.ModuleList(TheirBlock(bias) for _ in range(ARGS["n_layer"])),
+                "ln_f": nn.LayerNorm(d, bias=bias),
+            }
+        )
+        self.lm_head = nn.Linear(d, ARGS["vocab_size"], bias=False)
+        self.transformer["wte"].weight = self.lm_head.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.transformer["wte"](tokens) + self.transformer["wpe"](torch.arange(tokens.shape[1]))
+        for block in self.transformer["h"]:  # type: ignore[union-attr]
+            x = block(x)
+        return self.lm_head(self.transformer["ln_f"](x))
+
+
+def their_model(bias: bool) -> TheirModel:
+    torch.manual_seed(0)
+    model = TheirModel(bias).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    return model
+
+
+def checkpoint(model: TheirModel, bias: bool, prefix: str = "") -> dict[str, Any]:
+    state = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    best = torch.tensor(1.47)
+    return {"model": state, "optimizer": {}, "model_args": ARGS | {"bias": bias}, "iter_num": 5, "best_val_loss": best}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_logits(bias: bool, prefix: str, tmp_path: Path) -> None:
+    theirs = their_model(bias)
+    torch.save(checkpoint(theirs, bias, prefix), tmp_path / "ckpt.pt")
+    loaded = nanogpt.read(tmp_path / "ckpt.pt")
+    assert isinstance(loaded.model, Decoder)
+    assert loaded.model.head == LMHead(tied=True)
+    ours = loaded.model.build().eval()
+    ours.load_state_dict({name: make() for name, make in loaded.weights.items()})
+    tokens = torch.randint(300, (2, 13))
+    with torch.no_grad():
+        assert (ours(tokens) - theirs(tokens)).abs().max() <= 1e-5
+
+
+def test_masks_of_older_versions_are_passed_over(tmp_path: Path) -> None:
+    stored = checkpoint(their_model(True), True)
+    stored["model"]["transformer.h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
+    torch.save(stored, tmp_path / "ckpt.pt")
+    assert nanogpt.read(tmp_path / "ckpt.pt").weights
+
+
+def test_a_tokenizer_is_taken_by_name_or_said_to_be_missing(tmp_path: Path) -> None:
+    torch.save(checkpoint(their_model(True), True), tmp_path / "ckpt.pt")
+    loaded = nanogpt.read(tmp_path / "ckpt.pt")
+    assert loaded.tokenizer is None
+    assert "meta.pkl" in loaded.notes["missing"]
+    Tokenizer.train(Char(), ["abc"]).save(tmp_path / "small")
+    with pytest.raises(InteropError, match="tokens, but the model's vocabulary is 300"):
+        nanogpt.read(tmp_path / "ckpt.pt", tmp_path / "small")
+    text = "the cat sat on the mat and the dog ate the rat in the hat of the man who ran from the van to the barn"
+    Tokenizer.train(BPE(vocab_size=300), [text] * 3).save(tmp_path / "right")
+    found = nanogpt.read(tmp_path / "ckpt.pt", tmp_path / "right")
+    assert found.tokenizer is not None
+    assert found.notes == {}
+
+
+def test_gpt2s_table_may_be_filled_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(checkpoint(their_model(True), True), tmp_path / "ckpt.pt")
+    monkeypatch.setattr(nanogpt, "GPT2_SIZES", (259, 300))
+    assert "GPT-2's" in nanogpt.read(tmp_path / "ckpt.pt").notes["missing"]
+    Tokenizer.train(BPE(vocab_size=259), ["the"]).save(tmp_path / "gpt2")
+    assert nanogpt.read(tmp_path / "ckpt.pt", tmp_path / "gpt2").tokenizer is not None
+
+
+class Bomb:
+    """Touches a file when it is unpickled by a reader that trusts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_no_code_of_the_file_is_run(tmp_path: Path) -> None:
+    stored = checkpoint(their_model(True), True)
+    stored["config"] = Bomb(tmp_path / "exploded")
+    torch.save(stored, tmp_path / "ckpt.pt")
+    with pytest.raises(InteropError, match="refused: it holds more than tensors and plain values"):
+        nanogpt.read(tmp_path / "ckpt.pt")
+    (tmp_path / "raw.pt").write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
+    with pytest.raises(InteropError):
+        nanogpt.read(tmp_path / "raw.pt")
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
+    del stored["config"]
+    torch.save(stored, tmp_path / "ckpt.pt")
+    nanogpt.read(tmp_path / "ckpt.pt")
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda s: s.pop("model"), "it has no 'model'"),
+        (lambda s: s.pop("model_args"), "it has no 'model_args'"),
+        (lambda s: s.update(model=[1]), "not a table of tensors"),
+        (lambda s: s["model"].update({"two\nlines": torch.zeros(3)}), "not a table of tensors"),
+        (lambda s: s["model_args"].update(n_layer=10**9), "model_args.n_layer = 1000000000"),
+        (lambda s: s["model_args"].update(n_layer=3), "'transformer.h.2.attn.c_proj.weight' .* is missing"),
+        (lambda s: s["model_args"].update(n_layer=10**6), "n_layer = 1000000, but there are"),
+        (lambda s: s["model_args"].update(n_head=5), "attention.heads = 5 does not divide"),
+        (lambda s: s["model"].update(more=torch.zeros(3)), "'more' .* has no place"),
+        (
+            lambda s: s["model"].update({"transformer.wpe.weight": torch.zeros(4, 32)}),
+            "'transformer.wpe.weight' is .4, 32.; the settings ask for .16, 32.",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(spoil: Any, says: str, tmp_path: Path) -> None:
+    stored = checkpoint(their_model(True), True)
+    stored["model_args"] = dict(stored["model_args"])
+    spoil(stored)
+    torch.save(stored, tmp_path / "ckpt.pt")
+    with pytest.raises(WeftError, match=says) as caught:
+        nanogpt.read(tmp_path / "ckpt.pt")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    torch.save(checkpoint(their_model(True), True), tmp_path / "whole.pt")
+    data = (tmp_path / "whole.pt").read_bytes()
+    for place in (0, 1, 2, 100, len(data) // 2, len(data) - 1000, len(data) - 30):
+        (tmp_path / "ckpt.pt").write_bytes(data[:place])
+        with pytest.raises(InteropError, match="not a nanoGPT checkpoint, or cut short"):
+            nanogpt.read(tmp_path / "ckpt.pt")
+    with pytest.raises(InteropError, match="no such file"):
+        nanogpt.read(tmp_path / "nowhere.pt")

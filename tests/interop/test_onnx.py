@@ -1,0 +1,177 @@
+"""ONNX files: the same answers in another runtime, at any size, and the same greedy text."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from weft.errors import InteropError
+from weft.interop import onnx
+from weft.interop.onnx import export_onnx
+from weft.models.config import ClassificationHead, EncoderDecoder, LMHead, PretrainingHead, Recurrent
+from weft.models.presets import bert, gpt, llama, vaswani
+from weft.models.transformer import Transformer
+from weft.nn.config import Attention, DynamicNTK, Gated, RMSNorm, Rotary, T5Bias
+from weft.text.config import Byte
+
+D, HEADS, FF, VOCAB = 16, 2, 24, 50
+
+
+@pytest.fixture
+def runtime() -> Any:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    return pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+
+def made(config: Any) -> Transformer:
+    torch.manual_seed(0)
+    model = config.build().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
+def session(runtime: Any, file: Path) -> Any:
+    return runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+
+
+def close(theirs: np.ndarray, ours: torch.Tensor) -> None:
+    torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=1e-4, rtol=1e-4)
+
+
+def fed(names: list[str], arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
+    return dict(zip(names, arrays, strict=True))
+
+
+def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
+    model = made(bert(1, D, HEADS, VOCAB, 32).replace(head=PretrainingHead()))
+    written = export_onnx(model, Byte().train([]), tmp_path / "bert")
+    assert {file.name for file in written.files} == {
+        "model.onnx",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        onnx.ABOUT,
+    }
+    assert written.difference is not None
+    assert written.difference < 1e-4
+    run = session(runtime, tmp_path / "bert" / "model.onnx")
+    assert [each.name for each in run.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
+    for rows, time in ((1, 1), (3, 9), (2, 32)):
+        tokens, segments = torch.randint(VOCAB, (rows, time)), torch.randint(2, (rows, time))
+        mask = torch.arange(time)[None] < torch.arange(1, rows + 1)[:, None] * (time // rows)
+        arrays = [tokens.numpy(), mask.long().numpy(), segments.numpy()]
+        words, follows = run.run(None, fed(["input_ids", "attention_mask", "token_type_ids"], arrays))
+        with torch.no_grad():
+            mine = model(tokens, mask=mask, segments=segments)
+        close(words[mask.numpy()], mine.words[mask])
+        close(follows, mine.follows)
+
+
+def test_a_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
+    """Grouped queries, rotary positions and a window: greedy text token by token, with the cache in and out."""
+    config = llama(1, D, HEADS, FF, 32, VOCAB, kv_heads=1).replace(attention=Attention(heads=2, kv_heads=1, window=6))
+    model = made(config)
+    export_onnx(model, None, tmp_path / "llama")
+    run = session(runtime, tmp_path / "llama" / "model.onnx")
+    names = ["input_ids", "past_key_values.0.key", "past_key_values.0.value"]
+    assert [each.name for each in run.get_inputs()] == names
+    assert [each.name for each in run.get_outputs()] == ["logits", "present.0.key", "present.0.value"]
+    prompt = torch.randint(VOCAB, (2, 5))
+    state, tokens, written = model.start(2, 20), prompt, []
+    empty = np.zeros((2, 1, 0, D // HEADS), np.float32)
+    fresh, past, theirs = prompt.numpy(), [empty, empty], []
+    for _ in range(10):
+        mine = model.step(tokens, state)
+        tokens = mine[:, -1:].argmax(-1)
+        written.append(tokens)
+        logits, *past = run.run(None, fed(names, [fresh, *past]))
+        close(logits, mine)
+        fresh = logits[:, -1:].argmax(-1)
+        theirs.append(fresh)
+    assert torch.cat(written, 1).tolist() == np.concatenate(theirs, 1).tolist()
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
+    model = made(vaswani(1, D, HEADS, FF, 0.1, VOCAB))
+    export_onnx(model, None, tmp_path / "pair", Byte().train([]))
+    assert (tmp_path / "pair" / "source" / "tokenizer.json").is_file()
+    reads, writes = (session(runtime, tmp_path / "pair" / f"{name}.onnx") for name in ("encoder", "decoder"))
+    source = torch.randint(VOCAB, (3, 8))
+    mask = torch.arange(8)[None] < torch.tensor([8, 5, 2])[:, None]
+    real = mask.long().numpy()
+    memory = reads.run(None, fed(["input_ids", "attention_mask"], [source.numpy(), real]))
+    state = model.start(3, 10, SimpleNamespace(tokens=source, mask=mask))
+    tokens = torch.ones(3, 1, dtype=torch.long)
+    fresh, past = tokens.numpy(), [np.zeros((3, HEADS, 0, D // HEADS), np.float32)] * 2
+    for _ in range(8):
+        mine = model.step(tokens, state)
+        logits, *past = writes.run(
+            None, fed([each.name for each in writes.get_inputs()], [fresh, *past, real, *memory])
+        )
+        close(logits, mine)
+        tokens, fresh = mine.argmax(-1), logits.argmax(-1)
+        assert tokens.tolist() == fresh.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "classifier", "t5"])
+def test_other_parts(name: str, runtime: Any, tmp_path: Path) -> None:
+    config: Any = {
+        "gpt": gpt(1, D, HEADS, 32, VOCAB),
+        "classifier": gpt(1, D, HEADS, 32, VOCAB).replace(head=ClassificationHead(labels=3, pooling="last")),
+        "t5": EncoderDecoder(
+            vocab_size=VOCAB,
+            source_vocab_size=40,
+            layers=1,
+            d_model=D,
+            attention=Attention(heads=HEADS, d_head=6, scale=1.0),
+            feedforward=Gated(d_ff=FF, activation="gelu-tanh"),
+            norm=RMSNorm(),
+            position=T5Bias(buckets=8, max_distance=20),
+            head=LMHead(tied=False),
+        ),
+    }[name]
+    written = export_onnx(made(config), None, tmp_path / name)
+    assert written.difference is not None
+    assert written.difference < 1e-4
+
+
+# ---- what is refused
+
+
+def test_one_line_for_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    recurrent = Recurrent(vocab_size=9, d_model=8).build()
+    with pytest.raises(InteropError, match="ONNX export is for Transformers, not for a Recurrent"):
+        export_onnx(recurrent, None, tmp_path / "new")
+    scaled = llama(1, D, HEADS, FF, 32, VOCAB).replace(position=Rotary(scaling=DynamicNTK(factor=2.0)))
+    with pytest.raises(InteropError, match="dynamic-ntk"):
+        export_onnx(made(scaled), None, tmp_path / "new")
+    with pytest.raises(InteropError, match="already exists"):
+        export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InteropError, match="cannot be written"):
+        export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path / "file" / "new")
+    monkeypatch.setattr(onnx, "find_spec", lambda name: None)
+    with pytest.raises(InteropError, match=r"pip install 'weft\[onnx\]'"):
+        export_onnx(recurrent, None, tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_nothing_is_left_where_drawing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+    def fails(part: Any, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise InteropError("no room for it")
+
+    monkeypatch.setattr(onnx, "_draw", fails)
+    with pytest.raises(InteropError, match="no room"):
+        export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []

