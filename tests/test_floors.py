@@ -17,10 +17,11 @@ FLOORS = {
     "models": 2,
     "decode": 3, "explain": 3, "interop": 3, "parallel": 3,
     "train": 4, "evaluate": 4,
-    "serve": 5, "api": 5,
-    "cli": 6,
+    "serve": 5, "api": 5, "exchange": 5, "lessons": 5,
+    "cli": 6, "__main__": 7,
 }  # fmt: skip
-ALLOWED = {("data", "text"), ("serve", "api"), ("config", "errors")}  # on one floor, in this direction
+# on one floor, in this direction
+ALLOWED = {("data", "text"), ("serve", "api"), ("api", "lessons"), ("config", "errors")}
 
 
 def room(module: str) -> str:
@@ -84,10 +85,17 @@ def test_models_know_nothing_of_processes(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_nothing_loaded_can_run_code(path: Path) -> None:
     unsafe = {"pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}
-    assert not [module for module, _ in imports(path) if module.split(".")[0] in unsafe]
+    reads_pickles = name_of(path) == "weft.interop.nanogpt"  # by torch's restricted reader alone
+    found = {module for module, _ in imports(path) if module.split(".")[0] in unsafe}
+    assert found <= ({"pickle"} if reads_pickles else set())
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
+            assert node.attr == "UnpicklingError", f"{path}:{node.lineno}: pickle.{node.attr}"
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
+            if called == "torch.load" and reads_pickles:
+                assert "weights_only=True" in ast.unparse(node), f"{path}:{node.lineno}: an open reader"
+                continue
             assert called not in ("eval", "exec", "torch.load"), f"{path}:{node.lineno}: {called}"
             if called.split(".")[-1] == "load" and called.split(".")[0] in ("np", "numpy"):
                 pickles = [k for k in node.keywords if k.arg == "allow_pickle"]

@@ -9,43 +9,48 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from weft.config import merge, validate
-from weft.data.config import HashSplit, NoSplit, Part, Split
+from weft.data.config import HashSplit, NoSplit, Split
+from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards, Tokens
 from weft.data.split import train_texts
 from weft.decode.bulk import Results, bulk
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Pattern, schema_text
+from weft.decode.contrast import Contrasted
+from weft.decode.quantize import check_bits, quantize
 from weft.decode.search import search_texts
 from weft.decode.speculative import write_ahead
+from weft.decode.translate import translate
 from weft.decode.writing import Completion, Piece, complete, write
-from weft.errors import ConfigError, DataError, RunError, TokenizerError
-from weft.evaluate import baseline
-from weft.evaluate.perplexity import Score, score, score_counts
+from weft.errors import ConfigError, DataError, RunError, TokenizerError, WeftError
+from weft.evaluate.perplexity import Score
+from weft.lessons.labels import predict
+from weft.lessons.lesson import Lesson, Material, Tokenizers, lesson_for
+from weft.lessons.text import corpora, held_out, score_texts
 from weft.models.base import LanguageModel
-from weft.models.ngram import NGram
+from weft.models.heads import WordHead
+from weft.models.transformer import Transformer
+from weft.parallel.ranks import Ranks, join
 from weft.progress import bar
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer
 from weft.train import loop
-from weft.train.choose import Choice, TextFacts, check_trainable, fit_vocabulary, measure, settle
-from weft.train.config import Recipe, resolve
+from weft.train.choose import Choice, TextFacts, check_trainable, fit_vocabulary, settle
+from weft.train.config import SOURCE_TOKENIZER, Recipe, resolve
+from weft.train.goals import Chat, Classify, Pairs, Spans
 from weft.train.metrics import Say, say_on_stderr
 from weft.train.precision import autocast, pick_device
 from weft.train.report import write_report
-from weft.train.run import RunFolder, claim, load_model, open_run, read_lines
-
-EVALUATED_TOKENS = 8192  # read at once when scoring
-BASELINE_TOKENS = 4_000_000  # of the training text, for the character frequencies
-SAMPLES = 3
+from weft.train.run import FollowedRun, RunFolder, claim, load_model, open_run, read_lines
 
 
 def sampling(**given: Any) -> Sampling:
@@ -173,16 +178,77 @@ class Run:
                     sources, Path(folder) / "data", self.tokenizer, validation=NoSplit(), column=self.config.data.column
                 )
                 return self._score([shards.train], stride)
-        texts = _held_out(_corpora(self.config, RunFolder(self.path)))
+        texts = held_out(corpora(self.config, RunFolder(self.path)))
         if not texts:
             raise DataError(f"{self.path}: this run held out no text; say what to measure with --data")
         return self._score(texts, stride)
 
     def _score(self, texts: Sequence[Tokens], stride: int | None) -> Score:
         assert self.config.precision is not None
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        with autocast(self.config.precision, device), bar("measuring", sum(map(len, texts))) as advance:
+        with autocast(self.config.precision, _device(self.model)), bar("measuring", sum(map(len, texts))) as advance:
             return score_texts(self.config, self.tokenizer, self.model, texts, stride=stride, progress=advance)
+
+    def figures(self, data: Sequence[str] | str | None = None, targets: Sequence[str] = ()) -> dict[str, Any]:
+        """How good the model is at what it learned: on held-out data, or on all of `data` (with their `targets`)."""
+        assert self.config.precision is not None
+        lesson, tokenizers = lesson_for(self.config), load_tokenizers(self.config, self.path)
+        with autocast(self.config.precision, _device(self.model)), tempfile.TemporaryDirectory(prefix="weft-") as temp:
+            folder, recipe = RunFolder(self.path), self.config
+            if data is not None:
+                sources = [data] if isinstance(data, str) else list(data)
+                given: dict[str, Any] = {"sources": sources, "targets": list(targets)}
+                kept = {key: getattr(recipe.data, key) for key in ("column", "on_error")}
+                recipe = recipe.replace(data={**kept, **given, "validation": {"kind": "files", **given}})
+                folder = RunFolder(Path(temp))
+                recipe, _ = lesson.prepare(recipe, folder, tokenizers, say_on_stderr)
+            return lesson.open(recipe, folder, tokenizers).conclude(self.model).figures
+
+    def against(self, amateur: "Run", strength: float = 0.5, plausible: float = 0.1) -> "Run":
+        """This run contrasted with a weaker one of the same tokenizer (contrastive decoding; Li et al. 2023)."""
+        if amateur.tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise ConfigError(f"{amateur.path}: it needs the tokenizer of {self.path}, but it has another one")
+        return replace(self, model=Contrasted(self.model, amateur.model, strength, plausible))
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        settings: Beam | Sampling | None = None,
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[str]:
+        """What the model makes of each text, in their order; a blank text stays blank. Beam search unless told else."""
+        if not isinstance(self.config.objective, Pairs | Spans):
+            kind = self.config.objective.kind
+            raise ConfigError(f"{self.path}: it learned '{kind}', not to write one text from another")
+        tokenizers = load_tokenizers(self.config, self.path)
+        length = self.config.batch.length
+        assert length is not None, "the recipe is settled"
+        how = Beam(beams=5, max_tokens=length) if settings is None else settings
+        return translate(
+            self.model, texts, how, source=tokenizers.source, target=tokenizers.target, length=length, progress=progress
+        )
+
+    def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
+        """The probability of each label for each text, or pair of texts, the likeliest first."""
+        goal = self.config.objective
+        if not isinstance(goal, Classify):
+            raise ConfigError(f"{self.path}: it learned '{goal.kind}', not to classify")
+        if (goal.second is None) != (second is None):
+            asked = "one text" if goal.second is None else f"two texts, '{goal.text}' and '{goal.second}'"
+            raise ConfigError(f"{self.path}: it learned to classify by {asked}")
+        assert goal.labels is not None
+        if not texts:
+            return []
+        with bar("classifying", len(texts)) as advance:
+            logits = predict(
+                self.model, self.tokenizer, texts, second, length=self.config.batch.length, progress=advance
+            )
+        shares = torch.from_numpy(logits).softmax(-1).tolist()
+        return [dict(sorted(zip(goal.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]
+
+    def quantize(self, bits: str) -> None:
+        """Keep the model's weights in 'int8' or 'int4' from here on; it can write and be measured, not be trained."""
+        quantize(self.model, bits)
 
     def results(self) -> dict[str, Any]:
         """The figures that training ended with; empty for a run that hasn't ended."""
@@ -190,13 +256,39 @@ class Run:
         return {key: value for key, value in ends[-1].items() if key not in ("time", "event")} if ends else {}
 
 
-def load(run: Path | str, device: torch.device | str | None = None) -> Run:
-    """A run's model with its best weights, and its tokenizer. Damaged checkpoints are passed over, with a warning."""
+def load(
+    run: Path | str,
+    device: torch.device | str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    quantize: str | None = None,
+) -> Run:
+    """A run's model with its best weights, and its tokenizer. Damaged checkpoints are passed over, with a warning.
+
+    `dtype` is what a Transformer's weights are kept in. By default that is float32, but bfloat16 on a GPU for one that
+    writes and that learned in bf16 or fp8: writing reads every weight for every token. With `quantize` ('int8' or
+    'int4') they are kept in so many bits.
+    """
+    if quantize is not None:
+        check_bits(quantize)
     folder = open_run(run)
+    recipe = folder.recipe()
     model, damage = load_model(folder, device=device or pick_device())
     for line in damage:
         say_on_stderr(f"weft: {line}")
-    return Run(folder.path, folder.recipe(), model, Tokenizer.load(folder.path))
+    if isinstance(model, Transformer):
+        model.to(dtype or _written_in(recipe, model))
+    loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path))
+    if quantize is not None:
+        loaded.quantize(quantize)
+    return loaded
+
+
+def _written_in(recipe: Recipe, model: Transformer) -> torch.dtype:
+    """What a model's weights are kept in for writing."""
+    writes = model.decoder is not None and isinstance(model.output, WordHead)
+    narrow = writes and recipe.precision in ("bf16", "fp8") and _device(model).type == "cuda"
+    return torch.bfloat16 if narrow else torch.float32
 
 
 def prepare(
@@ -230,7 +322,11 @@ def train(
 
     `recipe` is a preset, a recipe's name, a .toml file or a Recipe; `changes` are key=value words or a table. Without
     `run` a free folder in runs/ is taken. What the recipe leaves open is chosen, and each choice is told to `say`.
+    Processes that torchrun started train one model together; each returns it.
     """
+    ranks = join()
+    if not ranks.leads:
+        return _follow(ranks)
     sources = [data] if isinstance(data, str) else list(data)
     if isinstance(recipe, Recipe):
         if sources or changes:
@@ -244,46 +340,78 @@ def train(
             f"{recipe.name}: there is no text to learn from; give it with --data, for instance a .txt file"
         )
     check_trainable(recipe, 0)
+    lesson = lesson_for(recipe)
     folder = claim(free_folder(Path("runs") / recipe.name) if run is None else run)
     try:
-        settled, choices, text = _settle(recipe)
-        settled, tokenizer, more = _tokenizer(settled, choices)
-        corpora = _prepare(settled, folder, tokenizer)
-        settled, fitted = fit_vocabulary(settled, tokenizer.vocab_size)
-        choices = [*choices, *more, *fitted]
+        settled, choices, text = _settle(recipe, lesson)
+        settled, tokenizers, more = _tokenizers(settled, choices, lesson)
+        settled, found = lesson.prepare(settled, folder, tokenizers, say)
+        settled, fitted = fit_vocabulary(settled, tokenizers.target.vocab_size, tokenizers.source.vocab_size)
+        choices = [*choices, *more, *found, *fitted]
         _tell(settled, text, choices, say)
+        if settled.source_tokenizer is not None:
+            tokenizers.source.save(folder.path / SOURCE_TOKENIZER)
+        material = lesson.open(settled, folder, tokenizers)
+        if not ranks.alone:
+            tokenizers.target.save(folder.path)  # where the others read it
+        ranks.share(lambda: _invitation(settled, folder))
         loop.train(
             settled,
             folder,
-            corpus=corpora if len(corpora) > 1 else corpora[0],
-            tokenizer=tokenizer,
-            evaluators=_evaluators(settled, tokenizer, corpora),
+            corpus=material.corpus,
+            tokenizer=tokenizers.target,
+            evaluators=material.evaluators,
             choices=choices,
             command=" ".join(["weft", *sys.argv[1:]]) if Path(sys.argv[0]).name == "weft" else None,
-            writer=_writer(tokenizer),
+            writer=material.writer,
             say=say,
+            ranks=ranks,
         )
     except BaseException:
         _tidy(folder)
         raise
-    return _conclude(folder, corpora)
+    return _conclude(folder, material, ranks)
 
 
 def resume(run: Path | str, *, say: Say = say_on_stderr) -> Run:
-    """Go on with an interrupted run, as if it had never stopped."""
+    """Go on with an interrupted run, as if it had never stopped; with as many processes as there are this time."""
+    ranks = join()
+    if not ranks.leads:
+        return _follow(ranks)
     folder = open_run(run)
     recipe = folder.recipe()
-    corpora = _corpora(recipe, folder)
-    tokenizer = Tokenizer.load(folder.path)
-    evaluators = _evaluators(recipe, tokenizer, corpora)
+    if not recipe.data.parts:
+        raise RunError(f"{run}: imported, not trained here; learn on with `weft train … init={run}`")
+    material = lesson_for(recipe).open(recipe, folder, load_tokenizers(recipe, folder.path))
+    ranks.share(lambda: _invitation(recipe, folder))
     loop.resume(
         folder,
-        corpus=corpora if len(corpora) > 1 else corpora[0],
-        evaluators=evaluators,
-        writer=_writer(tokenizer),
+        corpus=material.corpus,
+        evaluators=material.evaluators,
+        writer=material.writer,
         say=say,
+        ranks=ranks,
     )
-    return _conclude(folder, corpora)
+    return _conclude(folder, material, ranks)
+
+
+def _invitation(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
+    """What the other processes need to take part, now that data and tokenizers are in the run's folder."""
+    return {"run": str(folder.path.resolve()), "recipe": recipe.model_dump(mode="json", exclude_none=True)}
+
+
+def _follow(ranks: Ranks) -> Run:
+    """Take part in what the first process has prepared, and read what came out."""
+    invited: dict[str, Any] = ranks.share(dict)
+    folder = FollowedRun(Path(invited["run"]))
+    try:
+        recipe = validate(Recipe, invited["recipe"])
+        material = lesson_for(recipe).open(recipe, folder, load_tokenizers(recipe, folder.path))
+        loop.follow(recipe, folder, corpus=material.corpus, evaluators=material.evaluators, ranks=ranks)
+    except WeftError as error:
+        raise type(error)(f"process {ranks.rank + 1} of {ranks.ranks}: {error}") from error
+    ranks.wait()
+    return load(folder.path, dtype=torch.float32)
 
 
 def free_folder(wanted: Path) -> Path:
@@ -296,12 +424,13 @@ def _tidy(folder: RunFolder) -> None:
     """A start that failed before its first step leaves nothing behind."""
     if not folder.config.exists():
         shutil.rmtree(folder.data, ignore_errors=True)
+        shutil.rmtree(folder.path / SOURCE_TOKENIZER, ignore_errors=True)
         if folder.path.is_dir() and not any(folder.path.iterdir()):
             folder.path.rmdir()
 
 
-def _settle(recipe: Recipe) -> tuple[Recipe, list[Choice], TextFacts]:
-    """Choose what the recipe leaves open, from the amount of text and the device."""
+def _settle(recipe: Recipe, lesson: Lesson) -> tuple[Recipe, list[Choice], TextFacts]:
+    """Choose what the recipe leaves open, from the amount of data and the device."""
     prepared = [part.prepared for part in recipe.data.parts if part.prepared is not None]
     if prepared and recipe.tokenizer is None:
         recipe = recipe.replace(tokenizer=Pretrained(path=prepared[0]))
@@ -312,8 +441,7 @@ def _settle(recipe: Recipe) -> tuple[Recipe, list[Choice], TextFacts]:
         )
     if any("-" in part.sources for part in recipe.data.parts):
         raise DataError("'-': training reads its text several times, which standard input can't; name a file")
-    sizes = [_measure(recipe, part) for part in recipe.data.parts]
-    text = TextFacts(sum(size.bytes for size in sizes), all(size.whole for size in sizes))
+    text = lesson.measure(recipe)
     if not text.bytes:
         names = ", ".join(source for part in recipe.data.parts for source in part.sources)
         raise DataError(
@@ -325,29 +453,44 @@ def _settle(recipe: Recipe) -> tuple[Recipe, list[Choice], TextFacts]:
 
 def _tell(recipe: Recipe, text: TextFacts, choices: Sequence[Choice], say: Say) -> None:
     """Which text it is, and what was chosen and why, now that it holds; of two words on a key the last one counts."""
-    for name in [source for part in recipe.data.parts for source in part.sources if source.startswith("builtin:")]:
+    texts = recipe.data.parts if recipe.objective.reads != "rows" else ()
+    for name in [source for part in texts for source in part.sources if source.startswith("builtin:")]:
         corpus = builtin.corpus(name.removeprefix("builtin:"))
         say(f"{name}: {sum(map(len, corpus.documents)):,} characters, sha256 {corpus.sha256}")
     last = {choice.key: choice for choice in choices}
-    say(f"{text} of text to learn from" + (", so I chose:" if last else ""))
+    say(f"{text}{' of text' if text.rows is None else ''} to learn from" + (", so I chose:" if last else ""))
     for choice in last.values():
         say(f"  {choice}")
 
 
-def _measure(recipe: Recipe, part: Part) -> TextFacts:
-    if part.prepared is not None:
-        return TextFacts(Shards.open(part.prepared).train.bytes)
-    return measure(train_texts(part.sources, recipe.data.validation, column=recipe.data.column))
+def _tokenizers(recipe: Recipe, choices: Sequence[Choice], lesson: Lesson) -> tuple[Recipe, Tokenizers, list[Choice]]:
+    """Train or load the recipe's tokenizers. A vocabulary size that was our choice gives way where text is short."""
+    own = recipe.source_tokenizer
+    recipe, target, made = _tokenizer(recipe, choices, lambda: _said(recipe, lesson))
+    if recipe.init is not None and target.fingerprint != Tokenizer.load(recipe.init).fingerprint:
+        raise ConfigError(
+            f"tokenizer: another one than that of init = '{recipe.init}', whose weights know their own tokens alone; "
+            "leave tokenizer out, and it is taken from there"
+        )
+    if isinstance(recipe.objective, Chat):
+        target = with_template(target)  # saved with the run, so that `weft chat` frames turns as training did
+    if own is None:
+        return recipe, Tokenizers(target, target), made
+    source = own.train(lesson.texts(recipe, "source"), progress=True)
+    return recipe, Tokenizers(target, source), made
 
 
-def _tokenizer(recipe: Recipe, choices: Sequence[Choice]) -> tuple[Recipe, Tokenizer, list[Choice]]:
-    """Train or load the recipe's tokenizer. A vocabulary size that was our choice gives way to a text that is short."""
+def _said(recipe: Recipe, lesson: Lesson) -> Iterator[str]:
+    """What the tokenizer learns from: what is written, and what is read unless that has a tokenizer of its own."""
+    yield from lesson.texts(recipe, "target")
+    if recipe.source_tokenizer is None and recipe.objective.reads == "rows":
+        yield from lesson.texts(recipe, "source")
+
+
+def _tokenizer(
+    recipe: Recipe, choices: Sequence[Choice], texts: Callable[[], Iterator[str]]
+) -> tuple[Recipe, Tokenizer, list[Choice]]:
     assert recipe.tokenizer is not None, "the recipe is settled"
-
-    def texts() -> Iterator[str]:
-        for part in recipe.data.parts:
-            yield from train_texts(part.sources, recipe.data.validation, column=recipe.data.column)
-
     try:
         return recipe, recipe.tokenizer.train(texts(), progress=True), []
     except TokenizerError:
@@ -359,120 +502,28 @@ def _tokenizer(recipe: Recipe, choices: Sequence[Choice]) -> tuple[Recipe, Token
     return recipe.replace(tokenizer={**open_size, "vocab_size": tokenizer.vocab_size}), tokenizer, [smaller]
 
 
-def _places(recipe: Recipe, folder: RunFolder) -> list[Path]:
-    """Where each part's tokens are: the prepared folder it names, or one inside the run."""
-    parts = recipe.data.parts
-    inside = [folder.data] if len(parts) == 1 else [folder.data / f"part-{n}" for n in range(1, len(parts) + 1)]
-    return [Path(part.prepared) if part.prepared is not None else own for part, own in zip(parts, inside, strict=True)]
+def load_tokenizers(recipe: Recipe, run: Path) -> Tokenizers:
+    """A run's tokenizers."""
+    target = Tokenizer.load(run)
+    return Tokenizers(target, target if recipe.source_tokenizer is None else Tokenizer.load(run / SOURCE_TOKENIZER))
 
 
-def _prepare(recipe: Recipe, folder: RunFolder, tokenizer: Tokenizer) -> list[Shards]:
-    if (folder.data / "plan.json").exists():  # from a start that was killed; it may have been of another text
-        shutil.rmtree(folder.data)
-    for part, place in zip(recipe.data.parts, _places(recipe, folder), strict=True):
-        if part.prepared is None:
-            prepare_shards(part.sources, place, tokenizer, validation=recipe.data.validation, column=recipe.data.column)
-    corpora = _corpora(recipe, folder)
-    for part, corpus in zip(recipe.data.parts, corpora, strict=True):
-        if corpus.index.tokenizer != tokenizer.fingerprint:
-            raise DataError(
-                f"{part.prepared}: prepared with another tokenizer than this run's; "
-                f'set tokenizer={{kind="pretrained", path="{part.prepared}"}}'
-            )
-    return corpora
-
-
-def _corpora(recipe: Recipe, folder: RunFolder) -> list[Shards]:
-    try:
-        return [Shards.open(place) for place in _places(recipe, folder)]
-    except DataError as error:
-        raise RunError(f"{folder.path}: its text can't be read: {error}") from None
-
-
-def _held_out(corpora: Sequence[Shards]) -> list[Tokens]:
-    return [corpus.validation for corpus in corpora if corpus.validation is not None]
-
-
-# ---- measuring
-
-
-def score_texts(
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    model: LanguageModel,
-    texts: Sequence[Tokens],
-    *,
-    limit: int | None = None,
-    stride: int | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> Score:
-    """One score over several texts, each read in the windows that the model was trained on."""
-    if isinstance(model, NGram):
-        scores = [score_counts(model, text, limit=limit) for text in texts]
-    else:
-        length = recipe.batch.length
-        assert length is not None, "the recipe is settled"
-        mask = recipe.data.document_mask
-        scores = [
-            score(
-                model,
-                text,
-                length=length,
-                batch=max(1, EVALUATED_TOKENS // length),
-                stride=stride,
-                first=None if mask else tokenizer.eos_id,
-                limit=limit,
-                document_mask=mask,
-                progress=progress,
-            )
-            for text in texts
-        ]
-    return Score(sum(s.nats for s in scores), sum(s.tokens for s in scores), sum(s.bytes for s in scores))
-
-
-def _evaluators(recipe: Recipe, tokenizer: Tokenizer, corpora: Sequence[Shards]) -> list[loop.Evaluator]:
-    """What the loop asks now and then: the figures on (the beginning of) the held-out text."""
-    texts = _held_out(corpora)
-    if not texts:
-        return []
-    return [lambda model: score_texts(recipe, tokenizer, model, texts, limit=recipe.evaluate.tokens).numbers()]
-
-
-def _writer(tokenizer: Tokenizer) -> Callable[[LanguageModel], list[str]]:
-    """What the loop asks after each evaluation: a few words, to see in the report how they become better."""
-    settings = sampling(max_tokens=30, temperature=0.8, top_p=0.95)
-    return lambda model: [complete(model, tokenizer, [""], settings)[0].text]
-
-
-def character_baseline(tokenizer: Tokenizer, corpora: Sequence[Shards]) -> baseline.Measure:
-    """What character frequencies of the training text need for the held-out text."""
-    model = baseline.fit(
-        text for corpus in corpora for text in _decoded(tokenizer, corpus.train, BASELINE_TOKENS // len(corpora))
-    )
-    return baseline.measure(model, (t for held in _held_out(corpora) for t in _decoded(tokenizer, held)))
-
-
-def _decoded(tokenizer: Tokenizer, tokens: Tokens, most: int | None = None) -> Iterator[str]:
-    """The text that tokens spell, a part at a time."""
-    end = len(tokens) if most is None else min(most, len(tokens))
-    for start in range(0, end, 1 << 16):
-        yield tokenizer.decode(tokens.read(start, min(1 << 16, end - start)).tolist())
-
-
-def _conclude(folder: RunFolder, corpora: Sequence[Shards]) -> Run:
-    """Measure the finished run on everything that was held out, let it write, and put all that into the report."""
-    done = load(folder.path)
-    figures: dict[str, Any] = {}
-    if _held_out(corpora):
-        scored, characters = done.score(), character_baseline(done.tokenizer, corpora)
-        figures = {
-            **scored.numbers(),
-            "nats_per_character": scored.nats / characters.characters if characters.characters else math.nan,
-            "baseline_bits_per_byte": characters.bits_per_byte,
-        }
-        figures = {key: value if math.isfinite(value) else None for key, value in figures.items()}
-    settings = sampling(max_tokens=100, temperature=0.8, top_p=0.95)
-    samples = [completion.text for completion in done.complete([""] * SAMPLES, settings)]
-    folder.event("result", **figures, samples=samples)
+def _conclude(folder: RunFolder, material: Material, ranks: Ranks) -> Run:
+    """Measure the finished run on everything that was held out, let it answer, and put all that into the report."""
+    done = load(folder.path, dtype=torch.float32)  # measured as it learned
+    assert done.config.precision is not None
+    with autocast(done.config.precision, _device(done.model)):
+        ending = material.conclude(done.model)
+    figures = {key: value if _finite(value) else None for key, value in ending.figures.items()}
+    folder.event("result", **figures, samples=ending.samples)
     write_report(folder)
+    ranks.wait()
     return done
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _device(model: LanguageModel) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

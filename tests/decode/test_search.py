@@ -6,18 +6,21 @@ import pytest
 import torch
 import transformers
 from tests.models.contract import SomeSource
-from tests.models.test_parity import llama_names, load, randomise
+from tests.models.test_parity import fill, randomise
 
+from weft.data.batch import Source
 from weft.decode.config import Beam, GNMTLength, PowerLength, Sampling
 from weft.decode.generate import generate
 from weft.decode.search import beam_search, search_texts
 from weft.decode.writing import complete
-from weft.errors import ModelError
+from weft.errors import ConfigError, ModelError
+from weft.interop.families.llama import LLAMA
 from weft.models.base import LanguageModel
 from weft.models.config import Bahdanau, NGram, Recurrent
 from weft.models.presets import gpt, llama, vaswani
 from weft.text.config import Byte
 from weft.text.tokenizer import Tokenizer
+from weft.train.config import resolve
 
 VOCAB, D, EOS = 23, 16, 3
 
@@ -43,7 +46,7 @@ def pair() -> tuple[LanguageModel, transformers.LlamaForCausalLM]:
     with torch.no_grad():
         theirs.lm_head.weight.mul_(4.0)
     ours = llama(2, D, 2, 24, 64, VOCAB).build().eval()
-    load(ours, theirs, llama_names(2))
+    fill(ours, theirs, LLAMA)
     return ours, theirs
 
 
@@ -226,3 +229,31 @@ def test_stop_strings_end_a_beam_and_never_show() -> None:
     assert all("!" not in text.text for row in texts for text in row)
     greedy = complete(model, tokenizer, ["a"], Sampling(temperature=0.0, max_tokens=8))[0]
     assert search_texts(model, tokenizer, ["a"], Beam(beams=1, max_tokens=8))[0][0].text == greedy.text
+
+
+@pytest.mark.parametrize("kind", ["vaswani-tiny", "bahdanau-tiny"])
+def test_coverage_lowers_the_score_by_what_was_left_out(kind: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 13, "d_model": 16}
+    if kind == "vaswani-tiny":
+        sizes |= {"layers": 2, "attention": {"heads": 2}, "feedforward": {"d_ff": 32}}  # type: ignore[dict-item]
+    model = resolve(kind, {"model": sizes}).model.build().eval()
+    read = torch.tensor([[3, 4, 5, 6], [7, 8, 1, 0]])
+    source = Source(read, torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]], dtype=torch.bool))
+    plain = Beam(beams=3, n=3, max_tokens=6)
+    watched = plain.replace(coverage_penalty=0.7)
+    for row, found in enumerate(beam_search(model, [[2], [2]], watched, eos_id=1, source=source)):
+        for text in found:
+            # the same weights, from one reading of the whole text
+            seen: list[torch.Tensor] = []
+            hook = model.alignment.register_forward_hook(lambda module, given, weights, seen=seen: seen.append(weights))
+            one = Source(source.tokens[row : row + 1], source.mask[row : row + 1])
+            with torch.no_grad():
+                model(torch.tensor([[2, *text.ids[:-1]]]), source=one)
+            hook.remove()
+            weights = seen[0].mean(1) if seen[0].dim() == 4 else seen[0]
+            total = weights[0].sum(0)[one.mask[0]]
+            expected = text.logprob / len(text.ids) + 0.7 * float(total.clamp(max=1.0).log().sum())
+            assert text.score == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(ConfigError, match="looks at no source"):
+        beam_search(resolve("gpt-tiny").model.build().eval(), [[1]], watched)

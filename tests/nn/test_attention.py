@@ -102,7 +102,8 @@ def test_a_query_that_sees_nothing_gets_zeros() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("rule", RULES)
-def test_flex_equals_reference(rule: str) -> None:
+def test_flex_equals_reference(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "FLEX_ENTRIES", 0)  # also for so short a sequence
     where = RULES[rule]
     moved = Visibility(
         causal=where.causal,
@@ -124,3 +125,47 @@ def test_flex_equals_reference(rule: str) -> None:
         strict=True,
     ):
         torch.testing.assert_close(mine, other, atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_padding_of_any_shape_equals_the_reference() -> None:
+    """Batches of rows come in many shapes, one after the other; some are long enough for FlexAttention."""
+    for rows, time in [(3, 17), (5, 33), (2, 150), (2, 700), (4, 91), (3, 640), (2, 777)]:
+        real = torch.arange(time, device="cuda") < torch.randint(1, time + 1, (rows, 1), device="cuda")
+        q, k, v = (torch.randn(rows, h, time, 16, device="cuda") for h in (H, K, K))
+        places = torch.arange(time, device="cuda")[None]
+        rule = Visibility(causal=False, real=real)
+        there = Relation(rule, NoPosition().build(64, H, 16, time, False), places, places)
+        fast = fast_attention(q, k, v, 0.25, there)
+        torch.testing.assert_close(fast, reference_attention(q, k, v, 0.25, there.mask())[0], atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_dropped_forward_is_dropped_backward(causal: bool, masked: bool) -> None:
+    """Attention is linear in the values, so the gradient by them tells how the output changes, to the last bit or so.
+
+    It doesn't where a kernel draws other dropout in its backward pass; and of ones a share of 1 is left on average.
+    """
+    rows, time = 16, 192
+    real = torch.arange(time, device="cuda") < 150 if masked else None
+    rule = Visibility(causal=causal, real=None if real is None else real.expand(rows, -1))
+    places = torch.arange(time, device="cuda")[None]
+    there = Relation(rule, NoPosition().build(64, H, 64, time, causal), places, places)
+    q, k, v, other, upstream = (torch.randn(rows, H, time, 64, device="cuda", dtype=torch.bfloat16) for _ in range(5))
+
+    def attend(values: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return fast_attention(q, k, values, 0.125, there, dropout=0.1)
+
+    v.requires_grad_()
+    (slope,) = torch.autograd.grad(attend(v), v, upstream)
+    expected = (attend(other).double() * upstream.double()).sum()
+    found = (slope.double() * other.double()).sum()
+    size = (attend(other).double() * upstream.double()).norm()
+    assert abs(found - expected) < 0.05 * size
+    kept = attend(torch.ones_like(v)).float().mean()
+    assert abs(float(kept) - 1.0) < 0.01

@@ -23,6 +23,15 @@ def test_values_and_gradients_are_torchs(ours, by_hand, approximate, dtype, tole
         assert torch.allclose(found, slope, rtol=1e-6, atol=tolerance)
 
 
+def test_the_compiled_form_is_the_same_function() -> None:
+    x = torch.linspace(-30, 30, 4001, requires_grad=True)
+    y, expected = gelu.by_sigmoid(x), F.gelu(x, approximate="tanh")
+    (found,), (slope,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(expected.sum(), x)
+    assert torch.allclose(y, expected, atol=2e-6)
+    assert torch.allclose(found, slope, atol=2e-6)
+    assert gelu.by_sigmoid(x.detach().bfloat16()).dtype == torch.bfloat16
+
+
 def test_nothing_is_kept_where_nothing_is_learned() -> None:
     x = torch.randn(5)
     assert torch.equal(gelu.gelu(x), F.gelu(x))

@@ -67,7 +67,7 @@ def test_parameters_are_estimated_within_a_tenth() -> None:
 
 
 def test_a_model_that_sees_both_sides_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.kind = 'encoder': next-token training needs"):
-        check_trainable(resolve("bert-tiny"), 100)
+    with pytest.raises(ConfigError, match=r"model\.kind = 'encoder': the goal 'next-token' needs"):
+        check_trainable(resolve("bert-tiny", ["objective=next-token"]), 100)
     with pytest.raises(ConfigError, match=r"model\.vocab_size = 10: the tokenizer has 11"):
         check_trainable(resolve("gpt-tiny", ["model.vocab_size=10"]), 11)

@@ -181,9 +181,7 @@ def test_spoilt_weights_are_taken_back(tmp_path, recipe, corpus, tokenizer, eval
     assert lines[-1]["loss"] < lines[7]["loss"] < lines[0]["loss"]
     assert lines[-1]["lr"] < recipe(*LONG).optimizer.lr / 2
     # the text goes on after what was read before the return
-    assert lines[8]["epoch"] == pytest.approx(
-        (45 + event["shift"]) * 4 / feed(recipe(), corpus).mixture.windows[0].count
-    )
+    assert lines[8]["epoch"] == pytest.approx(feed(recipe(), corpus).epoch(45 + event["shift"]))
 
 
 def test_no_further_means_further_back_and_then_the_end(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.train.loss import chunk_loss, chunk_rows, cross_entropy, linear_cross_entropy
+from weft.train.loss import _add_product, chunk_loss, chunk_rows, cross_entropy, gpu_chunk_loss, linear_cross_entropy
 
 
 def test_plain_loss_is_torchs() -> None:
@@ -127,8 +127,50 @@ def test_chunks_are_powers_of_two_that_shrink_as_the_vocabulary_grows() -> None:
     assert [chunk_rows(features, words) for words in (65, 8192, 50257, 1 << 30)] == [32768, 512, 64, 1]
 
 
+def test_a_product_begins_a_sum_or_adds_to_it() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(3, 5), torch.randn(5, 2)
+    first = _add_product(None, a, b)
+    assert torch.allclose(first, a @ b)
+    assert torch.allclose(_add_product(first, a, b), 2 * a @ b)
+    assert _add_product(None, a.bfloat16(), b.bfloat16()).dtype == torch.float32
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
+@pytest.mark.parametrize(("vocab_size", "width"), [(11, 11), (100, 128), (9000, 9088), (50257, 50304)])
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.0), (0.2, 1e-3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_is_chunk_loss(vocab_size: int, width: int, smoothing: float, z_loss: float, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(33, width, device="cuda")).to(dtype)
+    targets, weights = torch.randint(vocab_size, (33,), device="cuda"), torch.rand(33, device="cuda")
+    weights[3] = 0.0
+    given = targets, weights, vocab_size, smoothing, z_loss
+    expected = chunk_loss(logits.clone(), *given)
+    found = gpu_chunk_loss()(logits, *given)
+    assert gpu_chunk_loss() is not chunk_loss
+    assert found[2] is logits  # no memory of its own
+    for ours, theirs in zip(found[:2], expected[:2], strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5)
+    assert torch.allclose(found[2].float(), expected[2].float(), rtol=1e-2, atol=1e-6)
+    assert found[2][:, vocab_size:].eq(0).all()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_kernel_hides_no_trouble() -> None:
+    logits = torch.zeros(2, 64, device="cuda")
+    logits[0, 3] = float("nan")
+    given = torch.zeros(2, dtype=torch.long, device="cuda"), torch.ones(2, device="cuda"), 64, 0.0, 0.0
+    assert gpu_chunk_loss()(logits, *given)[0].isnan()
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_a_gpu_agrees_in_bf16() -> None:
     torch.manual_seed(0)
     features, weight = torch.randn(300, 64, requires_grad=True), torch.randn(1001, 64, requires_grad=True)
@@ -137,9 +179,7 @@ def test_a_gpu_agrees_in_bf16() -> None:
     wanted = torch.autograd.grad(expected, [features, weight])
     given = [t.detach().cuda().requires_grad_() for t in (features, weight)]
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss, _ = linear_cross_entropy(
-            *given, None, targets.cuda(), mask.cuda(), rows=128, chunk=torch.compile(chunk_loss)
-        )
+        loss, _ = linear_cross_entropy(*given, None, targets.cuda(), mask.cuda(), rows=128)
     assert float(loss) == pytest.approx(float(expected), rel=5e-3)
     for ours, theirs in zip(torch.autograd.grad(loss, given), wanted, strict=True):
         assert (ours.cpu() - theirs).norm() / theirs.norm() < 0.02

@@ -47,7 +47,9 @@ def test_the_run_is_the_same_with_and_without_it(tmp_path, recipe, corpus, token
 
 def test_a_batch_that_does_not_fit_names_one_that_does(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     tried = too_large(monkeypatch, rows=3)
-    with pytest.raises(RunError, match=r"batch\.micro = 16: 16 sequences of 12 .* batch\.micro=2 does") as caught:
+    with pytest.raises(
+        RunError, match=r"batch\.micro = 16: 16 times a sequence of 12 .* batch\.micro=2 does"
+    ) as caught:
         train(recipe("batch.size=16"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
     assert "\n" not in str(caught.value)
     assert tried == [16, 8, 4, 2]

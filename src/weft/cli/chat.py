@@ -27,6 +27,7 @@ def chat(
     seed: Annotated[int, typer.Option(help="The same seed and the same words give the same replies.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End a reply before this text; may be given again.")] = None,
     system: Annotated[str | None, typer.Option(help="Words that stand before everything.")] = None,
+    quantize: Annotated[str | None, typer.Option(metavar="BITS", help="Smaller weights: int8 or int4.")] = None,
 ) -> None:
     """Talk to a model, line by line; from a pipe, each line gets a reply.
 
@@ -42,7 +43,7 @@ def chat(
     settings = sampling(
         temperature=0.0 if greedy else temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, stop=stop
     )
-    loaded = load(run)
+    loaded = load(run, quantize=quantize)
     conversation = Conversation(loaded.tokenizer, longest_text(loaded.model), max_tokens, system)
     terminal = sys.stdin.isatty()
     if terminal:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weft.decode.constrain import Pattern
     from weft.decode.writing import Completion
 
-CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "What the text must keep to", "Many texts", "Guessing ahead"
+CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "What the text must keep to", "Many texts", "Speed"
 
 
 def generate(
@@ -48,6 +48,11 @@ def generate(
         float | None,
         typer.Option(help="Beam: divide by ((5 + length) / 6) to this power instead.", rich_help_panel=CHOICE),
     ] = None,
+    amateur: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Prefer what this weaker run finds less likely.", rich_help_panel=CHOICE),
+    ] = None,
+    contrast: Annotated[float | None, typer.Option(help="How strongly (default: 0.5).", rich_help_panel=CHOICE)] = None,
     max_tokens: Annotated[int, typer.Option(help="Stop after so many tokens.", rich_help_panel=RULES)] = 200,
     min_tokens: Annotated[
         int | None, typer.Option(help="No end of text before so many.", rich_help_panel=RULES)
@@ -93,6 +98,9 @@ def generate(
     lookup: Annotated[
         int | None, typer.Option(help="Guess from matches of up to so many tokens.", rich_help_panel=SPEED)
     ] = None,
+    quantize: Annotated[
+        str | None, typer.Option(metavar="BITS", help="Smaller weights: int8 or int4.", rich_help_panel=SPEED)
+    ] = None,
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout, as it is written."""
     from weft.api import load
@@ -129,7 +137,13 @@ def generate(
     if regex is not None and json_schema is not None:
         raise _mistake("--regex and --json-schema exclude each other")
     prompts = _prompts(prompt, file)
-    loaded = load(run)
+    loaded = load(run, quantize=quantize)
+    if amateur is not None:
+        if draft is not None or lookup is not None:
+            raise _mistake("--amateur doesn't go with --draft and --lookup: what guesses ahead guesses for one model")
+        loaded = loaded.against(load(amateur), 0.5 if contrast is None else contrast)
+    elif contrast is not None:
+        raise _mistake("--contrast says how strongly to contrast; name the weaker run with --amateur")
     if ban:
         settings = settings.replace(banned=_ids(loaded, ban))
     pattern = _pattern(loaded, regex, json_schema)

@@ -12,17 +12,23 @@ import typer
 from weft import __version__
 from weft.cli import (
     chat,
+    classify,
     config,
     doctor,
+    embed,
     evaluate,
+    export,
     generate,
     gradients,
+    import_,
+    neighbours,
     plan,
     prepare,
     presets,
     quickstart,
     tokenize,
     train,
+    translate,
 )
 
 app = typer.Typer(
@@ -43,6 +49,12 @@ app.command(rich_help_panel=WORK)(train.train)
 app.command(rich_help_panel=WORK)(evaluate.evaluate)
 app.command(rich_help_panel=WORK)(generate.generate)
 app.command(rich_help_panel=WORK)(chat.chat)
+app.command(rich_help_panel=WORK)(translate.translate)
+app.command(rich_help_panel=WORK)(classify.classify)
+app.command(rich_help_panel=WORK)(embed.embed)
+app.command("import", rich_help_panel=WORK)(import_.import_)
+app.command(rich_help_panel=WORK)(export.export)
+app.command(rich_help_panel=LOOK)(neighbours.neighbours)
 app.command(rich_help_panel=LOOK)(presets.presets)
 app.command(rich_help_panel=LOOK)(plan.plan)
 app.command(rich_help_panel=LOOK)(gradients.gradients)

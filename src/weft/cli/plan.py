@@ -76,7 +76,7 @@ def plan(
     context: int = getattr(recipe.model, "context", 256)
     time = length or recipe.batch.length or context
     numbers = str(precision or recipe.precision or "bf16")
-    cost = count(recipe.model, time)
+    cost = count(recipe.model, time, recipe.adapter)
     if tokens is not None:
         total, why = quantity(tokens, "--tokens"), "as asked"
     elif recipe.steps is not None:
@@ -89,8 +89,8 @@ def plan(
     if cost.parameters:
         micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
         share = min(micro, -(-size // gpus))
-        kept = training_memory(recipe.model, share, time, numbers, recipe.optimizer.kind, gpus)
-        each = training_memory(recipe.model, 1, time, numbers, recipe.optimizer.kind, gpus)
+        kept = training_memory(recipe.model, share, time, numbers, recipe.optimizer.kind, gpus, adapter=recipe.adapter)
+        each = training_memory(recipe.model, 1, time, numbers, recipe.optimizer.kind, gpus, adapter=recipe.adapter)
         _memory(kept, each, machine, gpus, share, time, numbers, cache_bytes(recipe.model, numbers))
         _journey(trip, why, machine, gpus, mfu, numbers, size, time)
 
@@ -116,7 +116,12 @@ def _components(name: str, cost: "Count") -> None:
     columns.show(("part", "parameters", "share", "FLOPs/token", "share"), rows, title=name)
     if cost.note:
         columns.remark(cost.note)
-    if cost.parameters:
+    if cost.trainable < cost.parameters:
+        columns.remark(
+            f"{cost.trainable:,} of these learn, {cost.trainable / cost.parameters:.2%}; the rest stays as it is."
+            f" Training takes {short(cost.training())} FLOPs a token."
+        )
+    elif cost.parameters:
         columns.remark(
             f"FLOPs are those of the forward pass at {cost.length:,} tokens a sequence. Training takes 3 times as many,"
             f" {short(cost.training())} a token, and {short(cost.training(recompute=True))} if layers are run again."

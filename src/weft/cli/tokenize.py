@@ -16,7 +16,8 @@ def tokenize(
     tokenizer: Annotated[
         str,
         typer.Option(
-            help="word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run or tokenizer.json."
+            help="word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run, a tokenizer.json, "
+            "a SentencePiece model, tiktoken's ranks or a vocab.txt."
         ),
     ] = "bpe",
     data: Annotated[

@@ -1,5 +1,6 @@
 """`weft train`: from a text to a trained model."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,13 @@ def train(
         list[str] | None,
         typer.Option("--data", "-d", metavar="SOURCE...", help="Text to learn from: files, folders, builtin:python."),
     ] = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option("--targets", metavar="FILE", help="Text files whose lines answer those of --data."),
+    ] = None,
+    on_error: Annotated[
+        str | None, typer.Option(metavar="stop|skip", help="What to do with a row that can't be read (default: stop).")
+    ] = None,
     run: Annotated[
         Path | None, typer.Option(help="The run's folder (default: a free one in runs/).", show_default=False)
     ] = None,
@@ -29,16 +37,22 @@ def train(
 ) -> None:
     """Train a model on a text. What the recipe leaves open is chosen from the text and the machine, and said.
 
-    Ctrl-C saves the run before it stops; --resume goes on from there.
+    Ctrl-C saves the run before it stops; --resume goes on from there. On several GPUs start it with torchrun:
+    torchrun --nproc-per-node 4 --no-python -- weft train ...
     """
     from weft import api
     from weft.errors import ConfigError
+    from weft.parallel.ranks import join
 
     # `--data *.txt` arrives as --data a.txt b.txt …: words that assign nothing are further sources
     changes = [word for word in words or [] if "=" in word]
     sources = [*(data or []), *(word for word in words or [] if "=" not in word)]
+    if targets:
+        changes.append(f"data.targets={json.dumps(targets)}")
+    if on_error is not None:
+        changes.append(f"data.on_error={on_error}")
     if resume is not None:
-        if recipe is not None or words or data or run is not None:
+        if recipe is not None or words or data or targets or on_error or run is not None:
             raise ConfigError(f"--resume {resume} goes on with that run's own recipe and text; give nothing else")
         done = api.resume(resume, say=_say)
     elif recipe is None:
@@ -47,7 +61,8 @@ def train(
         raise ConfigError(f"'{sources[0]}': an override is written key=value; text is given with --data")
     else:
         done = api.train(recipe, data=sources, run=run, changes=changes, say=_say)
-    conclude(done)
+    if join().leads:
+        conclude(done)
 
 
 def conclude(run: "Run") -> None:
@@ -57,24 +72,46 @@ def conclude(run: "Run") -> None:
 
     results = run.results()
     console = Console(highlight=False)
-    if "bits_per_byte" in results:
-        table = Table("on text it never saw", "", box=None, pad_edge=False, header_style="bold")
+    shown = [(what, results[key]) for key, what in FIGURES.items() if isinstance(results.get(key), float | int)]
+    if shown:
+        table = Table("on data it never saw", "", box=None, pad_edge=False, header_style="bold")
         table.add_column(justify="right")
-        for key, what in FIGURES.items():
-            if results.get(key) is not None:
-                table.add_row(what, "", f"{results[key]:.3f}")
+        for what, value in shown:
+            table.add_row(what, "", f"{value:.3f}")
         console.print(table)
     console.print(f"\nreport    {run.path / 'report.html'}", soft_wrap=True)
-    console.print(f"write     weft generate {run.path} --prompt 'Once upon'", soft_wrap=True)
+    console.print(f"use       {USES[run.config.objective.kind].format(run=run.path)}", soft_wrap=True)
     console.print(f"measure   weft evaluate {run.path}", soft_wrap=True)
 
 
 FIGURES = {
-    "loss": "loss, nats a token",
+    "loss": "loss",
     "perplexity": "perplexity",
     "bits_per_byte": "bits per byte",
     "nats_per_character": "loss, nats a character",
     "baseline_bits_per_byte": "bits per byte of character frequencies alone",
+    "next_accuracy": "right about the next sentence",
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "matthews": "Matthews correlation",
+    "pearson": "Pearson correlation",
+    "spearman": "Spearman correlation",
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "rouge_l": "ROUGE-L",
+    "exact": "exactly right",
+}
+USES = {
+    "next-token": "weft generate {run} --prompt 'Once upon'",
+    "chat": "weft chat {run}",
+    "pairs": "weft translate {run} < lines.txt",
+    "spans": "weft train … init={run}",
+    "masked": "weft embed {run} < lines.txt",
+    "masked+next": "weft train classify --data rows.tsv init={run}",
+    "classify": "weft classify {run} < lines.txt",
+    "score": "weft evaluate {run} --data rows.tsv",
+    "tag": "weft evaluate {run} --data rows.jsonl",
+    "twins": "weft embed {run} < lines.txt",
 }
 
 

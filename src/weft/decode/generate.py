@@ -11,11 +11,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from weft.decode import fused, lean
 from weft.decode.config import Rules, Sampling
+from weft.decode.graphs import Chooser, FixedStep, can_be_fixed, run_ahead
 from weft.decode.sampling import choose
 from weft.decode.shaping import Past, ban, check_ids, needs_past, shaped
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State
+from weft.models.transformer import Transformer, TransformerState
 
 Finish = Literal["eos", "stop", "length"]
 
@@ -107,6 +110,10 @@ def _steps(
     lengths = [len(prompt) for prompt in prompts for _ in range(copies)]
     rows = list(range(len(lengths)))  # those still being continued, by batch row
     state, logits = read_prompts(model, prompts, copies, max_room(lengths, settings, window), source)
+    if device.type == "cuda" and constraints is None and can_be_fixed(model, state) and all(map(unshaped, settings)):
+        yield from _ahead(model, state, logits, settings, generators, lengths, window, eos_id, vocab_size, stops)
+        return
+    step = stepper(model, state)
     past = Past([p for p in prompts for _ in range(copies)], vocab_size, device) if needs_past(settings) else None
     count = 0
     while True:
@@ -145,9 +152,61 @@ def _steps(
             longest = max(lengths[row] for row in rows)
             if state.longest > longest:
                 state.truncate(longest)  # forgets nothing: it gives the room of the ended rows to the others
+            step = stepper(model, state)
         for row in rows:
             lengths[row] += 1
-        logits = model.step(torch.tensor(chosen, device=device).unsqueeze(1), state)[:, -1]
+        logits = step(torch.tensor(chosen, device=device))
+
+
+def stepper(model: LanguageModel, state: State) -> Callable[[Tensor], Tensor]:
+    """From the next tokens (batch,) to logits (batch, V): one step of the model, by the fastest way that fits."""
+    if state.lengths.is_cuda and can_be_fixed(model, state):
+        assert isinstance(model, Transformer) and isinstance(state, TransformerState)
+        return FixedStep(model, state)
+    if lean.fits(model, state):
+        assert isinstance(model, Transformer) and isinstance(state, TransformerState)
+        return lean.Lean(model, state)
+    return lambda tokens: model.step(tokens.unsqueeze(1), state)[:, -1]
+
+
+def unshaped(rules: Sampling) -> bool:
+    """Whether the next token follows from the logits alone, and nobody asks for more than the token."""
+    wishes = rules.logit_bias or rules.banned or rules.forced or rules.min_tokens
+    return not wishes and not rules.penalises and rules.logprobs is None
+
+
+def _ahead(
+    model: LanguageModel,
+    state: State,
+    logits: Tensor,
+    settings: Sequence[Sampling],
+    generators: Sequence[torch.Generator],
+    lengths: Sequence[int],
+    window: int | None,
+    eos_id: int | None,
+    vocab_size: int,
+    stops: Callable[[int, int], bool] | None,
+    record: bool | None = None,
+) -> Iterator[Token]:
+    """The same with steps that choose by themselves; rows that have ended go on unseen until all have."""
+    assert isinstance(model, Transformer) and isinstance(state, TransformerState)
+    most = [
+        each.max_tokens if window is None else min(each.max_tokens, window - length + 1)
+        for each, length in zip(settings, lengths, strict=True)
+    ]
+    chooser = Chooser(settings, generators, max(most), vocab_size, logits.device)
+    going = list(range(len(settings)))
+    for count, chosen in enumerate(run_ahead(model, state, logits, chooser, max(most), record), start=1):
+        for row in list(going):
+            token = chosen[row]
+            stopped = stops is not None and stops(row, token)
+            full = count == most[row]
+            finish: Finish | None = "eos" if token == eos_id else "stop" if stopped else "length" if full else None
+            if finish is not None:
+                going.remove(row)
+            yield Token(row, token, finish)
+        if not going:
+            return
 
 
 Report = tuple[float | None, tuple[tuple[int, float], ...]]
@@ -182,7 +241,7 @@ def read_prompts(
     last = torch.tensor(lengths, device=device)
     ragged = min(lengths) < longest
     state = model.start(len(prompts), max_len, source)
-    features = model.advance(tokens.to(device), state, last if ragged else None)
+    features = fused.read(model, tokens.to(device), state, last if ragged else None)
     logits = model.head(features[torch.arange(len(prompts), device=device), last - 1].unsqueeze(1))[:, 0]
     if copies > 1:
         index = torch.arange(len(prompts), device=device).repeat_interleave(copies)

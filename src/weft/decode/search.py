@@ -1,7 +1,8 @@
 """Beam search: the likeliest text, as far as keeping a few beginnings at a time can find it.
 
-A text's score is its log-probability divided by a length penalty, since every further token lowers the sum. What ended
-is kept apart; the search of a prompt is over when no beginning that is still alive can reach the score of the worst
+A text's score is its log-probability divided by a length penalty, since every further token lowers the sum; with a
+coverage penalty, words of the source that were never looked at lower it too (Wu et al. 2016, §7). What ended is kept
+apart; the search of a prompt is over when no beginning that is still alive can reach the score of the worst
 text that would be returned, however it went on.
 """
 
@@ -23,14 +24,14 @@ from weft.decode.generate import (
 from weft.decode.sampling import check_logits
 from weft.decode.shaping import Past, check_ids, needs_past, shaped
 from weft.decode.writing import Completion, prompt_ids
-from weft.errors import ModelError
+from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel, Source
 from weft.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished text: its ids without the prompt, log p of them all, and that divided by the length penalty."""
+    """A finished text: its ids without the prompt, log p of them all, and the score that penalties make of that."""
 
     ids: tuple[int, ...]
     logprob: float
@@ -72,6 +73,25 @@ def beam_search(
     check_prompts(model, prompts, window)
     size = chosen_size(model, vocab_size)
     check_ids([settings], size)
+    watched = _Coverage(model) if settings.coverage_penalty else None
+    try:
+        return _search(model, prompts, settings, window, size, eos_id, source, stops, watched)
+    finally:
+        if watched is not None:
+            watched.hook.remove()
+
+
+def _search(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    settings: Beam,
+    window: int | None,
+    size: int,
+    eos_id: int | None,
+    source: Source | None,
+    stops: Stops | None,
+    watched: "_Coverage | None",
+) -> list[list[Hypothesis]]:
     K = settings.beams
     device = device_of(model)
     limits = [settings.max_tokens if window is None else min(settings.max_tokens, window - len(p) + 1) for p in prompts]
@@ -79,6 +99,8 @@ def beam_search(
     everyone = list(searches)
     room = max_room([len(prompt) for prompt in prompts], [settings], window)
     state, logits = read_prompts(model, prompts, 1, room, source)
+    if watched is not None:
+        watched.begin([len(prompt) - 1 for prompt in prompts])
     past = Past(prompts, size, device) if needs_past([settings]) else None
     width = 1  # beams a prompt: one before the first token, then K
     scores = torch.zeros(len(prompts), 1, dtype=torch.float64, device=device)  # log p of what is alive, (B, width)
@@ -93,9 +115,14 @@ def beam_search(
         total = scores.unsqueeze(-1) + log_p.double().view(len(searches), width, size)
         best, places = total.flatten(1).topk(min(2 * K, width * size), dim=-1)
         parents, tokens = places // size, places % size
+        left_out = [[0.0] * width] * len(searches)
+        if watched is not None:
+            left_out = (settings.coverage_penalty * watched.log_seen().view(len(searches), width)).tolist()
         moves = [
-            _advance(search, settings, row, eos_id, stops)
-            for search, *row in zip(searches, best.tolist(), parents.tolist(), tokens.tolist(), strict=True)
+            _advance(search, settings, row, unseen, eos_id, stops)
+            for search, unseen, *row in zip(
+                searches, left_out, best.tolist(), parents.tolist(), tokens.tolist(), strict=True
+            )
         ]
         going = [place for place, search in enumerate(searches) if not search.over]
         if not going:
@@ -107,6 +134,8 @@ def beam_search(
         index = (left.unsqueeze(1) * width + parents[left].gather(1, kept)).flatten()
         newest = tokens[left].gather(1, kept).flatten()
         state.reorder(index)
+        if watched is not None:
+            watched.reorder(index)
         if past is not None:
             past.reorder(index)
             past.push(newest)
@@ -116,17 +145,52 @@ def beam_search(
         if state.longest > longest:
             state.truncate(longest)  # forgets nothing: it gives the room of the searches that are over to the others
         logits = model.step(newest.unsqueeze(1), state)[:, -1]
+        if watched is not None:
+            watched.add()
+
+
+class _Coverage:
+    """How much each word of the source was looked at so far, by every beam: (rows, source time)."""
+
+    def __init__(self, model: LanguageModel):
+        where = model.alignment
+        if where is None:
+            raise ConfigError("coverage_penalty: this model looks at no source; leave it out")
+        self.seen = torch.empty(0)
+        self.latest = torch.empty(0)  # weights of the last reading, (rows, time, source time), the mean of all heads
+        self.hook = where.register_forward_hook(self._look)
+
+    def _look(self, module: torch.nn.Module, given: object, weights: torch.Tensor) -> None:
+        self.latest = weights.mean(dim=1) if weights.dim() == 4 else weights
+
+    def begin(self, places: list[int]) -> None:
+        """Count what the first token of each row was written with."""
+        rows = torch.arange(len(places), device=self.latest.device)
+        self.seen = self.latest[rows, torch.tensor(places, device=rows.device)].double()
+
+    def add(self) -> None:
+        """Count what the newest token is written with."""
+        self.seen = self.seen + self.latest[:, -1].double()
+
+    def reorder(self, index: torch.Tensor) -> None:
+        self.seen = self.seen[index]
+
+    def log_seen(self) -> torch.Tensor:
+        """Σ log min(weight, 1) over the source: 0 where all of it was looked at, below where some was not. (rows,)"""
+        return self.seen.clamp(min=1e-9, max=1.0).log().where(self.seen > 0, 0.0).sum(dim=-1)
 
 
 def _advance(
     search: _Search,
     settings: Beam,
     row: Sequence[list[float] | list[int]],
+    unseen: Sequence[float],
     eos_id: int | None,
     stops: Stops | None,
 ) -> list[int]:
     """Take one step with a prompt's candidates, best first; the K candidates that stay alive, −1 for an empty beam.
 
+    `unseen` is what each beam loses for words of the source that it hasn't looked at.
     A text that ended counts only if it stood among the K best: the others would not have been looked at either.
     """
     K = settings.beams
@@ -144,7 +208,8 @@ def _advance(
             alive.append(ids)
         elif place < K:
             divisor = settings.length_penalty.divisor(len(ids))
-            search.ended.append(Hypothesis(ids, logprob, logprob / divisor, finish))
+            score = logprob / divisor + unseen[int(parent)]
+            search.ended.append(Hypothesis(ids, logprob, score, finish))
     search.ended.sort(key=lambda hypothesis: -hypothesis.score)
     del search.ended[K:]
     search.alive = alive
@@ -160,7 +225,8 @@ def _settled(search: _Search, settings: Beam, best: float) -> bool:
         return bool(search.ended)  # a single beam has no second choice
     if len(search.ended) < settings.n:
         return False
-    # log p only falls from here, so a score is best at the next token, or at the last where length is rewarded
+    # log p only falls from here, so a score is best at the next token, or at the last where length is rewarded;
+    # and at best all of the source will have been looked at
     lengths = (len(search.alive[0]) + 1, search.limit)
     reach = max(best / settings.length_penalty.divisor(length) for length in lengths)
     return reach <= search.ended[settings.n - 1].score

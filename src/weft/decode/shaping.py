@@ -73,17 +73,28 @@ class Past:
         """Row i goes on from row index[i]."""
         self.read, self.written = self.read[index], self.written[index]
 
+    @classmethod
+    def joined(cls, pasts: "Sequence[Past]") -> "Past":
+        """The rows of several, one after the other."""
+        past = cls([], pasts[0].read.shape[1], pasts[0].read.device)
+        past.read = torch.cat([each.read for each in pasts])
+        past.written = torch.cat([each.written for each in pasts])
+        return past
+
 
 def needs_past(rules: Sequence[Rules]) -> bool:
     """Whether `shaped` has to be told the past."""
     return any(rule.penalises for rule in rules)
 
 
-def shaped(logits: Tensor, rules: Sequence[Rules], past: Past | None, count: int, eos_id: int | None) -> Tensor:
-    """Logits (B, V) after all that rules[i] asks of row i, of which `count` tokens are written.
+def shaped(
+    logits: Tensor, rules: Sequence[Rules], past: Past | None, count: int | Sequence[int], eos_id: int | None
+) -> Tensor:
+    """Logits (B, V) after all that rules[i] asks of row i, of which `count` tokens are written, or count[i] of them.
 
     In this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, banned and min_tokens, forced.
     """
+    counts = [count] * len(rules) if isinstance(count, int) else count
     logits = logits.float()
     if any(rule.logit_bias for rule in rules):
         amounts = torch.zeros_like(logits)
@@ -93,7 +104,7 @@ def shaped(logits: Tensor, rules: Sequence[Rules], past: Past | None, count: int
         logits = bias(logits, amounts)
     if past is not None:
         logits = _penalised(logits, rules, past)
-    early = [rule.min_tokens > count and eos_id is not None for rule in rules]
+    early = [rule.min_tokens > count and eos_id is not None for rule, count in zip(rules, counts, strict=True)]
     if any(early) or any(rule.banned for rule in rules):
         banned = torch.zeros_like(logits, dtype=torch.bool)
         for row, rule in enumerate(rules):
@@ -101,10 +112,10 @@ def shaped(logits: Tensor, rules: Sequence[Rules], past: Past | None, count: int
             if early[row]:
                 banned[row, eos_id] = True
         logits = ban(logits, banned)
-    if any(len(rule.forced) > count for rule in rules):
+    if any(len(rule.forced) > count for rule, count in zip(rules, counts, strict=True)):
         rows = [
             force(row, rule.forced[count]) if len(rule.forced) > count else row
-            for row, rule in zip(logits, rules, strict=True)
+            for row, rule, count in zip(logits, rules, counts, strict=True)
         ]
         logits = torch.stack(rows)
     return logits

@@ -130,8 +130,8 @@ def _spelled(tokenizer: Tokenizer, id: int) -> str:
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> Sequence[int]:
-    """The ids to continue; never none."""
-    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    """The ids to continue; never none. A text begins as the tokenizer's own file has it begin."""
+    ids = [*tokenizer.leading, *tokenizer.encode(prompt)] if isinstance(prompt, str) else prompt
     return ids or [opening(tokenizer)]
 
 
@@ -147,12 +147,16 @@ def pieces(stream: Iterator[Token], writers: "Sequence[Writer]") -> Iterator[Pie
     counts = [0] * len(writers)
     for token in stream:
         counts[token.row] += 1
-        writer = writers[token.row]
-        finish = token.finish
-        # a row may end by a constraint ("stop") with text still held back
-        if finish is not None and not writer.stopped and writer.end():
-            finish = "stop"
-        yield Piece(token.row, writer.take(), counts[token.row], finish, token)
+        yield piece(token, writers[token.row], counts[token.row])
+
+
+def piece(token: Token, writer: "Writer", count: int) -> Piece:
+    """The text that a row's token number `count` completes; the row's writer has been fed it."""
+    finish = token.finish
+    # a row may end by a constraint ("stop") with text still held back
+    if finish is not None and not writer.stopped and writer.end():
+        finish = "stop"
+    return Piece(token.row, writer.take(), count, finish, token)
 
 
 def opening(tokenizer: Tokenizer) -> int:

@@ -7,17 +7,18 @@ The conventions are those of the lectures and of PaLM (Chowdhery et al. 2022, ap
 - Attention counts every query against all T keys, 4 · T · heads · d_head a token and layer, also under a causal mask,
   which needs only half of it; a `window` smaller than T bounds the keys.
 - The backward pass costs twice the forward pass, so training is three forward passes; where the layers' activations
-  are recomputed instead of kept, the layers run a fourth time.
+  are recomputed instead of kept, the layers run a fourth time. A frozen matrix needs no gradient of its own, so its
+  backward pass costs one; that the lowest layers of a frozen model need no gradient at all is left out.
 - A sequence-to-sequence model is counted for a source as long as its target, and per target token.
 - Logits are counted at every position, also where an objective looks at few of them (masked words).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.config import Config
 from weft.errors import ModelError
 from weft.models import config
-from weft.nn.config import Gated, LayerNorm, Learned, Norm, Plain, Relative, T5Bias
+from weft.nn.config import Gated, LayerNorm, Learned, LoRA, Norm, Plain, Relative, T5Bias
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}
 MEMORIES = {"elman": 1, "lstm": 2, "gru": 1}
@@ -25,12 +26,17 @@ MEMORIES = {"elman": 1, "lstm": 2, "gru": 1}
 
 @dataclass(frozen=True)
 class Component:
-    """A part of a model: its parameters, and the operations of one forward pass over a whole sequence."""
+    """A part of a model: its parameters, and the operations of one forward pass over a whole sequence.
+
+    `backward` is how many forward passes its backward pass costs.
+    """
 
     name: str
     parameters: int
     flops: int
     in_layers: bool = False
+    trained: bool = True
+    backward: int = 2
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,13 @@ class Count:
 
     @property
     def parameters(self) -> int:
-        """Numbers that are learned; a tied table counts once."""
+        """Numbers that the model is made of; a tied table counts once."""
         return sum(part.parameters for part in self.components)
+
+    @property
+    def trainable(self) -> int:
+        """Those that training changes: all of them, unless there is an adapter."""
+        return sum(part.parameters for part in self.components if part.trained)
 
     @property
     def forward(self) -> float:
@@ -53,18 +64,25 @@ class Count:
 
     def training(self, recompute: bool = False) -> float:
         """Operations a token, forward and backward; with `recompute` the layers run forward twice."""
-        again = sum(part.flops for part in self.components if part.in_layers) / self.length if recompute else 0.0
-        return 3 * self.forward + again
+        return sum(self._runs(part, recompute) * part.flops for part in self.components) / self.length
 
     def share(self, part: Component, recompute: bool = False) -> float:
         """The part's share of the operations of training."""
-        runs = 4 if recompute and part.in_layers else 3
         total = self.training(recompute)
-        return runs * part.flops / self.length / total if total else 0.0
+        return self._runs(part, recompute) * part.flops / self.length / total if total else 0.0
+
+    def _runs(self, part: Component, recompute: bool) -> int:
+        """What training costs in forward passes of this part."""
+        return 1 + part.backward + (1 if recompute and part.in_layers else 0)
 
 
-def count(model: Config, length: int | None = None) -> Count:
-    """The cost of a model for sequences of `length` tokens, its context where none is given."""
+def count(model: Config, length: int | None = None, adapter: LoRA | None = None) -> Count:
+    """The cost of a model for sequences of `length` tokens, its context where none is given.
+
+    With an `adapter` all else is frozen.
+    """
+    if adapter is not None:
+        return _adapted(model, count(model, length), adapter)
     longest = getattr(model, "longest", None)
     if length is not None and longest is not None and length > longest:
         raise ModelError(f"length {length}: the model's positions end at model.context = {longest}")
@@ -189,6 +207,69 @@ def _head(model: config.TransformerConfig, T: int) -> list[Component]:
             return [Component("head", _matrix(D, head.labels, True), 2 * T * D * head.labels)]
         case _:
             return []
+
+
+# ---- adapters
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer inside a block: what it reads, and the heights of the matrices that lie in it."""
+
+    name: str
+    inputs: int
+    heights: tuple[int, ...]
+
+    def adapter(self, rank: int) -> int:
+        """The parameters of low-rank matrices beside it: as many are multiplied for each token."""
+        return rank * (len(self.heights) * self.inputs + sum(self.heights))
+
+
+def block_linears(model: config.TransformerConfig) -> list[list[Linear]]:
+    """The linear layers of each block, from the source to the logits, by their names in the built model."""
+    D, H, G, d_head = model.d_model, model.attention.heads, model.attention.groups, model.d_head
+    d_ff = model.feedforward.d_ff
+    blocks = []
+    for depth, causal, cross in stacks(model):
+        for layer in range(depth):
+            parts: list[tuple[str, int, tuple[int, ...]]] = [
+                ("attention.out", H * d_head, (D,)),
+                ("attention.qkv", D, (H * d_head, G * d_head, G * d_head)),
+            ]
+            if cross:
+                parts += [
+                    ("cross.out", H * d_head, (D,)),
+                    ("cross.q", D, (H * d_head,)),
+                    ("cross.kv", D, (G * d_head, G * d_head)),
+                ]
+            if isinstance(model.feedforward, Gated):
+                parts.append(("feedforward.gate_up", D, (d_ff, d_ff)))
+            else:
+                parts.append(("feedforward.up", D, (d_ff,)))
+            parts.append(("feedforward.down", d_ff, (D,)))
+            prefix = f"{'decoder' if causal else 'encoder'}.blocks.{layer}"
+            blocks.append([Linear(f"{prefix}.{name}", inputs, heights) for name, inputs, heights in parts])
+    return blocks
+
+
+def adapted_linears(model: Config, adapter: LoRA) -> list[Linear]:
+    """The layers that an adapter stands beside."""
+    if not isinstance(model, config.TransformerConfig):
+        raise ModelError(f"adapter: it needs a model made of Transformer blocks, not a {type(model).__name__}")
+    linears = {linear.name: linear for block in block_linears(model) for linear in block}
+    return [linears[name] for name in adapter.chosen(linears)]
+
+
+def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
+    """The same model, all of it frozen but for the adapter, and the head if the adapter says so."""
+    parameters = sum(linear.adapter(adapter.rank) for linear in adapted_linears(model, adapter))
+    parts = []
+    for part in cost.components:
+        trained = adapter.head and part.name in ("head", "logits")
+        # the scores of attention are a product of two things that both have a gradient
+        parts.append(replace(part, trained=trained, backward=2 if trained or part.name == "attention" else 1))
+    added = Component("adapter", parameters, 2 * cost.length * parameters, in_layers=True)
+    return replace(cost, components=(*parts, added))
 
 
 # ---- recurrent models

@@ -2,7 +2,7 @@
 
 Training keeps, in bytes a parameter: the weights (4), their gradients (4), the optimizer's moments (4 each; Adam has
 two, SGD with momentum one, Muon one inside layers and two elsewhere) and, in bf16, the 16-bit copies that products
-read (2).
+read (2). What an adapter freezes has weights and copies alone.
 
 For the backward pass it also keeps activations, in bytes a token. The model of what is kept:
 
@@ -12,6 +12,8 @@ For the backward pass it also keeps activations, in bytes a token. The model of 
 - Fast attention keeps queries, keys, values, its output and one fp32 number a head. There is no T × T term, except
   for relative vectors (Shaw et al. 2018), which need the probabilities. Biases on the scores (T5, ALiBi) are one
   T × T table a head for all layers, and left out here.
+- A frozen product keeps nothing. An adapter keeps its layer's input (and a byte a number for dropout), and its own
+  few numbers. Layers below the lowest adapter keep nothing.
 - Recomputing keeps the input of each layer, and everything of the one layer that is run again.
 - Logits exist a chunk at a time, with their gradient. On a GPU chunks grow to 1/64 of its memory.
 
@@ -22,9 +24,9 @@ from dataclasses import dataclass
 
 from weft.config import Config
 from weft.errors import ModelError
-from weft.explain.count import GATES, MEMORIES, count, stacks
+from weft.explain.count import GATES, MEMORIES, adapted_linears, block_linears, count, stacks
 from weft.models import config
-from weft.nn.config import Gated, Relative, Rotary
+from weft.nn.config import Gated, LoRA, Relative, Rotary
 
 WIDE = 4  # bytes of an fp32 number
 LOGITS_AT_A_TIME = 1 << 22  # as the loss cuts them
@@ -59,22 +61,34 @@ def narrow(precision: str) -> int:
 
 
 def training_memory(
-    model: Config, sequences: int, length: int, precision: str, optimizer: str = "adamw", shards: int = 1
+    model: Config,
+    sequences: int,
+    length: int,
+    precision: str,
+    optimizer: str = "adamw",
+    shards: int = 1,
+    adapter: LoRA | None = None,
 ) -> Memory:
-    """The memory of `sequences` × `length` tokens at a time; what a parameter costs is split over `shards` devices."""
-    cost = count(model, length)
+    """The memory of `sequences` × `length` tokens at a time; what a parameter costs is split over `shards` devices.
+
+    With an `adapter` all else is frozen.
+    """
+    cost = count(model, length, adapter)
     parameters = cost.parameters
-    moments = MOMENTS[optimizer] * parameters
+    moments = MOMENTS[optimizer] * cost.trainable
     if optimizer == "muon":
-        moments -= sum(part.parameters for part in cost.components if part.in_layers)
+        moments -= sum(part.parameters for part in cost.components if part.in_layers and part.trained)
     tokens = sequences * length
     inside, outside, inputs = _kept(model, length, narrow(precision))
+    if adapter is not None:
+        assert isinstance(model, config.TransformerConfig)
+        inside = _adapted(model, inside, adapter, narrow(precision))
     deepest = max(inside, default=0.0)
     vocab_size: int = getattr(model, "vocab_size", 0) if parameters else 0
     return Memory(
         weights=_split(WIDE * parameters, shards),
         copies=_split(2 * parameters, shards) if narrow(precision) < WIDE else 0,
-        gradients=_split(WIDE * parameters, shards),
+        gradients=_split(WIDE * cost.trainable, shards),
         optimizer=_split(WIDE * moments, shards),
         activations=round(tokens * (sum(inside) + outside)),
         recomputed=round(tokens * (len(inside) * inputs + deepest + outside)),
@@ -142,6 +156,29 @@ def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[
             layer += sublayer + n * D + _attention(model, T, n, cross=True)
         layers += [layer] * depth
     return layers, len(stacks(model)) * around + n * D, n * D
+
+
+def _adapted(model: config.TransformerConfig, layers: list[float], adapter: LoRA, n: int) -> list[float]:
+    """The same layers frozen, with an adapter beside some of their products."""
+    settings = model.feedforward
+    keeps = {linear.name for linear in adapted_linears(model, adapter)}
+    # what else keeps them: attention its output, relu and its like theirs
+    for_others = ["attention.out", "cross.out"]
+    if not isinstance(settings, Gated) and settings.activation in ("relu", "sigmoid", "tanh"):
+        for_others.append("feedforward.down")
+    adapted: list[float] = []
+    learning = False  # below the lowest adapter nobody asks for a gradient
+    for kept, block in zip(layers, block_linears(model), strict=True):
+        learning = learning or any(linear.name in keeps for linear in block)
+        for linear in block:
+            shared = any(linear.name.endswith(name) for name in for_others)
+            if linear.name in keeps:
+                kept += n * len(linear.heights) * adapter.rank
+                kept += (1 + (n if shared else 0)) * linear.inputs if adapter.dropout else 0
+            elif not shared:
+                kept -= n * linear.inputs
+        adapted.append(kept if learning else 0.0)
+    return adapted
 
 
 def _attention(model: config.TransformerConfig, T: int, n: int, cross: bool) -> int:

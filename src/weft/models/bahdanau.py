@@ -91,6 +91,11 @@ class Bahdanau(LanguageModel):
         self.output = nn.Linear(D, config.vocab_size)
         self.dropout = nn.Dropout(config.dropout)
 
+    @property
+    def alignment(self) -> nn.Module:
+        """The attention's weights, (batch, time, source time)."""
+        return self.attention.weights
+
     def encode(self, source: Source) -> Encoded:
         """Read source.tokens (batch, source time) both ways. Padding, on either side, changes nothing.
 

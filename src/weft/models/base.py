@@ -19,8 +19,13 @@ from weft.errors import ModelError
 class Source(Protocol):
     """What a sequence-to-sequence model reads before it writes."""
 
-    tokens: Tensor  # (batch, source time)
-    mask: Tensor | None  # (batch, source time), True where a token is real
+    @property
+    def tokens(self) -> Tensor:
+        """(batch, source time)."""
+
+    @property
+    def mask(self) -> Tensor | None:
+        """(batch, source time), True where a token is real."""
 
 
 class State:
@@ -78,6 +83,11 @@ class LanguageModel(nn.Module):
     # features(tokens, …): whole sequences (batch, time) read at once → (batch, time, …) for `head`. What else may be
     # given (a source, document ids, a mask) is each model's own.
     features: Callable[..., Tensor]
+
+    @property
+    def alignment(self) -> nn.Module | None:
+        """What the weights over the source pass through, (batch, [heads,] time, source time), for whoever watches."""
+        return None
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> State:
         """An empty memory for `batch` sequences of up to `max_len` tokens."""

@@ -150,6 +150,12 @@ class Transformer(LanguageModel):
         table = self.embedding.weight if words.weight is None else words.weight
         return words.prepare(features), table, words.bias
 
+    @property
+    def alignment(self) -> nn.Module | None:
+        """The weights of the last block's attention to the source, (batch, heads, time, source time)."""
+        last = self.decoder.blocks[-1] if self.decoder is not None and self.encoder is not None else None
+        return None if last is None else last.cross.weights  # type: ignore[union-attr,return-value]
+
     # ---- step by step
 
     @torch.no_grad()

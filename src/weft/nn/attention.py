@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from weft.nn.config import Attention as AttentionConfig
@@ -21,6 +22,9 @@ from weft.nn.position import Position
 # A mask of more entries than this is made block by block of queries, and again in the backward pass.
 DENSE_ENTRIES = 2**22
 QUERY_BLOCK = 512
+# On a GPU a mask of more entries than this is left to FlexAttention, which compiles a kernel for every shape it meets:
+# what is shorter comes in many shapes, and fits in memory as it is.
+FLEX_ENTRIES = 2**18
 
 
 class Past(Protocol):
@@ -61,9 +65,10 @@ class Relation:
     def draw(self) -> None:
         """Make now what the first layer would make for all: where layers run again, none of them may leave a trace."""
         plain = self.visible.plainly_causal or self.visible.everything
-        if self.queries.is_cuda and not plain and not self.position.biases:
+        entries = self.queries.shape[1] * self.keys.shape[1]
+        if self.queries.is_cuda and not plain and not self.position.biases and entries > FLEX_ENTRIES:
             self.block_mask()
-        if self.queries.shape[1] * self.keys.shape[1] <= DENSE_ENTRIES:
+        if entries <= DENSE_ENTRIES:
             self.mask()
 
     def block(self, queries: slice, keys: slice) -> Tensor | None:
@@ -110,28 +115,39 @@ def probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
 def fast_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Relation, dropout: float = 0.0) -> Tensor:
     """The same as `reference_attention`, shape by shape, through the kernels that fit the rule."""
     visible, biased = relation.visible, relation.position.biases
-    shared = q.shape[1] != k.shape[1]
     if not biased and (visible.plainly_causal or visible.everything):
-        return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=visible.plainly_causal, scale=scale, enable_gqa=shared
-        )
-    if q.is_cuda and not biased and not dropout and q.shape[2] > 1:
+        return _fused(q, k, v, scale, None, dropout, visible.plainly_causal)
+    if q.is_cuda and not biased and not dropout and q.shape[2] * k.shape[2] > FLEX_ENTRIES and q.shape[2] > 1:
+        shared = q.shape[1] != k.shape[1]
         return _flex()(q, k, v, block_mask=relation.block_mask(), scale=scale, enable_gqa=shared)
     if q.shape[2] * k.shape[2] <= DENSE_ENTRIES:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=_as(relation.mask(), q), dropout_p=dropout, scale=scale, enable_gqa=shared
-        )
+        return _fused(q, k, v, scale, _as(relation.mask(), q), dropout)
     return _by_query_blocks(q, k, v, scale, relation, dropout)
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, dropout: float, causal: bool = False
+) -> Tensor:
+    """PyTorch's fused attention. cuDNN's kernels are kept to what they do right: no mask and no dropout.
+
+    With dropout that is no multiple of 1/16 they drop another share than they scale by, and with a mask their gradient
+    may be NaN (torch 2.11).
+    """
+    shared = q.shape[1] != k.shape[1]
+    if not q.is_cuda or (mask is None and not dropout):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=shared
+        )
+    k, v = _share(k, q), _share(v, q)  # the kernels that take a mask know no shared heads
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale)
 
 
 def _by_query_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Relation, dropout: float) -> Tensor:
     """A few queries at a time, each block with its own strip of mask, over the keys that it can see at all."""
 
     def one(q: Tensor, k: Tensor, v: Tensor, queries: slice, keys: slice) -> Tensor:
-        mask = _as(relation.block(queries, keys), q)
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        return _fused(q, k, v, scale, _as(relation.block(queries, keys), q), dropout)
 
     outs = []
     for start in range(0, q.shape[2], QUERY_BLOCK):
@@ -146,7 +162,7 @@ def _by_query_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Re
 def _flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention, dynamic=False)
 
 
 def _as(mask: Tensor | None, q: Tensor) -> Tensor | None:

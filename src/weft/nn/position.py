@@ -43,6 +43,24 @@ class Position(nn.Module):
         return None
 
 
+@torch.library.custom_op("weft::kept", mutates_args=())
+def _kept(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@_kept.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def once(x: Tensor) -> Tensor:
+    """x, computed once also where a compiler fuses: else every layer computes the same sines again, number by number.
+
+    That costs many times what reading them does.
+    """
+    return _kept(x) if torch.compiler.is_compiling() and not torch.compiler.is_exporting() else x
+
+
 def sinusoids(positions: Tensor, d_model: int, layout: str = "interleaved", base: float = 10000.0) -> Tensor:
     """sin and cos of positions (…) at d_model/2 frequencies: (…, d_model) (Vaswani et al. 2017, §3.5)."""
     half = d_model // 2
@@ -64,7 +82,7 @@ class Sinusoidal(Position):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) plus its waves."""
-        return x + sinusoids(positions, self.d_model, self.settings.layout, self.settings.base).to(x.dtype)
+        return x + once(sinusoids(positions, self.d_model, self.settings.layout, self.settings.base).to(x.dtype))
 
 
 class Learned(Position):
@@ -116,16 +134,17 @@ class Rotary(Position):
         """cos and sin (batch or 1, 1, time, d_head/2); computed in float32, for positions are large."""
         wide = torch.promote_types(dtype, torch.float32)
         angle = positions[:, None, :, None].to(wide) * self.frequencies(longest, positions.device).to(wide)
-        return angle.cos().to(dtype), angle.sin().to(dtype)
+        return once(angle.cos().to(dtype)), once(angle.sin().to(dtype))
 
     def turn(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x (batch, heads, time, d_head), each pair (a, b) → (a cos − b sin, b cos + a sin)."""
-        cos, sin = angles
+        # token by token, as the projection left them: what attention gives then lies the same way, and needs no copy
+        x, cos, sin = (t.transpose(1, 2) for t in (x, *angles))
         if self.settings.pairs == "halves":
             a, b = x.chunk(2, dim=-1)
-            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).transpose(1, 2)
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).transpose(1, 2)
 
 
 class Relative(Position):

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Snapshot:
 
 def snapshot(step: int, model: nn.Module, optimizer: optim.Optimizer | None, notes: Mapping[str, Any]) -> Snapshot:
     """Copy weights, moments, random generators and `notes`."""
-    weights, tied = _untie(model.state_dict())
+    weights, tied = _untie(learned_state(model))
     moments = _copies(state_tensors(optimizer, _names(model))) if optimizer is not None else None
     state = json.dumps({"step": step, "notes": dict(notes)}, indent=1)
     return Snapshot(step, _copies(weights), tied, moments, _random_state(), state)
@@ -84,8 +84,14 @@ def snapshot(step: int, model: nn.Module, optimizer: optim.Optimizer | None, not
 
 def needed(model: nn.Module, optimizer: optim.Optimizer) -> int:
     """Bytes that a checkpoint takes on the disk, nearly."""
-    tensors = [*_untie(model.state_dict())[0].values(), *state_tensors(optimizer, _names(model)).values()]
+    tensors = [*_untie(learned_state(model))[0].values(), *state_tensors(optimizer, _names(model)).values()]
     return sum(tensor.nbytes for tensor in tensors)
+
+
+def learned_state(model: nn.Module) -> dict[str, Tensor]:
+    """All that training may change. What is frozen was there before, and is kept where it came from."""
+    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -161,12 +167,17 @@ def _write(folder: Path, copy: Snapshot) -> None:
         _save_tensors(folder / "state/optimizer.safetensors", copy.moments)
     _save_tensors(folder / "state/random.safetensors", copy.random)
     write_synced(folder / "state/state.json", copy.state)
+    seal(folder, copy.step, copy.tied)
+
+
+def seal(folder: Path, step: int, tied: Mapping[str, str]) -> None:
+    """Write the manifest of a checkpoint whose other files are all there, and sync the folder."""
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    manifest = {"format": FORMAT, "step": copy.step, "torch": torch.__version__, "tied": copy.tied, "files": files}
+    manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "tied": dict(tied), "files": files}
     write_synced(folder / "manifest.json", json.dumps(manifest, indent=1))
     _sync(folder / "state")
     _sync(folder)
@@ -329,11 +340,43 @@ def load_weights(path: Path, model: nn.Module) -> None:
     tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
     tensors = _load_tensors(path / "model.safetensors")
     tensors |= {alias: tensors[name] for alias, name in tied.items()}
+    _fill(path, model, tensors, assign=False)
+
+
+def _fill(path: Path, model: nn.Module, tensors: Mapping[str, Tensor], assign: bool) -> None:
     try:
-        model.load_state_dict(tensors)
+        if model.state_dict().keys() - learned_state(model).keys() and not assign:
+            tensors = {**model.state_dict(), **tensors}  # what is frozen is in no checkpoint
+        model.load_state_dict(tensors, assign=assign)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise RunError(f"{path}: the weights do not fit the model in config.toml: {reason}") from None
+
+
+def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
+    """Give a model that was built on the meta device a checkpoint's weights, straight on `device`, one by one.
+
+    On a CPU they are the file's own pages until they are written to, so no second copy is held. All weights take the
+    type that most have, in which the model then computes; a CPU widens 16 bits to 32, for few multiply those fast.
+    """
+    tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
+    assert not tied, "a model that holds one tensor under two names is filled by load_weights"
+    dtype = _common_type(path / "model.safetensors")
+    if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
+    tensors = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in _each_tensor(path / "model.safetensors", device)
+    }
+    _fill(path, model, tensors, assign=True)
+
+
+def _common_type(path: Path) -> torch.dtype:
+    """The type that most numbers in a file have."""
+    numbers: dict[torch.dtype, int] = {}
+    for _, tensor in _each_tensor(path):  # pages of the file that nobody reads cost nothing
+        numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + tensor.numel()
+    return max(numbers, key=lambda dtype: numbers[dtype])
 
 
 def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Saved:
@@ -347,9 +390,14 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Sav
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
+    return dict(_each_tensor(path))
+
+
+def _each_tensor(path: Path, device: torch.device | str = "cpu") -> Iterator[tuple[str, Tensor]]:
     try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        with safe_open(path, "pt", device=str(device)) as file:
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                yield name, file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from None
 

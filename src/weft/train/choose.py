@@ -36,12 +36,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class TextFacts:
-    """How much text there is; `whole` is False where reading stopped before its end."""
+    """How much text there is; `whole` is False where reading stopped before its end. Rows are counted if there are."""
 
     bytes: int
     whole: bool = True
+    rows: int | None = None
 
     def __str__(self) -> str:
+        if self.rows is not None:
+            return f"{self.rows:,} rows"
         size = f"{self.bytes / 1e6:,.1f} MB" if self.bytes >= 100_000 else f"{self.bytes:,} bytes"
         return size if self.whole else f"more than {size}"
 
@@ -67,8 +70,12 @@ def settle(recipe: Recipe, text: TextFacts, device: str = "cpu") -> tuple[Recipe
         chosen.open("batch.length", 256, "the window that evaluation reads")
     tokens = round(0.9 * text.bytes / bytes_per_token(chosen.recipe))
     parameters = count_parameters(chosen.recipe)
-    _batch(chosen, tokens, parameters, gpu)
-    _steps(chosen, tokens, parameters, gpu)
+    if recipe.objective.reads == "rows":
+        _row_batch(chosen, text, gpu)
+        _row_steps(chosen, text, tokens, parameters, gpu)
+    else:
+        _batch(chosen, tokens, parameters, gpu)
+        _steps(chosen, tokens, parameters, gpu)
     _rates(chosen, parameters)
     steps = chosen.recipe.steps
     assert steps is not None
@@ -83,25 +90,33 @@ def settle(recipe: Recipe, text: TextFacts, device: str = "cpu") -> tuple[Recipe
     return chosen.recipe, chosen.made
 
 
-def fit_vocabulary(recipe: Recipe, vocab_size: int) -> tuple[Recipe, list[Choice]]:
-    """The recipe with a model as large as the trained tokenizer's vocabulary.
+def fit_vocabulary(recipe: Recipe, vocab_size: int, source: int | None = None) -> tuple[Recipe, list[Choice]]:
+    """The recipe with a model as large as the trained tokenizer's vocabulary, and `source`'s where that has its own.
 
     A model's table may be longer than the vocabulary if it only rounds it up to a multiple of 64 or 128, which some
     kernels like; the extra rows are never a target.
     """
-    now = recipe.model.vocab_size
-    if now == vocab_size or any(now == -(-vocab_size // block) * block for block in (64, 128)):
-        return recipe, []
-    model = recipe.model.replace(vocab_size=vocab_size)
-    return recipe.replace(model=model.model_dump(exclude_none=True)), [
-        Choice("model.vocab_size", vocab_size, "as many as the tokenizer has")
-    ]
+    model, made = recipe.model, []
+    if not _covers(model.vocab_size, vocab_size):
+        model = model.replace(vocab_size=vocab_size)
+        made.append(Choice("model.vocab_size", vocab_size, "as many as the tokenizer has"))
+    if recipe.source_tokenizer is not None and source is not None:
+        now = getattr(model, "source_vocab_size", None)
+        if now is None or not _covers(now, source):
+            model = model.replace(source_vocab_size=source)
+            made.append(Choice("model.source_vocab_size", source, "as many as the source's tokenizer has"))
+    return (recipe.replace(model=model.model_dump(exclude_none=True)) if made else recipe), made
+
+
+def _covers(now: int, vocab_size: int) -> bool:
+    return now == vocab_size or any(now == -(-vocab_size // block) * block for block in (64, 128))
 
 
 def unsettled(recipe: Recipe) -> list[str]:
     """The keys that `settle` would still choose."""
     tree = recipe.model_dump()
-    keys = ["steps", "precision", "compile", "tokenizer", "batch.size", "batch.length"]
+    keys = ["steps", "precision", "compile", "tokenizer", "batch.length"]
+    keys += ["batch.size"] if recipe.batch.tokens is None else []
     keys += ["evaluate.every", "checkpoint.every", "log.every"]
     if not isinstance(recipe.schedule, Noam):
         keys += ["optimizer.lr", "schedule.warmup"]
@@ -110,15 +125,9 @@ def unsettled(recipe: Recipe) -> list[str]:
 
 def check_trainable(recipe: Recipe, vocab_size: int) -> None:
     """Refuse a model that this objective cannot teach, or that lacks rows for some tokens."""
-    model = recipe.model
-    head = getattr(getattr(model, "head", None), "kind", "lm")
-    if model.kind not in ("decoder", "recurrent", "ngram") or head != "lm":
-        raise ConfigError(
-            f"model.kind = '{model.kind}': next-token training needs a model that reads left to right and says words "
-            "(a decoder with an lm head, recurrent, or ngram)"
-        )
-    if model.vocab_size < vocab_size:
-        raise ConfigError(f"model.vocab_size = {model.vocab_size}: the tokenizer has {vocab_size} tokens")
+    recipe.objective.check(recipe.model)
+    if recipe.model.vocab_size < vocab_size:
+        raise ConfigError(f"model.vocab_size = {recipe.model.vocab_size}: the tokenizer has {vocab_size} tokens")
 
 
 def bytes_per_token(recipe: Recipe) -> float:
@@ -178,6 +187,12 @@ def _get(tree: Tree, key: str) -> Any:
 
 
 def _tokenizer(chosen: _Choices, text: TextFacts, gpu: bool) -> None:
+    goal, model = chosen.recipe.objective, chosen.recipe.model
+    if model.kind == "encoder":
+        chosen.open("tokenizer", {"kind": "wordpiece"}, "BERT's pieces of words, with the special tokens it reads")
+    elif goal.kind == "spans":
+        marks = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "extra": [f"<extra_id_{n}>" for n in range(100)]}
+        chosen.open("tokenizer", {"kind": "bpe", "specials": marks}, "pieces of words, and marks for what was cut out")
     chosen.open("tokenizer", {"kind": "bpe"}, "pieces of words: no text it cannot spell, fewer steps than characters")
     if isinstance(chosen.recipe.tokenizer, BPE | WordPiece | Unigram):
         # each token should be met often enough to be learned: a doubling for every fourfold text
@@ -228,14 +243,49 @@ def _steps(chosen: _Choices, tokens: int, parameters: int, gpu: bool) -> None:
     chosen.open("steps", steps, why)
 
 
+def _row_batch(chosen: _Choices, text: TextFacts, gpu: bool) -> None:
+    length = min(getattr(chosen.recipe.model, "context", 256), 512)
+    chosen.open("batch.length", length, "longer rows are cut there")
+    if chosen.recipe.batch.size is None and chosen.recipe.batch.tokens is None:
+        if chosen.recipe.objective.kind in ("pairs", "chat"):
+            chosen.open("batch.tokens", 8192 if gpu else 2048, "rows of like length, padding counted")
+        else:
+            size = max(1, min(32 if gpu else 16, (text.rows or 1) // 4))
+            chosen.open("batch.size", size, "rows of like length")
+
+
+def _row_steps(chosen: _Choices, text: TextFacts, tokens: int, parameters: int, gpu: bool) -> None:
+    recipe = chosen.recipe
+    rows = max(1, text.rows or 1)
+    if recipe.batch.size is not None:
+        per_epoch, per_step = rows / recipe.batch.size, recipe.batch.size * max(1, tokens / rows)
+    else:
+        assert recipe.batch.tokens is not None
+        per_epoch, per_step = max(1.0, tokens / recipe.batch.tokens), float(recipe.batch.tokens)
+    epochs = 3 if recipe.init is not None else 20
+    affordable = (GPU_FLOPS if gpu else CPU_FLOPS) / (6 * max(1, parameters)) / per_step
+    steps = max(50, round(min(epochs * per_epoch, affordable) / 10) * 10)
+    if affordable < epochs * per_epoch:
+        why = f"{'half an hour of a large GPU' if gpu else 'minutes on two slow cores'}; more steps, lower loss"
+    else:
+        why = f"about {steps / per_epoch:.0f} times through the rows"
+    chosen.open("steps", steps, why)
+
+
 def _rates(chosen: _Choices, parameters: int) -> None:
     if isinstance(chosen.recipe.schedule, Noam):
         return
     steps, batch = chosen.recipe.steps, chosen.recipe.batch
-    assert steps is not None and batch.size is not None and batch.length is not None
+    assert steps is not None and batch.length is not None
+    if chosen.recipe.init is not None:
+        # BERT's 5e-5 at 110 M parameters (Devlin et al. 2019, §A.3); small additions bear ten times that
+        gentle = 5e-5 * (max(1, parameters) / 1.1e8) ** -0.33 * (1 if chosen.recipe.adapter is None else 10)
+        chosen.open("optimizer.lr", float(f"{min(2e-3, gentle):.2g}"), "gentle with weights that were trained before")
+        chosen.open("schedule.warmup", max(1, steps // 10), "a tenth of the steps")
+        return
     # GPT-3's table of rates (Brown et al. 2020, table 2.1) follows this power of the size closely
     rate = min(3e-3, 3e-3 * (max(1, parameters) / 1e6) ** -0.33)
-    rate *= min(1.0, batch.size * batch.length / 2048) ** 0.25
+    rate *= min(1.0, (batch.tokens or (batch.size or 1) * batch.length) / 2048) ** 0.25
     if chosen.recipe.optimizer.kind == "sgd":
         rate *= 100
     chosen.open("optimizer.lr", float(f"{rate:.2g}"), "smaller models and larger batches bear larger steps")

@@ -26,43 +26,28 @@ from weft.data.config import Data
 from weft.errors import ConfigError, suggestion
 from weft.models.config import Model, TransformerConfig
 from weft.models.presets import PRESETS, preset
+from weft.nn.config import LoRA
 from weft.text.config import TokenizerConfig
+from weft.train.goals import GOALS, AnyGoal, NextToken, Twins
 
 if TYPE_CHECKING:
     from torch import nn, optim
 
-    from weft.train.objective import Objective
-
+SOURCE_TOKENIZER = "source"  # the folder in a run's that holds it
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
-
-
-# ---- what is learned
-
-
-class NextToken(Config):
-    """Each token from those before it: −log p, summed over the places that the loss mask keeps.
-
-    `smoothing` moves that much probability from the target to all tokens alike (Szegedy et al. 2016);
-    `z_loss` times log²Z keeps the softmax's normaliser near 1 (Chowdhery et al. 2022).
-    """
-
-    kind: Literal["next-token"] = "next-token"
-    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    z_loss: NonNegativeFloat = 0.0
-
-    def build(self, compiled: bool = False) -> "Objective":
-        from weft.train.objective import next_token
-
-        return next_token(self, compiled)
 
 
 # ---- optimizers (`clip` is the largest gradient norm, 0 for any)
 
 
 class AdamW(Config):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019). Matrices decay, gains and biases do not."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019). Matrices decay, gains and biases do not.
+
+    With `layer_decay` below 1 each layer learns that many times slower than the one above it, as suits weights that
+    were trained before (Howard and Ruder 2018, §3.2).
+    """
 
     kind: Literal["adamw"] = "adamw"
     lr: PositiveFloat | None = None
@@ -70,6 +55,7 @@ class AdamW(Config):
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
     clip: NonNegativeFloat = 1.0
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
 
     def build(self, model: "nn.Module") -> "optim.Optimizer":
         from weft.train.optimizer import adamw
@@ -216,28 +202,49 @@ def _pieces(given: object) -> object:
 class BatchConfig(Config):
     """`size` sequences of `length` tokens a step, read `micro` at a time where memory is short ("auto": what fits).
 
+    Rows of their own length (pairs, labelled texts, conversations) are cut at `length` and put with others of about
+    the same length; instead of `size` rows, `tokens` of them, padding included, can make a step.
+
     The gradient is that of the whole batch however it is cut. `recompute` keeps the input of each Transformer block
     alone and runs the block again in the backward pass (Chen et al. 2016): a third more work, far less memory.
     """
 
     size: PositiveInt | None = None
+    tokens: PositiveInt | None = None
     micro: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_pieces)] = None
     length: PositiveInt | None = None
     recompute: bool = False
 
 
 class EvaluateConfig(Config):
-    """Every `every` steps, and after the last, the loss on at most `tokens` held-out tokens (GPU: absent is all)."""
+    """Every `every` steps, and after the last, the loss on at most `tokens` held-out tokens (GPU: absent is all).
+
+    `metric` decides which checkpoint is the best: the loss, or another of the evaluation's figures. With `patience`
+    the run ends early, once so many evaluations in a row were no better than the best.
+    """
 
     every: PositiveInt | None = None
     tokens: PositiveInt | None = None
+    metric: Annotated[str, Field(min_length=1)] = "loss"
+    patience: PositiveInt | None = None
 
 
 class CheckpointConfig(Config):
-    """A checkpoint every `every` steps, at the end and when interrupted; the last `keep` and the best one stay."""
+    """A checkpoint every `every` steps, at the end and when interrupted; the last `keep` and the best one stay.
+
+    With `average` the mean of the weights of so many last checkpoints is tried at the end, and taken if it is better
+    than the best of them (Vaswani et al. 2017, §6.1).
+    """
 
     every: PositiveInt | None = None
     keep: PositiveInt = 2
+    average: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _are_there(self) -> Self:
+        if self.average > self.keep:
+            raise ValueError(f"average = {self.average} of the last checkpoints, but keep = {self.keep} of them stay")
+        return self
 
 
 class LogConfig(Config):
@@ -269,7 +276,11 @@ class GuardConfig(Config):
 
 
 class Recipe(Config):
-    """A training run. What is absent is chosen from the text and the machine before the run starts."""
+    """A training run. What is absent is chosen from the text and the machine before the run starts.
+
+    `init` names a run whose weights are the beginning; `adapter` leaves them as they are and learns a small addition.
+    `source_tokenizer` gives the source of a pair a vocabulary of its own.
+    """
 
     name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] = "run"
     seed: NonNegativeInt = 0
@@ -279,8 +290,11 @@ class Recipe(Config):
     deterministic: bool = False
     data: Data = Data()
     tokenizer: TokenizerConfig | None = None
+    source_tokenizer: TokenizerConfig | None = None
+    init: Annotated[str, Field(min_length=1)] | None = None
+    adapter: LoRA | None = None
     model: Model
-    objective: NextToken = NextToken()
+    objective: AnyGoal = NextToken()
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Cosine()
     batch: BatchConfig = BatchConfig()
@@ -301,6 +315,14 @@ class Recipe(Config):
         size, micro = self.batch.size, self.batch.micro
         if size is not None and isinstance(micro, int) and micro > size:
             raise ValueError(f"batch.micro = {micro} is more than batch.size = {size}")
+        if self.batch.tokens is not None and self.objective.reads != "rows":
+            raise ValueError(f"batch.tokens: '{self.objective.kind}' reads rows of one length; set batch.size instead")
+        if self.batch.tokens is not None and size is not None:
+            raise ValueError("batch.tokens and batch.size: a step is measured by one of them")
+        if self.adapter is not None and self.init is None:
+            raise ValueError("adapter: it adds to weights that were trained before; name their run with init=")
+        if isinstance(self.objective, Twins) and micro is not None:
+            raise ValueError("batch.micro: the rows of a batch are each other's wrong answers, so it can't be cut")
         if not isinstance(self.model, TransformerConfig):
             kind = self.model.kind
             if self.batch.recompute:
@@ -328,10 +350,10 @@ def resolve(source: str, changes: Iterable[str] | Tree = (), data: Sequence[str]
     tree, where = _find(source)
     above = dict(changes) if isinstance(changes, Mapping) else assignments(changes)
     tree = merge(_expand(tree, where), _expand(above, "model"))
+    tree = _with_head(_with_goal(_after(tree)))
     if data:
-        kept = {
-            key: value for key, value in tree.get("data", {}).items() if key not in ("sources", "prepared", "mixture")
-        }
+        named = ("sources", "prepared", "mixture")
+        kept = {key: value for key, value in tree.get("data", {}).items() if key not in named}
         tree["data"] = {**kept, "sources": list(data)}
     return validate(Recipe, merge(_kinds(tree), tree), "" if above else where)
 
@@ -367,7 +389,7 @@ def _name(stem: str) -> str:
 def _expand(tree: Tree, where: str) -> Tree:
     """`model = "llama-tiny"` and `model.preset = "llama-tiny"` written out, and bare kinds as tables."""
     tree = dict(tree)
-    for key in ("objective", "optimizer", "schedule", "tokenizer"):
+    for key in ("objective", "optimizer", "schedule", "tokenizer", "source_tokenizer"):
         if isinstance(tree.get(key), str):
             tree[key] = {"kind": tree[key]}
     model = tree.get("model")
@@ -379,6 +401,54 @@ def _expand(tree: Tree, where: str) -> Tree:
             raise ConfigError(f"{where}: model.preset = {model['preset']!r}: expected a preset's name")
         tree["model"] = merge(preset(model["preset"]).model_dump(mode="json", exclude_none=True), rest)
     return tree
+
+
+def _after(tree: Tree) -> Tree:
+    """What `init` says where the recipe is silent: that run's model and tokenizers."""
+    init = tree.get("init")
+    if not isinstance(init, str):
+        return tree
+    if not (Path(init) / "config.toml").is_file():
+        raise ConfigError(f"init = '{init}': not a run: there is no config.toml in it")
+    earlier = read_toml(Path(init) / "config.toml")
+    taken: Tree = {"tokenizer": {"kind": "pretrained", "path": init}}
+    if "source_tokenizer" in earlier:
+        taken["source_tokenizer"] = {"kind": "pretrained", "path": str(Path(init) / SOURCE_TOKENIZER)}
+    return {**taken, **tree, "model": merge(earlier["model"], tree.get("model", {}))}
+
+
+def _with_goal(tree: Tree) -> Tree:
+    """What a model is made to learn, where the recipe doesn't say: its kind and its head tell."""
+    model, goal = tree.get("model"), tree.get("objective", {})
+    if "kind" in goal or not isinstance(model, Mapping):
+        return tree
+    head = model.get("head", {}).get("kind")
+    usual = {"encoder-decoder": "pairs", "bahdanau": "pairs"}.get(model.get("kind", ""), "next-token")
+    if model.get("kind") == "encoder":
+        usual = next((name for name, goal in GOALS.items() if goal.kinds[0] == "encoder" and head in goal.heads), usual)
+    return {**tree, "objective": {"kind": usual, **goal}}
+
+
+def _with_head(tree: Tree) -> Tree:
+    """A Transformer with the head that its goal needs, where it has another."""
+    goal = GOALS.get(tree.get("objective", {}).get("kind", "next-token"))
+    model = tree.get("model")
+    if goal is None or not isinstance(model, Mapping) or model.get("kind") not in ("encoder", "decoder"):
+        return tree
+    if model["kind"] not in goal.kinds or model.get("head", {}).get("kind") in goal.heads:
+        return tree
+    head: Tree = {"kind": goal.heads[0]}
+    if goal.heads[0] == "sequence":
+        head["labels"] = 2  # as many as there are, once the rows were read
+        if model["kind"] == "decoder":  # its last token has read all others, its first none
+            head |= {"pooling": "last", "pooler": False}
+        if pooling := tree["objective"].get("pooling"):
+            head["pooling"] = pooling
+    if goal.heads[0] == "token":
+        head["labels"] = 2
+    if goal.heads[0] == "embedding" and model["kind"] == "decoder":
+        head["pooling"] = "last"
+    return {**tree, "model": {**model, "head": head}}
 
 
 def _kinds(tree: Tree) -> Tree:

@@ -6,6 +6,7 @@ import torch
 
 from weft.models.base import LanguageModel
 from weft.train.config import Recipe
+from weft.train.goals import NextToken
 from weft.train.throughput import device_name, flops_per_token
 
 
@@ -13,8 +14,15 @@ def expectations(recipe: Recipe, model: LanguageModel, step: int, device: torch.
     """Lines for a person, before the first step or the one after `step`."""
     parameters = sum(p.numel() for p in model.parameters())
     vocab_size = recipe.model.vocab_size
-    where = f"from step {step}" if step else "from fresh weights"
-    assert recipe.steps is not None and recipe.batch.size is not None and recipe.batch.length is not None
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    where = f"from step {step}" if step else f"from {recipe.init}" if recipe.init else "from fresh weights"
+    assert recipe.steps is not None and recipe.batch.length is not None
+    if not isinstance(recipe.objective, NextToken):
+        chance = recipe.objective.chance(vocab_size)
+        beginning = f"; knowing nothing, the loss is {chance:.2f}" if math.isfinite(chance) and not recipe.init else ""
+        some = f"{trained:,} of {parameters:,}" if trained < parameters else f"{parameters:,}"
+        return [f"training {some} parameters {where} on {device_name(device)}{beginning}"]
+    assert recipe.batch.size is not None
     tokens = recipe.steps * recipe.batch.size * recipe.batch.length
     work = flops_per_token(model, recipe.batch.length) * tokens
     return [

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,26 +14,32 @@ import torch
 
 from weft import __version__
 from weft.data.batch import Batch
+from weft.errors import ConfigError, suggestion
 from weft.models.base import LanguageModel
 from weft.models.config import NGram
+from weft.parallel.ranks import ALONE, Ranks
 from weft.train import checkpoint
+from weft.train.average import average_checkpoints
 from weft.train.choose import Choice, check_trainable, unsettled
 from weft.train.config import Recipe
 from weft.train.counting import count_corpus
 from weft.train.expect import expectations
 from weft.train.feed import Corpus, Feed, feed
+from weft.train.goals import Twins
 from weft.train.guard import Guard
+from weft.train.initial import first_model
 from weft.train.interruption import Interrupted, interruptions
-from weft.train.metrics import Clock, Display, Journal, Say, check_log, say_on_stderr
+from weft.train.metrics import Clock, Display, Journal, Say, Unwritten, check_log, say_on_stderr
 from weft.train.precision import arithmetic, autocast, pick_device, slow_precision
 from weft.train.preflight import preflight
 from weft.train.recovery import Progress, go_back
-from weft.train.run import RunFolder, RunResult, claim, found, open_run
-from weft.train.saver import Saver
+from weft.train.run import FollowedRun, RunFolder, RunResult, claim, found, open_run
+from weft.train.saver import Saver, Unsaved
 from weft.train.step import StepResult, fit, optimisation_step
 from weft.train.throughput import device_name, device_use
 
-Evaluator = Callable[[LanguageModel], Mapping[str, float]]  # gives at least "loss", which decides what is best
+Evaluator = Callable[[LanguageModel], Mapping[str, float]]  # gives the loss, and what else tells how good it is
+LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "error")
 Writer = Callable[[LanguageModel], Sequence[str]]  # what the model writes so far, without touching torch's generators
 
 
@@ -49,7 +56,7 @@ def train(
     recipe: Recipe,
     run_dir: Path | str | RunFolder,
     *,
-    corpus: Corpus | Sequence[Corpus],
+    corpus: Corpus | Sequence[Corpus] | Feed,
     tokenizer: TokenizerFile,
     evaluators: Sequence[Evaluator] = (),
     writer: Writer | None = None,
@@ -58,18 +65,21 @@ def train(
     device: torch.device | None = None,
     quiet: bool = False,
     say: Say = say_on_stderr,
+    ranks: Ranks = ALONE,
 ) -> RunResult:
-    """Train the recipe's model from fresh weights in a new run folder (or one that `claim` gave).
+    """Train the recipe's model in a new run folder (or one that `claim` gave), on running text or on any feed.
 
     The recipe is settled (`weft.train.choose.settle`); `choices` and `command` are noted for the report, as is what
-    `writer` gives after each evaluation.
+    `writer` gives after each evaluation. Of several processes the first one calls this, and the others `follow`.
     Ctrl-C finishes the step, saves, says how to go on and raises KeyboardInterrupt.
     """
     missing = unsettled(recipe)
     assert not missing, f"settle the recipe first: {missing}"
     check_trainable(recipe, tokenizer.vocab_size)
     check_log(recipe.log)
-    batches = feed(recipe, corpus) if not isinstance(recipe.model, NGram) else None
+    batches = None
+    if not isinstance(recipe.model, NGram):
+        batches = _batches(recipe, corpus, ranks)
     run = run_dir if isinstance(run_dir, RunFolder) else claim(run_dir)
     tokenizer.save(run.path)
     place = device or pick_device()
@@ -82,25 +92,30 @@ def train(
         torch=torch.__version__,
         python=platform.python_version(),
         device=device_name(place),
+        processes=ranks.ranks,
     )
     torch.manual_seed(recipe.seed)
     if batches is None:
         found(run, recipe)
+        assert not isinstance(corpus, Feed), "n-grams are counted, not fed"
         return count_corpus(recipe, run, corpus, evaluators, quiet)
-    model = recipe.model.build().to(place)
+    model = first_model(recipe).to(place)
+    ranks.share(lambda: "")  # no checkpoint: those who follow begin with fresh weights as well
     # config.toml is written once the pre-flight has passed: a start that fails leaves no run behind
-    return _Loop(recipe, run, model, batches, evaluators, writer, place, quiet, say).go(Progress(), begin=found)
+    loop = _Loop(recipe, run, model, batches, evaluators, writer, place, quiet, say, ranks)
+    return loop.go(Progress(), begin=found)
 
 
 def resume(
     run_dir: Path | str | RunFolder,
     *,
-    corpus: Corpus | Sequence[Corpus],
+    corpus: Corpus | Sequence[Corpus] | Feed,
     evaluators: Sequence[Evaluator] = (),
     writer: Writer | None = None,
     device: torch.device | None = None,
     quiet: bool = False,
     say: Say = say_on_stderr,
+    ranks: Ranks = ALONE,
 ) -> RunResult:
     """Go on from a run's newest whole checkpoint, as if it had never stopped. A finished run is returned as it is."""
     run = run_dir if isinstance(run_dir, RunFolder) else open_run(run_dir)
@@ -109,11 +124,12 @@ def resume(
     place = device or pick_device()
     torch.manual_seed(recipe.seed)
     if isinstance(recipe.model, NGram):
+        assert not isinstance(corpus, Feed), "n-grams are counted, not fed"
         return count_corpus(recipe, run, corpus, evaluators, quiet)
-    batches = feed(recipe, corpus)
-    model = recipe.model.build().to(place)
-    loop = _Loop(recipe, run, model, batches, evaluators, writer, place, quiet, say)
-    progress = Progress()
+    batches = _batches(recipe, corpus, ranks)
+    model = first_model(recipe).to(place)
+    loop = _Loop(recipe, run, model, batches, evaluators, writer, place, quiet, say, ranks)
+    progress, origin = Progress(), ""
     if checkpoint.checkpoints(run.checkpoints):
         path, damage = checkpoint.newest_good(run.checkpoints)
         for line in damage:
@@ -121,8 +137,50 @@ def resume(
             say(f"{line}; going on from {path.name}")
         progress = Progress.from_notes(checkpoint.load(path, model, loop.optimizer).notes)
         checkpoint.forget_after(run.checkpoints, progress.step)
-    run.event("resume", step=progress.step, device=device_name(place))
+        origin = str(path)
+    run.event("resume", step=progress.step, device=device_name(place), processes=ranks.ranks)
+    ranks.share(lambda: origin)
     return loop.go(progress)
+
+
+def follow(
+    recipe: Recipe,
+    run: FollowedRun,
+    *,
+    corpus: Corpus | Sequence[Corpus] | Feed,
+    evaluators: Sequence[Evaluator] = (),
+    ranks: Ranks,
+    device: torch.device | None = None,
+) -> None:
+    """Take part in a run that the first process trains or resumes: the same steps, on other rows of each batch.
+
+    Every process holds all weights and makes every update; only the first one evaluates and writes. An n-gram model
+    is counted by the first one alone.
+    """
+    if isinstance(recipe.model, NGram):
+        return
+    place = device or pick_device()
+    torch.manual_seed(recipe.seed)
+    batches = _batches(recipe, corpus, ranks)
+    model = first_model(recipe).to(place)
+    loop = _Loop(recipe, run, model, batches, evaluators, None, place, True, lambda line: None, ranks)
+    progress = Progress()
+    origin = ranks.share(lambda: "")
+    if origin:
+        progress = Progress.from_notes(checkpoint.load(Path(origin), model, loop.optimizer).notes)
+    loop.go(progress)
+
+
+def _batches(recipe: Recipe, corpus: Corpus | Sequence[Corpus] | Feed, ranks: Ranks) -> Feed:
+    """This process's part of every step's rows."""
+    if not ranks.alone and isinstance(recipe.objective, Twins):
+        raise ConfigError(
+            f"objective.kind = 'twins': the rows of a batch are each other's wrong answers, so {ranks.ranks} processes "
+            "can't share it; start one"
+        )
+    if isinstance(corpus, Feed):
+        return corpus.among(ranks.rank, ranks.ranks)
+    return feed(recipe, corpus, ranks.rank, ranks.ranks)
 
 
 class _Loop:
@@ -139,17 +197,20 @@ class _Loop:
         device: torch.device,
         quiet: bool,
         say: Say,
+        ranks: Ranks,
     ):
+        self.ranks = ranks
+        self.journal, self.saver = (Journal, Saver) if ranks.leads else (Unwritten, Unsaved)
         self.recipe, self.run, self.model, self.batches = recipe, run, model, batches
         self.evaluators, self.writer, self.device, self.quiet, self.say = evaluators, writer, device, quiet, say
         fit(model, recipe, device)
         self.optimizer = recipe.optimizer.build(model)
-        self.objective = recipe.objective.build(bool(recipe.compile))
+        self.objective = recipe.objective.build()
         d_model: int = recipe.model.d_model  # type: ignore[union-attr]
         assert recipe.steps is not None
         self.steps = recipe.steps
         self.rate = recipe.schedule.build(recipe.optimizer.lr or 0.0, recipe.steps, d_model)
-        self.chance = math.log(recipe.model.vocab_size)
+        self.chance = recipe.objective.chance(recipe.model.vocab_size)
         self.pending: list[StepResult] = []
         self.limits = torch.zeros(2, device=device)
 
@@ -160,7 +221,7 @@ class _Loop:
         with (
             arithmetic(recipe.precision, recipe.deterministic),
             compiled(self.model, bool(recipe.compile)),
-            interruptions(self.say) as interrupted,
+            interruptions(self.say, self.ranks) as interrupted,
             Display(recipe, progress.step, self.say, self.quiet) as display,
         ):
             self._announce(display, progress)
@@ -168,13 +229,14 @@ class _Loop:
                 self._preflight(display, progress)
             if begin is not None:
                 begin(self.run, self.recipe)
-            journal = Journal(self.run, self.recipe, after=progress.step)
-            saver = Saver(self.run, recipe.checkpoint.keep, journal.sync)
+            journal = self.journal(self.run, self.recipe, after=progress.step)
+            saver = self.saver(self.run, recipe.checkpoint.keep, journal.sync)
             try:
                 while (since := self._stretch(progress, journal, saver, display, interrupted)) is not None:
                     saver.wait()
                     progress = self._go_back(progress, since, journal, display)
                 saver.finish()
+                self._average(progress, display)
             except Exception:
                 saver.wait()  # what is being written may be the last good state
                 raise
@@ -209,10 +271,11 @@ class _Loop:
             self.batches,
             auto,
             first + progress.guard.shift,
-            lambda parts: self._step(parts, first, 1.0),
+            lambda parts: self._step(parts, first, 1.0, ALONE),  # each tries for itself how much fits
             self._ask,
             self.device,
         )
+        findings = replace(findings, micro=self.ranks.least(findings.micro))
         if auto:
             self.batches = self.batches.cut(findings.micro)
             batch = recipe.batch.model_dump(exclude_none=True) | {"micro": findings.micro}
@@ -225,8 +288,9 @@ class _Loop:
 
     # ---- steps
 
-    def _step(self, parts: Sequence[Batch], step: int, rate: float) -> StepResult:
+    def _step(self, parts: Sequence[Batch], step: int, rate: float, ranks: Ranks) -> StepResult:
         assert self.recipe.precision is not None
+        ranks.seed(self.recipe.seed, step)
         return optimisation_step(
             self.model,
             self.optimizer,
@@ -237,6 +301,7 @@ class _Loop:
             self.recipe.precision,
             self.device,
             self.limits,
+            ranks,
         )
 
     def _stretch(
@@ -252,15 +317,15 @@ class _Loop:
         first, last_of_all = progress.step + 1 + guard.shift, self.steps + guard.shift
         for parts in self.batches.stream(first, last_of_all, self.device):
             step = progress.step + 1
-            result = self._step(parts, step, guard.rate)
-            self.pending.append(result)
-            progress.step, progress.tokens = step, progress.tokens + result.tokens
+            self.pending.append(self._step(parts, step, guard.rate, self.ranks))
+            progress.step = step
             display.step(step)
             last = step == self.steps
             # the guard looks at steps that the recipe fixes: a run that was interrupted in between sees the same
             since = self._look(progress, display) if step % log == 0 or step % save == 0 or last else None
             if step % log == 0 or last:
                 self._log(progress, journal, display, clock)
+                interrupted.agree(self.ranks)
                 news = saver.news()
                 if news is not None:
                     display.line(news)
@@ -272,11 +337,21 @@ class _Loop:
                     if saver.lost_best:
                         progress.best, saver.lost_best = None, False
                     better = self._evaluate(progress, journal, display)
-            if step % save == 0 or last or better or interrupted:
+            patience = recipe.evaluate.patience
+            enough = patience is not None and progress.worse >= patience
+            if step % save == 0 or last or better or interrupted or enough:
                 with clock.paused():
                     self._save(progress, saver, better)
+            if enough and not last:
+                self.run.event("enough", step=step, best_step=progress.best_step, metric=recipe.evaluate.metric)
+                display.line(
+                    f"step {step}: {progress.worse} evaluations in a row were no better than step "
+                    f"{progress.best_step}'s {recipe.evaluate.metric}; that is enough"
+                )
+                return None
             if interrupted and not last:
                 saver.finish()
+                self.ranks.wait()  # torchrun ends all when one has ended: not before the state is on the disk
                 self._stop(progress, interrupted)
         return None
 
@@ -284,8 +359,11 @@ class _Loop:
         """Fetch what is still on the device: one wait for many steps."""
         if self.pending:
             found = [torch.stack([r.loss, r.nll, r.gradient_norm, r.discarded]) for r in self.pending]  # type: ignore[list-item]
-            values = torch.stack(found).tolist()
-            progress.waiting += [[*v[:3], r.tokens, v[3]] for v, r in zip(values, self.pending, strict=True)]
+            counts = torch.tensor([[r.targets, r.tokens] for r in self.pending])
+            self.ranks.sum_([counts])
+            for values, (targets, tokens) in zip(torch.stack(found).tolist(), counts.tolist(), strict=True):
+                progress.waiting.append([*values[:3], max(1, targets), values[3]])
+                progress.tokens += tokens
             self.pending.clear()
 
     # ---- when training goes wrong
@@ -314,7 +392,8 @@ class _Loop:
     def _go_back(self, progress: Progress, since: int, journal: Journal, display: Display) -> Progress:
         """Return to before the trouble, and tell."""
         loss = next((row[0] for row in reversed(progress.waiting)), progress.loss)
-        earlier, self.optimizer = go_back(self.run, self.recipe, self.model, self.optimizer, progress, since)
+        with self.ranks.leader_first():  # it removes what came later; the others find the same checkpoint then
+            earlier, self.optimizer = go_back(self.run, self.recipe, self.model, self.optimizer, progress, since)
         self.pending.clear()
         guard = earlier.guard
         abandoned = [[line["step"], line["loss"]] for line in journal.rewind(earlier.step) if "loss" in line]
@@ -344,7 +423,8 @@ class _Loop:
         journal.metrics(step, {**line, "epoch": round(self.batches.epoch(step + guard.shift), 6)})
         speed = clock.lap(step, progress.tokens)
         assert self.recipe.batch.length is not None
-        speed |= device_use(self.model, self.recipe.batch.length, speed["tokens_per_second"], self.device)
+        pace = speed["tokens_per_second"] / self.ranks.ranks
+        speed |= device_use(self.model, self.recipe.batch.length, pace, self.device)
         journal.timings(step, speed)
         shown = ("loss", "gradient_norm", "tokens_per_second", "mfu")
         display.figures(step, {key: value for key, value in (figures | speed).items() if key in shown})
@@ -363,19 +443,48 @@ class _Loop:
         return values
 
     def _evaluate(self, progress: Progress, journal: Journal, display: Display) -> bool:
-        """Ask the evaluators; whether the loss is the lowest so far."""
-        values = progress.validation = self._ask()
+        """Ask the evaluators; whether the loss is the lowest so far. The first of several processes asks for all."""
+        values, progress.best = self.ranks.share(lambda: (self._ask(), progress.best))
+        progress.validation = values
         journal.metrics(progress.step, {f"validation_{key}": value for key, value in values.items()})
         self.run.event("evaluation", step=progress.step, **values)
         if self.writer is not None:
             self.run.event("samples", step=progress.step, texts=list(self.writer(self.model.eval())))
             self.model.train()
-        better = math.isfinite(values["loss"]) and (progress.best is None or values["loss"] < progress.best)
+        better = self._better(values, progress.best)
         if better:
-            progress.best, progress.best_step = values["loss"], progress.step
+            progress.best, progress.best_step = values[self.recipe.evaluate.metric], progress.step
+        progress.worse = 0 if better else progress.worse + 1
         figures = " · ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in values.items())
         display.line(f"step {progress.step}: validation {figures}{' (best so far)' if better else ''}")
         return better
+
+    def _average(self, progress: Progress, display: Display) -> None:
+        """Try the mean of the last checkpoints' weights; where it is better than the best of them, it is the best."""
+        last = self.recipe.checkpoint.average
+        if not last or not self.evaluators or not self.ranks.leads or progress.step < self.steps:
+            return
+        path, steps = average_checkpoints(self.run.checkpoints, last)
+        own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        checkpoint.load_weights(path, self.model)
+        values = self._ask()
+        self.model.load_state_dict(own)
+        better = self._better(values, progress.best)
+        if better:
+            checkpoint.link(self.run.checkpoints, "best", path)
+        self.run.event("averaged", steps=steps, best=better, **values)
+        figures = " · ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in values.items())
+        display.line(f"mean of {len(steps)} checkpoints: validation {figures}{' (best so far)' if better else ''}")
+
+    def _better(self, values: Mapping[str, float], best: float | None) -> bool:
+        """Whether the figure that counts is the best so far: the lowest loss, or the highest of anything else."""
+        metric = self.recipe.evaluate.metric
+        if metric not in values:
+            raise ConfigError(f"evaluate.metric = '{metric}': not measured here; {suggestion(metric, list(values))}")
+        value = values[metric]
+        if not math.isfinite(value):
+            return False
+        return best is None or (value < best if metric in LOWER_IS_BETTER else value > best)
 
     def _save(self, progress: Progress, saver: Saver, best: bool) -> None:
         self._read(progress)
@@ -407,7 +516,9 @@ def compiled(model: LanguageModel, wanted: bool) -> Iterator[None]:
         del model.features  # the class's own again
 
 
-def _fingerprints(corpus: Corpus | Sequence[Corpus]) -> list[str]:
-    """Hashes of the prepared texts; a text that was made in memory has none."""
+def _fingerprints(corpus: Corpus | Sequence[Corpus] | Feed) -> list[str]:
+    """Hashes of the prepared data; what was made in memory has none."""
+    if isinstance(corpus, Feed):
+        return list(corpus.fingerprints)
     corpora = corpus if isinstance(corpus, Sequence) else [corpus]
     return [c.fingerprint for c in corpora if hasattr(c, "fingerprint")]

@@ -10,7 +10,9 @@ For logits z of a row with target t, Z = Σ exp z, smoothing ε and z-loss weigh
     ∂loss/∂z = softmax(z) · (1 + 2ζ log Z) − (1 − ε) onehot(t) − ε/V
 """
 
+import importlib.util
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch.nn import functional as F
 
 # Logits held at a time: few enough to be nothing, many enough for good matrix products.
 CPU_LOGITS = 1 << 22  # 16 MiB in fp32
-GPU_SHARE = 256  # one logit for so many bytes of a GPU's memory: with its gradient, in 16 bits, 1/64 of it
+GPU_SHARE = 128  # one logit for so many bytes of a GPU's memory: in 16 bits 1/64 of it, and the gradient needs no more
 ALIGNED = 128  # on a GPU the table is filled up to a multiple of so many rows: odd sizes take slow products
 
 ChunkLoss = Callable[[Tensor, Tensor, Tensor, int, float, float], tuple[Tensor, Tensor, Tensor]]
@@ -43,8 +45,7 @@ def chunk_loss(
     """Σ weights · loss, Σ weights · −log p, and the first one's gradient by the logits, in their type.
 
     logits (N, V or more), which are used up; targets and weights (N,). Columns from `vocab_size` on are no words and
-    get gradient 0. One exponential serves the loss and its gradient; compiled for a GPU, the maximum and the sum are
-    found in one reading of the logits, and the gradient in a second.
+    get gradient 0. One exponential serves the loss and its gradient. `loss_kernel.py` does the same on a GPU.
     """
     exact = logits.float()
     words = torch.arange(logits.shape[-1], device=logits.device) < vocab_size if logits.shape[-1] > vocab_size else None
@@ -74,6 +75,16 @@ def chunk_loss(
     return (loss * scale).sum(), (nll * scale).sum(), gradient
 
 
+@cache
+def gpu_chunk_loss() -> ChunkLoss:
+    """The kernel, where there is Triton to compile it, else `chunk_loss`."""
+    if importlib.util.find_spec("triton") is None:
+        return chunk_loss
+    from weft.train.loss_kernel import fused_chunk_loss
+
+    return fused_chunk_loss
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Loss and gradients in one pass over the chunks; backward only scales what forward found, in place, once."""
 
@@ -93,10 +104,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         need_features, need_weight, need_bias = ctx.needs_input_grad[:3]
         vocab_size = weight.shape[0]
         extra = _filling(vocab_size, features)
-        table = F.pad(weight.to(features.dtype), (0, 0, 0, extra)) if extra else weight.to(features.dtype)
-        offset = None if bias is None else F.pad(bias.to(features.dtype), (0, extra))
+        table = _filled(weight, extra, features.dtype)
+        offset = None if bias is None else _filled(bias, extra, features.dtype)
         d_features = torch.empty_like(features) if need_features else None
-        d_weight = torch.zeros_like(table, dtype=torch.float32) if need_weight else None
+        d_weight = None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and need_bias else None
         total = features.new_zeros((), dtype=torch.float32)
         plain = features.new_zeros((), dtype=torch.float32)
@@ -110,8 +121,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 d_bias += gradient.sum(0, dtype=torch.float32)[:vocab_size]
             if d_features is not None:
                 torch.mm(gradient, table, out=d_features[part])
-            if d_weight is not None:
-                _add_product(d_weight, gradient.T, features[part])
+            if need_weight:
+                d_weight = _add_product(d_weight, gradient.T, features[part])
         if d_weight is not None:
             d_weight = d_weight[:vocab_size]
         ctx.found = d_features, d_weight, d_bias
@@ -133,14 +144,23 @@ def _filling(vocab_size: int, features: Tensor) -> int:
     return -vocab_size % ALIGNED if features.is_cuda else 0
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a · b, summed in total's type also where a and b are narrower."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    elif a.is_cuda:
-        total += torch.mm(a, b, out_dtype=total.dtype)
-    else:
-        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+def _filled(table: Tensor, extra: int, dtype: torch.dtype) -> Tensor:
+    """The table (V, …) in `dtype`, with `extra` rows of zeros below it: one pass over it, or none."""
+    if not extra:
+        return table.to(dtype)
+    filled = table.new_empty(table.shape[0] + extra, *table.shape[1:], dtype=dtype)
+    filled[: table.shape[0]] = table
+    filled[table.shape[0] :] = 0.0
+    return filled
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total + a · b in fp32, also where a and b are narrower; the total, where there is one, is used up."""
+    if a.is_cuda and a.dtype != torch.float32:
+        product = torch.mm(a, b, out_dtype=torch.float32)
+        return product if total is None else total.add_(product)
+    a, b = a.float(), b.float()
+    return a @ b if total is None else total.addmm_(a, b)
 
 
 def chunk_rows(features: Tensor, vocab_size: int) -> int:
@@ -160,15 +180,17 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     z_loss: float = 0.0,
     rows: int | None = None,
-    chunk: ChunkLoss = chunk_loss,
+    chunk: ChunkLoss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of logits = features · weightᵀ + bias where `mask` is true, and the summed plain −log p.
 
     features (N, D), weight (V, D), bias (V,), targets (N,), mask (N,) bool; `rows` logits are held at a time, and
-    `chunk` finds their loss and gradient (`chunk_loss`, or the same compiled). Only the first result has a gradient,
+    `chunk` finds their loss and gradient (the device's fastest, unless given). Only the first result has a gradient,
     and can be led back once.
     """
     rows = chunk_rows(features, weight.shape[0]) if rows is None else rows
+    if chunk is None:
+        chunk = gpu_chunk_loss() if features.is_cuda else chunk_loss
     device = features.device.type
     if torch.is_autocast_enabled(device):  # what a linear layer would do
         features = features.to(torch.get_autocast_dtype(device))

@@ -7,44 +7,61 @@ import torch
 from torch import Tensor, nn, optim
 
 from weft.errors import ConfigError
-from weft.nn.attention import CrossAttention, SelfAttention
-from weft.nn.block import Block
-from weft.nn.feedforward import Gated
+from weft.models.transformer import Stack
+from weft.nn.lora import LowRank, block_linears
 from weft.train import config
 
 # ---- which parameters are treated how
 
 
-def decay_groups(model: nn.Module, weight_decay: float, without: Container[Tensor] = ()) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups: matrices (embeddings among them) with decay, vectors and scalars without.
+def decay_groups(
+    model: nn.Module, weight_decay: float, without: Container[Tensor] = (), layer_decay: float = 1.0
+) -> list[dict[str, Any]]:
+    """Trainable parameters in groups: matrices (embeddings among them) with decay, vectors and scalars without.
 
-    Those in `without` are left out.
+    Those in `without` are left out. With `layer_decay` below 1 each layer has groups of its own, with the `factor` of
+    its learning rate.
     """
-    trainable = [p for p in model.parameters() if p.requires_grad and p not in without]
-    matrices = [p for p in trainable if p.dim() >= 2]
-    vectors = [p for p in trainable if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    factors = layer_factors(model, layer_decay) if layer_decay < 1.0 else {}
+    groups: dict[tuple[bool, float], list[Tensor]] = {}
+    for p in model.parameters():
+        if p.requires_grad and p not in without:
+            groups.setdefault((p.dim() < 2, factors.get(p, 1.0)), []).append(p)
+    return [
+        {"params": groups[vectors, factor], "weight_decay": 0.0 if vectors else weight_decay, "factor": factor}
+        for vectors, factor in sorted(groups)
+    ]
+
+
+def layer_factors(model: nn.Module, decay: float) -> dict[Tensor, float]:
+    """decay ** (depth from the top) for every parameter (Howard and Ruder 2018, §3.2; Clark et al. 2020, appendix A).
+
+    The head and the norm before it have depth 0, the last block 1, and so on down; embeddings and positions lie below
+    the first block. An encoder and a decoder are counted each from its own top.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    if not stacks:
+        raise ConfigError("optimizer.layer_decay: only a Transformer has layers to tell apart; leave it out")
+    below = decay ** (1 + max(len(stack.blocks) for stack in stacks))
+    factors: dict[Tensor, float] = dict.fromkeys(model.parameters(), below)
+    for stack in stacks:
+        for depth, block in enumerate(reversed(stack.blocks), start=1):
+            factors |= dict.fromkeys(block.parameters(), decay**depth)
+        if stack.norm is not None:
+            factors |= dict.fromkeys(stack.norm.parameters(), 1.0)
+    return factors | dict.fromkeys(model.get_submodule("output").parameters(), 1.0)
 
 
 def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
-    """The trainable matrices inside Transformer blocks, each with the heights of those that lie in it.
-
-    Queries, keys and values are one parameter (`qkv`), as are the gate and what it gates (`gate_up`).
-    """
+    """The trainable matrices inside Transformer blocks, each with the heights of those that lie in it."""
     heights: dict[Tensor, list[int]] = {}
-    for block in (module for module in model.modules() if isinstance(module, Block)):
-        stacked: dict[Tensor, list[int]] = {}
-        for part in block.modules():
-            if isinstance(part, SelfAttention):
-                stacked[part.qkv.weight] = [heads * part.d_head for heads in (part.heads, part.kv_heads, part.kv_heads)]
-            elif isinstance(part, CrossAttention):
-                stacked[part.kv.weight] = [part.kv_heads * part.d_head] * 2
-            elif isinstance(part, Gated):
-                stacked[part.gate_up.weight] = [part.gate_up.out_features // 2] * 2
-        for part in block.modules():
-            if isinstance(part, nn.Linear) and part.weight.requires_grad:
-                heights[part.weight] = stacked.get(part.weight, [part.out_features])
+    for name, sizes in block_linears(model).items():
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        if isinstance(linear, LowRank):
+            heights |= {linear.a: [linear.rank] * len(sizes), linear.b: sizes}
+        if linear.weight.requires_grad:
+            heights[linear.weight] = sizes
     return heights
 
 
@@ -53,7 +70,7 @@ def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
 
 def adamw(settings: config.AdamW, model: nn.Module) -> optim.Optimizer:
     """AdamW; one fused kernel updates all parameters. The rate is set at every step."""
-    groups = decay_groups(model, settings.weight_decay)
+    groups = decay_groups(model, settings.weight_decay, layer_decay=settings.layer_decay)
     return optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
 
 
@@ -97,15 +114,18 @@ class Muon(optim.Optimizer):
         first = {"params": list(matrices), "weight_decay": settings.weight_decay, "momentum": settings.momentum}
         super().__init__([first, *rest], {"lr": 0.0})
         self.heights = list(matrices.values())
-        self.adamw = optim.AdamW(self.param_groups[1:], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
-        self.adamw.state = self.state
+        self.adamw = None  # where an adapter's matrices are all that is trained
+        if rest:
+            self.adamw = optim.AdamW(self.param_groups[1:], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+            self.adamw.state = self.state
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
         assert closure is None
-        self.adamw.grad_scale, self.adamw.found_inf = self.grad_scale, self.found_inf  # type: ignore[attr-defined]
-        self.adamw.step()
+        if self.adamw is not None:
+            self.adamw.grad_scale, self.adamw.found_inf = self.grad_scale, self.found_inf  # type: ignore[attr-defined]
+            self.adamw.step()
         group = self.param_groups[0]
         momentum = group["momentum"]
         lr: float | Tensor = group["lr"]  # 0 for a step that is held back; the device is not asked which it is
@@ -164,9 +184,9 @@ def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
 
 
 def set_rate(optimizer: optim.Optimizer, lr: float) -> None:
-    """The learning rate of the next update, for every group."""
+    """The learning rate of the next update, for every group; one with a `factor` has its own."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("factor", 1.0)
 
 
 def gradients(optimizer: optim.Optimizer) -> list[Tensor]:

@@ -3,8 +3,9 @@
 fp32: as written. tf32: fp32 in memory, matrix products on tensor cores with 10 bits of mantissa.
 bf16: matrix products in bfloat16 under autocast, and what runs along the skip connections too; norms and softmax in
 fp32. fp16: products in float16, the loss multiplied so that small gradients don't vanish (`train/step.py`).
-fp8: as bf16, with the products inside blocks in eight bits: numbers and weights e4m3, gradients e5m2, each tensor
-divided by its largest number first (Micikevicius et al. 2022).
+fp8: as bf16, with the products inside blocks in eight bits (e4m3; Micikevicius et al. 2022), forward and back to the
+inputs. Each row is divided by its largest number first, so that one large number costs its own row alone; scaling and
+narrowing then need no pass of their own. The gradients of the weights, sums over many tokens, stay in bf16.
 """
 
 import os
@@ -100,50 +101,49 @@ def _multiplies(dtype: torch.dtype) -> bool:
 
 # ---- eight bits
 
-FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2  # more digits forward, more range for gradients
+EIGHT = torch.float8_e4m3fn
+LARGEST = torch.finfo(EIGHT).max
 SIXTEEN = 16  # sizes of eight-bit products are multiples of it
 
 
-def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x in eight bits and the scale () that undoes it, x ≈ x8 · scale; x's largest number becomes the type's."""
-    largest = torch.finfo(dtype).max
-    scale = x.abs().amax().float().clamp(min=1e-12) / largest
-    return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
+def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (N, K) in eight bits and the scale (N, 1) that undoes it, x ≈ x8 · scale; a row's largest is the type's."""
+    x = x.float()
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST
+    return (x / scale).clamp(-LARGEST, LARGEST).to(EIGHT), scale
 
 
 def eight_bit_product(
-    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], dtype: torch.dtype, fast: bool = False
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
-    """a (N, K) times b (K, M), both quantised, in `dtype`. A GPU wants a by rows and b by columns in memory.
+    """a (N, K) times b (M, K) transposed, both quantised, plus a bias (M,), in `dtype`.
 
-    `fast` sums with fewer bits, which is good enough forward. A processor forms the same product in fp32.
+    A processor forms the same product in fp32.
     """
     if a[0].is_cuda:
-        return torch._scaled_mm(a[0], b[0], scale_a=a[1], scale_b=b[1], out_dtype=dtype, use_fast_accum=fast)
-    return (a[0].float() @ b[0].float() * (a[1] * b[1])).to(dtype)
-
-
-def _by_columns(x: Tensor) -> Tensor:
-    return x.T.contiguous().T
+        return torch._scaled_mm(a[0], b[0].T, a[1], b[1].T, bias, out_dtype=dtype, use_fast_accum=True)
+    y = a[0].float() @ b[0].float().T * (a[1] * b[1].T)
+    return (y if bias is None else y + bias).to(dtype)
 
 
 class _EightBitLinear(torch.autograd.Function):
-    """x Wᵀ forward, and both gradients, as eight-bit products. What is kept for the backward pass is as narrow."""
+    """x Wᵀ + b and the gradient by x as eight-bit products; the gradient by W as a product of what was kept of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        x8, w8 = quantise(x, FORWARD), quantise(weight, FORWARD)
-        ctx.save_for_backward(*x8, *w8)
-        ctx.dtypes = x.dtype, weight.dtype
-        return eight_bit_product(x8, (w8[0].T, w8[1]), dtype, fast=True)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.bias_type = None if bias is None else bias.dtype
+        return eight_bit_product(quantise(x), quantise(weight), x.dtype, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x8, x_scale, w8, w_scale = ctx.saved_tensors
-        g8, g_scale = quantise(upstream[0], BACKWARD)
-        d_x = eight_bit_product((g8, g_scale), (_by_columns(w8), w_scale), ctx.dtypes[0])
-        d_weight = eight_bit_product((g8.T.contiguous(), g_scale), (_by_columns(x8), x_scale), ctx.dtypes[1])
-        return d_x, d_weight, None
+        x, weight = ctx.saved_tensors
+        g = upstream[0]
+        d_x = eight_bit_product(quantise(g), quantise(weight.T.contiguous()), x.dtype)
+        if not g.is_cuda:  # where narrow products are slow, and this is a test
+            g, x = g.float(), x.float()
+        d_bias = None if ctx.bias_type is None else g.sum(0, dtype=torch.float32).to(ctx.bias_type)
+        return d_x, (g.T @ x).to(weight.dtype), d_bias
 
 
 class EightBitLinear(nn.Linear):
@@ -154,10 +154,9 @@ class EightBitLinear(nn.Linear):
         device = x.device.type
         if not torch.is_autocast_enabled(device) or (x.numel() // self.in_features) % SIXTEEN:
             return super().forward(x)
-        dtype = torch.get_autocast_dtype(device)
+        rows = x.flatten(0, -2).to(torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
-            y = _EightBitLinear.apply(x.flatten(0, -2), self.weight, dtype).unflatten(0, x.shape[:-1])
-            return y if self.bias is None else y + self.bias.to(dtype)
+            return _EightBitLinear.apply(rows, self.weight, self.bias).unflatten(0, x.shape[:-1])
 
 
 def use_eight_bits(model: nn.Module) -> int:

@@ -126,17 +126,16 @@ def _fitting(
         return roomy
 
     wanted = micro = batches.micro
-    length = batches.mixture.windows[0].length
     while not fits(micro):
         if micro == 1:
             raise RunError(
-                f"{_place(device)} has too little memory for one sequence of {length} tokens; shorten batch.length, "
+                f"{_place(device)} has too little memory for one {batches.row}; shorten batch.length, "
                 "set batch.recompute=true or use a smaller model"
             )
         micro = -(-micro // 2)
     if micro < wanted and not auto:
         raise RunError(
-            f"batch.micro = {wanted}: {wanted} sequences of {length} tokens at a time do not fit in the memory of "
+            f"batch.micro = {wanted}: {wanted} times a {batches.row} do not fit at once in the memory of "
             f"{_place(device)}; batch.micro={micro} does, with the same gradient (batch.micro=auto finds it)"
         )
     return micro

@@ -13,6 +13,7 @@ from weft.models.base import LanguageModel
 from weft.train import checkpoint
 from weft.train.config import Recipe
 from weft.train.guard import Guard, Row
+from weft.train.initial import first_model
 from weft.train.run import RunFolder
 
 
@@ -26,6 +27,7 @@ class Progress:
     loss: float = math.nan
     best: float | None = None
     best_step: int | None = None
+    worse: int = 0  # evaluations since the best one
     validation: dict[str, float] = field(default_factory=dict)
     guard: Guard = field(default_factory=Guard)
 
@@ -86,7 +88,7 @@ def go_back(
     else:
         earlier = Progress()
         torch.manual_seed(recipe.seed)
-        model.load_state_dict(recipe.model.build().state_dict())
+        model.load_state_dict(first_model(recipe).state_dict())
         optimizer = recipe.optimizer.build(model)
     checkpoint.forget_after(run.checkpoints, earlier.step)
     if not (run.checkpoints / "best").exists():

@@ -42,10 +42,23 @@ pre { background: var(--card); border: 1px solid var(--rule); border-radius: 6px
 .chart .mark { stroke: var(--c1); stroke-dasharray: 3 3; stroke-width: 1.4; } .chart .faint { opacity: .45; }
 .line.c0 { stroke: var(--c0); } .line.c1 { stroke: var(--c1); } .line.c2 { stroke: var(--c2); }
 .dot.c0 { fill: var(--c0); } .dot.c1 { fill: var(--c1); } .dot.c2 { fill: var(--c2); }
+.counts td { text-align: right; padding: .3rem .8rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; }
 td { padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 td:first-child, td:nth-child(2) { font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 """
+
+
+OTHER_FIGURES = {
+    "accuracy": (".1%", "accuracy"),
+    "macro_f1": (".3f", "macro F1"),
+    "matthews": (".3f", "Matthews correlation"),
+    "spearman": (".3f", "Spearman correlation"),
+    "exact": (".1%", "exactly right"),
+    "bleu": (".1f", "BLEU"),
+    "chrf": (".1f", "chrF"),
+    "next_accuracy": (".1%", "right about the next sentence"),
+}
 
 
 def write_report(run: RunFolder | Path | str) -> Path:
@@ -72,6 +85,7 @@ def page(run: RunFolder) -> str:
         "<h2>Curves</h2>",
         f'<div class="charts">{"".join(_charts(metrics, timings, rollbacks))}</div>',
         _trouble(rollbacks, events),
+        _confusion(result),
         _samples(result.get("samples") or []),
         _on_the_way(events),
         _cost(recipe, metrics, timings, events, model),
@@ -118,8 +132,11 @@ def _figures(
         cards.append((f"{result['bits_per_byte']:.3f}", f"bits per byte, held out{beside}"))
     if result.get("perplexity") is not None:
         cards.append((f"{result['perplexity']:.2f}", "perplexity a token, held out"))
+    for key, (form, what) in OTHER_FIGURES.items():
+        if result.get(key) is not None:
+            cards.append((format(result[key], form), f"{what}, held out"))
     if result.get("loss") is not None:
-        cards.append((f"{result['loss']:.3f}", "nats a token, held out"))
+        cards.append((f"{result['loss']:.3f}", "loss, held out"))
     if logged:
         cards.append((f"{logged[-1]['loss']:.3f}", "last training loss"))
         cards.append((f"{logged[-1]['tokens']:,}", f"tokens read, {logged[-1]['epoch']:.2f} epochs"))
@@ -199,20 +216,40 @@ def _cost(
     read = next((line["tokens"] for line in reversed(metrics) if "loss" in line), 0)
     if not read or length is None or size is None:
         return ""
-    predicted = count(recipe.model, length)
+    predicted = count(recipe.model, length, recipe.adapter)
     seconds = sum(line.get("seconds", 0.0) for line in timings)
     work = predicted.training() * read
     rows = [("parameters", f"{predicted.parameters:,}", f"{model['parameters']:,}" if model.get("parameters") else "")]
     speed = f"{work / seconds:.2e} a second for {_duration(seconds)}" if seconds else ""
     rows.append(("operations", f"{work:.2e}", speed))
     pieces = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
-    needed = training_memory(recipe.model, pieces, length, recipe.precision or "fp32", recipe.optimizer.kind)
+    needed = training_memory(
+        recipe.model, pieces, length, recipe.precision or "fp32", recipe.optimizer.kind, adapter=recipe.adapter
+    )
     peak = _last(events, "preflight").get("memory")
     held = f"{memory(peak)}, on a processor with all that belongs to the process" if peak else ""
     rows.append(("memory", memory(needed.total(recipe.batch.recompute)), held))
     body = "".join(f"<tr><td>{k}</td><td>{escape(a)}</td><td>{escape(b)}</td></tr>" for k, a, b in rows)
     head = "<tr><td></td><td>predicted</td><td>measured</td></tr>"
     return f'<h2>Cost</h2><div class="scroll"><table>{head}{body}</table></div>'
+
+
+def _confusion(result: dict[str, Any]) -> str:
+    """What was told for which true label: the shade is the share of the row."""
+    if "matrix" not in result:
+        return ""
+    labels, rows = result["labels"], []
+    for label, counts in zip(labels, result["matrix"], strict=True):
+        total = max(1, sum(counts))
+        cells = "".join(
+            f'<td style="background: color-mix(in srgb, var(--c0) {round(70 * count / total)}%, transparent)">'
+            f"{count:,}</td>"
+            for count in counts
+        )
+        rows.append(f"<tr><td>{escape(str(label))}</td>{cells}</tr>")
+    head = "".join(f"<td>{escape(str(label))}</td>" for label in labels)
+    table = f'<table class="counts"><tr><td>true ↓ told →</td>{head}</tr>{"".join(rows)}</table>'
+    return f'<h2>Which labels are taken for which</h2><div class="scroll">{table}</div>'
 
 
 def _samples(samples: Sequence[str]) -> str:

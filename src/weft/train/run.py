@@ -8,6 +8,7 @@ runs/NAME/
   events.jsonl       starts, resumes, evaluations, checkpoints, discarded updates, returns to a checkpoint
   checkpoints/       step-00000500/ …; `latest` and `best` are links
   data/              the prepared text, where the run prepared it
+  base.json          the hash of the weights that an adapter stands beside
   report.html        curves, samples, counts
 """
 
@@ -15,6 +16,7 @@ import errno
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from weft.config import read_toml, to_toml, validate
 from weft.errors import RunError
+from weft.models.config import TransformerConfig
 from weft.train.config import Recipe
 
 if TYPE_CHECKING:
@@ -78,6 +81,10 @@ class RunFolder:
         return self.path / "data"
 
     @property
+    def base(self) -> Path:
+        return self.path / "base.json"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
@@ -94,6 +101,18 @@ class RunFolder:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
+
+
+@dataclass(frozen=True)
+class FollowedRun(RunFolder):
+    """A run that another process leads and writes: it is read from here, and nothing is written into its folder."""
+
+    @property
+    def scratch(self) -> Path:
+        return Path(tempfile.gettempdir()) / f"weft-preflight-{os.getpid()}"
+
+    def event(self, what: str, /, **details: Any) -> None:
+        """The process that leads notes it."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +164,11 @@ def open_run(path: Path | str) -> RunFolder:
 def found(run: RunFolder, recipe: Recipe) -> None:
     """Write config.toml: from here on the folder is a run."""
     from weft.train.checkpoint import write_atomic
+    from weft.train.initial import base_hash
 
     try:
+        if recipe.adapter is not None and recipe.init is not None:
+            write_atomic(run.base, json.dumps({"init": recipe.init, "sha256": base_hash(recipe.init)}))
         write_atomic(run.config, to_toml(recipe))
     except OSError as error:
         raise RunError(f"{run.config}: cannot be written: {error.strerror or error}") from None
@@ -174,11 +196,24 @@ def load_model(
     run: RunFolder, which: Literal["best", "latest"] = "best", device: "torch.device | str" = "cpu"
 ) -> "tuple[LanguageModel, list[str]]":
     """The run's model with its best (or latest) weights, ready to use, and lines about damage that was passed over."""
-    from weft.train.checkpoint import load_weights
+    import torch
+
+    from weft.train.checkpoint import load_weights, place_weights
 
     path, damage = checkpoint_path(run, which)
-    model = run.recipe().model.build()
-    load_weights(path, model)
+    recipe = run.recipe()
+    settings = recipe.model
+    if recipe.adapter is not None:
+        from weft.train.initial import learned_model
+
+        return learned_model(run, recipe, path).to(device).eval(), damage
+    if isinstance(settings, TransformerConfig):
+        with torch.device("meta"):
+            model: LanguageModel = settings.build()
+        place_weights(path, model, torch.device(device))
+    else:
+        model = settings.build()
+        load_weights(path, model)
     return model.to(device).eval(), damage
 
 

@@ -85,3 +85,18 @@ class Saver:
             standing = checkpoint.checkpoints(self._run.checkpoints)
             left = f"the newest whole checkpoint is {standing[-1].name}" if standing else "no checkpoint was written"
             raise RunError(f"{self._failure}; {left}; `weft train --resume {self._run.path}` goes on from there")
+
+
+class Unsaved(Saver):
+    """For a process that helps another one, which saves for both: they hold the same state."""
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        notes: Mapping[str, Any],
+        best: bool,
+        spare: int | None,
+    ) -> None:
+        """Nothing is written here."""

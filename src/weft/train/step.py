@@ -9,6 +9,7 @@ from torch import Tensor, nn, optim
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.models.transformer import Stack
+from weft.parallel.ranks import ALONE, Ranks
 from weft.train.config import Precision, Recipe
 from weft.train.objective import Objective
 from weft.train.optimizer import gradients, set_rate, update
@@ -23,10 +24,11 @@ CALM = 2000
 class StepResult:
     """What a step found out. The tensors stay on the device until someone reads them: reading waits for it."""
 
-    loss: Tensor  # mean over the step's targets, what was minimised
+    loss: Tensor  # mean over the step's targets, in all processes; what was minimised
     nll: Tensor  # mean −log p over the same targets
     gradient_norm: Tensor  # before clipping; 0 where fp16 overflowed and the step was skipped
-    tokens: int
+    targets: int  # of this process
+    tokens: int  # that this process read
     discarded: Tensor | None = None  # 1 where a limit held the update back, else 0; None where there were no limits
 
 
@@ -51,14 +53,18 @@ def backward(
     precision: Precision,
     device: torch.device,
     scale: Tensor | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Tensor, int]:
-    """Add up the gradient of the mean loss over all parts of a batch; the mean loss, the mean −log p and the count.
+    """Add up the gradient of the mean loss over all parts of a batch; the mean loss, the mean −log p, and the count of
+    this process's targets.
 
-    Every part is divided by the count of targets in all of them, known from the loss masks before the first forward
-    pass; so the gradient is that of the uncut batch however many targets each part holds. `scale` () multiplies the
-    gradients.
+    Every part is divided by the count of targets in all of them and in all processes, known from the loss masks before
+    the first forward pass; so the gradient is that of the uncut batch however many targets each part holds. After the
+    last part gradients and losses are summed over the processes. `scale` () multiplies the gradients.
     """
-    count = max(1, sum(part.count for part in parts))
+    own = sum(part.count for part in parts)
+    everywhere = ranks.total(own, device)
+    count = max(1, everywhere) if isinstance(everywhere, int) else everywhere.clamp(min=1)
     loss_sum = torch.zeros((), device=device)
     nll_sum = torch.zeros((), device=device)
     for part in parts:
@@ -68,7 +74,8 @@ def backward(
         (share if scale is None else share * scale).backward()
         loss_sum += loss.detach()
         nll_sum += extras["nll"]
-    return loss_sum / count, nll_sum / count, count
+    ranks.sum_([*(p.grad for p in model.parameters() if p.grad is not None), loss_sum, nll_sum])
+    return loss_sum / count, nll_sum / count, own
 
 
 def optimisation_step(
@@ -81,6 +88,7 @@ def optimisation_step(
     precision: Precision,
     device: torch.device,
     limits: Tensor | None = None,
+    ranks: Ranks = ALONE,
 ) -> StepResult:
     """Gradients of all parts, clipped to norm `clip` unless it is 0 (Pascanu et al. 2013), and one update.
 
@@ -89,12 +97,12 @@ def optimisation_step(
     """
     set_rate(optimizer, lr)
     if precision == "fp16":
-        return _scaled_step(model, optimizer, objective, parts, clip, device, limits)
-    loss, nll, count = backward(model, objective, parts, precision, device)
+        return _scaled_step(model, optimizer, objective, parts, clip, device, limits, ranks)
+    loss, nll, count = backward(model, objective, parts, precision, device, ranks=ranks)
     norm = nn.utils.get_total_norm(gradients(optimizer))
     discarded = None if limits is None else _above(loss, norm, limits)
     update(optimizer, _excess(norm, clip) if clip else None, discarded)
-    return StepResult(loss, nll, norm, count, discarded)
+    return StepResult(loss, nll, norm, count, sum(part.read for part in parts), discarded)
 
 
 def _above(loss: Tensor, norm: Tensor, limits: Tensor) -> Tensor:
@@ -115,6 +123,7 @@ def _scaled_step(
     clip: float,
     device: torch.device,
     limits: Tensor | None,
+    ranks: Ranks,
 ) -> StepResult:
     """A step in fp16: gradients are found for a loss so many times larger that small ones don't round to zero.
 
@@ -126,7 +135,7 @@ def _scaled_step(
         state["scale"] = torch.full((), FIRST_SCALE, device=device)
         state["calm"] = torch.zeros((), device=device)
     scale, calm = state["scale"], state["calm"]
-    loss, nll, count = backward(model, objective, parts, "fp16", device, scale)
+    loss, nll, count = backward(model, objective, parts, "fp16", device, scale, ranks)
     norm = nn.utils.get_total_norm(gradients(optimizer)) / scale
     finite = norm.isfinite()
     # an overflow is in order while there is scale to give up; below 1 something else is wrong, and should be seen
@@ -137,4 +146,4 @@ def _scaled_step(
     calm = torch.where(finite, calm + 1.0, 0.0)
     state["scale"] = scale * torch.where(finite, torch.where(calm < CALM, 1.0, 2.0), 0.5)
     state["calm"] = torch.where(calm < CALM, calm, 0.0)
-    return StepResult(loss, nll, shown, count, discarded)
+    return StepResult(loss, nll, shown, count, sum(part.read for part in parts), discarded)

@@ -1,0 +1,165 @@
+"""Decoding on a CPU: SmolLM2's shape (135M, random weights), greedy, one text, against transformers in the same run.
+
+    python benchmarks/decode_cpu.py [--ways fp32 int8 int4 general transformers] [--new 32] [--rounds 3] [--threads N]
+                                    [--gguf FILE] [--tiny]
+
+fp32, int8, int4   weft, with weights in so many bits
+general            weft's plain step, in fp32: what a model of another shape than LLaMA's takes
+transformers       generate() of the same shape, with the same weights in fp32; its tokens must be weft's
+llama.cpp          a GGUF file through llama-cpp-python, where it is installed and a file is given
+
+The ways take turns, round after round, so that what else the machine does meets all of them. A way is judged by its
+best round: tokens a second by the clock, and milliseconds of processor time a token, which others disturb less.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+from weft.decode import generate as decoding
+from weft.decode.config import Sampling
+from weft.decode.quantize import quantize, weight_bytes
+from weft.models.config import Decoder
+from weft.models.presets import llama
+
+WAYS = ("fp32", "int8", "int4", "general", "transformers")
+PROMPT = 16
+
+
+def ours(config: Decoder, width: str) -> Any:
+    torch.manual_seed(0)
+    model = config.build().eval()
+    start = time.perf_counter()
+    if width != "fp32":
+        quantize(model, width)
+    took = f", quantized in {time.perf_counter() - start:.1f} s" if width != "fp32" else ""
+    print(f"{width:14} {weight_bytes(model) / 1e6:.0f} MB of weights{took}", flush=True)
+    return model
+
+
+def theirs(config: Decoder, model: Any) -> Any:
+    """transformers' LLaMA of the same shape, with the weights of `model`."""
+    import transformers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    transformers.logging.set_verbosity_error()
+    settings = LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.d_model,
+        intermediate_size=config.feedforward.d_ff,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.attention.heads,
+        num_key_value_heads=config.attention.groups,
+        max_position_embeddings=config.context,
+        rms_norm_eps=config.norm.eps,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    peer = LlamaForCausalLM(settings).eval()
+    widths = [config.attention.heads * config.d_head] + [config.attention.groups * config.d_head] * 2
+    with torch.no_grad():
+        peer.model.embed_tokens.weight.copy_(model.embedding.weight)
+        peer.model.norm.weight.copy_(model.decoder.norm.weight)
+        for layer, block in zip(peer.model.layers, model.decoder.blocks, strict=True):
+            attention, forward = layer.self_attn, layer.mlp
+            parts = block.attention.qkv.weight.split(widths)
+            for mine, part in zip((attention.q_proj, attention.k_proj, attention.v_proj), parts, strict=True):
+                mine.weight.copy_(part)
+            attention.o_proj.weight.copy_(block.attention.out.weight)
+            for mine, part in zip(
+                (forward.gate_proj, forward.up_proj), block.feedforward.gate_up.weight.chunk(2), strict=True
+            ):
+                mine.weight.copy_(part)
+            forward.down_proj.weight.copy_(block.feedforward.down.weight)
+            layer.input_layernorm.weight.copy_(block.attention_skip.norm.weight)
+            layer.post_attention_layernorm.weight.copy_(block.feedforward_skip.norm.weight)
+    return peer
+
+
+def contestants(options: argparse.Namespace) -> dict[str, Callable[[], list[int]]]:
+    """What each way does in a round: write, and say which tokens."""
+    layers, D, heads, d_ff, V, shared = (2, 64, 4, 96, 200, 2) if options.tiny else (30, 576, 9, 1536, 49152, 3)
+    config = llama(layers, D, heads, d_ff, 2048, V, kv_heads=shared, tied=True)
+    prompt = list(range(1, PROMPT + 1))
+    settings = Sampling(temperature=0.0, max_tokens=options.new)
+    plain = ours(config, "fp32")
+    ways: dict[str, Callable[[], list[int]]] = {}
+
+    def write(model: Any) -> list[int]:
+        return [token.id for token in decoding.generate(model, [prompt], settings)]
+
+    def write_generally() -> list[int]:
+        lean, decoding.lean.fits = decoding.lean.fits, lambda model, state: False
+        try:
+            return write(plain)
+        finally:
+            decoding.lean.fits = lean
+
+    for width in ("fp32", "int8", "int4"):
+        if width in options.ways:
+            model = plain if width == "fp32" else ours(config, width)
+            ways[width] = lambda model=model: write(model)  # type: ignore[misc]
+    if "general" in options.ways:
+        ways["general"] = write_generally
+    if "transformers" in options.ways and importlib.util.find_spec("transformers") is not None:
+        peer, tokens = theirs(config, plain), torch.tensor([prompt])
+        given = {"do_sample": False, "min_new_tokens": options.new, "max_new_tokens": options.new}
+
+        def write_theirs() -> list[int]:
+            return peer.generate(tokens, attention_mask=torch.ones_like(tokens), **given)[0, PROMPT:].tolist()
+
+        ways["transformers"] = write_theirs
+    if options.gguf is not None and importlib.util.find_spec("llama_cpp") is not None:
+        from llama_cpp import Llama  # type: ignore[import-not-found,unused-ignore]
+
+        other = Llama(options.gguf, n_threads=torch.get_num_threads(), verbose=False)
+        ways["llama.cpp"] = lambda: list(itertools.islice(other.generate(prompt, temp=0.0), options.new))
+    return ways
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--gguf")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
+    ways = contestants(options)
+    written: dict[str, list[int]] = {name: way() for name, way in ways.items()}  # the first call also prepares
+    clock: dict[str, list[float]] = {name: [] for name in ways}
+    processor: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, way in ways.items():
+            start, spent = time.perf_counter(), time.process_time()
+            way()
+            processor[name].append((time.process_time() - spent) / options.new)
+            clock[name].append((time.perf_counter() - start) / options.new)
+    base = "transformers" if "transformers" in ways else next(iter(ways))
+    for name in ways:
+        best, spent = min(clock[name]), min(processor[name])
+        against = (
+            "" if name == base else f"; {min(clock[base]) / best:.2f} × {base} ({min(processor[base]) / spent:.2f} ×)"
+        )
+        rates = " ".join(f"{1 / seconds:.1f}" for seconds in clock[name])
+        print(f"{name:14} {1 / best:6.1f} tok/s ({rates}), {spent * 1e3:5.1f} ms of processor time a token{against}")
+    if {"fp32", "transformers"} <= set(written):
+        same = written["fp32"] == written["transformers"]
+        print(f"weft's tokens and transformers': {'the same' if same else 'NOT the same'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Many requests at once against one at a time, on the processor: throughput, time a token, and memory of the cache.
+
+    python benchmarks/engine.py                       # 200 requests, then contexts of 1k, 4k and 16k
+    python benchmarks/engine.py --requests 50 --contexts 1024
+
+Weights are random, so nothing is learned from the texts; their lengths are what counts. The engine is timed between two
+halves of the work one at a time, for a machine may be busy with other things, and their ratio is what is reported.
+"""
+
+import argparse
+import random
+import statistics
+import time
+
+import torch
+
+from weft.decode.config import Sampling
+from weft.decode.engine import Engine
+from weft.decode.memory import Paged
+from weft.decode.writing import complete
+from weft.explain.memory import cache_bytes
+from weft.models.base import LanguageModel
+from weft.models.presets import llama
+from weft.text.config import Byte
+from weft.text.tokenizer import Tokenizer
+
+BLOCK = 16
+
+
+def main() -> None:
+    """Throughput, then one long text at a time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--rows", type=int, default=64, help="how many are written at a time")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all of it is timed")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 4096, 16384])
+    given = parser.parse_args()
+
+    tokenizer = Tokenizer.train(Byte(), ["any text"])
+    torch.manual_seed(0)
+    d_model = given.d_model
+    config = llama(given.layers, d_model, d_model // 32, 3 * d_model, vocab_size=tokenizer.vocab_size, context=32768)
+    model = config.build().eval()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{parameters / 1e6:.1f} M parameters, fp32, {torch.get_num_threads()} threads")
+    throughput(model, tokenizer, given.requests, given.rows, given.rounds)
+    for context in given.contexts:
+        long_text(model, tokenizer, context)
+
+
+class Clock:
+    """Seconds since it was last read: on the wall, and of this process's own work."""
+
+    def __init__(self) -> None:
+        self.last = (time.perf_counter(), time.process_time())
+
+    def read(self) -> tuple[float, float]:
+        """Both, and begin anew."""
+        now = (time.perf_counter(), time.process_time())
+        passed = (now[0] - self.last[0], now[1] - self.last[1])
+        self.last = now
+        return passed
+
+
+def throughput(model: LanguageModel, tokenizer: Tokenizer, requests: int, rows: int, rounds: int) -> None:
+    """The same requests through the engine and one at a time."""
+    rng = random.Random(0)
+    prompts = ["".join(rng.choices("abcdefgh ", k=rng.randint(4, 120))) for _ in range(requests)]
+    settings = [
+        Sampling(max_tokens=rng.randint(16, 96), seed=n, temperature=rng.choice([0.0, 0.8])) for n in range(requests)
+    ]
+    wishes = list(zip(prompts, settings, strict=True))
+    ratios: list[float] = []
+    for _ in range(rounds):
+        clock = Clock()
+        alone = [complete(model, tokenizer, [p], s)[0] for p, s in wishes[: requests // 2]]
+        before = clock.read()
+        engine = Engine(model, tokenizer, rows=rows, block=BLOCK)
+        asked = [engine.submit(prompt, each) for prompt, each in wishes]
+        engine.run()
+        together = clock.read()
+        alone += [complete(model, tokenizer, [p], s)[0] for p, s in wishes[requests // 2 :]]
+        after = clock.read()
+        apart = before[0] + after[0], before[1] + after[1]
+        tokens = sum(each.tokens for each in alone)
+        same = sum(each.completion() == other for each, other in zip(asked, alone, strict=True))
+        ratios.append(apart[0] / together[0])
+        print(
+            f"{requests} requests, {engine.counts.prompt} + {tokens} tokens, {same} texts the same: "
+            f"engine {tokens / together[0]:,.0f} tokens/s, one at a time {tokens / apart[0]:,.0f}, "
+            f"ratio {apart[0] / together[0]:.1f} (processor time {apart[1] / together[1]:.1f})",
+            flush=True,
+        )
+    print(f"ratio: median {statistics.median(ratios):.1f}, from {min(ratios):.1f} to {max(ratios):.1f}")
+
+
+def long_text(model: LanguageModel, tokenizer: Tokenizer, context: int, tokens: int = 24) -> None:
+    """A text that begins with `context` tokens: seconds to read, milliseconds a token, and bytes of the cache."""
+    rng = random.Random(context)
+    prompt = [rng.randrange(256) for _ in range(context)]
+    engine = Engine(model, tokenizer, blocks=-(-(context + tokens) // BLOCK) + 1, block=BLOCK, rows=1)
+    memory = engine.memory
+    assert isinstance(memory, Paged)
+    request = engine.submit(prompt, Sampling(max_tokens=tokens, temperature=0.0, banned=(tokenizer.eos_id or 0,)))
+    began = time.perf_counter()
+    while not request.written:
+        engine.step()
+    read = time.perf_counter() - began
+    times: list[float] = []
+    held = 0
+    while not request.ended.is_set():
+        held = len(memory.pool.uses) - memory.pool.available
+        began = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - began)
+    store = memory.blocks.store
+    actual = held * store[:, 0].numel() * store.element_size()
+    predicted = cache_bytes(model.config, "fp32") * (context + tokens - 1)
+    print(
+        f"context {context:>6,}: read at {context / read:,.0f} tokens/s, "
+        f"{1e3 * statistics.median(times):.1f} ms a token; "
+        f"cache {actual / 2**20:.2f} MiB, predicted {predicted / 2**20:.2f} ({actual / predicted - 1:+.1%})",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

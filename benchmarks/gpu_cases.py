@@ -1,0 +1,299 @@
+"""The models that `gpu_train.py` measures: weft's and its peers', with the same sizes, tokens, optimizer and clipping.
+
+gpt2     GPT-2 124M, 32 × 1024 tokens; peers: nanoGPT (where its model.py is given), transformers
+llama    22 layers, d 2048, 16 heads, d_ff 5632, V 32000: 1.26 B; 8 × 2048 tokens; peer: transformers
+bert     BERT-base, masked words, 64 × 512 tokens of which 15 % are masked, the same number in each row; peer:
+         transformers. weft forms logits at the masked places alone; dropout 0.1 in both
+vaswani  the base model of 2017, 128 pairs of 128 + 128 tokens, label smoothing and dropout 0.1; peer:
+         torch.nn.Transformer
+
+A step is forward, backward, clipping to norm 1 and fused AdamW, compiled, under bf16 autocast, on random tokens that
+lie ready. weft's is the step of its trainer.
+"""
+
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from weft.data.batch import Batch, Source
+from weft.models.config import MaskedLMHead
+from weft.models.presets import bert, gpt, llama, vaswani
+from weft.train.config import AdamW, NextToken
+from weft.train.objective import masked_words
+from weft.train.precision import check_precision, use_eight_bits
+from weft.train.step import optimisation_step
+
+Step = Callable[[], Tensor]
+LR, BETAS, DECAY, CLIP = 6e-4, (0.9, 0.95), 0.1, 1.0
+MASKED = 0.15
+
+
+@dataclass(frozen=True)
+class Size:
+    """What both sides build: rows of `length` tokens, and a model's sizes."""
+
+    rows: int
+    length: int
+    layers: int
+    d_model: int
+    heads: int
+    d_ff: int
+    vocab_size: int
+
+    def shrunk(self) -> "Size":
+        """The same kind of model, but one that a processor steps through at once."""
+        return replace(self, rows=2, length=32, layers=2, d_model=64, heads=2, d_ff=128, vocab_size=101)
+
+
+SIZES = {
+    "gpt2": Size(32, 1024, 12, 768, 12, 3072, 50257),
+    "llama": Size(8, 2048, 22, 2048, 16, 5632, 32000),
+    "bert": Size(64, 512, 12, 768, 12, 3072, 30522),
+    "vaswani": Size(128, 128, 6, 512, 8, 2048, 37000),
+}
+
+
+def tokens_of(case: str, size: Size) -> int:
+    """That a step reads."""
+    return size.rows * size.length * (2 if case == "vaswani" else 1)
+
+
+def flops_of(case: str, size: Size) -> float:
+    """Of a step: 6 a weight and token that it multiplies, and 12 · d · time a layer and token for attention."""
+    rows, d = size.rows * size.length, size.d_model
+    matrices = 3 if case == "llama" else 2
+    layer = 6 * (4 * d * d + matrices * d * size.d_ff) + 12 * d * size.length
+    head = 6 * d * size.vocab_size * (MASKED if case == "bert" else 1.0)
+    cross = 6 * 4 * d * d + 12 * d * size.length
+    if case == "vaswani":
+        return rows * (size.layers * (2 * layer + cross) + head)
+    return rows * (size.layers * layer + head)
+
+
+class Bench:
+    """Where and how everything runs."""
+
+    def __init__(self, precision: Any, compiled: bool, device: torch.device, nanogpt: Path | None):
+        self.precision, self.compiled, self.device, self.nanogpt = precision, compiled, device, nanogpt
+
+    def random(self, size: Size, *shape: int) -> Tensor:
+        """Token ids."""
+        return torch.randint(size.vocab_size, shape, device=self.device)
+
+    def text(self, size: Size) -> tuple[Tensor, Tensor]:
+        """Tokens and the next ones."""
+        row = self.random(size, size.rows, size.length + 1)
+        return row[:, :-1].contiguous(), row[:, 1:].contiguous()
+
+    def ours(self, settings: Any, batch: Batch, objective: Any = None) -> Step:
+        """The step of weft's trainer, with the checks that it makes."""
+        model = settings.build().to(self.device).train()
+        if self.precision == "fp8":
+            check_precision("fp8", self.device)
+            use_eight_bits(model)
+        if self.compiled:
+            model.features = torch.compile(model.features, fullgraph=True)
+        objective = objective or NextToken().build()
+        optimizer = AdamW(betas=BETAS, weight_decay=DECAY).build(model)
+        limits = torch.full((2,), math.inf, device=self.device)
+        given = (LR, CLIP, self.precision, self.device, limits)
+        return lambda: optimisation_step(model, optimizer, objective, [batch], *given).loss
+
+    def theirs(self, model: nn.Module, loss: Callable[[Any], Tensor]) -> Step:
+        """A step as the peers' users write it; `loss` reads the compiled model."""
+        model.to(self.device).train()
+        parameters = list(model.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": DECAY},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
+        compiled = torch.compile(model) if self.compiled else model
+
+        def step() -> Tensor:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision != "fp32"):
+                value = loss(compiled)
+            value.backward()
+            nn.utils.clip_grad_norm_(parameters, CLIP)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return value.detach()
+
+        return step
+
+
+# ---- next tokens
+
+
+def gpt2_weft(bench: Bench, size: Size) -> Step:
+    settings = gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
+    return bench.ours(settings, Batch(*bench.text(size)))
+
+
+def gpt2_nanogpt(bench: Bench, size: Size) -> Step:
+    """nanoGPT's model at its own settings: no biases, a vocabulary filled up to a multiple of 64."""
+    assert bench.nanogpt is not None
+    spec = importlib.util.spec_from_file_location("nanogpt_model", bench.nanogpt)
+    assert spec is not None and spec.loader is not None, bench.nanogpt
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = module.GPTConfig(
+        block_size=size.length,
+        vocab_size=-(-size.vocab_size // 64) * 64,
+        n_layer=size.layers,
+        n_head=size.heads,
+        n_embd=size.d_model,
+        dropout=0.0,
+        bias=False,
+    )
+    tokens, targets = bench.text(size)
+    return bench.theirs(module.GPT(config), lambda model: model(tokens, targets)[1])
+
+
+def gpt2_transformers(bench: Bench, size: Size) -> Step:
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=size.vocab_size,
+        n_positions=size.length,
+        n_embd=size.d_model,
+        n_layer=size.layers,
+        n_head=size.heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
+    tokens, _ = bench.text(size)
+    return bench.theirs(model, lambda model: model(input_ids=tokens, labels=tokens).loss)
+
+
+def llama_weft(bench: Bench, size: Size) -> Step:
+    settings = llama(size.layers, size.d_model, size.heads, size.d_ff, size.length, size.vocab_size)
+    return bench.ours(settings, Batch(*bench.text(size)))
+
+
+def llama_transformers(bench: Bench, size: Size) -> Step:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=size.vocab_size,
+        hidden_size=size.d_model,
+        intermediate_size=size.d_ff,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        max_position_embeddings=size.length,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+    tokens, _ = bench.text(size)
+    return bench.theirs(model, lambda model: model(input_ids=tokens, labels=tokens).loss)
+
+
+# ---- masked words
+
+
+def _masked(bench: Bench, size: Size) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, the places that were masked, and the words that stood there."""
+    masked = round(MASKED * size.length)
+    tokens = bench.random(size, size.rows, size.length)
+    places = torch.rand(size.rows, size.length, device=bench.device).argsort(dim=1)[:, :masked]
+    return tokens, places, bench.random(size, size.rows, masked)
+
+
+def bert_weft(bench: Bench, size: Size) -> Step:
+    tokens, places, words = _masked(bench, size)
+    targets = torch.zeros_like(tokens).scatter(1, places, words)
+    mask = torch.zeros_like(tokens, dtype=torch.bool).scatter(1, places, True)
+    settings = bert(size.layers, size.d_model, size.heads, size.vocab_size, size.length).replace(head=MaskedLMHead())
+    return bench.ours(settings, Batch(tokens, targets, loss_mask=mask, counted=words.numel()), masked_words())
+
+
+def bert_transformers(bench: Bench, size: Size) -> Step:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=size.vocab_size,
+        hidden_size=size.d_model,
+        intermediate_size=size.d_ff,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        max_position_embeddings=size.length,
+    )
+    tokens, places, words = _masked(bench, size)
+    labels = torch.full_like(tokens, -100).scatter(1, places, words)
+    model = transformers.BertForMaskedLM._from_config(config, attn_implementation="sdpa")
+    return bench.theirs(model, lambda model: model(input_ids=tokens, labels=labels).loss)
+
+
+# ---- translation; every sentence fills its row, so neither side masks padding
+
+
+def vaswani_weft(bench: Bench, size: Size) -> Step:
+    source = bench.random(size, size.rows, size.length)
+    settings = vaswani(size.layers, size.d_model, size.heads, size.d_ff, 0.1, size.vocab_size, size.length)
+    batch = _Unpadded(*bench.text(size), source=Source(source, None))  # type: ignore[arg-type]
+    return bench.ours(settings, batch, NextToken(smoothing=0.1).build())
+
+
+class _Unpadded(Batch):
+    """A batch whose source has no mask."""
+
+    @property
+    def read(self) -> int:
+        assert self.source is not None
+        return self.tokens.numel() + self.source.tokens.numel()
+
+
+class TorchTransformer(nn.Module):
+    """torch.nn.Transformer between one table of embeddings, with the sinusoids of 2017."""
+
+    def __init__(self, size: Size):
+        super().__init__()
+        self.d_model = size.d_model
+        self.embedding = nn.Embedding(size.vocab_size, size.d_model)
+        nn.init.normal_(self.embedding.weight, std=size.d_model**-0.5)
+        self.inner = nn.Transformer(
+            size.d_model, size.heads, size.layers, size.layers, size.d_ff, dropout=0.1, batch_first=True
+        )
+        self.dropout = nn.Dropout(0.1)
+        angles = torch.arange(size.length)[:, None] / 10000 ** (torch.arange(0, size.d_model, 2) / size.d_model)
+        self.register_buffer("waves", torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1))
+        self.register_buffer("ahead", nn.Transformer.generate_square_subsequent_mask(size.length))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(batch, time) → (batch, time, d_model)."""
+        return self.dropout(self.embedding(tokens) * self.d_model**0.5 + self.waves)
+
+    def forward(self, source: Tensor, tokens: Tensor) -> Tensor:
+        """Logits (batch, time, vocab_size)."""
+        features = self.inner(self.embed(source), self.embed(tokens), tgt_mask=self.ahead, tgt_is_causal=True)
+        return F.linear(features, self.embedding.weight)
+
+
+def vaswani_torch(bench: Bench, size: Size) -> Step:
+    source = bench.random(size, size.rows, size.length)
+    tokens, targets = bench.text(size)
+
+    def loss(model: Any) -> Tensor:
+        logits = model(source, tokens).flatten(0, 1)
+        return F.cross_entropy(logits.float(), targets.flatten(), label_smoothing=0.1)
+
+    return bench.theirs(TorchTransformer(size), loss)
+
+
+CASES: dict[str, dict[str, Callable[[Bench, Size], Step]]] = {
+    "gpt2": {"weft": gpt2_weft, "nanoGPT": gpt2_nanogpt, "transformers": gpt2_transformers},
+    "llama": {"weft": llama_weft, "transformers": llama_transformers},
+    "bert": {"weft": bert_weft, "transformers": bert_transformers},
+    "vaswani": {"weft": vaswani_weft, "torch.nn.Transformer": vaswani_torch},
+}

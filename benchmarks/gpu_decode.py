@@ -1,0 +1,497 @@
+"""Decoding on one GPU: a LLaMA of 7B with random bf16 weights, and transformers in the same call if asked.
+
+    python benchmarks/gpu_decode.py [--parts check bf16 int8 int4 batch batch8 prefill context tune] [--transformers]
+                                    [--out FILE] [--tiny]
+
+check    a small model on the GPU: the fused and the general recorded step against the plain one
+bf16     batch 1, a prompt of 128, 200 new tokens, greedy
+int8     the same with 8-bit weights; int4 the same with 4-bit weights
+batch    batch 32, bf16; batch8 the same with 8-bit weights
+prefill  reading 8,192 tokens, with the share of the 989 TFLOP/s that bf16 has on paper
+context  milliseconds a token when 1k, 4k and 16k tokens have been read
+tune     tiles for the matrix–vector kernel and shapes of attention, each in a chain of 24 launches over fresh weights
+
+The limit of a step is the time to read its weights and its cache once, at 4.0 TB/s. --tiny checks the script on a small
+model; without a GPU only the parts that have a CPU path run. Its times mean nothing.
+"""
+
+import argparse
+import gc
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from torch import Tensor
+
+from weft.decode import fused, graphs
+from weft.decode.config import Sampling
+from weft.decode.generate import generate
+from weft.decode.quantize import quantize, weight_bytes
+from weft.explain.memory import cache_bytes
+from weft.models.config import Decoder
+from weft.models.presets import gpt, llama
+from weft.nn.config import Gated
+
+BANDWIDTH = 4.0e12
+PEAK = 989e12
+PROMPT, NEW = 128, 200
+PDL = True  # tuned for GPUs that have it
+SMALL = [(2, 512, 2), (1, 1024, 4), (4, 1024, 4), (8, 1024, 4), (4, 2048, 4), (8, 2048, 8), (4, 4096, 8)]
+TILES_TRIED = {
+    False: [*SMALL, (1, 2048, 4), (8, 2048, 4), (1, 4096, 8)],
+    True: [*SMALL, (4, 512, 2), (2, 1024, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8)],
+}
+CROWDS = ((2, 64, 16), (1, 64, 16), (4, 64, 16), (2, 32, 16), (2, 64, 0), (2, 64, 8), (2, 64, 32))
+PARTS = ("check", "bf16", "int8", "int4", "batch", "batch8", "prefill", "context")
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace):
+        self.tiny: bool = options.tiny
+        self.out: Path | None = options.out
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.rounds = 1 if options.tiny else 3
+        self.config = llama(2, 128, 4, 256, vocab_size=256) if options.tiny else llama(32, 4096, 32, 11008)
+        self.model: Any = None
+        self.kind: str | None = None
+
+    def say(self, part: str, line: str, **figures: Any) -> None:
+        print(f"{part:14} {line}", flush=True)
+        if self.out is not None:
+            with open(self.out, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"part": part, **figures}) + "\n")
+
+    def load(self, kind: str) -> Any:
+        """The model with fresh weights, of this kind; one at a time."""
+        if self.kind != kind:
+            self.model = None
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.model = build(self.config, self.device, self.dtype)
+            if kind != "bf16":
+                start = time.perf_counter()
+                quantize(self.model, kind)
+                self.sync()
+                print(f"{'':14} quantized in {time.perf_counter() - start:.1f} s", flush=True)
+                gc.collect()
+            self.kind = kind
+        return self.model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def read_bytes(self, batch: int, context: float) -> float:
+        """What a step reads: all weights but the embeddings' table, and the cache."""
+        table = self.model.embedding.weight
+        weights = weight_bytes(self.model) - table.numel() * table.element_size()
+        return weights + batch * context * self.token_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        return cache_bytes(self.config, "bf16" if self.device.type == "cuda" else "fp32")
+
+    @property
+    def wide_bytes(self) -> int:
+        """What reading holds of a token where it is widest: the gated layer, its input and its output."""
+        assert isinstance(self.config.feedforward, Gated)
+        return 2 * (2 * self.config.d_model + 3 * self.config.feedforward.d_ff)
+
+
+def build(config: Decoder, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model with random weights, made where and as it is used."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return config.build().eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+# ---- parts
+
+
+def check(bench: Bench) -> None:
+    """The recorded steps against the plain step, on small models, for one row and for three of unequal length."""
+    shapes = {
+        "llama": llama(4, 512, 8, 1408, vocab_size=1000),
+        "llama, shared": llama(4, 512, 8, 1408, vocab_size=1000, kv_heads=2, tied=True),
+        "gpt": gpt(4, 256, 4, 512, vocab_size=1000),
+    }
+    for name, config in shapes.items():
+        for width in ("bf16", "int8", "int4"):
+            torch.manual_seed(0)
+            model = build(config, bench.device, bench.dtype)
+            if width != "bf16":
+                quantize(model, width)
+            for batch in (1, 3):
+                try:
+                    worst, kind = compared(bench, model, batch)
+                except Exception as error:
+                    traceback.print_exc()
+                    bench.say("check", f"{name} {width} batch {batch}: {error!r:.200}", error=repr(error))
+                    alone(bench)
+                    continue
+                verdict = "fine" if worst < 0.03 else "WRONG"
+                if verdict == "WRONG" and kind == "fused":
+                    alone(bench)
+                line = f"{name:14} {width} batch {batch}: {kind:8} {worst:.4f} of the largest logit off, {verdict}"
+                bench.say("check", line, model=name, width=width, batch=batch, way=kind, off=worst)
+
+
+def alone(bench: Bench) -> None:
+    """From here on, kernels that don't overlap: to tell whether that was what went wrong."""
+    from weft.decode import kernels
+
+    if bench.device.type == "cuda" and kernels.has_pdl(bench.device):
+        kernels.has_pdl = lambda device: False
+        bench.say("check", "kernels no longer overlap from here on", pdl=False)
+
+
+@torch.inference_mode()
+def compared(bench: Bench, model: Any, batch: int) -> tuple[float, str]:
+    """The largest difference of logits over a prompt and 40 steps, as a share of the largest logit."""
+    lengths = torch.tensor([200, 17, 129][:batch], device=bench.device)
+    prompt = torch.randint(1000, (batch, 200), device=bench.device)
+    plain, fixed = model.start(batch, 360), model.start(batch, 360)
+    given = lengths if batch > 1 else None
+    ours = model.head(model.advance(prompt, plain, given)[:, :17])
+    theirs = model.head(fused.read(model, prompt, fixed, given)[:, :17])
+    worst = float((ours - theirs).abs().max() / ours.abs().max())
+    step = graphs.FixedStep(model, fixed)
+    for _ in range(40):
+        tokens = torch.randint(1000, (batch,), device=bench.device)
+        a, b = model.step(tokens.unsqueeze(1), plain)[:, -1].float(), step(tokens).float()
+        worst = max(worst, float((a - b).abs().max() / a.abs().max()))
+    return worst, "general" if step.fused is None else "fused"
+
+
+def decoding(bench: Bench, part: str, kind: str, batch: int) -> None:
+    """Whole calls of `generate`, the first of which compiles and records."""
+    model = bench.load(kind)
+    prompt, new = (8, 4) if bench.tiny else (PROMPT, NEW)
+    prompts = torch.randint(bench.config.vocab_size, (batch, prompt)).tolist()
+    settings = Sampling(temperature=0.0, max_tokens=new)
+
+    def once() -> tuple[float, float]:
+        bench.sync()
+        start = time.perf_counter()
+        first = 0.0
+        for token in generate(model, prompts, settings):
+            first = first or time.perf_counter() - start
+            last = token
+        assert last.finish == "length"
+        bench.sync()
+        return time.perf_counter() - start, first
+
+    compile_time, _ = once()
+    if bench.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times = [once() for _ in range(bench.rounds)]
+    whole = min(t for t, _ in times)
+    steps = step_seconds(bench, model, batch, prompt, prompt + new)
+    limit = bench.read_bytes(batch, prompt + new / 2) / BANDWIDTH
+    figures: dict[str, Any] = {
+        "tokens_per_second": batch * new / whole,
+        "spread": [batch * new / t for t, _ in times],
+        "step_ms": steps * 1e3,
+        "limit_ms": limit * 1e3,
+        "first_call_s": compile_time,
+    }
+    line = (
+        f"{batch * new / whole:8.1f} tok/s with the prompt, first call {compile_time:.1f} s; "
+        f"a step {steps * 1e3:.3f} ms = {batch / steps:.1f} tok/s, {limit / steps:.0%} of the bandwidth"
+    )
+    if bench.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+        predicted = weight_bytes(model) + batch * (prompt + new) * bench.token_bytes + batch * prompt * bench.wide_bytes
+        figures |= {"peak_bytes": peak, "predicted_bytes": predicted}
+        line += f"; peak {peak / 1e9:.2f} GB, predicted {predicted / 1e9:.2f}"
+    bench.say(part, line, **figures)
+
+
+@torch.inference_mode()
+def step_seconds(bench: Bench, model: Any, batch: int, context: int, room: int) -> float:
+    """Seconds of one recorded greedy step, after `context` tokens that nobody read: zeros weigh as much."""
+    state = model.start(batch, room + 8)
+    state.advance(context)
+    generators = [torch.Generator() for _ in range(batch)]
+    repeats = min(room - context, 8 if bench.tiny else 64)
+    settings = [Sampling(temperature=0.0)] * batch
+    chooser = graphs.Chooser(settings, generators, 3 * repeats, bench.config.vocab_size, bench.device)
+    step = graphs.FixedStep(model, state, chooser)
+    step()
+    best = float("inf")
+    for _ in range(2):
+        state.lengths.fill_(context)
+        state.longest = context
+        bench.sync()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            step()
+        bench.sync()
+        best = min(best, (time.perf_counter() - start) / repeats)
+    return best
+
+
+@torch.inference_mode()
+def prefill(bench: Bench) -> None:
+    model, config = bench.load("bf16"), bench.config
+    length = 64 if bench.tiny else 8192
+    tokens = torch.randint(config.vocab_size, (1, length), device=bench.device)
+    inside = sum(p.numel() for p in model.decoder.parameters() if p.dim() == 2)
+    products, scores = 2 * inside * length, 2 * length**2 * config.d_model * config.layers
+    state = model.start(1, length + 1)
+    times = []
+    for turn in range(1 if bench.tiny else 4):
+        state.truncate(0)
+        bench.sync()
+        start = time.perf_counter()
+        features = fused.read(model, tokens, state)
+        model.head(features[:, -1:])
+        bench.sync()
+        if turn or bench.tiny:
+            times.append(time.perf_counter() - start)
+    best = min(times)
+    rate = (products + scores) / best
+    line = f"{best * 1e3:.1f} ms, {length / best:,.0f} tok/s, {rate / 1e12:.0f} TFLOP/s = {rate / PEAK:.1%}"
+    bench.say("prefill", line, seconds=best, mfu=rate / PEAK, mfu_without_scores=products / best / PEAK)
+
+
+def context(bench: Bench) -> None:
+    model = bench.load("bf16")
+    for length in (16, 64) if bench.tiny else (1024, 4096, 16384):
+        seconds = step_seconds(bench, model, 1, length, length + 64)
+        limit = bench.read_bytes(1, length) / BANDWIDTH
+        line = f"{length:6d} tokens before: {seconds * 1e3:.3f} ms a token, {limit / seconds:.0%} of the bandwidth"
+        bench.say("context", line, context=length, step_ms=seconds * 1e3, limit_ms=limit * 1e3)
+
+
+# ---- the matrix–vector kernel
+
+
+def chain_seconds(launch: Callable[[int], Any], count: int = 24) -> float:
+    """Seconds of one launch, of `count` in a row, recorded and replayed."""
+    launch(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(count):
+            launch(number)
+    best = float("inf")
+    for _ in range(6):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(4):
+            graph.replay()
+        torch.cuda.synchronize()
+        best = min(best, (time.perf_counter() - start) / 4 / count)
+    return best
+
+
+@torch.inference_mode()
+def tune(bench: Bench) -> None:
+    """Tiles for each matrix, best first, and attention's shape; the parts that follow use the best of them.
+
+    The lines `TILES` and `CROWD, BLOCK, AHEAD` are what `decode/kernels.py` and `decode/attend.py` keep.
+    """
+    from weft.decode import attend, kernels
+
+    D, d_ff = bench.config.d_model, bench.config.feedforward.d_ff
+    shapes = {"qkv": (3 * D, D), "out": (D, D), "gate_up": (2 * d_ff, D), "down": (D, d_ff)}
+    shapes["head"] = bench.config.vocab_size, D
+    best: dict[tuple[int, int, int], Any] = {}
+    for eight in (False, True):
+        for name, (N, K) in shapes.items():
+            gated = name == "gate_up"
+            results = matvec_seconds(bench.device, N, K, eight, gated, name in ("qkv", "gate_up", "head"))
+            ranked = sorted(results.items(), key=lambda item: item[1])
+            shown = "  ".join(f"{_tile(key)} {seconds * 1e6:.1f}" for key, seconds in ranked)
+            limit = N * K * (1 if eight else 2) / BANDWIDTH
+            line = f"{name} {'int8' if eight else 'bf16'}: limit {limit * 1e6:.1f} µs; {shown}"
+            figures = {_tile(key): seconds * 1e6 for key, seconds in ranked}
+            bench.say("tune", line, matrix=name, int8=eight, microseconds=figures)
+            best[N // 2 if gated else N, K, 8 if eight else 16] = next(key for key, _ in ranked if key is not None)
+            torch.cuda.empty_cache()
+    bench.say("tune", f"TILES = {best}", tiles={str(key): value for key, value in best.items()})
+    kernels.TILES.update(best)
+    for eight in (False, True):
+        pairs = sorted(attention_seconds(bench, eight).items(), key=lambda item: item[1])
+        shown = "  ".join(f"{c}/{b}/{a >> 20} {seconds * 1e6:.1f}" for (c, b, a), seconds in pairs)
+        line = f"attention over {PROMPT + NEW // 2} and out, {'int8' if eight else 'bf16'}: crowd/block/ahead {shown}"
+        bench.say("tune", line, int8=eight, microseconds={str(key): seconds * 1e6 for key, seconds in pairs})
+        if pairs and not eight:
+            attend.CROWD, attend.BLOCK, attend.AHEAD = pairs[0][0]
+            bench.say("tune", f"CROWD, BLOCK, AHEAD = {pairs[0][0]}", attention=pairs[0][0])
+
+
+def _tile(tile: tuple[int, int, int] | None) -> str:
+    return "library" if tile is None else f"{tile[0]}×{tile[1]}/{tile[2]}"
+
+
+def many_weights(device: torch.device, N: int, K: int, eight: bool) -> list[Tensor]:
+    """More than the GPU's cache holds."""
+    copies = max(3, 400_000_000 // (N * K))
+    weights = [torch.randn(N, K, device=device, dtype=torch.bfloat16) for _ in range(copies)]
+    return [w.to(torch.int8) for w in weights] if eight else weights
+
+
+def matvec_seconds(
+    device: torch.device, N: int, K: int, eight: bool, gated: bool, normed: bool
+) -> dict[tuple[int, int, int] | None, float]:
+    """Seconds of a product by tile, and of the library's (None)."""
+    from weft.decode import kernels
+
+    weights = many_weights(device, N, K, eight)
+    scale = torch.ones(N, device=device) if eight else None
+    gain = torch.ones(K, device=device, dtype=torch.bfloat16) if normed else None
+    x = torch.randn(1, K, device=device, dtype=torch.bfloat16)
+    rows = N // 2 if gated else N
+    y = torch.zeros(1, rows, device=device, dtype=torch.bfloat16)
+    results: dict[tuple[int, int, int] | None, float] = {}
+    if not eight:
+        results[None] = chain_seconds(lambda n: torch.nn.functional.linear(x, weights[n % len(weights)]))
+    for tile in TILES_TRIED[eight]:
+        if rows % tile[0] or tile[0] * tile[1] > (8192 if gated else 16384):
+            continue
+
+        def launch(n: int, tile: tuple[int, int, int] = tile) -> Tensor:
+            return kernels.matvec(x, weights[n % len(weights)], scale, gain, 1e-5, None, gated, y, PDL, tile)
+
+        try:
+            results[tile] = chain_seconds(launch)
+        except Exception as error:
+            print(f"{tile}: {error!r:.200}", flush=True)
+    return results
+
+
+def attention_seconds(bench: Bench, eight: bool) -> dict[tuple[int, int, int], float]:
+    """Seconds of an attention and the product after it, by programs a processor, keys a block and MB fetched ahead."""
+    from weft.decode import attend, kernels
+
+    heads, D, device = bench.config.attention.heads, bench.config.d_model, bench.device
+    weights = many_weights(device, D, D, eight)
+    scale = torch.ones(D, device=device) if eight else None
+    seen = PROMPT + NEW // 2
+    kind = {"device": device, "dtype": torch.bfloat16}
+    cache = torch.randn(2, 1, heads, seen + 1, D // heads, **kind)  # type: ignore[call-overload]
+    qkv, mixed, x = (torch.randn(1, width, **kind) for width in (3 * D, D, D))  # type: ignore[call-overload]
+    angles = torch.ones(2, seen + 1, D // heads // 2, device=device).unbind(0)
+    lengths = torch.full((1,), seen, device=device)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    results: dict[tuple[int, int, int], float] = {}
+    for crowd, block, ahead in CROWDS:
+        attention = attend.Attention(1, heads, heads, D // heads, device, crowd * processors, block, ahead << 20)
+
+        def launch(n: int, attention: Any = attention) -> Tensor:
+            weight = weights[n % len(weights)]
+            attention(qkv, angles, cache[0], cache[1], lengths, 0.1, mixed, PDL, weight)
+            return kernels.matvec(mixed, weight, scale, None, 0.0, x, False, x, PDL)
+
+        try:
+            results[crowd, block, ahead << 20] = chain_seconds(launch)
+        except Exception as error:
+            print(f"{crowd}/{block}/{ahead}: {error!r:.200}", flush=True)
+    return results
+
+
+# ---- the peer
+
+
+def peers(bench: Bench) -> None:
+    """transformers with a cache that grows and with one of fixed size, which it compiles."""
+    import transformers
+
+    ours = bench.config
+    bench.model, bench.kind = None, None
+    gc.collect()
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
+    config = transformers.LlamaConfig(
+        vocab_size=ours.vocab_size,
+        hidden_size=ours.d_model,
+        intermediate_size=ours.feedforward.d_ff,
+        num_hidden_layers=ours.layers,
+        num_attention_heads=ours.attention.heads,
+        num_key_value_heads=ours.attention.groups,
+        max_position_embeddings=ours.context,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    torch.set_default_dtype(bench.dtype)
+    with torch.device(bench.device):
+        model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=bench.dtype).eval()
+    torch.set_default_dtype(torch.float32)
+    prompt, new = (8, 4) if bench.tiny else (PROMPT, NEW)
+    for name, batch, cache in (("dynamic", 1, None), ("static", 1, "static"), ("dynamic", 32, None)):
+        tokens = torch.randint(1, ours.vocab_size, (batch, prompt), device=bench.device)
+        times = []
+        for _ in range(2):
+            bench.sync()
+            start = time.perf_counter()
+            model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                do_sample=False,
+                min_new_tokens=new,
+                max_new_tokens=new,
+                cache_implementation=cache,
+            )
+            bench.sync()
+            times.append(time.perf_counter() - start)
+        rate = batch * new / min(times)
+        line = f"{name} cache, batch {batch}: {rate:.1f} tok/s (first call {times[0]:.1f} s)"
+        bench.say("transformers", line, cache=name, batch=batch, tokens_per_second=rate)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=[*PARTS, "tune"])
+    parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    bench = Bench(options)
+    name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}", flush=True)
+    torch.manual_seed(0)
+    work: dict[str, Callable[[], None]] = {
+        "check": lambda: check(bench),
+        "tune": lambda: tune(bench),
+        "bf16": lambda: decoding(bench, "bf16", "bf16", 1),
+        "batch": lambda: decoding(bench, "batch 32", "bf16", 4 if bench.tiny else 32),
+        "prefill": lambda: prefill(bench),
+        "context": lambda: context(bench),
+        "int8": lambda: decoding(bench, "int8", "int8", 1),
+        "batch8": lambda: decoding(bench, "int8, batch 32", "int8", 4 if bench.tiny else 32),
+        "int4": lambda: decoding(bench, "int4", "int4", 1),
+    }
+    for part, do in work.items():
+        if part in options.parts:
+            start = time.perf_counter()
+            try:
+                do()
+            except Exception as error:  # the parts that follow may still say something
+                traceback.print_exc()
+                bench.say(part, f"failed: {error!r:.300}", error=repr(error))
+            print(f"{'':14} {part} took {time.perf_counter() - start:.1f} s", flush=True)
+    if options.transformers:
+        peers(bench)
+
+
+if __name__ == "__main__":
+    main()

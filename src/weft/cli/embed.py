@@ -1,0 +1,62 @@
+"""`weft embed`: a vector for every text."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def embed(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Texts: one a line, or a row of .jsonl, .csv, .tsv or .parquet.")
+    ] = "-",
+    pooling: Annotated[
+        str | None,
+        typer.Option(help="mean, first or last: which tokens' vectors make a text's. The run's own way if not given."),
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Leave vectors as long as they are, don't scale to 1.")] = False,
+    column: Annotated[str, typer.Option(help="The column that holds the text, where there are columns.")] = "text",
+    batch: Annotated[int, typer.Option(min=1, help="Texts read at a time.")] = 32,
+    out: Annotated[
+        Path | None, typer.Option(help="vectors.npy, or .jsonl with each text. Lines of JSON on stdout if not given.")
+    ] = None,
+) -> None:
+    """Turn texts into vectors: texts that mean alike should point alike. Standard input is read if no FILE is given."""
+    from weft.errors import ConfigError, DataError, suggestion
+
+    ways = ("mean", "first", "last")
+    if pooling is not None and pooling not in ways:
+        raise ConfigError(f"--pooling {pooling}: {suggestion(pooling, ways)}")
+    if out is not None and out.suffix not in (".npy", ".jsonl"):
+        raise ConfigError(f"--out {out}: vectors are written as .npy or .jsonl")
+
+    from weft import api
+    from weft.evaluate.embedding import embed as vectors_of
+    from weft.evaluate.embedding import npy, read_texts
+    from weft.text.files import write_bytes
+
+    texts = read_texts(file, column)
+    loaded = api.load(run)
+    vectors = vectors_of(
+        loaded.model,
+        loaded.tokenizer,
+        texts,
+        pooling=pooling,  # type: ignore[arg-type]  # checked above
+        normalise=not raw,
+        batch=batch,
+        say=lambda line: typer.echo(f"weft: {line}", err=True),
+    )
+    pairs = zip(texts, vectors.tolist(), strict=True)
+    lines = (json.dumps({"text": text, "vector": vector}, ensure_ascii=False) for text, vector in pairs)
+    if out is None:
+        for line in lines:
+            typer.echo(line)
+        return
+    content = npy(vectors) if out.suffix == ".npy" else "".join(f"{line}\n" for line in lines).encode()
+    try:
+        write_bytes(out, content)
+    except OSError as error:
+        raise DataError(f"{out}: cannot be written: {error.strerror}") from None
+    typer.echo(f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers", err=True)

@@ -1,0 +1,91 @@
+"""`weft neighbours`: which words a model holds for alike."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from weft.api import Run
+
+
+def neighbours(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    word: Annotated[str | None, typer.Argument(metavar="WORD", help="The word to look around from.")] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", help="A sentence to look in: the word's vector there, not in the table. Repeatable."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many neighbours to show.")] = 10,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a word: a file of word pairs that people rated, to correlate the vectors with."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the words nearest to a word, by the model's embeddings or inside sentences, and measure word similarity."""
+    from weft.errors import ConfigError
+
+    if (word is None) == (pairs is None):
+        raise ConfigError("give a WORD, or a file of rated pairs with --pairs, one of the two")
+    if pairs is not None and text:
+        raise ConfigError("--text belongs to a WORD; --pairs compares words without a sentence")
+
+    from weft import api
+
+    if pairs is not None:
+        _measure(api.load(run), pairs, as_json)
+    elif text:
+        assert word is not None
+        _in_sentences(api.load(run), word, text, top, as_json)
+    else:
+        assert word is not None
+        _in_table(api.load(run), word, top, as_json)
+
+
+def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
+    from weft.cli import columns
+    from weft.explain.neighbours import nearest_words
+
+    found = nearest_words(run.model, run.tokenizer, word, top)
+    if as_json:
+        listed = [{"text": near.text, "id": near.id, "cosine": round(near.cosine, 6)} for near in found]
+        typer.echo(json.dumps({"word": word, "neighbours": listed}, ensure_ascii=False))
+        return
+    columns.show(("nearest to " + word, "cosine"), [(near.text, f"{near.cosine:.4f}") for near in found])
+
+
+def _in_sentences(run: "Run", word: str, sentences: list[str], top: int, as_json: bool) -> None:
+    from weft.cli import columns
+    from weft.explain.neighbours import in_context
+
+    context = in_context(run.model, run.tokenizer, sentences)
+    for place, found in context.nearest(word, top):
+        if as_json:
+            listed = [{**near.place._asdict(), "cosine": round(near.cosine, 6)} for near in found]
+            typer.echo(json.dumps({**place._asdict(), "neighbours": listed}, ensure_ascii=False))
+            continue
+        rows = [(near.place.text, f"{near.cosine:.4f}", _marked(sentences, near.place)) for near in found]
+        columns.show(("word", "cosine", "where"), rows, text=(0, 2), title=_marked(sentences, place))
+        typer.echo()
+
+
+def _marked(sentences: list[str], place: tuple[int, int, int, str]) -> str:
+    number, start, end, _ = place
+    sentence = sentences[number]
+    return " ".join(f"{sentence[:start]}[{sentence[start:end]}]{sentence[end:]}".split())
+
+
+def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
+    from weft.evaluate.similarity import read_pairs, similarity
+    from weft.explain.neighbours import word_vector
+
+    found = similarity(read_pairs(str(pairs)), lambda word: word_vector(run.model, run.tokenizer, word))
+    if as_json:
+        typer.echo(json.dumps({**found.numbers(), "missing": list(found.missing)}, ensure_ascii=False))
+        return
+    typer.echo(f"Spearman {found.spearman:.4f}, Pearson {found.pearson:.4f} over {found.pairs} pairs")
+    if found.missing:
+        shown = ", ".join(found.missing[:8]) + (", …" if len(found.missing) > 8 else "")
+        typer.echo(f"{found.left_out} pairs left out: {len(found.missing)} words have no vector ({shown})")

@@ -1,0 +1,47 @@
+"""`weft translate`: a line from every line."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def translate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Lines of text; standard input if not given.")] = "-",
+    beam: Annotated[int, typer.Option(min=1, help="The width of beam search; 1 is greedy.")] = 5,
+    length_penalty: Annotated[
+        float, typer.Option(help="Scores are divided by length to this power: higher writes longer.")
+    ] = 1.0,
+    coverage_penalty: Annotated[
+        float, typer.Option(min=0.0, help="Lowers the score of answers that leave out parts of the line.")
+    ] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; standard output if not given.")] = None,
+) -> None:
+    """Write a line for every line, in order, as the run learned it. Blank lines stay blank."""
+    from weft import api
+    from weft.data.streams import lines
+    from weft.decode.config import PowerLength
+    from weft.errors import DataError
+    from weft.progress import bar
+    from weft.text.files import write_text
+
+    read = list(lines(file))
+    loaded = api.load(run)
+    settings = api.beam(
+        beams=beam,
+        length_penalty=PowerLength(alpha=length_penalty),
+        max_tokens=max_tokens or loaded.config.batch.length,
+    )
+    with bar("translating", len(read)) as advance:
+        written = loaded.translate(read, settings, progress=advance)
+    text = "".join(line.replace("\n", " ") + "\n" for line in written)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        write_text(out, text)
+    except OSError as error:
+        raise DataError(f"{out}: cannot be written: {error.strerror}") from None

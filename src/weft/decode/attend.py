@@ -1,0 +1,269 @@
+"""Attention of a decoding step on a GPU, written in Triton: one query a row, and a cache that it is put into.
+
+The keys of a row are split over many programs, the last of which puts their parts together (Dao et al. 2023,
+"Flash-Decoding"). The kernel turns the query and the key (rotary positions), remembers key and value, and asks all.
+Meanwhile the memory would rest, so it fetches the weights of the product that follows.
+
+Only `decode/fused.py` imports this file, and only where there is a GPU.
+"""
+
+import torch
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from torch import Tensor
+
+# As `benchmarks/gpu_decode.py --parts tune` found them on an H200:
+CROWD = 2  # programs for each processor of the GPU, about
+BLOCK = 64  # keys at a time
+AHEAD = 1 << 24  # bytes of the next product's weights to fetch into the GPU's cache, at most
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _attend_kernel(  # type: ignore[no-untyped-def]
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    keys_ptr,
+    values_ptr,
+    lengths_ptr,
+    out_ptr,
+    partial_ptr,
+    peaks_ptr,
+    totals_ptr,
+    counter_ptr,
+    next_ptr,
+    row_stride,
+    head_stride,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+    SHARE: tl.constexpr,
+):
+    HALF: tl.constexpr = D // 2
+    SHARED: tl.constexpr = HEADS // KV_HEADS
+    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
+    here = tl.program_id(0)
+    split = tl.program_id(1)
+    row = here // KV_HEADS
+    kv = here % KV_HEADS
+    member = tl.arange(0, GROUP)
+    half = tl.arange(0, HALF)
+    whole = tl.arange(0, D)
+    if SHARE > 0:  # bytes of the next product's weights that each program asks for, by its first thread
+        theirs = next_ptr.to(tl.pointer_type(tl.int8)) + (here * SPLITS + split).to(tl.int64) * SHARE
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred first;
+            .reg .b32 thread;
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 first, thread, 0;
+            @first cp.async.bulk.prefetch.L2.global [$1], $2;
+            mov.b32 $0, thread;
+            }""",
+            "=r,l,r",
+            [theirs.to(tl.int64), SHARE],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    place = tl.load(lengths_ptr + row).to(tl.int32)
+    cos = tl.load(cos_ptr + place * HALF + half)
+    sin = tl.load(sin_ptr + place * HALF + half)
+    kind = keys_ptr.dtype.element_ty
+    asked = qkv_ptr + row * WIDTH + (kv * SHARED + member)[:, None] * D + half[None, :]
+    a = tl.load(asked, mask=(member < SHARED)[:, None], other=0).to(tl.float32)
+    b = tl.load(asked + HALF, mask=(member < SHARED)[:, None], other=0).to(tl.float32)
+    scale *= 1.4426950408889634  # powers of two are cheaper than powers of e
+    qa = ((a * cos[None, :] - b * sin[None, :]) * scale).to(kind)
+    qb = ((b * cos[None, :] + a * sin[None, :]) * scale).to(kind)
+
+    peak = tl.full((GROUP,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUP,), tl.float32)
+    mixed = tl.zeros((GROUP, D), tl.float32)
+    base = row.to(tl.int64) * row_stride + kv.to(tl.int64) * head_stride
+    per = tl.cdiv(tl.cdiv(place, SPLITS), BLOCK) * BLOCK
+    first = split * per
+    last = tl.minimum(first + per, place)
+    for start in range(first, last, BLOCK):
+        key = start + tl.arange(0, BLOCK)
+        seen = key < last
+        at = keys_ptr + base + key[None, :] * D + half[:, None]
+        ka = tl.load(at, mask=seen[None, :], other=0)
+        kb = tl.load(at + HALF, mask=seen[None, :], other=0)
+        v = tl.load(values_ptr + base + key[:, None] * D + whole[None, :], mask=seen[:, None], other=0)
+        scores = tl.dot(qb, kb, tl.dot(qa, ka))
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, axis=1))
+        fade = tl.exp2(peak - higher)
+        weights = tl.exp2(scores - higher[:, None])
+        total = total * fade + tl.sum(weights, axis=1)
+        mixed = tl.dot(weights.to(kind), v, mixed * fade[:, None])
+        peak = higher
+
+    if split == 0:  # the newest token: turned, remembered, and seen by its own query
+        own = qkv_ptr + row * WIDTH + (HEADS + kv) * D
+        a1 = tl.load(own + half).to(tl.float32)
+        b1 = tl.load(own + HALF + half).to(tl.float32)
+        ka1 = (a1 * cos - b1 * sin).to(kind)
+        kb1 = (b1 * cos + a1 * sin).to(kind)
+        v1 = tl.load(own + KV_HEADS * D + whole).to(kind)
+        tl.store(keys_ptr + base + place * D + half, ka1)
+        tl.store(keys_ptr + base + place * D + HALF + half, kb1)
+        tl.store(values_ptr + base + place * D + whole, v1)
+        score = tl.sum(qa.to(tl.float32) * ka1.to(tl.float32)[None, :], axis=1)
+        score += tl.sum(qb.to(tl.float32) * kb1.to(tl.float32)[None, :], axis=1)
+        higher = tl.maximum(peak, score)
+        fade = tl.exp2(peak - higher)
+        weight = tl.exp2(score - higher)
+        total = total * fade + weight
+        mixed = mixed * fade[:, None] + weight[:, None] * v1.to(tl.float32)[None, :]
+        peak = higher
+
+    answers = out_ptr + (row * HEADS + kv * SHARED + member)[:, None] * D + whole[None, :]
+    if SPLITS == 1:
+        result = (mixed / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(answers, result, mask=(member < SHARED)[:, None])
+    else:
+        place_of = (here * SPLITS + split) * GROUP + member
+        tl.store(peaks_ptr + place_of, peak)
+        tl.store(totals_ptr + place_of, total)
+        tl.store(partial_ptr + place_of[:, None] * D + whole[None, :], mixed, mask=(member < SHARED)[:, None])
+        tl.debug_barrier()  # all of this program's threads have stored before it says so
+        ended = tl.atomic_add(counter_ptr + here, 1, sem="acq_rel")
+        if ended == SPLITS - 1:  # the last one to end puts the parts together
+            parts = tl.arange(0, SPLITS)
+            for number in tl.static_range(SHARED):
+                at_part = (here * SPLITS + parts) * GROUP + number
+                peaks = tl.load(peaks_ptr + at_part, cache_modifier=".cg")
+                totals = tl.load(totals_ptr + at_part, cache_modifier=".cg")
+                share = tl.exp2(peaks - tl.max(peaks, axis=0))
+                pieces = tl.load(partial_ptr + at_part[:, None] * D + whole[None, :], cache_modifier=".cg")
+                answer = tl.sum(pieces * share[:, None], axis=0) / tl.sum(totals * share, axis=0)
+                where = out_ptr + (row * HEADS + kv * SHARED + number) * D + whole
+                tl.store(where, answer.to(out_ptr.dtype.element_ty))
+            tl.store(counter_ptr + here, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _turn_kernel(  # type: ignore[no-untyped-def]
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    keys_ptr,
+    values_ptr,
+    time,
+    row_stride,
+    head_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    TURNED: tl.constexpr,
+    KEPT: tl.constexpr,
+):
+    HALF: tl.constexpr = D // 2
+    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
+    token = tl.program_id(0)
+    place = token % time
+    base = (token // time).to(tl.int64) * row_stride + place * D
+    mine = qkv_ptr + token.to(tl.int64) * WIDTH
+    half = tl.arange(0, HALF)
+    cos = tl.load(cos_ptr + place * HALF + half)[None, :]
+    sin = tl.load(sin_ptr + place * HALF + half)[None, :]
+    head = tl.arange(0, TURNED)[:, None]  # the heads of queries, then those of keys
+    at = mine + head * D + half[None, :]
+    a = tl.load(at, mask=head < HEADS + KV_HEADS, other=0).to(tl.float32)
+    b = tl.load(at + HALF, mask=head < HEADS + KV_HEADS, other=0).to(tl.float32)
+    kind = keys_ptr.dtype.element_ty
+    ra = (a * cos - b * sin).to(kind)
+    rb = (b * cos + a * sin).to(kind)
+    tl.store(at, ra, mask=head < HEADS)
+    tl.store(at + HALF, rb, mask=head < HEADS)
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    key = keys_ptr + base + (head - HEADS) * head_stride + half[None, :]
+    tl.store(key, ra, mask=is_key)
+    tl.store(key + HALF, rb, mask=is_key)
+    kept = tl.arange(0, KEPT)[:, None]
+    whole = tl.arange(0, D)[None, :]
+    v = tl.load(mine + (HEADS + KV_HEADS + kept) * D + whole, mask=kept < KV_HEADS, other=0)
+    tl.store(values_ptr + base + kept * head_stride + whole, v, mask=kept < KV_HEADS)
+
+
+# ---- what the kernels are called by
+
+
+class Attention:
+    """The room that attention over a cache needs, for one batch size: parts of rows too long for one program.
+
+    The work is split over about so many `programs`, which look at `block` keys at a time and fetch `ahead` bytes.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        kv_heads: int,
+        d_head: int,
+        device: torch.device,
+        programs: int,
+        block: int,
+        ahead: int,
+    ):
+        self.heads, self.kv_heads, self.d_head = heads, kv_heads, d_head
+        self.ahead, self.block = ahead, block
+        self.group = max(16, triton.next_power_of_2(heads // kv_heads))
+        self.splits = min(64, triton.next_power_of_2(max(1, programs // (batch * kv_heads))))
+        self.programs = batch * kv_heads * self.splits
+        parts = self.programs * self.group
+        self.partial = torch.empty(parts * d_head, dtype=torch.float32, device=device)
+        self.peaks = torch.empty(parts, dtype=torch.float32, device=device)
+        self.totals = torch.empty(parts, dtype=torch.float32, device=device)
+        self.counter = torch.zeros(batch * kv_heads, dtype=torch.int32, device=device)
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        angles: tuple[Tensor, Tensor],
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        scale: float,
+        out: Tensor,
+        pdl: bool = False,
+        following: Tensor | None = None,
+    ) -> Tensor:
+        """qkv (batch, width) of one token a row, after lengths (batch,) others whose keys and values (batch, kv_heads,
+        max_len, d_head) are remembered. The token is turned by angles (max_len, d_head/2), remembered too, and asks
+        all. → out (batch, heads · d_head). `following` are weights that the next kernel reads.
+        """
+        assert keys.stride() == values.stride() and keys.stride()[2:] == (self.d_head, 1)
+        share = 0
+        if pdl and following is not None:  # the same GPUs have both
+            share = min(self.ahead, following.numel() * following.element_size()) // self.programs // 128 * 128
+        _attend_kernel[(lengths.shape[0] * self.kv_heads, self.splits)](
+            qkv, *angles, keys, values, lengths, out, self.partial, self.peaks, self.totals, self.counter, following,
+            keys.stride(0), keys.stride(1), scale,
+            self.heads, self.kv_heads, self.d_head, self.group, self.block, self.splits, pdl, share,
+            num_warps=4, num_stages=3, **({"launch_pdl": True} if pdl else {}),
+        )  # fmt: skip
+        return out
+
+
+def turn_and_keep(
+    qkv: Tensor, angles: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, heads: int, kv_heads: int
+) -> None:
+    """Turn the queries of qkv (batch, time, width) in place; put turned keys and values at the cache's start."""
+    batch, time, _ = qkv.shape
+    assert keys.stride() == values.stride() and qkv.is_contiguous()
+    _turn_kernel[(batch * time,)](
+        qkv, *angles, keys, values, time, keys.stride(0), keys.stride(1),
+        heads, kv_heads, keys.shape[-1],
+        triton.next_power_of_2(heads + kv_heads), triton.next_power_of_2(kv_heads), num_warps=4,
+    )  # fmt: skip

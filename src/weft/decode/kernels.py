@@ -1,0 +1,306 @@
+"""Kernels for a decoding step on a GPU, written in Triton: a step of a small batch is bound by what it reads.
+
+A matrix times one vector reads the matrix once; what stands before it (the norm) and behind it (the gate, the skip
+connection) is folded in, so that a layer is four such products and one attention (`decode/attend.py`). Each kernel may
+start while the one before it ends (`PDL`, programmatic dependent launch): it fetches its first weights, then waits for
+its input.
+
+Only `decode/fused.py` and `decode/graphs.py` import this file, and only where there is a GPU.
+"""
+
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from torch import Tensor
+
+# Tiles of the product with one vector, as `benchmarks/gpu_decode.py --parts tune` found them on an H200: rows (of one
+# half, where it is gated), columns and bits of a matrix → rows and columns of a tile, and warps.
+Tile = tuple[int, int, int]
+TILES: dict[tuple[int, int, int], Tile] = {
+    (12288, 4096, 16): (8, 2048, 8),
+    (4096, 4096, 16): (8, 1024, 4),
+    (11008, 4096, 16): (4, 1024, 4),
+    (4096, 11008, 16): (8, 2048, 4),
+}
+FEW = 256  # rows of x up to which 8-bit weights are turned into floats on their way, not beforehand
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _loaded(at, mask, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(at) if WHOLE else tl.load(at, mask=mask, other=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _floats(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Floats; of 8-bit numbers q, 128.5 + q/256.
+
+    A conversion of whole numbers is slow, eight times slower than a product. But 128 + u/256 is a float whose third
+    byte is u, so that one move of bytes makes it; u is q with its first bit turned, q + 128.
+    """
+    if tile.dtype == tl.int8 and ASM:
+        floats = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 u;
+            xor.b32 u, $4, 0x80808080;
+            prmt.b32 $0, u, 0x43000000, 0x7404;
+            prmt.b32 $1, u, 0x43000000, 0x7414;
+            prmt.b32 $2, u, 0x43000000, 0x7424;
+            prmt.b32 $3, u, 0x43000000, 0x7434;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [tile],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+    elif tile.dtype == tl.int8:
+        floats = tile.to(tl.float32) / 256 + 128.5
+    elif tile.dtype == tl.bfloat16 and ASM:
+        floats = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=&r,=r,r",
+            [tile],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        floats = tile.to(tl.float32)
+    return floats
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _matvec_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    gain_ptr,
+    residual_ptr,
+    y_ptr,
+    eps,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SCALED: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    # eight neighbours a thread, of weights and of x alike, so that none of them changes hands
+    column = tl.max_contiguous(tl.arange(0, BLOCK), 8)
+    tiles = w_ptr + rows[:, None].to(tl.int64) * K + column[None, :]
+    # weights never change, so the first of them can be fetched before the kernel in front has ended
+    tile = _loaded(tiles, (column < K)[None, :], BLOCK <= K)
+    if GATED:
+        upper = _loaded(tiles + N * K, (column < K)[None, :], BLOCK <= K)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    if GATED:
+        others = tl.zeros((ROWS, BLOCK), tl.float32)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    xs = tl.zeros((BLOCK,), tl.float32)
+    for start in tl.static_range(0, K, BLOCK):
+        here = start + column
+        x = _floats(_loaded(x_ptr + here, here < K, start + BLOCK <= K), ASM)
+        if NORM:
+            squares += x * x
+            x *= _floats(_loaded(gain_ptr + here, here < K, start + BLOCK <= K), ASM)
+        if SCALED:
+            xs += x
+        now = tile
+        if GATED:
+            now_upper = upper
+        if start + BLOCK < K:  # the next tile is on its way while this one is multiplied
+            ahead = (here + BLOCK < K)[None, :]
+            tile = _loaded(tiles + (start + BLOCK), ahead, start + 2 * BLOCK <= K)
+            if GATED:
+                upper = _loaded(tiles + (N * K + start + BLOCK), ahead, start + 2 * BLOCK <= K)
+        sums += _floats(now, ASM) * x[None, :]
+        if GATED:
+            others += _floats(now_upper, ASM) * x[None, :]
+    if SCALED:  # Σ (128.5 + q/256) x − 128.5 Σ x, before anything else is added up: the difference is small
+        sums -= 128.5 * xs[None, :]
+        if GATED:
+            others -= 128.5 * xs[None, :]
+    y = tl.sum(sums, axis=1)
+    if SCALED:
+        y *= 256 * tl.load(scale_ptr + rows).to(tl.float32)
+    if NORM:  # gain · x / RMS(x): the root is one number for the whole row, so it can come last
+        root = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+        y *= root
+    if GATED:
+        up = tl.sum(others, axis=1)
+        if SCALED:
+            up *= 256 * tl.load(scale_ptr + N + rows).to(tl.float32)
+        if NORM:
+            up *= root
+        y = y / (1 + tl.exp(-y)) * up
+    if RESIDUAL:
+        y += tl.load(residual_ptr + rows).to(tl.float32)
+    tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty))
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _product_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    residual_ptr,
+    y_ptr,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+    DEEP: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    rows = tl.program_id(1) * HIGH + tl.arange(0, HIGH)
+    columns = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    depth = tl.arange(0, DEEP)
+    inside = (columns < N)[:, None]
+    sums = tl.zeros((HIGH, WIDE), tl.float32)
+    for start in range(0, K, DEEP):
+        here = start + depth
+        x = tl.load(
+            x_ptr + rows[:, None].to(tl.int64) * K + here[None, :],
+            mask=(rows < M)[:, None] & (here < K)[None, :],
+            other=0,
+        )
+        w = tl.load(
+            w_ptr + columns[:, None].to(tl.int64) * K + here[None, :], mask=inside & (here < K)[None, :], other=0
+        )
+        numbers = (_floats(w, ASM) - 128.5).to(x.dtype)  # q/256, which is exact in 16 bits
+        sums = tl.dot(x, tl.trans(numbers), sums)
+    y = sums * 256 * tl.load(scale_ptr + columns, mask=columns < N, other=0).to(tl.float32)[None, :]
+    at = rows[:, None].to(tl.int64) * N + columns[None, :]
+    kept = (rows < M)[:, None] & (columns < N)[None, :]
+    if RESIDUAL:
+        y += tl.load(residual_ptr + at, mask=kept, other=0).to(tl.float32)
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=kept)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _gate_kernel(x_ptr, y_ptr, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(x_ptr + row * 2 * width + column, mask=inside, other=0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * width + width + column, mask=inside, other=0).to(tl.float32)
+    y = gate / (1 + tl.exp(-gate)) * up
+    tl.store(y_ptr + row * width + column, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _likeliest_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr, count_ptr, written_ptr, tokens_ptr, stride, V, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    peaks = tl.full((BLOCK,), float("-inf"), tl.float32)
+    places = tl.zeros((BLOCK,), tl.int32)
+    wrong = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, V, BLOCK):
+        here = start + column
+        x = tl.load(logits_ptr + row.to(tl.int64) * stride + here, mask=here < V, other=float("-inf")).to(tl.float32)
+        wrong += (x != x).to(tl.int32)
+        higher = x > peaks  # of equals the first one stays
+        places = tl.where(higher, here, places)
+        peaks = tl.where(higher, x, peaks)
+    peak = tl.max(peaks, axis=0)
+    best = tl.min(tl.where(peaks == peak, places, V), axis=0)
+    fine = (tl.sum(wrong, axis=0) == 0) & (peak > float("-inf")) & (peak < float("inf"))
+    count = tl.load(count_ptr)
+    tl.store(written_ptr + count * tl.num_programs(0) + row, tl.where(fine, best, -1).to(tl.int64))
+    tl.store(tokens_ptr + row, tl.where(fine, best, 0).to(tl.int64))
+
+
+# ---- what the kernels are called by
+
+
+def matvec_tile(N: int, K: int, bits: int) -> Tile:
+    """Rows and columns of a tile, and warps, for a matrix (N, K): enough bytes on their way to keep the memory busy."""
+    rows, block, warps = TILES.get((N, K, bits), (4, 1024, 4))
+    while N % rows:
+        rows //= 2
+    block = min(triton.next_power_of_2(K), block)
+    return rows, block, max(1, min(warps, block // 256))
+
+
+def matvec(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None = None,
+    gain: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    out: Tensor | None = None,
+    pdl: bool = False,
+    tile: Tile | None = None,
+) -> Tensor:
+    """weight (N, K) times x (1, K), in one pass over the weights; → (1, N), or (1, N/2) if `gated`.
+
+    With `scale` (N,) the weights are 8-bit integers; with `gain` (K,) x is first normed (RMSNorm); `gated` takes
+    silu of the first half times the second; `residual` is added last.
+    """
+    rows, K = weight.shape
+    N = rows // 2 if gated else rows
+    y = torch.empty(1, N, dtype=x.dtype, device=x.device) if out is None else out
+    height, block, warps = tile or matvec_tile(N, K, 8 * weight.element_size())
+    assert N % height == 0
+    _matvec_kernel[(N // height,)](
+        x, weight, scale, gain, residual, y, eps, N, K,
+        scale is not None, gain is not None, gated, residual is not None, height, block, pdl, x.is_cuda,
+        num_warps=warps, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+    return y
+
+
+def product(x: Tensor, numbers: Tensor, scale: Tensor, residual: Tensor | None = None) -> Tensor:
+    """x (…, K) times 8-bit numbers (N, K), times scale (N,), plus `residual`: → (…, N). For some rows, not many."""
+    (N, K), M = numbers.shape, x.numel() // x.shape[-1]
+    y = torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)
+    assert x.is_contiguous() and (residual is None or residual.is_contiguous())
+    high = min(64, max(16, triton.next_power_of_2(M)))
+    wide, deep = (32 if N < 8192 else 64), 128
+    _product_kernel[(triton.cdiv(N, wide), triton.cdiv(M, high))](
+        x, numbers, scale, residual, y, M, N, K, residual is not None, high, wide, deep, x.is_cuda,
+        num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return y
+
+
+def gate(x: Tensor) -> Tensor:
+    """silu of the first half of x (rows, 2 · width) times the second → (rows, width)."""
+    rows, width = x.shape[0], x.shape[1] // 2
+    y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    block = min(1024, triton.next_power_of_2(width))
+    _gate_kernel[(rows, triton.cdiv(width, block))](x, y, width, block, num_warps=4)
+    return y
+
+
+def likeliest(logits: Tensor, vocab_size: int, count: Tensor, written: Tensor) -> Tensor:
+    """The likeliest of the first `vocab_size` tokens of logits (rows, V) → (rows,), put into `written` (steps, rows) at
+    step `count` (1,) as well; −1 there, and 0 here, where a logit is NaN or the largest is infinite."""
+    tokens = torch.empty(logits.shape[0], dtype=torch.long, device=logits.device)
+    assert logits.stride(1) == 1 and written.is_contiguous()
+    block = min(8192, triton.next_power_of_2(vocab_size))
+    _likeliest_kernel[(logits.shape[0],)](
+        logits, count, written, tokens, logits.stride(0), vocab_size, block, num_warps=max(1, block // 512)
+    )
+    return tokens
+
+
+def has_pdl(device: Any) -> bool:
+    """Whether kernels may overlap with the one before them: Hopper and later."""
+    return torch.cuda.get_device_capability(device)[0] >= 9 and hasattr(tl.extra.cuda, "gdc_wait")

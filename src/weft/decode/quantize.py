@@ -1,0 +1,345 @@
+"""Weights in 8 or 4 bits: a decoding step reads every weight once, so smaller weights are faster steps.
+
+A weight w of a row is kept as a whole number q with w ≈ scale · q. In 8 bits a row has one scale; in 4 bits every 32
+neighbours have their own. Only weights are kept so; tables that are looked up, norms and biases stay as they are, and
+the table that gives the logits is kept in 8 bits either way, for every mistake in it shows.
+
+`Plain` is the definition: turn the numbers back, multiply. The other products give the same through the kernels that
+torch has for a processor. Which of them works here is tried out, on a small matrix, not guessed from a name.
+"""
+
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from weft.errors import ConfigError, ModelError
+from weft.models import heads
+from weft.models.base import LanguageModel
+from weft.models.transformer import Transformer
+from weft.nn.lora import LowRank
+from weft.progress import bar
+
+Bits = Literal["int8", "int4"]
+GROUP = 32  # neighbours with one scale, in 4 bits
+MOST8 = 119  # in 8 bits: the largest number whose upper and lower half are signed 4-bit numbers (`Digits`)
+SHRINKS = (-8.5, -8.0, -7.5, -7.0)  # what the largest weight of a group may become, in 4 bits
+CHUNK = 1 << 22  # weights quantised at a time
+
+
+# ---- numbers
+
+
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight (N, K) in 8 bits: numbers (N, K) from −119 to 119, and a scale for each row (N, 1), in float32."""
+    w = weight.float()
+    scale = (w.abs().amax(dim=1, keepdim=True) / MOST8).clamp(min=torch.finfo(torch.float32).tiny)
+    return (w / scale).round().to(torch.int8), scale
+
+
+def quantize_groups(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
+    """weight (N, K) in 4 bits: numbers (N, K) from −8 to 7, and scales (N, K/group), in float32 but of bf16's steps.
+
+    −8 has no counterpart, so the scale has the sign that makes the largest weight of a group negative. Whether that
+    weight is met exactly or a little cut off is decided by the squared error of the whole group.
+    """
+    rows = max(1, CHUNK // weight.shape[1])
+    parts = [_groups(some, group) for some in weight.split(rows)]
+    return torch.cat([numbers for numbers, _ in parts]), torch.cat([scales for _, scales in parts])
+
+
+def _groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    w = weight.float().unflatten(1, (-1, group))  # (N, K/group, group)
+    high, low = w.amax(dim=-1, keepdim=True), w.amin(dim=-1, keepdim=True)
+    largest = torch.where(high > -low, high, low)
+    numbers = scales = best = None
+    for most in SHRINKS:
+        scale = (largest / most).bfloat16().float()
+        scale = torch.where(scale == 0, 1.0, scale)
+        tried = (w / scale).round_().clamp_(-8, 7)
+        error = torch.addcmul(w, tried, scale, value=-1).square_().sum(dim=-1, keepdim=True)
+        if numbers is None or scales is None or best is None:
+            numbers, scales, best = tried, scale, error
+            continue
+        better = error < best
+        best = torch.minimum(best, error)
+        scales = torch.where(better, scale, scales)
+        numbers = torch.where(better, tried, numbers)
+    assert numbers is not None and scales is not None
+    return numbers.flatten(1).to(torch.int8), scales.squeeze(-1)
+
+
+def dequantize(numbers: Tensor, scales: Tensor) -> Tensor:
+    """numbers (N, K) times scales (N, groups) → float32 (N, K)."""
+    return (numbers.unflatten(1, (scales.shape[1], -1)).float() * scales.unsqueeze(-1)).flatten(1)
+
+
+def _nibbles(numbers: Tensor) -> Tensor:
+    """Numbers (N, K) from −8 to 7 as bytes (N, K/2): the even one in the lower half, both counted from −8 up."""
+    codes = (numbers + 8).to(torch.uint8)
+    return codes[:, ::2] | (codes[:, 1::2] << 4)
+
+
+def _from_nibbles(packed: Tensor) -> Tensor:
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).to(torch.int8) - 8
+
+
+# ---- products of rows (M, K) with a matrix (N, K) of small numbers
+
+
+class Product(nn.Module):
+    """x (M, K) → x Wᵀ (M, N)."""
+
+    @staticmethod
+    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
+        """Whether a matrix of this shape, with so many scales a row, can be multiplied this way there."""
+        raise AssertionError("each product says what it fits")
+
+    def __init__(self, numbers: Tensor, scales: Tensor):
+        super().__init__()
+        self.N, self.K = numbers.shape
+        self.group = self.K // scales.shape[1]
+        self.pack(numbers, scales)
+
+    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+        """Keep numbers (N, K) and scales (N, groups) as the kernel wants them."""
+        raise AssertionError("each product packs")
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """A tensor that moves with the module and is in no checkpoint: it follows from the weights."""
+        self.register_buffer(name, tensor.contiguous(), persistent=False)
+
+
+class Plain8(Product):
+    """The definition, in 8 bits. On a GPU, `decode/fused.py` reads `numbers` and `scales` itself."""
+
+    numbers: Tensor
+    scales: Tensor
+
+    @staticmethod
+    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
+        return groups == 1
+
+    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+        self.keep("numbers", numbers)
+        self.keep("scales", scales[:, 0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.numbers.to(x.dtype)) * self.scales.to(x.dtype)
+
+
+class Plain4(Product):
+    """The definition, in 4 bits."""
+
+    packed: Tensor
+    scales: Tensor
+
+    @staticmethod
+    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
+        return K % 2 == 0
+
+    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+        self.keep("packed", _nibbles(numbers))
+        self.keep("scales", scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, dequantize(_from_nibbles(self.packed), self.scales).to(x.dtype))
+
+
+class Dynamic4(Product):
+    """4 bits on Arm: the kernel rounds each row of x to 8 bits as well, and multiplies whole numbers."""
+
+    packed: Tensor
+
+    @staticmethod
+    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
+        # elsewhere the operation exists too, but only as a slow stand-in
+        grouped = groups == 1 or (K // groups) % 32 == 0
+        return device.type == "cpu" and torch.backends.kleidiai.is_available() and K % 2 == 0 and grouped
+
+    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+        kept = scales.float() if self.group == self.K else scales.bfloat16()
+        args = (_nibbles(numbers), kept.contiguous(), None, self.group, self.K, self.N)
+        self.keep("packed", torch.ops.aten._dyn_quant_pack_4bit_weight(*args))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.ops.aten._dyn_quant_matmul_4bit(x.float(), self.packed, self.group, self.K, self.N)
+        return y.to(x.dtype)
+
+
+class Digits8(Product):
+    """8 bits on Arm: q = 16 a + b with signed 4-bit digits a and b, which `Dynamic4`'s kernel multiplies at once.
+
+    It is faster than the kernel for 8 bits, which turns every number into a float.
+    """
+
+    @staticmethod
+    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
+        return groups == 1 and Dynamic4.fits(N, K, groups, device)
+
+    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+        upper = (numbers + 8) >> 4  # rounds down; 119 + 8 is the most that 8 bits hold
+        lower = numbers - (upper << 4)
+        self.digits = Dynamic4(torch.cat((upper, lower)), torch.cat((16 * scales, scales)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.digits(x)
+        return y[:, : self.N] + y[:, self.N :]
+
+
+class Columns8(Product):
+    """8 bits on other processors."""
+
+    numbers: Tensor
+    scales: Tensor
+
+    @staticmethod
+    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
+        return device.type == "cpu" and groups == 1 and N % 4 == 0 and K % 16 == 0
+
+    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+        self.keep("numbers", numbers)
+        self.keep("scales", scales[:, 0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._weight_int8pack_mm(x.float(), self.numbers, self.scales).to(x.dtype)
+
+
+class Tiles4(Product):
+    """4 bits on other processors, and on a GPU, where x is bf16."""
+
+    packed: Tensor
+    scales: Tensor
+
+    @staticmethod
+    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
+        grouped = K // groups in (32, 64, 128, 256)
+        return grouped and N % 16 == 0 and K % (128 if device.type == "cuda" else 32) == 0
+
+    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+        codes = (numbers + 8).to(torch.uint8)
+        if numbers.is_cuda:
+            packed = torch.ops.aten._convert_weight_to_int4pack((codes[:, ::2] << 4) | codes[:, 1::2], 8)
+        else:
+            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 8)
+        self.keep("packed", packed)
+        kind = torch.bfloat16 if numbers.is_cuda else torch.float32
+        both = torch.stack((scales.t(), torch.zeros_like(scales.t())), dim=-1)  # scale, and what is added: nothing
+        self.keep("scales", both.to(kind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            wide = x.to(torch.bfloat16)
+            return torch.ops.aten._weight_int4pack_mm(wide, self.packed, self.group, self.scales).to(x.dtype)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x.float(), self.packed, self.group, self.scales)
+        return y.to(x.dtype)
+
+
+KERNELS: dict[Bits, tuple[type[Product], ...]] = {"int8": (Digits8, Columns8), "int4": (Dynamic4, Tiles4)}
+PLAIN: dict[Bits, type[Product]] = {"int8": Plain8, "int4": Plain4}
+
+
+def product(bits: Bits, weight: Tensor) -> Product:
+    """A weight (N, K) in so many bits, with the first of the kernels that works here, or the plain definition."""
+    N, K = weight.shape
+    narrow = bits == "int4" and K % 2 == 0
+    group = GROUP if K % GROUP == 0 else K
+    numbers, scales = quantize_groups(weight, group) if narrow else quantize_rows(weight)
+    kept: Bits = "int4" if narrow else "int8"
+    for kind in KERNELS[kept]:
+        fits = kind.fits(N, K, scales.shape[1], weight.device)
+        if fits and works(kind, kept, weight.device, weight.dtype):  # type: ignore[arg-type]
+            return kind(numbers, scales)
+    return PLAIN[kept](numbers, scales)
+
+
+@cache
+def works(kind: type[Product], bits: Bits, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a kernel gives what the definition gives, tried on a small matrix."""
+    if device.type == "cpu" and dtype != torch.float32:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 256, generator=generator).to(device)
+    x = torch.randn(3, 256, generator=generator).to(device, dtype)
+    numbers, scales = quantize_rows(weight) if bits == "int8" else quantize_groups(weight)
+    try:
+        if not kind.fits(64, 256, scales.shape[1], device):
+            return False
+        y = kind(numbers, scales)(x).float()
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
+    expected = F.linear(x.float(), dequantize(numbers, scales))
+    # kernels that round x to 8 bits are about 1 % off
+    return bool((y - expected).norm() < 0.05 * expected.norm())
+
+
+# ---- modules
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer over small numbers: (…, K) → (…, N)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, bits: Bits):
+        super().__init__()
+        self.product = product(bits, weight)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.product.N)
+        return y if self.bias is None else y + self.bias
+
+
+class QuantizedHead(heads.WordHead):
+    """Features to words through a table of small numbers, which a tied model keeps beside its embeddings."""
+
+    def __init__(self, head: heads.WordHead, table: Tensor, bits: Bits):
+        nn.Module.__init__(self)
+        self.scale, self.weight = head.scale, None
+        self.words = QuantizedLinear(table, head.bias, bits)
+
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, time, d_model) → logits (batch, time, vocab_size)."""
+        return self.words(self.prepare(features))
+
+
+def check_bits(bits: str) -> Bits:
+    """`bits` if it names a width."""
+    for known in KERNELS:
+        if bits == known:
+            return known
+    raise ConfigError(f"quantize = '{bits}': expected 'int8' or 'int4'")
+
+
+@torch.no_grad()
+def quantize(model: LanguageModel, bits: str) -> LanguageModel:
+    """Put small numbers in the place of a Transformer's weights, on the device and in the type that they have now.
+
+    In place: the model can write and be measured afterwards, not be trained or saved.
+    """
+    width = check_bits(bits)
+    if not isinstance(model, Transformer):
+        kind = getattr(model.config, "kind", type(model).__name__)
+        raise ModelError(f"a model of kind '{kind}' can't be quantized; Transformers can")
+    found = [
+        (parent, name, part)
+        for parent in model.modules()
+        for name, part in parent.named_children()
+        if isinstance(part, nn.Linear)
+    ]
+    with bar("quantizing", len(found)) as advance:
+        for parent, name, part in found:
+            whole = part.merge() if isinstance(part, LowRank) else part
+            setattr(parent, name, QuantizedLinear(whole.weight, whole.bias, width))
+            advance(1)
+    if type(model.output) is heads.WordHead:
+        table = model.embedding.weight if model.output.weight is None else model.output.weight
+        model.output = QuantizedHead(model.output, table, "int8")
+    return model.eval()
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all that a model holds, each tensor counted once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())

@@ -1,0 +1,95 @@
+"""Figures for a page or a paper, as PNG or SVG: a heat map, and the confusion matrix of a classifier."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from weft.errors import ConfigError, DataError
+from weft.text.files import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_WRITTEN = 400  # cells that still have room for their number
+SUFFIXES = (".png", ".svg")
+
+
+def heat_map(
+    values: ArrayLike,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    title: str = "",
+    row_name: str = "",
+    column_name: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    texts: Sequence[Sequence[str]] | None = None,
+) -> "Figure":
+    """Values (rows, columns) as shades, darkest at `high`; `texts` are written into the cells where there is room."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    grid = np.asarray(values, dtype=np.float64)
+    if grid.shape != (len(rows), len(columns)) or not grid.size:
+        raise DataError(
+            f"a heat map of {grid.shape} values, but {len(rows)} rows and {len(columns)} columns have names"
+        )
+    figure = Figure(figsize=(_inches(len(columns), rows), _inches(len(rows), columns)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    image = axes.imshow(grid, cmap="Blues", vmin=low, vmax=high, aspect="equal")
+    # a token may hold a dollar sign, which is no formula
+    tilted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, columns)) > 3 else {}
+    axes.set_xticks(range(len(columns)), columns, parse_math=False, **tilted)
+    axes.set_yticks(range(len(rows)), rows, parse_math=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(column_name)
+    axes.set_ylabel(row_name)
+    axes.set_title(title, parse_math=False)
+    if texts is not None and grid.size <= MOST_WRITTEN:
+        for (row, column), value in np.ndenumerate(grid):
+            color = "white" if image.norm(value) > 0.55 else "black"
+            axes.text(column, row, texts[row][column], ha="center", va="center", color=color, fontsize=9)
+    else:
+        figure.colorbar(image, shrink=0.8)
+    return figure
+
+
+def confusion_matrix(matrix: ArrayLike, labels: Sequence[str], title: str = "") -> "Figure":
+    """Counts (labels, labels) with true labels in rows; the shade is the share of the row, the number the count."""
+    counts = np.asarray(matrix, dtype=np.int64)
+    totals = counts.sum(axis=-1, keepdims=True)
+    shares = np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)
+    texts = [[f"{count:,}" for count in row] for row in counts.tolist()]
+    return heat_map(
+        shares, labels, labels, title=title, row_name="true", column_name="told", low=0.0, high=1.0, texts=texts
+    )
+
+
+def _inches(cells: int, across: Sequence[str]) -> float:
+    """Room for so many cells and, beside them, the longest name of the other side."""
+    return min(24.0, 1.8 + 0.45 * cells + 0.05 * min(40, max(map(len, across))))
+
+
+def save_figure(figure: "Figure", path: Path | str) -> Path:
+    """Write a figure as its suffix says; a reader sees the whole file or none. The same figure gives the same bytes."""
+    import matplotlib
+
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"{path}: a figure is written as {' or '.join(SUFFIXES)}")
+    drawn = io.BytesIO()
+    dated = {"Date": None} if path.suffix.lower() == ".svg" else {}
+    with matplotlib.rc_context({"svg.hashsalt": "weft"}):
+        figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=150, metadata=dated)
+    try:
+        write_bytes(path, drawn.getvalue())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror}") from None
+    return path

@@ -1,0 +1,97 @@
+"""What a model makes of many texts: its features, batch by batch, with every text framed as in training.
+
+An encoder reads [CLS] text [SEP]; other models read the text and the token that ends it, where the tokenizer has these.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.errors import DataError, ModelError
+from weft.models.base import LanguageModel
+from weft.models.config import EncoderDecoder
+from weft.models.recurrent import Recurrent
+from weft.models.transformer import Transformer
+from weft.text.tokenizer import Tokenizer
+
+
+class Framed(NamedTuple):
+    """A text as a model reads it: `before` tokens of the frame, `length` of the text, perhaps more of the frame."""
+
+    ids: list[int]
+    before: int
+    length: int
+
+
+class Read(NamedTuple):
+    """Some texts that were read: their numbers, features (batch, time, d_model), mask (batch, time) True where real."""
+
+    rows: list[int]
+    features: Tensor
+    mask: Tensor
+
+
+def check_readable(model: LanguageModel) -> None:
+    """Refuse a model that has no features of a text alone."""
+    if isinstance(model, Recurrent) or (
+        isinstance(model, Transformer) and not isinstance(model.config, EncoderDecoder)
+    ):
+        return
+    kind = getattr(model.config, "kind", type(model).__name__)
+    raise ModelError(f"a model of kind '{kind}' has no vectors of a text; an encoder, a decoder or a recurrent one has")
+
+
+def longest(model: LanguageModel) -> int | None:
+    """How many tokens a model was made to read; a recurrent one has no end."""
+    return model.config.context if isinstance(model, Transformer) else None
+
+
+def frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) -> Framed:
+    """A text's ids with what stands around them; what doesn't fit into `most` tokens is cut off the text's end."""
+    before: list[int] = []
+    after = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    if tokenizer.cls_id is not None and tokenizer.sep_id is not None:
+        before, after = [tokenizer.cls_id], [tokenizer.sep_id]
+    room = len(ids) if most is None else max(0, most - len(before) - len(after))
+    kept = list(ids[:room])
+    return Framed([*before, *kept, *after], len(before), len(kept))
+
+
+@torch.no_grad()
+def read(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[Framed],
+    *,
+    batch: int = 32,
+    progress: Callable[[int], object] | None = None,
+) -> Iterator[Read]:
+    """Read texts, longest first, so that texts of like length share a batch and memory is known from the beginning."""
+    check_readable(model)
+    for number, text in enumerate(texts, 1):
+        if not text.ids:
+            raise DataError(f"text {number} is empty, and this tokenizer has no token that could stand for it")
+    device = next(model.parameters()).device
+    # what stands at places that the mask excludes is never looked at, so without a pad token any id does
+    pad = 0 if tokenizer.pad_id is None else tokenizer.pad_id
+    order = sorted(range(len(texts)), key=lambda row: -len(texts[row].ids))
+    was_training = model.training
+    model.eval()
+    try:
+        for start in range(0, len(order), batch):
+            rows = order[start : start + batch]
+            time = len(texts[rows[0]].ids)
+            tokens = torch.full((len(rows), time), pad)
+            lengths = torch.tensor([len(texts[row].ids) for row in rows])
+            for place, row in enumerate(rows):
+                tokens[place, : lengths[place]] = torch.tensor(texts[row].ids)
+            mask = torch.arange(time) < lengths[:, None]
+            given = {} if isinstance(model, Recurrent) or bool(mask.all()) else {"mask": mask.to(device)}
+            features = model.features(tokens.to(device), **given).float()
+            yield Read(rows, features, mask.to(device))
+            if progress is not None:
+                progress(len(rows))
+    finally:
+        model.train(was_training)

@@ -1,0 +1,175 @@
+"""Which words a model holds for alike: by their entries in its embedding table, and by what it makes of them in a text.
+
+The table gives a word one vector, whatever it means; the features give every occurrence its own, so that the `bank` of
+a river and the `bank` that lends money come apart (Peters et al. 2018). A decoder's features know only what stands
+before a word.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from weft.errors import DataError, ModelError, TokenizerError, suggestion
+from weft.explain.hidden import Framed, check_readable, frame, longest, read
+from weft.models.base import LanguageModel
+from weft.text.tokenizer import Piece, Tokenizer
+
+_WORD = re.compile(r"\w+(?:['’-]\w+)*")
+
+
+class Near(NamedTuple):
+    """A vocabulary's entry and the cosine of its vector with the word's."""
+
+    id: int
+    text: str
+    cosine: float
+
+
+class Place(NamedTuple):
+    """A word in its text: characters start … end of sentence number `sentence`."""
+
+    sentence: int
+    start: int
+    end: int
+    text: str
+
+
+class NearPlace(NamedTuple):
+    """A word in its text and the cosine of its vector with that of the word asked about."""
+
+    place: Place
+    cosine: float
+
+
+# ---- the embedding table
+
+
+def embedding_table(model: LanguageModel) -> Tensor:
+    """The vectors (vocab_size, d) that a model reads tokens by."""
+    table = getattr(model, "embedding", None)
+    if table is None:
+        raise ModelError(f"a model of kind '{getattr(model.config, 'kind', '?')}' has no embeddings: it counts words")
+    weight: Tensor = table.weight
+    return weight.detach()
+
+
+def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
+    """The tokens of a word inside a text, or None if some of it is unknown.
+
+    Where a tokenizer keeps the space with the word that follows, a word that stands after one is meant.
+    """
+    try:
+        spellings = [tokenizer.encode(text) for text in (f" {word}", word)]
+    except TokenizerError:  # a word tokenizer without an unk token
+        return None
+    ids = min(spellings, key=len)
+    return None if not ids or tokenizer.unk_id in ids else ids
+
+
+def word_vector(model: LanguageModel, tokenizer: Tokenizer, word: str) -> NDArray[np.float32] | None:
+    """A word's vector (d,), the mean of its tokens' where it is spelled in several; None if it is unknown."""
+    ids = word_ids(tokenizer, word)
+    if ids is None:
+        return None
+    vector: NDArray[np.float32] = embedding_table(model)[ids].float().mean(dim=0).cpu().numpy()
+    return vector
+
+
+def nearest_words(model: LanguageModel, tokenizer: Tokenizer, word: str, top: int = 10) -> list[Near]:
+    """The vocabulary's entries whose vectors point most nearly where the word's does, but for its own tokens."""
+    ids = word_ids(tokenizer, word)
+    if ids is None:
+        entries = [] if tokenizer.vocab_size > 100_000 else [_text(tokenizer, id) for id in range(tokenizer.vocab_size)]
+        raise DataError(f"'{word}' is not in the vocabulary; {suggestion(word, entries)}")
+    table = F.normalize(embedding_table(model).float(), dim=-1)
+    size = min(tokenizer.vocab_size, len(table))  # a table may be padded to a round size
+    query = F.normalize(embedding_table(model)[ids].float().mean(dim=0), dim=0)
+    cosines = table[:size] @ query
+    hidden = sorted({*ids, *tokenizer.special_tokens.values()})
+    cosines[[id for id in hidden if id < size]] = -torch.inf
+    best = cosines.topk(min(top, size))
+    found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [Near(id, _text(tokenizer, id), cosine) for id, cosine in found if cosine > -torch.inf]
+
+
+def _text(tokenizer: Tokenizer, id: int) -> str:
+    try:
+        return tokenizer.token_bytes(id).decode("utf-8", "replace").strip() or tokenizer.token(id)
+    except TokenizerError:  # an id that the vocabulary skips
+        return ""
+
+
+# ---- words in their texts
+
+
+@dataclass(frozen=True)
+class InContext:
+    """The words of some sentences, each with the vector that the model gives it there: vectors (N, d) of length 1."""
+
+    sentences: tuple[str, ...]
+    places: tuple[Place, ...]
+    vectors: NDArray[np.float32]
+
+    def occurrences(self, word: str) -> list[int]:
+        """Where a word stands among `places`; upper and lower case are the same."""
+        return [n for n, place in enumerate(self.places) if place.text.casefold() == word.casefold()]
+
+    def nearest(self, word: str, top: int = 10) -> list[tuple[Place, list[NearPlace]]]:
+        """For each occurrence of the word, the words of all sentences that the model takes for most alike."""
+        found = self.occurrences(word)
+        if not found:
+            words = [place.text for place in self.places]
+            raise DataError(f"'{word}' is in none of the {len(self.sentences)} sentences; {suggestion(word, words)}")
+        answers = []
+        for number in found:
+            cosines = self.vectors @ self.vectors[number]
+            order = [int(n) for n in np.argsort(-cosines, kind="stable") if n != number]
+            near = [NearPlace(self.places[n], float(cosines[n])) for n in order[:top]]
+            answers.append((self.places[number], near))
+        return answers
+
+    def between(self, word: str) -> NDArray[np.float32]:
+        """Cosines (n, n) between the word's own occurrences."""
+        vectors = self.vectors[self.occurrences(word)]
+        return vectors @ vectors.T
+
+
+def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[str], batch: int = 32) -> InContext:
+    """Every word of the sentences with its vector: the mean of the features of its pieces, scaled to length 1.
+
+    Words beyond the model's window are left out.
+    """
+    check_readable(model)
+    cuts = [tokenizer.pieces(sentence) for sentence in sentences]
+    framed = [frame(tokenizer, [piece.id for piece in cut], longest(model)) for cut in cuts]
+    found: list[list[tuple[Place, NDArray[np.float32]]]] = [[] for _ in sentences]
+    for group in read(model, tokenizer, framed, batch=batch):
+        for row, features in zip(group.rows, group.features, strict=True):
+            found[row] = _words(row, sentences[row], cuts[row], framed[row], features.cpu())
+    places = tuple(place for each in found for place, _ in each)
+    if not places:
+        raise DataError("the sentences hold no words")
+    vectors = np.stack([vector for each in found for _, vector in each])
+    return InContext(tuple(sentences), places, vectors)
+
+
+def _words(
+    row: int, sentence: str, pieces: Sequence[Piece], framed: Framed, features: Tensor
+) -> list[tuple[Place, NDArray[np.float32]]]:
+    """The words of one sentence that were read; features (time, d)."""
+    found = []
+    for match in _WORD.finditer(sentence):
+        inside = [n for n, piece in enumerate(pieces) if piece.start < match.end() and piece.end > match.start()]
+        if not inside or inside[-1] >= framed.length:
+            continue
+        vector = features[[framed.before + n for n in inside]].mean(dim=0)
+        place = Place(row, match.start(), match.end(), match.group())
+        found.append((place, F.normalize(vector, dim=0).numpy()))
+    return found

@@ -1,0 +1,140 @@
+"""Keys and values in blocks of a fixed pool, so that texts of any length share one piece of memory (Kwon et al. 2023).
+
+A row's text lies in blocks that need not be neighbours; its table says where. Rows whose texts begin alike may name the
+same blocks. Which block belongs to whom is not decided here (`decode/pool.py`): here they are written and read.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.errors import ModelError
+
+
+class Blocks:
+    """The memory: store (layers, blocks + 1, 2, kv_heads, block, d_head), allocated once.
+
+    The block after the last, `nowhere`, takes what is written at places that a table has no block for: padding.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        blocks: int,
+        block: int,
+        kv_heads: int,
+        d_head: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.store = _zeros((layers, blocks + 1, 2, kv_heads, block, d_head), dtype, device)
+        self.block = block
+        self.nowhere = blocks
+        self._gathered = self.store.new_empty(0)
+
+    def gathered(self, size: int) -> Tensor:
+        """So many numbers to put what rows read into. A step puts it to use at once, so one place does for all."""
+        if self._gathered.numel() < size:
+            self._gathered = self.store.new_empty(size + size // 4)
+        return self._gathered[:size]
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Block b becomes a copy of block a in every layer, for each (a, b): one that is about to be written into."""
+        if pairs:
+            sources, targets = torch.tensor(pairs, device=self.store.device).unbind(1)
+            self.store.index_copy_(1, targets, self.store.index_select(1, sources))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the processor, memory that is taken only as it is written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+
+class PagedCache:
+    """Some rows of `Blocks` as a cache for a Transformer's state, in the place of a `KeyValueCache`.
+
+    tables (batch, width): the numbers of each row's blocks, in the order of its text. `spare` blocks are taken where
+    `reorder` makes several rows of one.
+    """
+
+    def __init__(self, blocks: Blocks, tables: Tensor, spare: Sequence[int] = ()):
+        self.blocks, self.tables = blocks, tables
+        self.spare = list(spare)
+        self.store = blocks.store
+        self._written: tuple[Tensor | None, int, int] | None = None  # what the indices below were made for
+        self._slots = self._reach = tables
+
+    def reorder(self, index: Tensor) -> None:
+        """Row i becomes a copy of row index[i]."""
+        rows: list[int] = index.tolist()
+        self.spare += self.tables[[row for row in range(len(self.tables)) if row not in rows]].flatten().tolist()
+        tables = self.tables[index]
+        taken: set[int] = set()
+        for place, row in enumerate(rows):
+            if row in taken:  # both will write, and not the same
+                tables[place] = self._another(tables[place])
+            taken.add(row)
+        self.tables = tables
+        self._written = None
+
+    def _another(self, table: Tensor) -> Tensor:
+        """Spare blocks with the content of those in a table (width,)."""
+        width = len(table)
+        if len(self.spare) < width:
+            raise ModelError(f"the pool has {len(self.spare)} blocks left, but another row needs {width}")
+        fresh, self.spare = self.spare[:width], self.spare[width:]
+        self.blocks.copy(list(zip(table.tolist(), fresh, strict=True)))
+        return torch.tensor(fresh, device=table.device)
+
+    def layer(self, number: int, places: Tensor | None, start: int) -> "PagedLayer":
+        """One layer, about to be written at `places` (batch, time), or from `start` on in every row if None."""
+        return PagedLayer(self, self.store[number], places, start)
+
+    def indices(self, places: Tensor | None, start: int, time: int) -> tuple[Tensor, Tensor]:
+        """Where `time` new keys and values go, and which stretches of the store the rows read: the same in all layers.
+
+        The first counts vectors (2 · batch · kv_heads · time,), the second whole blocks of one head (2 · batch ·
+        kv_heads · width,), both in the order of (2, batch, kv_heads, …).
+        """
+        if self._written is None or self._written[0] is not places or self._written[1:] != (start, time):
+            block, device = self.blocks.block, self.tables.device
+            kv_heads = self.store.shape[3]
+            width = -(-(start + time) // block)
+            tables = self.tables[:, :width]
+            if tables.shape[1] < width:  # padding may stand behind the last block
+                tables = torch.nn.functional.pad(tables, (0, width - tables.shape[1]), value=self.blocks.nowhere)
+            at = torch.arange(start, start + time, device=device)[None] if places is None else places
+            if places is not None:
+                at = at.clamp(max=width * block - 1)
+            columns = (at // block).expand(len(tables), -1)
+            part = torch.arange(2 * kv_heads, device=device).view(2, 1, kv_heads, 1)
+            written = tables.gather(1, columns)[None, :, None] * (2 * kv_heads) + part
+            self._slots = (written * block + (at % block)[None, :, None]).flatten()
+            self._reach = (tables[None, :, None] * (2 * kv_heads) + part).flatten()
+            self._written = (places, start, time)
+        return self._slots, self._reach
+
+
+class PagedLayer:
+    """One layer's blocks (blocks, 2, kv_heads, block, d_head) while new keys and values come in."""
+
+    def __init__(self, cache: PagedCache, store: Tensor, places: Tensor | None, start: int):
+        self.cache, self.store, self.places, self.start = cache, store, places, start
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write these (batch, kv_heads, time, d_head) and give all up to the longest row."""
+        B, H, T, D = keys.shape
+        slots, reach = self.cache.indices(self.places, self.start, T)
+        new = torch.stack((keys, values)).to(self.store.dtype)
+        self.store.view(-1, D).index_copy_(0, slots, new.view(-1, D))
+        # one head's part of a block lies together, so that this one copy is already as attention wants it
+        stretches = self.store.view(-1, self.cache.blocks.block * D)
+        seen = self.cache.blocks.gathered(len(reach) * stretches.shape[1]).view(len(reach), -1)
+        torch.index_select(stretches, 0, reach, out=seen)
+        keys, values = seen.view(2, B, H, -1, D)[:, :, :, : self.start + T]
+        return keys, values

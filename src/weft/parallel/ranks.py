@@ -1,0 +1,211 @@
+"""Several processes that train one model together: each reads its part of every batch, and sums are taken over all.
+
+torchrun starts the processes and tells each its rank. What they have to agree on goes through here; everything above
+is written as for one process, for which nothing in this file does anything.
+
+Large tensors travel on the device that they are on (NCCL between GPUs). Words, numbers to agree on and waiting go
+through the processors' memory (Gloo), where waiting keeps no GPU busy.
+"""
+
+import atexit
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from weft.errors import ConfigError, RunError
+
+T = TypeVar("T")
+BUCKET = 64 << 20  # bytes that travel at once: few large messages are faster than many small ones
+PATIENCE = timedelta(days=1)  # the first process may prepare a large text while the others wait
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among `ranks` of them. Rank 0 leads: it alone writes, and what it says counts."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        return self.ranks == 1
+
+    # ---- sums
+
+    @torch.no_grad()
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Put the sum over all processes in each tensor's place; all processes give the same shapes in the same order.
+
+        Every process ends with the same bits. On a GPU the host doesn't wait.
+        """
+        if self.alone:
+            return
+        from torch import distributed
+
+        with self._together():
+            for bucket in _buckets(tensors):
+                if len(bucket) == 1 and bucket[0].is_contiguous():
+                    distributed.all_reduce(bucket[0])
+                    continue
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                distributed.all_reduce(flat)
+                parts = flat.split([tensor.numel() for tensor in bucket])
+                torch._foreach_copy_(list(bucket), [p.view_as(t) for p, t in zip(parts, bucket, strict=True)])
+
+    def total(self, number: int, device: torch.device) -> int | Tensor:
+        """The sum of a number over all processes: as () on the device, which nobody waits for; alone, the number."""
+        if self.alone:
+            return number
+        there = torch.full((), number, dtype=torch.int64, device=device)
+        self.sum_([there])
+        return there
+
+    # ---- what all have to agree on
+
+    def least(self, number: int) -> int:
+        """The smallest of all processes' numbers."""
+        return self._agree(number, "MIN")
+
+    def most(self, number: int) -> int:
+        """The largest of all processes' numbers."""
+        return self._agree(number, "MAX")
+
+    def _agree(self, number: int, how: str) -> int:
+        if self.alone:
+            return number
+        from torch import distributed
+
+        there = torch.tensor([number])
+        with self._together():
+            distributed.all_reduce(there, getattr(distributed.ReduceOp, how))
+        return int(there)
+
+    def share(self, make: Callable[[], T]) -> T:
+        """What `make` gives on rank 0, on every rank; the others don't call it. It travels as JSON."""
+        if self.alone:
+            return make()
+        from torch import distributed
+
+        text = json.dumps(make(), default=float).encode() if self.leads else b""
+        size = torch.tensor([len(text)])
+        with self._together():
+            distributed.broadcast(size, 0)
+            letters = torch.frombuffer(bytearray(text), dtype=torch.uint8) if self.leads else None
+            if letters is None:
+                letters = torch.empty(int(size), dtype=torch.uint8)
+            distributed.broadcast(letters, 0)
+        said: T = json.loads(bytes(letters.tolist()))
+        return said
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        self._agree(0, "MAX")
+
+    @contextmanager
+    def leader_first(self) -> Iterator[None]:
+        """What is done inside is done by rank 0 first, and by the others when it is through."""
+        if not self.leads:
+            self.wait()
+        yield
+        if self.leads:
+            self.wait()
+
+    # ---- chance
+
+    def seed(self, seed: int, step: int) -> None:
+        """Begin torch's generators anew for a step, each process with its own numbers; alone, they just go on.
+
+        So what a process draws depends on the seed, the step and the rank alone, and there is nothing to save.
+        """
+        if not self.alone:
+            mixed = hashlib.blake2b(f"{seed} {step} {self.rank}".encode(), digest_size=8).digest()
+            torch.manual_seed(int.from_bytes(mixed, "little"))
+
+    # ---- when one of them is gone
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """A process that has ended can't be waited for. It said why; rank 0 adds a line, and the others just stop."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            atexit.unregister(_leave)
+            if not self.leads:
+                raise SystemExit(2) from error
+            raise RunError(
+                f"one of {self.ranks} processes can't be reached; what it said last tells why "
+                "(WEFT_DEBUG=1 shows what was noticed here)"
+            ) from error
+
+
+ALONE = Ranks()
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors in order, in groups of one kind that hold at most BUCKET bytes, or a single larger one."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        alike = bucket and (tensor.dtype, tensor.device) == (bucket[0].dtype, bucket[0].device)
+        if bucket and (not alike or size + tensor.nbytes > BUCKET):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+@cache
+def join() -> Ranks:
+    """Take this process's place among those that torchrun started; without torchrun it is alone.
+
+    On a machine with GPUs each process has the one of its local rank, from here on the current one.
+    """
+    told = {key: os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    if not all(told.values()) or told["WORLD_SIZE"] == "1":
+        return ALONE
+    from torch import distributed
+
+    place: dict[str, Any] = {"backend": "gloo"}
+    if torch.cuda.is_available():
+        local, devices = int(os.environ.get("LOCAL_RANK", told["RANK"])), torch.cuda.device_count()
+        if local >= devices:
+            raise ConfigError(
+                f"process {local + 1} of this machine has no GPU of its own: there {'is' if devices == 1 else 'are'} "
+                f"{devices}; start as many processes with torchrun --nproc-per-node {devices}"
+            )
+        torch.cuda.set_device(local)
+        place = {"backend": "cpu:gloo,cuda:nccl"}
+    try:
+        distributed.init_process_group(**place, timeout=PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        address = f"{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"process {told['RANK']} can't reach the others at {address}: {reason}") from error
+    atexit.register(_leave)
+    ranks = Ranks(int(told["RANK"]), int(told["WORLD_SIZE"]))
+    ranks.wait()  # one that fails at once must not be gone before the last one has found the others
+    return ranks
+
+
+def _leave() -> None:
+    """Take leave of the others when the process ends; what was sent to them arrives first."""
+    from torch import distributed
+
+    distributed.destroy_process_group()

@@ -1,0 +1,94 @@
+"""Figures of classifiers against hand counts, and correlations against SciPy's."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.errors import DataError
+from weft.evaluate import classification as c
+
+NAMES = ("cat", "dog", "frog")
+
+
+def test_figures_of_three_labels_by_hand() -> None:
+    #           cat cat cat dog dog frog frog frog frog frog
+    truth, told = [0, 0, 0, 1, 1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 2, 2, 2, 2, 0, 2]
+    found = c.classified(truth, told, NAMES)
+    assert found.matrix.tolist() == [[2, 1, 0], [0, 1, 1], [1, 0, 4]]
+    assert found.count == 10
+    assert found.accuracy == pytest.approx(0.7)
+    # F1: 2·2/(3+3), 2·1/(2+2), 2·4/(5+5)
+    assert found.macro_f1 == pytest.approx((2 / 3 + 1 / 2 + 4 / 5) / 3)
+    # (7·10 − (3·3 + 2·2 + 5·5)) / √((100 − 38)(100 − 38))
+    assert found.matthews == pytest.approx((70 - 38) / 62)
+    assert found.numbers() == {"accuracy": found.accuracy, "macro_f1": found.macro_f1, "matthews": found.matthews}
+    label, precision, recall, f1, count = found.each()[0]
+    assert (label, count) == ("cat", 3)
+    assert (precision, recall, f1) == pytest.approx((2 / 3, 2 / 3, 2 / 3))
+
+
+def test_two_labels_are_the_textbook_formula() -> None:
+    tp, tn, fp, fn = 90, 3, 4, 5
+    matrix = np.array([[tn, fp], [fn, tp]])
+    textbook = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    assert c.matthews(matrix) == pytest.approx(textbook)
+    # with two labels it is also the correlation of the labels as numbers
+    truth = [0] * (tn + fp) + [1] * (fn + tp)
+    told = [0] * tn + [1] * fp + [0] * fn + [1] * tp
+    assert c.matthews(matrix) == pytest.approx(scipy.stats.pearsonr(truth, told).statistic)
+
+
+def test_one_label_alone_correlates_with_nothing() -> None:
+    assert c.classified([0, 1, 1], [1, 1, 1], ("no", "yes")).matthews == 0.0
+    assert c.classified([0, 1, 1], [0, 1, 1], ("no", "yes")).matthews == 1.0
+    assert c.classified([0, 1], [1, 0], ("no", "yes")).matthews == -1.0
+
+
+def test_a_label_that_never_occurs_takes_no_part_in_the_mean() -> None:
+    assert c.classified([0, 1, 0, 1], [0, 1, 0, 0], NAMES).macro_f1 == pytest.approx((4 / 5 + 2 / 3) / 2)
+    # told, though never true: it counts with 0
+    assert c.classified([0, 1, 0, 1], [0, 1, 0, 2], NAMES).macro_f1 == pytest.approx((1 + 2 / 3 + 0) / 3)
+
+
+numbers = st.lists(st.integers(-4, 4), min_size=3, max_size=30)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_correlations_are_scipys_also_with_ties(data: st.DataObject) -> None:
+    one = data.draw(numbers)
+    other = data.draw(st.lists(st.integers(-4, 4), min_size=len(one), max_size=len(one)))
+    assert c.ranks(one).tolist() == scipy.stats.rankdata(one).tolist()
+    if len(set(one)) == 1 or len(set(other)) == 1:
+        assert math.isnan(c.spearman(one, other)) and math.isnan(c.pearson(one, other))
+        return
+    assert c.spearman(one, other) == pytest.approx(scipy.stats.spearmanr(one, other).statistic, abs=1e-12)
+    assert c.pearson(one, other) == pytest.approx(scipy.stats.pearsonr(one, other).statistic, abs=1e-12)
+
+
+def test_correlations_of_large_and_small_numbers() -> None:
+    generator = np.random.default_rng(0)
+    one, other = generator.normal(size=50) * 1e-9 + 5, generator.normal(size=50) * 1e9
+    assert c.pearson(one, other) == pytest.approx(scipy.stats.pearsonr(one, other).statistic, rel=1e-6)
+    found = c.correlated(one, other)
+    assert found.numbers() == {"pearson": found.pearson, "spearman": found.spearman}
+    assert found.count == 50
+
+
+def test_mistakes_are_one_line() -> None:
+    with pytest.raises(DataError, match="2 true labels, but 1 were told"):
+        c.confusion([0, 1], [0], 2)
+    with pytest.raises(DataError, match="nothing was classified"):
+        c.confusion([], [], 2)
+    with pytest.raises(DataError, match=r"label number 2 is none of the 2 there are \(0 … 1\)"):
+        c.confusion([0, 1], [0, 2], 2)
+    with pytest.raises(DataError, match="3 numbers against 2"):
+        c.spearman([1, 2, 3], [1, 2])
+    with pytest.raises(DataError, match="at least two"):
+        c.pearson([1], [1])
+    with pytest.raises(DataError, match="not all finite"):
+        c.pearson([1, math.nan], [1, 2])

@@ -1,0 +1,143 @@
+"""Vectors of texts: the same for a text alone and among others, whatever stands at padded places."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from weft.data.collate import framed
+from weft.errors import DataError, ModelError
+from weft.evaluate.embedding import Pooling, embed, npy, read_texts
+from weft.explain.hidden import frame
+from weft.models.base import LanguageModel
+from weft.models.config import Bahdanau, EmbeddingHead, Encoder, NGram, Recurrent
+from weft.models.presets import bert, gpt, vaswani
+from weft.text.config import CLOSED, Byte, Specials, WordPiece
+from weft.text.tokenizer import Tokenizer
+
+TEXTS = ["the frog sat", "a", "the toad leapt over the frog and sat", "frog toad", "sat the"]
+D = 16
+
+
+@pytest.fixture(scope="module")
+def wordpiece() -> Tokenizer:
+    """One whose pad token is not its first."""
+    trained = WordPiece(vocab_size=50).train(TEXTS * 3)
+    return Tokenizer.from_json(trained.to_json(), {**trained.roles, "pad": "[MASK]"})
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> Tokenizer:
+    return Byte(specials=CLOSED).train([])
+
+
+def encoder(vocab_size: int, **changes: object) -> Encoder:
+    return bert(2, D, 2, vocab_size, 32).replace(**changes)
+
+
+def models(wordpiece: Tokenizer, bytewise: Tokenizer) -> list[tuple[LanguageModel, Tokenizer]]:
+    torch.manual_seed(0)
+    made = [
+        (encoder(wordpiece.vocab_size).build(), wordpiece),
+        (gpt(2, D, 2, 64, bytewise.vocab_size).build(), bytewise),
+        (Recurrent(vocab_size=bytewise.vocab_size, d_model=D, layers=2, dropout=0.5).build(), bytewise),
+    ]
+    with torch.no_grad():
+        for model, _ in made:
+            for weight in model.parameters():
+                weight.mul_(3.0)  # far from what a fresh model does, where all texts are nearly alike
+    return made
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_a_text_among_others_is_the_text_alone(
+    wordpiece: Tokenizer, bytewise: Tokenizer, kind: int, pooling: Pooling
+) -> None:
+    model, tokenizer = models(wordpiece, bytewise)[kind]
+    together = embed(model, tokenizer, TEXTS, pooling=pooling, batch=3)
+    alone = np.concatenate([embed(model, tokenizer, [text], pooling=pooling) for text in TEXTS])
+    assert together.dtype == np.float32 and together.shape == (len(TEXTS), D)
+    assert together == pytest.approx(alone, abs=2e-5)
+    assert np.linalg.norm(together, axis=1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-5)
+    if (kind, pooling) != (1, "first") and (kind, pooling) != (2, "first"):  # a first token that sees no other
+        assert np.abs(together[0] - together[3]).max() > 1e-3
+    assert model.training  # as it was
+
+
+def test_padding_is_the_tokenizers_and_is_never_looked_at(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
+    assert wordpiece.pad_id not in (None, 0)
+    model, tokenizer = models(wordpiece, bytewise)[0]
+    before = embed(model, tokenizer, TEXTS)
+    with torch.no_grad():
+        model.embedding.weight[wordpiece.pad_id] = 1e4  # type: ignore[index,union-attr,operator]
+    assert embed(model, tokenizer, TEXTS) == pytest.approx(before, abs=1e-5)
+
+
+def test_pooling_is_over_the_text_in_its_frame(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
+    model, tokenizer = models(wordpiece, bytewise)[0]
+    ids = [tokenizer.need("cls"), *tokenizer.encode(TEXTS[0]), tokenizer.need("sep")]
+    with torch.no_grad():
+        features = model.eval().features(torch.tensor([ids]))[0].numpy()
+    expected = {"mean": features.mean(axis=0), "first": features[0], "last": features[-1]}
+    for pooling, vector in expected.items():
+        found = embed(model, tokenizer, TEXTS, pooling=pooling, normalise=False)  # type: ignore[arg-type]
+        assert found[0] == pytest.approx(vector, abs=1e-5)
+
+
+def test_the_frame_is_that_of_training(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
+    for tokenizer in (wordpiece, bytewise):
+        ids = tokenizer.encode(TEXTS[2])
+        for length in (None, 7):
+            trained_on = framed([ids], None, tokenizer, length=length).tokens[0].tolist()
+            assert frame(tokenizer, ids, length).ids == trained_on
+
+
+def test_a_model_made_to_embed_pools_as_it_was_trained_to(wordpiece: Tokenizer) -> None:
+    head = EmbeddingHead(pooling="first").model_dump()
+    model = encoder(wordpiece.vocab_size, head=head).build()
+    assert embed(model, wordpiece, TEXTS) == pytest.approx(embed(model, wordpiece, TEXTS, pooling="first"))
+    assert np.abs(embed(model, wordpiece, TEXTS) - embed(model, wordpiece, TEXTS, pooling="mean")).max() > 1e-3
+    ids = torch.tensor([[wordpiece.need("cls"), *wordpiece.encode(TEXTS[0]), wordpiece.need("sep")]])
+    with torch.no_grad():
+        assert embed(model, wordpiece, TEXTS[:1]) == pytest.approx(model.eval()(ids).numpy(), abs=1e-6)
+
+
+def test_long_texts_are_cut_and_it_is_said(wordpiece: Tokenizer) -> None:
+    model = encoder(wordpiece.vocab_size).build()
+    said: list[str] = []
+    long = " ".join(["frog"] * 100)
+    found = embed(model, wordpiece, ["sat", long], say=said.append)
+    assert said == ["1 of 2 texts are longer than the 32 tokens this model reads; their ends are left out"]
+    assert found[1] == pytest.approx(embed(model, wordpiece, [" ".join(["frog"] * 30)])[0], abs=1e-5)
+
+
+def test_what_has_no_vector_says_so(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
+    size = bytewise.vocab_size
+    for config in (NGram(vocab_size=size), Bahdanau(vocab_size=size, d_model=8), vaswani(1, 8, 2, 16, 0.0, size)):
+        with pytest.raises(ModelError, match="has no vectors of a text"):
+            embed(config.build(), bytewise, ["a"])
+    bare = Byte(specials=Specials()).train([])
+    model = gpt(1, D, 2, 64, bare.vocab_size).build()
+    with pytest.raises(DataError, match="text 2 is empty"):
+        embed(model, bare, ["a", ""])
+    assert embed(model, bare, ["a", "abc"]).shape == (2, D)  # without a pad token, too
+    assert embed(model, bare, []).shape == (0, D)
+
+
+def test_texts_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo words\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "n": 1}\n{"text": "two words", "n": 2}\n')
+    (tmp_path / "a.csv").write_text("n,body\n1,one\n2,two words\n")
+    for name, column in (("a.txt", "text"), ("a.jsonl", "text"), ("a.csv", "body")):
+        assert read_texts(str(tmp_path / name), column) == ["one", "two words"]
+    (tmp_path / "gap.txt").write_text("one\n\ntwo\n")
+    with pytest.raises(DataError, match=r"gap\.txt:2: 'text' is empty"):
+        read_texts(str(tmp_path / "gap.txt"))
+
+
+def test_npy_is_numpys(tmp_path: Path) -> None:
+    vectors = np.arange(6, dtype=np.float32).reshape(2, 3)
+    (tmp_path / "v.npy").write_bytes(npy(vectors))
+    assert (np.load(tmp_path / "v.npy") == vectors).all()

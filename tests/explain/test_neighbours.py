@@ -1,0 +1,130 @@
+"""Nearest words by the embedding table, and nearest words inside sentences."""
+
+import numpy as np
+import pytest
+import torch
+
+from weft.errors import DataError, ModelError
+from weft.explain.neighbours import in_context, nearest_words, word_ids, word_vector
+from weft.models.base import LanguageModel
+from weft.models.config import NGram, Recurrent
+from weft.models.presets import bert, gpt
+from weft.text.config import BPE, Byte, Word
+from weft.text.tokenizer import Tokenizer
+
+TEXT = ["the frog and the toad sat by the bank of the river", "the bank lends money and the frog leapt"]
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return Word().train(TEXT)
+
+
+@pytest.fixture
+def model(words: Tokenizer) -> LanguageModel:
+    """Its table is written by hand: a toad is nearly a frog, a river is at a right angle, money is the opposite."""
+    torch.manual_seed(0)
+    built = bert(1, 4, 2, words.vocab_size, 32).build()
+    angles = {"frog": 0.0, "toad": 0.1, "leapt": 0.6, "river": 1.5708, "money": 3.1416}
+    with torch.no_grad():
+        table = built.embedding.weight
+        table.zero_()
+        for word, angle in angles.items():
+            table[words.id(word), :2] = 3 * torch.tensor([np.cos(angle), np.sin(angle)])
+        table[words.need("pad"), 0] = 1.0  # the very direction of the frog
+    return built
+
+
+def test_the_nearest_words_to_frog(model: LanguageModel, words: Tokenizer) -> None:
+    found = nearest_words(model, words, "frog", top=2)
+    assert [near.text for near in found] == ["toad", "leapt"]
+    assert [near.cosine for near in found] == pytest.approx([np.cos(0.1), np.cos(0.6)], abs=1e-5)
+    everything = nearest_words(model, words, "frog", top=1000)
+    assert everything[-1].text == "money"
+    shown = {near.text for near in everything}
+    assert "frog" not in shown and not shown & set(words.special_tokens)
+    assert len(everything) == words.vocab_size - len(words.special_tokens) - 1
+
+
+def test_a_word_that_is_unknown(model: LanguageModel, words: Tokenizer) -> None:
+    assert word_vector(model, words, "frogs") is None
+    with pytest.raises(DataError, match=r"'frogs' is not in the vocabulary; did you mean 'frog'"):
+        nearest_words(model, words, "frogs")
+    with pytest.raises(ModelError, match="has no embeddings"):
+        nearest_words(NGram(vocab_size=words.vocab_size).build(), words, "frog")
+
+
+def test_a_word_in_several_pieces_has_the_mean_of_their_vectors() -> None:
+    tokenizer = Byte().train([])
+    model = Recurrent(vocab_size=tokenizer.vocab_size, d_model=6, d_embedding=4).build()
+    vector = word_vector(model, tokenizer, "ab")
+    assert vector == pytest.approx(model.embedding.weight[tokenizer.encode("ab")].mean(0).detach().numpy())
+    assert len(nearest_words(model, tokenizer, "ab", top=3)) == 3
+
+
+def test_a_word_is_meant_as_it_stands_inside_a_text() -> None:
+    tokenizer = BPE().train(["a frog, a frog and a frog"] * 20)
+    ids = word_ids(tokenizer, "frog")
+    assert ids is not None and len(ids) == 1
+    assert tokenizer.token_bytes(ids[0]) == b" frog"
+
+
+# ---- in sentences
+
+
+def test_every_word_has_the_vector_of_its_own_place(words: Tokenizer) -> None:
+    torch.manual_seed(1)
+    model = bert(2, 16, 2, words.vocab_size, 32).build()
+    context = in_context(model, words, [TEXT[1], TEXT[0]])
+    assert [place.text for place in context.places] == [*TEXT[1].split(), *TEXT[0].split()]
+    assert all(context.sentences[p.sentence][p.start : p.end] == p.text for p in context.places)
+    alone = in_context(model, words, [TEXT[0]])
+    assert context.vectors[len(TEXT[1].split()) :] == pytest.approx(alone.vectors, abs=1e-5)
+    assert np.linalg.norm(context.vectors, axis=1) == pytest.approx(np.ones(len(context.places)), abs=1e-5)
+    with torch.no_grad():
+        features = model.eval().features(torch.tensor([words.encode(TEXT[0], eos=True)]))[0]
+    vector = features[TEXT[0].split().index("toad")]
+    assert alone.vectors[context_place(alone, "toad")] == pytest.approx((vector / vector.norm()).numpy(), abs=1e-5)
+
+
+def context_place(context, word: str) -> int:  # type: ignore[no-untyped-def]
+    (place,) = context.occurrences(word)
+    return place
+
+
+def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:
+    torch.manual_seed(1)
+    model = bert(2, 16, 2, words.vocab_size, 32).build()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4.0)
+    context = in_context(model, words, [*TEXT, TEXT[0]])
+    between = context.between("Bank")  # case is no matter
+    assert between.shape == (3, 3)
+    assert between[0, 2] == pytest.approx(1.0, abs=1e-5)  # the same sentence again
+    assert between[0, 1] < 0.99
+    answers = context.nearest("bank", top=3)
+    assert [place.sentence for place, _ in answers] == [0, 1, 2]
+    place, near = answers[0]
+    assert (place.text, near[0].place.sentence, near[0].place.text) == ("bank", 2, "bank")
+    cosines = [each.cosine for each in near]
+    assert cosines == sorted(cosines, reverse=True) and len(near) == 3
+
+
+def test_pieces_make_words_and_a_long_sentence_ends_at_the_window() -> None:
+    tokenizer = BPE().train(["the frog leapt, the frog's pond"] * 20)
+    model = gpt(1, 8, 2, 20, tokenizer.vocab_size).build()
+    context = in_context(model, tokenizer, ["the frog's  pond, naïve"])
+    assert [place.text for place in context.places] == ["the", "frog's", "pond", "naïve"]
+    long = in_context(model, tokenizer, ["the frog " * 20])
+    assert [place.text for place in long.places[:2]] == ["the", "frog"]
+    assert len(long.places) == 19  # a token each, and one for the end
+
+
+def test_sentences_without_the_word(model: LanguageModel, words: Tokenizer) -> None:
+    with pytest.raises(DataError, match=r"'toads' is in none of the 2 sentences; did you mean 'toad'"):
+        in_context(model, words, TEXT).nearest("toads")
+    with pytest.raises(DataError, match="hold no words"):
+        in_context(model, words, ["!"])
+    with pytest.raises(ModelError, match="has no vectors of a text"):
+        in_context(NGram(vocab_size=words.vocab_size).build(), words, TEXT)

@@ -1,0 +1,161 @@
+"""What processes agree on: sums, words, who is first, and what happens when one of them is gone."""
+
+import json
+import multiprocessing
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.errors import RunError
+from weft.parallel import ranks as ranks_module
+from weft.parallel.ranks import ALONE, Ranks, _buckets, join
+
+
+def together(work: Callable[..., None], folder: Path, *given: Any, count: int = 2) -> list[int | None]:
+    """Call `work(ranks, folder, *given)` in each of `count` processes, as torchrun would start them; how they ended."""
+    context = multiprocessing.get_context("forkserver")  # imports are made once, and no thread is forked
+    context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "weft.api", "pytest"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [context.Process(target=_one, args=(work, rank, count, port, folder, given)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(90)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [process.exitcode for process in processes]
+
+
+def _one(work: Callable[..., None], rank: int, count: int, port: int, folder: Path, given: tuple[Any, ...]) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    torch.set_num_threads(1)
+    work(join(), folder, *given)
+
+
+def note(folder: Path, ranks: Ranks, **found: Any) -> None:
+    """Leave what a process found for the test to read."""
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
+
+
+def noted(folder: Path, count: int = 2) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+# ---- three processes
+
+
+def _talk(ranks: Ranks, folder: Path) -> None:
+    mine = float(ranks.rank + 1)
+    ranks_module.BUCKET = 40  # bytes: several buckets, and one tensor larger than any
+    shapes = [(2, 3), (1,), (), (30,), (4,)]
+    tensors = [torch.full(shape, mine * (place + 1)) for place, shape in enumerate(shapes)]
+    tensors += [torch.full((3,), ranks.rank, dtype=torch.int64), torch.full((2, 2), mine).T]
+    tensors.append(torch.arange(6.0).reshape(2, 3).T * mine)  # not contiguous
+    ranks.sum_(tensors)
+    first = []
+    with ranks.leader_first():
+        first = sorted(path.name for path in folder.glob("turn-*"))
+        if ranks.leads:
+            time.sleep(0.2)
+            (folder / "turn-0").touch()
+    ranks.seed(7, 3)
+    drawn = torch.rand(2).tolist()
+    ranks.seed(7, 3)
+    note(
+        folder,
+        ranks,
+        sums=[tensor.tolist() for tensor in tensors],
+        total=int(ranks.total(ranks.rank + 5, torch.device("cpu"))),
+        ends=[ranks.least(10 - ranks.rank), ranks.most(10 - ranks.rank)],
+        said=ranks.share(lambda: {"who": ranks.rank, "text": "Fäden ✓", "loss": float("nan"), "none": None}),
+        before=first,
+        drawn=drawn,
+        again=torch.rand(2).tolist(),
+    )
+    ranks.wait()
+
+
+def test_processes_agree(tmp_path: Path) -> None:
+    assert together(_talk, tmp_path, count=3) == [0, 0, 0]
+    found = noted(tmp_path, 3)
+    expected = [torch.full(shape, 6.0 * (place + 1)) for place, shape in enumerate([(2, 3), (1,), (), (30,), (4,)])]
+    expected += [torch.full((3,), 3), torch.full((2, 2), 6.0), torch.arange(6.0).reshape(2, 3).T * 6]
+    for one in found:
+        assert one["sums"] == [tensor.tolist() for tensor in expected]
+        assert one["total"] == 5 + 6 + 7
+        assert one["ends"] == [8, 10]
+        assert (one["said"]["who"], one["said"]["text"], one["said"]["none"]) == (0, "Fäden ✓", None)
+        assert one["said"]["loss"] != one["said"]["loss"]  # NaN arrives as NaN
+        assert one["drawn"] == one["again"]
+    assert [one["before"] for one in found] == [[], ["turn-0"], ["turn-0"]]
+    assert len({tuple(one["drawn"]) for one in found}) == 3  # dropout differs from process to process
+
+
+def _lose_the_last(ranks: Ranks, folder: Path) -> None:
+    if ranks.rank == ranks.ranks - 1:
+        raise SystemExit(7)
+    try:
+        ranks.sum_([torch.ones(3)])
+    except RunError as error:
+        note(folder, ranks, line=str(error))
+        raise SystemExit(2) from None
+
+
+def test_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    assert together(_lose_the_last, tmp_path) == [2, 7]
+    line = json.loads((tmp_path / "0.json").read_text())["line"]
+    assert line.startswith("one of 2 processes can't be reached")
+    assert "\n" not in line
+
+
+def _lose_the_first(ranks: Ranks, folder: Path) -> None:
+    if ranks.leads:
+        raise SystemExit(9)
+    ranks.share(str)
+
+
+def test_those_who_follow_stop_with_the_first(tmp_path: Path) -> None:
+    assert together(_lose_the_first, tmp_path) == [9, 2]
+
+
+# ---- one process
+
+
+def test_alone_nothing_happens() -> None:
+    tensor, before = torch.ones(2), torch.get_rng_state()
+    ALONE.sum_([tensor])
+    ALONE.seed(1, 2)
+    ALONE.wait()
+    with ALONE.leader_first():
+        assert tensor.tolist() == [1.0, 1.0]
+    assert torch.equal(torch.get_rng_state(), before)
+    made = object()
+    assert ALONE.share(lambda: made) is made
+    assert (ALONE.total(3, torch.device("cpu")), ALONE.least(4), ALONE.most(5)) == (3, 4, 5)
+
+
+@pytest.mark.parametrize("told", [{}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}])
+def test_a_single_process_joins_nobody(told: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in told.items():
+        monkeypatch.setenv(key, value)
+    assert join.__wrapped__() is ALONE
+    assert not torch.distributed.is_initialized()
+
+
+def test_buckets_keep_order_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "BUCKET", 16)
+    tensors = [torch.zeros(2), torch.zeros(2), torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.zeros(9)]
+    sizes = [[tensor.numel() for tensor in bucket] for bucket in _buckets(tensors)]
+    assert sizes == [[2, 2], [1], [1], [9]]
