@@ -31,7 +31,7 @@ def main() -> None:
     """Throughput, then one long text at a time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--rows", type=int, default=64, help="how many are written at a time")
+    parser.add_argument("--rows", type=int, default=256, help="how many are written at a time")
     parser.add_argument("--rounds", type=int, default=1, help="how often all of it is timed")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--d-model", type=int, default=256)

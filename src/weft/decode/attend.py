@@ -15,7 +15,7 @@ from torch import Tensor
 # As `benchmarks/gpu_decode.py --parts tune` found them on an H200:
 CROWD = 2  # programs for each processor of the GPU, about
 BLOCK = 64  # keys at a time
-AHEAD = 1 << 24  # bytes of the next product's weights to fetch into the GPU's cache, at most
+AHEAD = 0  # bytes of the next product's weights to fetch into the GPU's cache; there it cost more than it gained
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

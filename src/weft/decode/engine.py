@@ -68,7 +68,7 @@ class Engine:
         *,
         blocks: int = 2048,
         block: int = 16,
-        rows: int = 64,
+        rows: int = 256,
         prefill: int = 512,
     ):
         for name, amount in (("blocks", blocks), ("block", block), ("rows", rows), ("prefill", prefill)):

@@ -19,10 +19,16 @@ from torch import Tensor
 # half, where it is gated), columns and bits of a matrix → rows and columns of a tile, and warps.
 Tile = tuple[int, int, int]
 TILES: dict[tuple[int, int, int], Tile] = {
-    (12288, 4096, 16): (8, 2048, 8),
+    (12288, 4096, 16): (4, 4096, 8),
     (4096, 4096, 16): (8, 1024, 4),
     (11008, 4096, 16): (4, 1024, 4),
-    (4096, 11008, 16): (8, 2048, 4),
+    (4096, 11008, 16): (2, 512, 2),
+    (32000, 4096, 16): (4, 4096, 8),
+    (12288, 4096, 8): (8, 1024, 4),
+    (4096, 4096, 8): (8, 1024, 4),
+    (11008, 4096, 8): (4, 1024, 4),
+    (4096, 11008, 8): (4, 512, 2),
+    (32000, 4096, 8): (8, 1024, 4),
 }
 FEW = 256  # rows of x up to which 8-bit weights are turned into floats on their way, not beforehand
 
