@@ -353,7 +353,7 @@ def encoded(
     has the place; `numbers`: columns that are taken as they are.
     """
     places = {column: {name: at for at, name in enumerate(names)} for column, names in (labels or {}).items()}
-    for chunk in _chunks(rows):
+    for chunk in in_chunks(rows):
         ids = {field: tokenizer.encode_batch([row.values[column] for row in chunk]) for field, column in texts.items()}
         for at, row in enumerate(chunk):
             example: dict[str, Any] = {field: encodings[at] for field, encodings in ids.items()}
@@ -388,7 +388,8 @@ def each(
         yield example
 
 
-def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows some at a time, as a tokenizer likes them."""
     chunk: list[Row] = []
     for row in rows:
         chunk.append(row)

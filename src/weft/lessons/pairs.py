@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from weft.data.batch import Batch
 from weft.data.collate import pairs_batch, pairs_lengths
-from weft.data.examples import Examples
+from weft.data.examples import Examples, in_chunks
 from weft.data.table import Kind, Row
 from weft.decode.config import Sampling
 from weft.decode.translate import translate
@@ -21,7 +21,6 @@ from weft.train.choose import Choice
 from weft.train.config import Recipe
 from weft.train.goals import Pairs
 
-CHUNK = 1024
 SHOWN = 5
 
 
@@ -41,7 +40,7 @@ class PairCraft:
         return recipe, []
 
     def examples(self, recipe: Recipe, rows: Iterable[Row], tokenizers: Tokenizers) -> Iterator[dict[str, Any]]:
-        for chunk in _chunks(rows):
+        for chunk in in_chunks(rows):
             sources = tokenizers.source.encode_batch([row.values[self.goal.source] for row in chunk])
             targets = tokenizers.target.encode_batch([row.values[self.goal.target] for row in chunk])
             for source, target in zip(sources, targets, strict=True):
@@ -81,14 +80,3 @@ class PairCraft:
         figures |= measured.numbers() | {"bleu_signature": measured.bleu.signature}
         shown = [f"{sources[n]}\n→ {told[n]}" for n in range(min(SHOWN, len(told)))]
         return Ending(figures, shown)
-
-
-def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

@@ -42,10 +42,10 @@ pre { background: var(--card); border: 1px solid var(--rule); border-radius: 6px
 .chart .mark { stroke: var(--c1); stroke-dasharray: 3 3; stroke-width: 1.4; } .chart .faint { opacity: .45; }
 .line.c0 { stroke: var(--c0); } .line.c1 { stroke: var(--c1); } .line.c2 { stroke: var(--c2); }
 .dot.c0 { fill: var(--c0); } .dot.c1 { fill: var(--c1); } .dot.c2 { fill: var(--c2); }
-.counts td { text-align: right; padding: .3rem .8rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; }
 td { padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 td:first-child, td:nth-child(2) { font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+.counts td, .counts td:first-child, .counts td:nth-child(2) { text-align: right; padding: .3rem .8rem; font: inherit; }
 """
 
 
@@ -149,7 +149,7 @@ def _figures(
         cards.append((f"{read / seconds:,.0f}", "tokens a second"))
     best = [event for event in events if event.get("event") == "checkpoint" and event.get("best")]
     if best:
-        cards.append((f"{best[-1]['step']:,}", "step with the best held-out loss"))
+        cards.append((f"{best[-1]['step']:,}", "step of the best checkpoint"))
     return '<div class="figures">' + "".join(f"<div><b>{v}</b>{escape(k)}</div>" for v, k in cards) + "</div>"
 
 
@@ -171,7 +171,7 @@ def _charts(
         losses.append(Series("given up", given_up, faint=True))
     marks = [Mark(event["to"], f"back to here from step {event['step']}") for event in rollbacks]
     return [
-        chart("Loss, nats a token", losses, marks=marks),
+        chart("Loss", losses, marks=marks),
         chart("Loss, both axes on a log scale", losses, log_x=True, log_y=True, marks=marks),
         chart("Bits per byte, held out", [Series("held out", _points(metrics, "validation_bits_per_byte"), dots=True)]),
         chart("Learning rate", [Series("learning rate", _points(metrics, "lr"))], from_zero=True),
