@@ -1,0 +1,54 @@
+"""What only a GPU can show: memory that really runs out, and runs that repeat to the last bit."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.errors import RunError
+from weft.train.loop import train
+from weft.train.run import read_lines
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+WIDE = ("model.d_model=256", "model.attention.heads=4", "model.feedforward.d_ff=1024", "model.dropout=0.0")
+
+
+@pytest.fixture
+def little_memory() -> Any:
+    """A quarter of a gibibyte above what is held already."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 28)) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_memory_that_runs_out_names_a_batch_that_fits(tmp_path, recipe, corpus, tokenizer, little_memory) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "tokenizer": tokenizer, "quiet": True, "device": torch.device("cuda")}
+    many = (*WIDE, "batch.size=2048", "batch.length=128", "steps=2")
+    with pytest.raises(RunError, match=r"batch\.micro=\d+ does") as caught:
+        train(recipe(*many), tmp_path / "refused", **given)
+    assert "\n" not in str(caught.value)
+    fits = re.search(r"batch\.micro=(\d+) does", str(caught.value))
+    assert fits is not None
+    train(recipe(*many, f"batch.micro={fits[1]}"), tmp_path / "named", **given)
+    found = train(recipe(*many, "batch.micro=auto"), tmp_path / "auto", **given)
+    (event,) = [line for line in read_lines(found.run.events) if line["event"] == "preflight"]
+    assert 1 <= event["micro"] <= int(fits[1])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_deterministic_run_repeats_bit_for_bit(
+    tmp_path: Path, recipe: Any, corpus: Any, tokenizer: Any, precision: str
+) -> None:
+    settings = recipe("deterministic=true", f"precision={precision}", "steps=20")
+    runs = [
+        train(settings, tmp_path / name, corpus=corpus, tokenizer=tokenizer, quiet=True, device=torch.device("cuda"))
+        for name in ("one", "two")
+    ]
+    assert runs[0].run.metrics.read_text() == runs[1].run.metrics.read_text()
+    for one, two in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        assert torch.equal(one, two)
