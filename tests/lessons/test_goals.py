@@ -197,6 +197,26 @@ def test_a_run_begins_with_another(tmp_path: Path) -> None:
             torch.testing.assert_close(second.model.state_dict()[there], value, rtol=0, atol=1e-9)
 
 
+def test_what_the_weights_mean_stays_as_it_was(tmp_path: Path) -> None:
+    before = transformer("encoder", head={"kind": "mlm"}, placement="pre")
+    first = learn(
+        tmp_path, text(tmp_path), before, "first", objective={"kind": "masked"}, tokenizer={"kind": "wordpiece"}
+    )
+    recipe = tmp_path / "classify.toml"  # written for another model
+    recipe.write_text('model = "bert-tiny"\nobjective = "classify"\ntokenizer = "char"\nsteps = 1\n', encoding="utf-8")
+    data = rows(tmp_path, [{"text": sentence(n), "label": n % 2} for n in range(80)])
+    second = api.train(
+        recipe, data=data, run=tmp_path / "second", changes={"init": str(first.path)}, say=lambda line: None
+    )
+    assert second.config.model.placement == "pre"  # type: ignore[union-attr]
+    assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
+    changed = {"init": str(first.path), "model": {"placement": "post"}}
+    with pytest.raises(
+        ConfigError, match=r"model\.placement = 'post': the weights of init = .* were trained with 'pre'"
+    ):
+        api.train(recipe, data=data, run=tmp_path / "third", changes=changed, say=lambda line: None)
+
+
 def test_an_adapter_leaves_its_base_alone(tmp_path: Path) -> None:
     base = learn(tmp_path, text(tmp_path), transformer("decoder"), "base", tokenizer={"kind": "bpe", "vocab_size": 300})
     before = {name: value.clone() for name, value in base.model.state_dict().items()}

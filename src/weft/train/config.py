@@ -349,6 +349,8 @@ def resolve(source: str, changes: Iterable[str] | Tree = (), data: Sequence[str]
     """
     tree, where = _find(source)
     above = dict(changes) if isinstance(changes, Mapping) else assignments(changes)
+    if "init" in above:  # that run's model and tokenizers, whatever the recipe was written for
+        tree = {key: value for key, value in tree.items() if key not in ("model", "tokenizer", "source_tokenizer")}
     tree = merge(_expand(tree, where), _expand(above, "model"))
     tree = _with_head(_with_goal(_after(tree)))
     if data:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ def first_model(recipe: "Recipe") -> LanguageModel:
     """
     model = recipe.model.build()
     if recipe.init is not None:
+        _check_alike(recipe.model.model_dump(mode="json"), recipe.init)
         take_over(model, recipe.init)
     if recipe.adapter is not None:
         add_adapters(model, recipe.adapter)
@@ -54,6 +55,29 @@ def base_hash(origin: str) -> str:
     """The hash of the weights that a run's adapters stand beside."""
     path, _ = checkpoint_path(open_run(origin))
     return str(json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]["model.safetensors"]["sha256"])
+
+
+# what may differ from the run that weights come from: nothing that changes what the weights mean
+FREE = ("head", "dropout", "attention.dropout", "init", "vocab_size", "source_vocab_size")
+
+
+def _check_alike(settings: dict[str, Any], origin: str) -> None:
+    """Refuse a model that would compute something else with the same weights."""
+    earlier = _flat(open_run(origin).recipe().model.model_dump(mode="json"))
+    for key, value in _flat(settings).items():
+        free = any(key == name or key.startswith(f"{name}.") for name in FREE)
+        if not free and key in earlier and earlier[key] != value:
+            raise ConfigError(
+                f"model.{key} = {value!r}: the weights of init = '{origin}' were trained with {earlier[key]!r}; "
+                "leave it out, and it is taken from there"
+            )
+
+
+def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return flat
 
 
 def take_over(model: LanguageModel, origin: str) -> list[str]:
