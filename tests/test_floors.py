@@ -17,11 +17,18 @@ FLOORS = {
     "models": 2,
     "decode": 3, "explain": 3, "interop": 3, "parallel": 3,
     "train": 4, "evaluate": 4,
-    "serve": 5, "api": 5, "exchange": 5, "lessons": 5,
+    "serve": 5, "api": 5, "exchange": 5, "lessons": 5, "runs": 5,
     "cli": 6, "__main__": 7,
 }  # fmt: skip
 # on one floor, in this direction
-ALLOWED = {("data", "text"), ("serve", "api"), ("api", "lessons"), ("config", "errors")}
+ALLOWED = {
+    ("data", "text"),
+    ("serve", "api"),
+    ("api", "lessons"),
+    ("api", "runs"),
+    ("runs", "lessons"),
+    ("config", "errors"),
+}
 
 
 def room(module: str) -> str:

@@ -7,288 +7,35 @@ import itertools
 import math
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from weft.config import merge, validate
-from weft.data.config import HashSplit, NoSplit, Split
+from weft.data.config import HashSplit, Split
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
-from weft.data.shards import Shards, Tokens
+from weft.data.shards import Shards
 from weft.data.split import train_texts
-from weft.decode.bulk import Results, bulk
-from weft.decode.config import Beam, Sampling
-from weft.decode.constrain import Pattern, schema_text
-from weft.decode.contrast import Contrasted
-from weft.decode.quantize import check_bits, quantize
-from weft.decode.search import search_texts
-from weft.decode.speculative import write_ahead
-from weft.decode.translate import translate
-from weft.decode.writing import Completion, Piece, complete, write
 from weft.errors import ConfigError, DataError, RunError, TokenizerError, WeftError
-from weft.evaluate.perplexity import Score
-from weft.lessons.labels import predict
 from weft.lessons.lesson import Lesson, Material, Tokenizers, lesson_for
-from weft.lessons.text import corpora, held_out, score_texts
-from weft.models.base import LanguageModel
-from weft.models.heads import WordHead
-from weft.models.transformer import Transformer
 from weft.parallel.ranks import Ranks, join
-from weft.progress import bar
+from weft.runs import Run, beam, device_of, load, load_tokenizers, sampling
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer
 from weft.train import loop
 from weft.train.choose import Choice, TextFacts, check_trainable, fit_vocabulary, settle
 from weft.train.config import SOURCE_TOKENIZER, Recipe, resolve
-from weft.train.goals import Chat, Classify, Pairs, Spans
+from weft.train.goals import Chat
 from weft.train.metrics import Say, say_on_stderr
 from weft.train.precision import autocast, pick_device
 from weft.train.report import write_report
-from weft.train.run import FollowedRun, RunFolder, claim, load_model, open_run, read_lines
+from weft.train.run import FollowedRun, RunFolder, claim, open_run
 
-
-def sampling(**given: Any) -> Sampling:
-    """How to write: temperature, top_k, top_p, max_tokens, seed, stop …; what is None keeps its default."""
-    return validate(Sampling, {key: value for key, value in given.items() if value is not None})
-
-
-def beam(**given: Any) -> Beam:
-    """How to search: beams, n, length_penalty, max_tokens, stop …; what is None keeps its default."""
-    return validate(Beam, {key: value for key, value in given.items() if value is not None})
-
-
-@dataclass(frozen=True)
-class Run:
-    """A trained model with all that belongs to it, read from its run's folder."""
-
-    path: Path
-    config: Recipe
-    model: LanguageModel
-    tokenizer: Tokenizer
-
-    def generate(self, prompt: str = "", **settings: Any) -> str:
-        """What the model writes after `prompt`; settings as for `sampling`."""
-        return self.complete([prompt], sampling(**settings))[0].text
-
-    def pattern(self, expression: str) -> Pattern:
-        """Texts that match a regular expression, for `write`, `candidates` and `bulk`."""
-        return Pattern(self.tokenizer, expression)
-
-    def schema(self, schema: Any) -> Pattern:
-        """Texts that are JSON of this schema, likewise."""
-        return schema_text(self.tokenizer, schema)
-
-    def write(
-        self,
-        prompt: str,
-        settings: Sampling,
-        *,
-        pattern: Pattern | None = None,
-        draft: "Run | None" = None,
-        lookup: int | None = None,
-    ) -> Iterator[Piece]:
-        """The same piece by piece, as it is written.
-
-        A `draft`, a smaller run with the same tokenizer, or a `lookup` of up to so many tokens in the text itself guess
-        ahead: the text is what it would be, only faster where the model is large.
-        """
-        if draft is None and lookup is None:
-            within = None if pattern is None else [pattern.begin()]
-            return write(self.model, self.tokenizer, [prompt], settings, constraints=within)
-        if draft is not None and draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
-            raise ConfigError(f"{draft.path}: a draft needs the tokenizer of {self.path}, but it has another one")
-        guess = None if draft is None else draft.model
-        constraint = None if pattern is None else pattern.begin()
-        return write_ahead(
-            self.model, self.tokenizer, prompt, settings, draft=guess, lookup=lookup, constraint=constraint
-        )
-
-    def complete(self, prompts: Sequence[str], settings: Sampling) -> list[Completion]:
-        """Continue several texts at once; each has its own seed, counted up from settings.seed."""
-        return complete(self.model, self.tokenizer, prompts, settings)
-
-    def candidates(
-        self,
-        prompts: Sequence[str],
-        settings: Sampling | Beam,
-        *,
-        n: int = 1,
-        first: int = 0,
-        pattern: Pattern | None = None,
-    ) -> list[list[Completion]]:
-        """Several texts for each prompt: n samples, or the settings.n best of beam search, best first.
-
-        Prompts are numbered from `first` on; what is drawn for a prompt depends on its number and the seed.
-        """
-        if isinstance(settings, Beam):
-            if pattern is not None:
-                raise ConfigError("beam search can't be held to a pattern; leave one of them out")
-            return search_texts(self.model, self.tokenizer, prompts, settings)
-        seeds = [settings.seed + first * n + row for row in range(len(prompts) * n)]
-        within = None if pattern is None else [pattern.begin() for _ in seeds]
-        texts = complete(self.model, self.tokenizer, prompts, settings, copies=n, seeds=seeds, constraints=within)
-        return [texts[place : place + n] for place in range(0, len(texts), n)]
-
-    def bulk(
-        self,
-        prompts: Sequence[str],
-        settings: Sampling | Beam,
-        *,
-        n: int = 1,
-        batch: int = 16,
-        out: Path | None = None,
-        pattern: Pattern | None = None,
-    ) -> Iterator[str]:
-        """Texts for many prompts as lines of JSON, in order. With `out` they are written there as well, and what is
-        there already is not written again."""
-        said = {"n": n, **settings.model_dump(mode="json", exclude_defaults=True)}
-        if pattern is not None:
-            said["pattern"] = pattern.expression
-        results = None if out is None else Results(out, prompts, said)
-        done = 0 if results is None else results.done
-
-        def some(texts: Sequence[str], first: int) -> list[list[Completion]]:
-            return self.candidates(texts, settings, n=n, first=first, pattern=pattern)
-
-        with bar("writing", len(prompts) - done) as advance:
-            for lines in bulk(prompts, some, said, batch=batch, first=done):
-                if results is not None:
-                    results.append(lines)
-                advance(len(lines))
-                yield from lines
-        if results is not None:
-            results.close()
-
-    def perplexity(self, data: Sequence[str] | str | None = None) -> float:
-        """exp of the mean negative log-likelihood of a token, on held-out text or on `data`."""
-        return self.score(data).perplexity
-
-    def score(self, data: Sequence[str] | str | None = None, *, stride: int | None = None) -> Score:
-        """Loss, perplexity and bits per byte over all of the run's held-out text, or over the sources `data`."""
-        if data is not None:
-            sources = [data] if isinstance(data, str) else list(data)
-            with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-                shards = prepare_shards(
-                    sources, Path(folder) / "data", self.tokenizer, validation=NoSplit(), column=self.config.data.column
-                )
-                return self._score([shards.train], stride)
-        texts = held_out(corpora(self.config, RunFolder(self.path)))
-        if not texts:
-            raise DataError(f"{self.path}: this run held out no text; say what to measure with --data")
-        return self._score(texts, stride)
-
-    def _score(self, texts: Sequence[Tokens], stride: int | None) -> Score:
-        assert self.config.precision is not None
-        with autocast(self.config.precision, _device(self.model)), bar("measuring", sum(map(len, texts))) as advance:
-            return score_texts(self.config, self.tokenizer, self.model, texts, stride=stride, progress=advance)
-
-    def figures(self, data: Sequence[str] | str | None = None, targets: Sequence[str] = ()) -> dict[str, Any]:
-        """How good the model is at what it learned: on held-out data, or on all of `data` (with their `targets`)."""
-        assert self.config.precision is not None
-        lesson, tokenizers = lesson_for(self.config), load_tokenizers(self.config, self.path)
-        with autocast(self.config.precision, _device(self.model)), tempfile.TemporaryDirectory(prefix="weft-") as temp:
-            folder, recipe = RunFolder(self.path), self.config
-            if data is not None:
-                sources = [data] if isinstance(data, str) else list(data)
-                given: dict[str, Any] = {"sources": sources, "targets": list(targets)}
-                kept = {key: getattr(recipe.data, key) for key in ("column", "on_error")}
-                recipe = recipe.replace(data={**kept, **given, "validation": {"kind": "files", **given}})
-                folder = RunFolder(Path(temp))
-                recipe, _ = lesson.prepare(recipe, folder, tokenizers, say_on_stderr)
-            return lesson.open(recipe, folder, tokenizers).conclude(self.model).figures
-
-    def against(self, amateur: "Run", strength: float = 0.5, plausible: float = 0.1) -> "Run":
-        """This run contrasted with a weaker one of the same tokenizer (contrastive decoding; Li et al. 2023)."""
-        if amateur.tokenizer.fingerprint != self.tokenizer.fingerprint:
-            raise ConfigError(f"{amateur.path}: it needs the tokenizer of {self.path}, but it has another one")
-        return replace(self, model=Contrasted(self.model, amateur.model, strength, plausible))
-
-    def translate(
-        self,
-        texts: Sequence[str],
-        settings: Beam | Sampling | None = None,
-        *,
-        progress: Callable[[int], object] | None = None,
-    ) -> list[str]:
-        """What the model makes of each text, in their order; a blank text stays blank. Beam search unless told else."""
-        if not isinstance(self.config.objective, Pairs | Spans):
-            kind = self.config.objective.kind
-            raise ConfigError(f"{self.path}: it learned '{kind}', not to write one text from another")
-        tokenizers = load_tokenizers(self.config, self.path)
-        length = self.config.batch.length
-        assert length is not None, "the recipe is settled"
-        how = Beam(beams=5, max_tokens=length) if settings is None else settings
-        return translate(
-            self.model, texts, how, source=tokenizers.source, target=tokenizers.target, length=length, progress=progress
-        )
-
-    def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
-        """The probability of each label for each text, or pair of texts, the likeliest first."""
-        goal = self.config.objective
-        if not isinstance(goal, Classify):
-            raise ConfigError(f"{self.path}: it learned '{goal.kind}', not to classify")
-        if (goal.second is None) != (second is None):
-            asked = "one text" if goal.second is None else f"two texts, '{goal.text}' and '{goal.second}'"
-            raise ConfigError(f"{self.path}: it learned to classify by {asked}")
-        assert goal.labels is not None
-        if not texts:
-            return []
-        with bar("classifying", len(texts)) as advance:
-            logits = predict(
-                self.model, self.tokenizer, texts, second, length=self.config.batch.length, progress=advance
-            )
-        shares = torch.from_numpy(logits).softmax(-1).tolist()
-        return [dict(sorted(zip(goal.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]
-
-    def quantize(self, bits: str) -> None:
-        """Keep the model's weights in 'int8' or 'int4' from here on; it can write and be measured, not be trained."""
-        quantize(self.model, bits)
-
-    def results(self) -> dict[str, Any]:
-        """The figures that training ended with; empty for a run that hasn't ended."""
-        ends = [line for line in read_lines(RunFolder(self.path).events) if line.get("event") == "result"]
-        return {key: value for key, value in ends[-1].items() if key not in ("time", "event")} if ends else {}
-
-
-def load(
-    run: Path | str,
-    device: torch.device | str | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    quantize: str | None = None,
-) -> Run:
-    """A run's model with its best weights, and its tokenizer. Damaged checkpoints are passed over, with a warning.
-
-    `dtype` is what a Transformer's weights are kept in. By default that is float32, but bfloat16 on a GPU for one that
-    writes and that learned in bf16 or fp8: writing reads every weight for every token. With `quantize` ('int8' or
-    'int4') they are kept in so many bits.
-    """
-    if quantize is not None:
-        check_bits(quantize)
-    folder = open_run(run)
-    recipe = folder.recipe()
-    model, damage = load_model(folder, device=device or pick_device())
-    for line in damage:
-        say_on_stderr(f"weft: {line}")
-    if isinstance(model, Transformer):
-        model.to(dtype or _written_in(recipe, model))
-    loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path))
-    if quantize is not None:
-        loaded.quantize(quantize)
-    return loaded
-
-
-def _written_in(recipe: Recipe, model: Transformer) -> torch.dtype:
-    """What a model's weights are kept in for writing."""
-    writes = model.decoder is not None and isinstance(model.output, WordHead)
-    narrow = writes and recipe.precision in ("bf16", "fp8") and _device(model).type == "cuda"
-    return torch.bfloat16 if narrow else torch.float32
+__all__ = ["Run", "beam", "load", "prepare", "resume", "sampling", "train"]
 
 
 def prepare(
@@ -502,17 +249,11 @@ def _tokenizer(
     return recipe.replace(tokenizer={**open_size, "vocab_size": tokenizer.vocab_size}), tokenizer, [smaller]
 
 
-def load_tokenizers(recipe: Recipe, run: Path) -> Tokenizers:
-    """A run's tokenizers."""
-    target = Tokenizer.load(run)
-    return Tokenizers(target, target if recipe.source_tokenizer is None else Tokenizer.load(run / SOURCE_TOKENIZER))
-
-
 def _conclude(folder: RunFolder, material: Material, ranks: Ranks) -> Run:
     """Measure the finished run on everything that was held out, let it answer, and put all that into the report."""
     done = load(folder.path, dtype=torch.float32)  # measured as it learned
     assert done.config.precision is not None
-    with autocast(done.config.precision, _device(done.model)):
+    with autocast(done.config.precision, device_of(done.model)):
         ending = material.conclude(done.model)
     figures = {key: value if _finite(value) else None for key, value in ending.figures.items()}
     folder.event("result", **figures, samples=ending.samples)
@@ -523,7 +264,3 @@ def _conclude(folder: RunFolder, material: Material, ranks: Ranks) -> Run:
 
 def _finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def _device(model: LanguageModel) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))

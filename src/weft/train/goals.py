@@ -29,11 +29,6 @@ class Goal(Config):
     heads: ClassVar[tuple[str, ...]] = ("lm",)  # that such a Transformer needs; the first one is put there
     wants: ClassVar[str] = ""  # the same in words
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that are read, where rows are."""
-        return ()
-
     def chance(self, vocab_size: int) -> float:
         """The loss of knowing nothing."""
         return math.log(vocab_size)
@@ -100,10 +95,6 @@ class Pairs(Words):
     source: Column = "source"
     target: Column = "target"
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.source, self.target
-
 
 class Chat(Words):
     """Conversations: lists of messages in `column`. Only what the assistant says is learned; the rest is read."""
@@ -113,10 +104,6 @@ class Chat(Words):
 
     kind: Literal["chat"] = "chat"
     column: Column = "messages"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
 
 
 class _Masked(Goal):
@@ -169,11 +156,6 @@ class _Labelled(Goal):
     text: Column = "text"
     second: Column | None = None
     pooling: Literal["first", "mean", "last"] | None = None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        texts = (self.text,) if self.second is None else (self.text, self.second)
-        return (*texts, self.answer)
 
     @property
     def answer(self) -> str:
@@ -235,10 +217,6 @@ class Tag(Goal):
     tags: Column = "tags"
     labels: tuple[str, ...] | None = None
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.words, self.tags
-
     def chance(self, vocab_size: int) -> float:
         return math.log(len(self.labels or (0, 1)))
 
@@ -259,10 +237,6 @@ class Twins(Goal):
     first: Column = "first"
     second: Column = "second"
     temperature: PositiveFloat = 0.05
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.first, self.second
 
     def chance(self, vocab_size: int) -> float:
         return math.inf  # ln of the batch's size, which may vary
