@@ -1,6 +1,9 @@
 """Masked words, sentence pairs and missing spans: what is asked, what is left alone, and that nothing is lost."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,21 +13,23 @@ from hypothesis import strategies as st
 
 from weft.data.batch import Batch, windows_batch
 from weft.data.corrupt import (
+    CUTTING,
+    MASKING,
     Masking,
+    Pairs,
     Sentences,
     Spans,
     corrupt_spans,
     mask_words,
     masked_batch,
     pairs_masked_batch,
-    row_generator,
     sentence_pairs,
     sentinels,
     span_counts,
     spans_batch,
     word_starts,
 )
-from weft.data.sampler import Array, Windows, rows
+from weft.data.sampler import Array, Windows, Words, rows, streams
 from weft.data.shards import Tokens
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
@@ -45,8 +50,8 @@ PAD, CLS, SEP, MASK_ID = 0, 2, 3, 4  # as in BERT's vocabulary, with ordinary to
 BERT = Masking(0.15, 90, MASK_ID, np.array([PAD, CLS, SEP, MASK_ID, 50]), PAD, CLS, SEP)
 
 
-def generator(seed: int = 0) -> np.random.Generator:
-    return row_generator(seed, 0, 0)
+def one(seed: int = 0) -> Words:
+    return streams([0], seed, MASKING)
 
 
 # ---- masked words
@@ -54,14 +59,14 @@ def generator(seed: int = 0) -> np.random.Generator:
 
 @many
 @given(
-    st.lists(st.integers(0, 89), max_size=60),
+    st.lists(st.integers(0, 89), min_size=1, max_size=60),
     st.floats(0.01, 1.0),
     st.lists(st.booleans(), min_size=60),
     st.integers(0),
 )
 def test_what_masking_touches(ids: list[int], rate: float, begins: list[bool], seed: int) -> None:
-    row = np.array(ids, dtype=np.int64)
-    starts = np.array(begins[: len(ids)], dtype=bool)
+    row = np.array([ids], dtype=np.int64)
+    starts = np.array([begins[: len(ids)]], dtype=bool)
     special = np.isin(row, BERT.special_ids)
     for given_starts in (None, starts):
         inputs, chosen = mask_words(
@@ -71,35 +76,35 @@ def test_what_masking_touches(ids: list[int], rate: float, begins: list[bool], s
             vocab_size=90,
             special_ids=BERT.special_ids,
             starts=given_starts,
-            generator=generator(seed % 2**64),
+            streams=one(seed),
         )
         assert not (chosen & special).any()
         assert chosen.any() == (~special).any()  # one word at least, where there is one
         assert (inputs[~chosen] == row[~chosen]).all()
         put = inputs[chosen & (inputs != row)]
         assert (np.isin(put, BERT.special_ids) <= (put == MASK_ID)).all()  # of the special tokens, the mask alone
-        assert row.tolist() == ids
+        assert row.tolist() == [ids]
 
 
 def test_any_ordinary_token_may_be_put_in() -> None:
-    row = np.full(40_000, 7)
+    row = np.full((1, 40_000), 7)
     inputs, chosen = mask_words(
-        row, rate=1.0, mask_id=MASK_ID, vocab_size=90, special_ids=BERT.special_ids, generator=generator()
+        row, rate=1.0, mask_id=MASK_ID, vocab_size=90, special_ids=BERT.special_ids, streams=one()
     )
     assert chosen.all()
-    assert set(inputs.tolist()) == set(range(90)) - {PAD, CLS, SEP, 50}
+    assert set(inputs.ravel().tolist()) == set(range(90)) - {PAD, CLS, SEP, 50}
 
 
 def test_whole_words_share_their_fate() -> None:
-    starts = np.tile([True, False, False, False], 5000)
-    row = np.tile([11, 12, 13, 14], 5000)
+    starts = np.tile([True, False, False, False], (1, 5000))
+    row = np.tile([11, 12, 13, 14], (1, 5000))
     inputs, chosen = mask_words(
         row,
         mask_id=MASK_ID,
         vocab_size=10**9,  # so that what is put in is never what stood there
         special_ids=BERT.special_ids,
         starts=starts,
-        generator=generator(),
+        streams=one(),
     )
     words = chosen.reshape(-1, 4)
     assert (words.all(1) == words.any(1)).all()
@@ -112,14 +117,14 @@ def test_whole_words_share_their_fate() -> None:
 
 def test_a_special_token_ends_a_word() -> None:
     """The piece behind [SEP] looks like the inside of a word; it is a word of its own there."""
-    row, starts = np.array([CLS, 11, 12, SEP, 12, 12, SEP]), np.array([False, True, False, False, False, False, False])
+    row, starts = np.array([[CLS, 11, 12, SEP, 12, 12, SEP]]), np.array([[False, True, *[False] * 5]])
     seen = set()
     for seed in range(40):
         _, chosen = mask_words(
             row, rate=0.3, mask_id=MASK_ID, vocab_size=90, special_ids=BERT.special_ids, starts=starts,
-            generator=generator(seed),
+            streams=one(seed),
         )  # fmt: skip
-        seen.add(tuple(chosen.tolist()))
+        seen.add(tuple(chosen[0].tolist()))
     first, second = (False, True, True, False, False, False, False), (False, False, False, False, True, True, False)
     assert seen == {first, second}
 
@@ -201,6 +206,40 @@ def test_a_row_is_masked_alike_in_any_batch_and_anew_each_time() -> None:
     assert not equal(masked_batch(text, range(8, 16), BERT, seed=3), whole)
 
 
+@many
+@given(st.integers(0, 2**62), st.integers(1, 40), st.integers(1, 6), st.booleans(), st.randoms(use_true_random=False))
+def test_a_row_does_not_know_its_company(first: int, length: int, size: int, whole: bool, order: Random) -> None:
+    """Alone, in another order, or with padding behind it, a row is masked alike."""
+    draw = np.random.default_rng(first)
+    ids, samples = draw.integers(0, 90, (size, length)), first + np.arange(size)
+    masking = replace(BERT, starts=draw.random(90) < 0.5 if whole else None)
+    inputs, chosen = masking.mask(ids, samples, 7)
+    shuffled = order.sample(range(size), size)
+    again, asked = masking.mask(np.pad(ids[shuffled], ((0, 0), (0, 5)), constant_values=PAD), samples[shuffled], 7)
+    assert (again[:, :length] == inputs[shuffled]).all()
+    assert (asked[:, :length] == chosen[shuffled]).all()
+    assert not asked[:, length:].any()
+    alone, _ = masking.mask(ids[-1:], samples[-1:], 7)
+    assert (alone == inputs[-1:]).all()
+
+
+@pytest.mark.parametrize(("words", "expected"), [(10, 1.5), (40, 6.0), (3, 1.0)])
+def test_as_many_words_as_the_rate_says_and_any_of_them(words: int, expected: float) -> None:
+    times = 8000
+    ids = np.tile([CLS, *range(10, 10 + words), SEP], (times, 1))
+    inputs, chosen = BERT.mask(ids, np.arange(times), 0)
+    counts = chosen.sum(axis=1)
+    assert set(counts.tolist()) == {int(expected), int(np.ceil(expected))}
+    assert counts.mean() == pytest.approx(expected, abs=4 * 0.5 / times**0.5)
+    each = chosen[:, 1:-1].sum(axis=0)
+    assert ((each - each.mean()) ** 2 / each.mean()).sum() < 2.5 * words + 10  # χ²: about `words` on average
+    apart = np.corrcoef(chosen[:-1, 1:-1].ravel(), chosen[1:, 1:-1].ravel())[0, 1]  # samples that follow each other
+    assert abs(apart) < 4 / (times * words) ** 0.5
+    fates = inputs[chosen], ids[chosen]
+    for part, share in ((fates[0] == MASK_ID, 0.8), (fates[0] == fates[1], 0.1 + 0.1 / 85)):
+        assert part.mean() == pytest.approx(share, abs=4 * (share * (1 - share) / chosen.sum()) ** 0.5)
+
+
 def test_masking_of_a_tokenizer() -> None:
     tokenizer = WordPiece(vocab_size=75).train(TEXTS)
     masking = Masking.of(tokenizer, whole_words=True)
@@ -225,12 +264,9 @@ class Listed:
             ids = 1000 * (document + 1) + np.arange(sum(sentences))
             self.sentences += np.split(ids, np.cumsum(sentences)[:-1])
 
-    def __len__(self) -> int:
-        return len(self.sentences)
-
-    def ids(self, field: str, index: int) -> Array:
+    def joined(self, field: str) -> Array:
         assert field == "tokens"
-        return self.sentences[index]
+        return np.concatenate(self.sentences)
 
     def lengths(self, field: str) -> Array:
         assert field == "tokens"
@@ -239,6 +275,11 @@ class Listed:
     def values(self, field: str) -> Array:
         assert field == "document"
         return self.numbers
+
+
+def passages(sentences: Sentences, pairs: Pairs) -> Iterator[tuple[Array, Array, bool]]:
+    for a, a_length, b, b_length, follows in zip(*pairs, strict=True):
+        yield sentences.tokens[a : a + a_length], sentences.tokens[b : b + b_length], bool(follows)
 
 
 @many
@@ -251,7 +292,7 @@ class Listed:
 )
 def test_pairs_are_passages(documents: list[list[int]], length: int, sample: int) -> None:
     sentences = Sentences(Listed(documents))
-    ((a, b, follows),) = sentence_pairs(sentences, [sample], 3, length)
+    ((a, b, follows),) = passages(sentences, sentence_pairs(sentences, [sample], 3, length))
     assert len(a) >= 1
     assert len(b) >= 1
     assert len(a) + len(b) <= length - 3
@@ -263,7 +304,8 @@ def test_pairs_are_passages(documents: list[list[int]], length: int, sample: int
 
 def test_most_pairs_fill_the_row_and_a_tenth_does_not() -> None:
     sentences = Sentences(Listed([[5] * 100] * 20))
-    totals = np.array([len(a) + len(b) for a, b, _ in sentence_pairs(sentences, range(600), 0, 63)])
+    pairs = sentence_pairs(sentences, range(600), 0, 63)
+    totals = pairs.a_length + pairs.b_length
     assert (totals == 60).mean() == pytest.approx(0.9, abs=0.04)
     assert totals.min() < 20
 
@@ -275,7 +317,8 @@ def test_an_epoch_of_pairs_goes_through_the_text() -> None:
     places = sentences.places(range(2 * count), 1, 53)
     assert sorted(places[:count].tolist()) == sorted(places[count:].tolist()) == list(range(0, 2000, 50))
     assert places[:count].tolist() != places[count:].tolist()
-    assert [sentences.first(token) for token in (0, 3, 4, 10, 199, 200)] == [0, 0, 1, 2, 38, 40]  # 39 is the last one
+    first = sentences.first(np.array([0, 3, 4, 10, 199, 200]))
+    assert first.tolist() == [0, 0, 1, 2, 38, 40]  # 39 is the last one of its document
 
 
 def test_a_batch_of_pairs() -> None:
@@ -287,7 +330,8 @@ def test_a_batch_of_pairs() -> None:
     assert batch.follows is not None
     assert batch.follows_weight is not None
     assert batch.tokens.shape == batch.targets.shape == batch.segments.shape == (7, 40)
-    for row, (a, b, follows) in enumerate(sentence_pairs(sentences, range(14, 21), 5, 40)):
+    drawn = sentence_pairs(sentences, range(14, 21), 5, 40)
+    for row, (a, b, follows) in enumerate(passages(sentences, drawn)):
         expected = [CLS, *a.tolist(), SEP, *b.tolist(), SEP]
         real = batch.mask[row]
         assert batch.targets[row][real].tolist() == expected
@@ -303,6 +347,18 @@ def test_a_batch_of_pairs() -> None:
     assert torch.equal(torch.cat([part.tokens for part in parts]), batch.tokens)
     weights = torch.cat([part.follows_weight for part in parts if part.follows_weight is not None])
     assert torch.equal(weights, batch.follows_weight)  # of the whole step, not of the rank's share
+
+
+@many
+@given(st.integers(0, 2**40), st.integers(1, 9), st.integers(5, 40))
+def test_a_pair_does_not_know_its_company(step: int, size: int, length: int) -> None:
+    sentences = Sentences(Listed([[7, 5, 9, 4] * 3, [2], [30, 1]]))
+    masking = Masking(0.15, 9000, MASK_ID, BERT.special_ids, PAD, CLS, SEP)
+    whole = pairs_masked_batch(sentences, masking, step, size, seed=5, length=length)
+    for row in range(size):
+        alone = pairs_masked_batch(sentences, masking, step * size + row, 1, seed=5, length=length)
+        for name in ("tokens", "targets", "loss_mask", "mask", "segments", "follows"):
+            assert torch.equal(getattr(alone, name)[0], getattr(whole, name)[row])
 
 
 def test_what_gives_no_pairs() -> None:
@@ -338,8 +394,8 @@ def test_spans_put_back_give_the_text(length: int, rate: float, mean: float, see
     ids = np.arange(1000, 1000 + length)
     marks = np.arange(100, 900)
     noise, spans = span_counts(length, rate, mean)
-    source, target = corrupt_spans(
-        ids, rate=rate, mean=mean, sentinels=marks, eos=EOS, generator=row_generator(seed, 0, 2)
+    (source,), (target,) = corrupt_spans(
+        ids[None], rate=rate, mean=mean, sentinels=marks, eos=EOS, streams=streams([0], seed, CUTTING)
     )
     assert len(source) == length - noise + spans + 1
     assert len(target) == noise + spans + 2
@@ -355,12 +411,9 @@ def test_spans_put_back_give_the_text(length: int, rate: float, mean: float, see
 
 def test_spans_lie_anywhere() -> None:
     """Every token but the first is cut out about as often as any other."""
-    times = np.zeros(100)
-    for sample in range(2000):
-        source, _ = corrupt_spans(
-            np.arange(1000, 1100), sentinels=SENTINELS, eos=EOS, generator=row_generator(0, sample, 2)
-        )
-        times[np.setdiff1d(np.arange(100), source - 1000)] += 1
+    texts = np.tile(np.arange(1000, 1100), (2000, 1))
+    sources, _ = corrupt_spans(texts, sentinels=SENTINELS, eos=EOS, streams=streams(range(2000), 0, CUTTING))
+    times = 2000 - np.bincount(sources[sources >= 1000] - 1000, minlength=100)
     assert times[0] == 0  # the text begins with something
     assert times[10:90] / 2000 == pytest.approx(np.full(80, 0.15), abs=0.05)
 
@@ -371,21 +424,20 @@ def test_a_batch_of_spans() -> None:
     ).train(TEXTS)
     assert sentinels(tokenizer).tolist() == [tokenizer.id(f"<extra_id_{n}>") for n in range(9)]
     spans = Spans.of(tokenizer)
-    texts = [np.arange(20, 60), np.arange(60, 80)]
+    texts = np.arange(20, 100).reshape(2, 40)
     batch = spans_batch(texts, [4, 5], spans, seed=1)
     assert batch.source is not None
-    assert batch.loss_mask is not None
-    for row, (ids, sample) in enumerate(zip(texts, [4, 5], strict=True)):
-        source, target = corrupt_spans(
-            ids, sentinels=spans.sentinels, eos=spans.eos_id, generator=row_generator(1, sample, 2)
+    assert batch.source.mask.all()
+    assert batch.loss_mask is None
+    for row in range(2):
+        (source,), (target,) = corrupt_spans(
+            texts[row : row + 1], sentinels=spans.sentinels, eos=spans.eos_id, streams=streams([4 + row], 1, CUTTING)
         )
-        assert batch.source.tokens[row][batch.source.mask[row]].tolist() == source.tolist()
-        assert batch.targets[row][batch.loss_mask[row]].tolist() == target.tolist()
-        assert batch.tokens[row, : len(target)].tolist() == [tokenizer.pad_id, *target[:-1].tolist()]
-    alone = spans_batch(texts[1:], [5], spans, seed=1)
-    assert alone.source is not None
-    assert alone.source.mask.all()
-    assert alone.targets[0].tolist() == batch.targets[1][batch.loss_mask[1]].tolist()
+        assert batch.source.tokens[row].tolist() == source.tolist()
+        assert batch.targets[row].tolist() == target.tolist()
+        assert batch.tokens[row].tolist() == [tokenizer.pad_id, *target[:-1].tolist()]
+    assert not torch.equal(spans_batch(texts, [6, 7], spans, seed=1).targets, batch.targets)
+    assert not torch.equal(spans_batch(texts, [4, 5], spans, seed=2).targets, batch.targets)
 
 
 def test_what_gives_no_spans() -> None:
@@ -394,8 +446,4 @@ def test_what_gives_no_spans() -> None:
     with pytest.raises(
         DataError, match=r"300 tokens lose 15 spans, but the tokenizer has 9 sentinels .* 16 are needed"
     ):
-        corrupt_spans(np.arange(300), sentinels=SENTINELS[:9], eos=EOS, generator=generator())
-    unpadded = Spans(0.15, 3.0, SENTINELS, EOS, 5, None)
-    with pytest.raises(DataError, match="no padding token"):
-        spans_batch([np.arange(20), np.arange(40)], [0, 1], unpadded, seed=0)
-    assert spans_batch([np.arange(40), np.arange(40)], [0, 1], unpadded, seed=0).loss_mask.all()  # type: ignore[union-attr]
+        corrupt_spans(np.arange(300)[None], sentinels=SENTINELS[:9], eos=EOS, streams=one())

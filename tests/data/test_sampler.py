@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.sampler import Windows, permute, rows, sequential
+from weft.data.sampler import Windows, draw, permute, rows, sequential, streams
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)
@@ -65,6 +65,19 @@ def test_the_order_looks_random() -> None:
     assert abs(np.corrcoef(order, np.arange(count))[0, 1]) < 0.04
     where = permute(np.full(4000, 5), 8, np.arange(4000), 0)
     assert (np.abs(np.bincount(where, minlength=8) - 500) < 100).all()  # a place falls on every other one
+
+
+def test_numbers_by_their_place_look_random() -> None:
+    numbers = draw(streams(range(300), 0, 3)[:, None], np.arange(300))
+    assert numbers.shape == (300, 300)
+    assert 0 <= numbers.min() < 1e-4
+    assert 1 - 1e-4 < numbers.max() < 1
+    assert (np.abs(np.histogram(numbers, 10, (0, 1))[0] - 9000) < 360).all()  # 4 standard errors
+    for one, other in ((numbers[1:], numbers[:-1]), (numbers[:, 1:], numbers[:, :-1]), (numbers, numbers.T)):
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.02
+    for another in (draw(streams(range(300), 1, 3)[:, None], np.arange(300)), draw(streams(range(300), 0, 4), 0)):
+        assert not np.isin(another, numbers).any()
+    assert (draw(streams([7], 0, 3), [40, 2]) == numbers[7, [40, 2]]).all()
 
 
 def test_a_huge_text_costs_nothing() -> None:

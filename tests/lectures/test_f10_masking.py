@@ -6,7 +6,8 @@ To see it: python -m pytest tests/lectures/test_f10_masking.py -s
 import numpy as np
 import pytest
 
-from weft.data.corrupt import mask_words, row_generator
+from weft.data.corrupt import MASKING, mask_words
+from weft.data.sampler import streams
 
 ROWS, LENGTH, VOCABULARY = 1984, 512, 30522  # [CLS] 252 tokens [SEP] 253 tokens, padded [SEP]: 10⁶ ordinary tokens
 SPECIAL = np.array([0, 100, 101, 102, 103])  # bert-base-uncased's [PAD] [UNK] [CLS] [SEP] [MASK]
@@ -19,16 +20,14 @@ def test_frequencies_over_a_million_tokens(whole_words: bool) -> None:
     tokens = draw.integers(1000, VOCABULARY, (ROWS, LENGTH))
     tokens[:, 0], tokens[:, 253], tokens[:, -4], tokens[:, -3:] = CLS, SEP, SEP, PAD
     starts = draw.random((ROWS, LENGTH)) < 0.7
-    inputs, chosen = np.empty_like(tokens), np.empty(tokens.shape, dtype=bool)
-    for row in range(ROWS):
-        inputs[row], chosen[row] = mask_words(
-            tokens[row],
-            mask_id=MASK,
-            vocab_size=VOCABULARY,
-            special_ids=SPECIAL,
-            starts=starts[row] if whole_words else None,
-            generator=row_generator(0, row, 0),
-        )
+    inputs, chosen = mask_words(
+        tokens,
+        mask_id=MASK,
+        vocab_size=VOCABULARY,
+        special_ids=SPECIAL,
+        starts=starts if whole_words else None,
+        streams=streams(range(ROWS), 0, MASKING),
+    )
 
     special = np.isin(tokens, SPECIAL)
     ordinary = int((~special).sum())

@@ -6,7 +6,7 @@ Padding is whatever the tokenizer says it is: `pad` takes the tokenizer's own id
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -116,7 +116,7 @@ def windows_batch(
 ) -> Batch:
     """The rows (B/ranks, length) that `rank` trains on at `step`."""
     starts = windows.starts(rows(step, batch, rank, ranks))
-    return _stack([(tokens, int(start)) for start in starts], windows.length, document_mask)
+    return _stack([tokens], np.zeros_like(starts), starts, windows.length, document_mask)
 
 
 def mixture_batch(
@@ -131,8 +131,7 @@ def mixture_batch(
 ) -> Batch:
     """As `windows_batch`, each row from one of several texts."""
     sources, starts = mixture.locate(rows(step, batch, rank, ranks))
-    places = [(texts[source], int(start)) for source, start in zip(sources, starts, strict=True)]
-    return _stack(places, mixture.windows[0].length, document_mask)
+    return _stack(texts, sources, starts, mixture.windows[0].length, document_mask)
 
 
 def evaluation_batches(
@@ -142,26 +141,31 @@ def evaluation_batches(
 
     Full windows come `batch` at a time; what is left at the end is one shorter row, so nothing is padded.
     """
-    waiting: list[tuple[Tokens, int]] = []
+    waiting: list[int] = []
     number = 0
     last = (len(tokens) - 2) // length * length  # where the last window starts
     for start, inputs in sequential(len(tokens), length):
         if inputs == length:
-            waiting.append((tokens, start))
+            waiting.append(start)
         if waiting and (len(waiting) == batch or start == last):
             if number % ranks == rank:
-                yield _stack(waiting, length, document_mask)
+                yield _stack([tokens], np.zeros(len(waiting), dtype=np.int64), np.array(waiting), length, document_mask)
             waiting, number = [], number + 1
         if inputs < length and number % ranks == rank:
-            yield _stack([(tokens, start)], inputs, document_mask)
+            yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([start]), inputs, document_mask)
 
 
-def _stack(places: Sequence[tuple[Tokens, int]], length: int, document_mask: bool) -> Batch:
-    ids = torch.from_numpy(np.stack([text.read(start, length + 1) for text, start in places]))
-    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+def _stack(texts: Sequence[Tokens], sources: Array, starts: Array, length: int, document_mask: bool) -> Batch:
+    """Rows that begin at `starts` (B,) of the texts that `sources` (B,) number."""
+    ids = np.empty((len(starts), length + 1), dtype=np.int64)
+    for source, text in enumerate(texts):
+        mine = sources == source
+        ids[mine] = text.windows(starts[mine], length + 1)
+    inputs, targets = torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(ids[:, 1:].copy())
     if not document_mask:
         return Batch(inputs, targets)
-    numbers = np.stack([text.documents(start, length + 1) for text, start in places])
+    places = zip(sources.tolist(), starts.tolist(), strict=True)
+    numbers = np.stack([texts[source].documents(start, length + 1) for source, start in places])
     numbers -= numbers[:, :1]  # small numbers, from 0 in each row
     inside = numbers[:, 1:] == numbers[:, :-1]  # a document's last token predicts nothing of the next document
     return Batch(
@@ -200,12 +204,10 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int | None, length: int | No
     length = longest if length is None else length
     if longest > length:
         raise DataError(f"a sequence of {longest} tokens doesn't fit into {length}; truncate first")
-    ids = torch.full((len(sequences), length), pad_id, dtype=torch.int64)
-    mask = torch.zeros((len(sequences), length), dtype=torch.bool)
-    for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
-        mask[row, : len(sequence)] = True
-    return ids, mask
+    mask = np.arange(length) < np.array([len(sequence) for sequence in sequences], dtype=np.int64)[:, None]
+    ids = np.full(mask.shape, pad_id, dtype=np.int64)
+    ids[mask] = np.fromiter(chain.from_iterable(sequences), dtype=np.int64)
+    return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
 def packed(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) -> Batch:

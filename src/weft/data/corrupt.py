@@ -6,18 +6,17 @@ run, or one with another number of processes, sees the same rows.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft.data.batch import Batch, Source, pad
-from weft.data.sampler import Array, permute, rows
+from weft.data.batch import Batch, Source
+from weft.data.sampler import Array, Words, draw, permute, rows, streams
 from weft.errors import DataError, TokenizerError
 
 if TYPE_CHECKING:
@@ -26,13 +25,7 @@ if TYPE_CHECKING:
 Flags = npt.NDArray[np.bool_]
 MASKED, REPLACED = 0.8, 0.1  # of the chosen words; the others stay (Devlin et al. 2019, §3.1)
 SHORTER = 0.1  # of the sentence pairs
-MASKING, PAIRING, CUTTING = range(3)  # what a row's random numbers are for
-
-
-def row_generator(seed: int, sample: int, purpose: int) -> np.random.Generator:
-    """The random numbers of one sample: Philox counts (Salmon et al. 2011), and each sample has a range of its own."""
-    counter = np.array([0, 0, sample, purpose], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, 0], dtype=np.uint64), counter=counter))
+MASKING, PAIRING, CUTTING = range(3, 6)  # what a row's random numbers are for; the sampler has purposes 1 and 2
 
 
 # ---- masked words
@@ -46,33 +39,42 @@ def mask_words(
     vocab_size: int,
     special_ids: Array,
     starts: Flags | None = None,
-    generator: np.random.Generator,
+    streams: Words,
 ) -> tuple[Array, Flags]:
-    """BERT's masking (Devlin et al. 2019, §3.1) of ids (T,): what the model reads (T,), and where it is asked (T,).
+    """BERT's masking (Devlin et al. 2019, §3.1) of ids (B, T): what the model reads, and where it is asked, (B, T).
 
-    `rate` of the words are chosen, one at least. Of these 80 % become `mask_id`, 10 % any ordinary token, 10 % stay.
-    Special tokens (ascending) are never chosen, and never put in. Every token is a word, unless `starts` (T,) says
-    where words begin: then all tokens of a word are chosen together and share its fate.
+    `rate` of a row's words are chosen, one at least. Of these 80 % become `mask_id`, 10 % any ordinary token, 10 %
+    stay. Special tokens (ascending) are never chosen, and never put in. Every token is a word, unless `starts` (B, T)
+    says where words begin: then all tokens of a word are chosen together and share its fate. What happens to a row is
+    drawn from its stream (B,) alone, and special tokens after it change nothing.
     """
-    special = special_ids.take(np.searchsorted(special_ids, ids), mode="clip") == ids  # faster than np.isin
-    begins = np.ones(len(ids), dtype=bool) if starts is None else starts | special
-    begins[:1] = True
-    begins[1:] |= special[:-1]
-    word = np.cumsum(begins) - 1  # each token's word
-    words = np.flatnonzero(~special[begins])
-    if not len(words):
-        return ids.copy(), np.zeros(len(ids), dtype=bool)
+    special = np.isin(ids, special_ids)
+    begins = np.ones(ids.shape, dtype=bool) if starts is None else starts | special
+    begins[:, 0] = True
+    begins[:, 1:] |= special[:, :-1]
+    heads = begins & ~special  # the first token of each word, for which its numbers are drawn
+    words = heads.sum(axis=1)
     # the part after the point is drawn, so that on average it is `rate` exactly
-    count = min(max(1, int(rate * len(words) + generator.random())), len(words))
-    fate = np.full(word[-1] + 1, 2.0)  # of each word
-    fate[generator.choice(words, count, replace=False, shuffle=False)] = generator.random(count)
-    fates = fate[word]
-    replaced = (fates >= MASKED) & (fates < MASKED + REPLACED)
-    drawn = generator.integers(vocab_size - len(special_ids), size=int(replaced.sum()))
-    inputs = np.where(fates < MASKED, mask_id, ids)
+    count = np.clip((rate * words + draw(streams, 0)).astype(np.int64), np.minimum(words, 1), words)
+    places = np.arange(ids.shape[1])
+    lots = np.where(heads, draw(streams[:, None], 1 + 3 * places), 1.0)
+    last = np.sort(lots, axis=1)[np.arange(len(ids)), count - 1]  # 1.0 where there is no word
+    chosen = heads & (lots <= last[:, None])
+    head = np.broadcast_to(places, ids.shape)
+    if starts is not None:
+        head = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+        chosen = np.take_along_axis(chosen, head, axis=1)
+
+    row, place = np.nonzero(chosen)
+    fate = draw(streams[row], 2 + 3 * head[row, place])
+    inputs = ids.copy()
+    masked, replaced = fate < MASKED, (fate >= MASKED) & (fate < MASKED + REPLACED)
+    inputs[row[masked], place[masked]] = mask_id
+    row, place = row[replaced], place[replaced]
+    drawn = (draw(streams[row], 3 + 3 * place) * (vocab_size - len(special_ids))).astype(np.int64)
     # the n-th ordinary token: n, and one more for each special token that is passed on the way there
-    inputs[replaced] = drawn + np.searchsorted(special_ids - np.arange(len(special_ids)), drawn, side="right")
-    return inputs, fates < 1.0
+    inputs[row, place] = drawn + np.searchsorted(special_ids - np.arange(len(special_ids)), drawn, side="right")
+    return inputs, chosen
 
 
 # first bytes of characters that are signs, or belong to scripts without spaces (U+2000 to U+9FFF, U+10000 and on)
@@ -136,8 +138,8 @@ class Masking:
         """How many tokens `masked_batch` puts around a row: [CLS] and [SEP], where the tokenizer has them."""
         return 2 if self.cls_id is not None and self.sep_id is not None else 0
 
-    def mask(self, ids: Array, seed: int, sample: int) -> tuple[Array, Flags]:
-        """`mask_words` on the ids (T,) of a sample."""
+    def mask(self, ids: Array, samples: npt.ArrayLike, seed: int) -> tuple[Array, Flags]:
+        """`mask_words` on the ids (B, T) of these samples (B,)."""
         return mask_words(
             ids,
             rate=self.rate,
@@ -145,20 +147,19 @@ class Masking:
             vocab_size=self.vocab_size,
             special_ids=self.special_ids,
             starts=None if self.starts is None else self.starts[ids],
-            generator=row_generator(seed, sample, MASKING),
+            streams=streams(samples, seed, MASKING),
         )
 
 
-def masked_batch(batch: Batch, samples: Iterable[int], masking: Masking, seed: int) -> Batch:
-    """A batch of text (B, T), as `windows_batch` gives it, with words masked; `samples` number its rows.
+def masked_batch(batch: Batch, samples: npt.ArrayLike, masking: Masking, seed: int) -> Batch:
+    """A batch of text (B, T), as `windows_batch` gives it, with words masked; `samples` (B,) number its rows.
 
     The targets are the tokens themselves. Rows become [CLS] row [SEP] where the tokenizer has both, so that the text
     should be `masking.frame` tokens shorter than the rows are to be.
     """
     framed = _framed(batch, masking) if masking.frame else batch
-    pairs = [masking.mask(ids, seed, n) for ids, n in zip(framed.tokens.numpy(), samples, strict=True)]
-    inputs, chosen = (torch.from_numpy(np.stack(column)) for column in zip(*pairs, strict=True))
-    return replace(framed, tokens=inputs, targets=framed.tokens, loss_mask=chosen)
+    inputs, chosen = masking.mask(framed.tokens.numpy(), samples, seed)
+    return replace(framed, tokens=torch.from_numpy(inputs), targets=framed.tokens, loss_mask=torch.from_numpy(chosen))
 
 
 def _framed(batch: Batch, masking: Masking) -> Batch:
@@ -184,9 +185,7 @@ def _framed(batch: Batch, masking: Masking) -> Batch:
 class SentenceSource(Protocol):
     """Sentences in the order of the text, the ids of each in `tokens` and the number of its document in `document`."""
 
-    def __len__(self) -> int: ...
-
-    def ids(self, field: str, index: int, /) -> Array: ...
+    def joined(self, field: str, /) -> npt.NDArray[Any]: ...
 
     def lengths(self, field: str, /) -> npt.NDArray[Any]: ...
 
@@ -198,7 +197,7 @@ class Sentences:
 
     def __init__(self, source: SentenceSource) -> None:
         """Refuses a source from which no pair can be drawn."""
-        self.source = source
+        self.tokens = source.joined("tokens")  # of all sentences
         numbers = np.asarray(source.values("document"))
         # ends[i] is the number of tokens up to and with sentence i; borders[d] the first sentence of document d
         lengths = np.asarray(source.lengths("tokens"), dtype=np.int64)
@@ -229,7 +228,7 @@ class Sentences:
         """How many pairs of `length` tokens hold about as much as all sentences do."""
         return max(1, int(self.ends[-1]) // (length - 3))
 
-    def places(self, samples: Sequence[int], seed: int, length: int) -> Array:
+    def places(self, samples: npt.ArrayLike, seed: int, length: int) -> Array:
         """The tokens at which these samples begin to look for their text: (samples,).
 
         An epoch looks at `per_epoch` stretches of the text, each once, in an order of its own.
@@ -238,31 +237,38 @@ class Sentences:
         epoch, place = np.divmod(np.asarray(samples, dtype=np.int64), count)
         return permute(place, count, epoch, seed) * self.ends[-1] // count
 
-    def first(self, token: float) -> int:
-        """The sentence that holds this token, or the nearest before it that another one follows."""
-        sentence = np.searchsorted(self.ends, token, side="right")
-        return int(self.leading[max(0, int(np.searchsorted(self.leading, sentence, side="right")) - 1)])
+    def first(self, tokens: Array) -> Array:
+        """The sentences that hold these tokens, or the nearest before them that another one follows."""
+        sentences = np.searchsorted(self.ends, tokens, side="right")
+        return self.leading[np.maximum(np.searchsorted(self.leading, sentences, side="right") - 1, 0)]
 
-    def passage(self, first: int, tokens: int) -> tuple[int, int]:
-        """The first sentence, and the one after the last, of a passage of one document that reaches `tokens` tokens.
+    def passage(self, first: Array, tokens: Array) -> tuple[Array, Array]:
+        """The first sentences, and those after the last, of passages of one document that reach `tokens` tokens.
 
-        It begins with `first`, or earlier where the document ends too soon.
+        They begin with `first`, or earlier where the document ends too soon.
         """
         document = np.searchsorted(self.borders, first, side="right")
         begin, stop = self.borders[document - 1], self.borders[document]
         last = np.searchsorted(self.ends, self.ends[stop - 1] - tokens, side="right")  # to begin with, at the latest
-        first = int(max(begin, min(first, last)))
-        before = self.ends[first - 1] if first else 0
-        return first, int(min(stop, np.searchsorted(self.ends, before + tokens) + 1))
+        first = np.maximum(begin, np.minimum(first, last))
+        return first, np.minimum(stop, np.searchsorted(self.ends, self.start(first) + tokens) + 1)
 
-    def text(self, first: int, stop: int) -> Array:
-        """The ids of sentences `first` … `stop` - 1, joined."""
-        return np.concatenate([np.asarray(self.source.ids("tokens", each), np.int64) for each in range(first, stop)])
+    def start(self, sentences: Array) -> Array:
+        """Where these sentences begin among all tokens."""
+        return np.where(sentences > 0, self.ends[sentences - 1], 0)
 
 
-def sentence_pairs(
-    sentences: Sentences, samples: Sequence[int], seed: int, length: int
-) -> Iterator[tuple[Array, Array, bool]]:
+class Pairs(NamedTuple):
+    """Two passages a row, each as its first token among all and how many it has, and whether b follows a: (B,)."""
+
+    a: Array
+    a_length: Array
+    b: Array
+    b_length: Array
+    follows: Flags
+
+
+def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, length: int) -> Pairs:
     """For each sample two passages that fit into [CLS] a [SEP] b [SEP] of `length` tokens, and whether b follows a.
 
     As BERT draws them (Devlin et al. 2019, §3.1 and appendix A.2): whole sentences up to the length, or in a tenth of
@@ -272,23 +278,28 @@ def sentence_pairs(
     """
     room = length - 3
     stretch = int(sentences.ends[-1]) / sentences.per_epoch(length)
-    for sample, place in zip(samples, sentences.places(samples, seed, length).tolist(), strict=True):
-        generator = row_generator(seed, sample, PAIRING)
-        target = int(generator.integers(2, room + 1)) if generator.random() < SHORTER else room
-        first, stop = sentences.passage(sentences.first(place + stretch * generator.random()), target)
-        stop = max(stop, first + 2)  # two sentences at least, however long
-        middle = int(generator.integers(first + 1, stop))
-        a = sentences.text(first, middle)
-        follows = bool(generator.random() < 0.5)
-        if not follows:
-            own = int(np.searchsorted(sentences.borders, first, side="right")) - 1
-            other = int(generator.integers(sentences.documents - 1))
-            other += other >= own
-            anywhere = int(generator.integers(sentences.borders[other], sentences.borders[other + 1]))
-            middle, stop = sentences.passage(anywhere, max(1, target - len(a)))
-        b = sentences.text(middle, stop)
-        for_b = min(len(b), max(room - len(a), room // 2))
-        yield a[max(0, len(a) + for_b - room) :], b[:for_b], follows
+    own = streams(samples, seed, PAIRING)
+
+    def between(low: Array | int, high: Array | int, place: int) -> Array:
+        return low + (draw(own, place) * (high - low)).astype(np.int64)
+
+    target = np.where(draw(own, 0) < SHORTER, between(2, room + 1, 1), room)
+    token = sentences.places(samples, seed, length) + (stretch * draw(own, 2)).astype(np.int64)
+    first, stop = sentences.passage(sentences.first(token), target)
+    stop = np.maximum(stop, first + 2)  # two sentences at least, however long
+    middle = between(first + 1, stop, 3)
+    a, a_length = sentences.start(first), sentences.start(middle) - sentences.start(first)
+    follows = draw(own, 4) < 0.5
+    document = np.searchsorted(sentences.borders, first, side="right") - 1
+    other = between(0, sentences.documents - 1, 5)
+    other += other >= document
+    anywhere = between(sentences.borders[other], sentences.borders[other + 1], 6)
+    begin, end = sentences.passage(anywhere, np.maximum(1, target - a_length))
+    begin, end = np.where(follows, middle, begin), np.where(follows, stop, end)
+    b, b_length = sentences.start(begin), sentences.ends[end - 1] - sentences.start(begin)
+    b_length = np.minimum(b_length, np.maximum(room - a_length, room // 2))
+    lost = np.maximum(0, a_length + b_length - room)
+    return Pairs(a + lost, a_length - lost, b, b_length, follows)
 
 
 def pairs_masked_batch(
@@ -307,28 +318,28 @@ def pairs_masked_batch(
     All rows of the step are drawn, whatever the rank: the weight of the second task depends on how many targets there
     are in all of them.
     """
-    if not masking.frame or masking.pad_id is None:
+    if masking.cls_id is None or masking.sep_id is None or masking.pad_id is None:
         raise TokenizerError("sentence pairs need a tokenizer with cls, sep and pad tokens, as wordpiece has them")
     if length < 5:
         raise DataError(f"batch.length = {length}: [CLS] a [SEP] b [SEP] needs 5 tokens at least")
-    samples = rows(step, batch).tolist()
-    tokens, targets = np.full((batch, length), masking.pad_id), np.full((batch, length), masking.pad_id)
-    chosen, real, second = np.zeros((3, batch, length), dtype=bool)
-    follows = np.zeros(batch, dtype=np.int64)
-    for row, (a, b, after) in enumerate(sentence_pairs(sentences, samples, seed, length)):
-        ids = np.concatenate([[masking.cls_id], a, [masking.sep_id], b, [masking.sep_id]])
-        end = len(ids)
-        targets[row, :end] = ids
-        tokens[row, :end], chosen[row, :end] = masking.mask(ids, seed, samples[row])
-        real[row, :end] = second[row, len(a) + 2 : end] = True
-        follows[row] = after
+    samples = rows(step, batch)
+    pairs = sentence_pairs(sentences, samples, seed, length)
+    place = np.arange(length)
+    middle, end = (pairs.a_length + 1)[:, None], (pairs.a_length + pairs.b_length + 2)[:, None]  # where [SEP] stands
+    second, real = (place > middle) & (place <= end), place <= end
+    begin = np.where(second, (pairs.b - pairs.a_length - 2)[:, None], (pairs.a - 1)[:, None])
+    special = (place == 0) | (place == middle) | (place >= end)
+    ids = sentences.tokens[np.where(special, 0, begin + place)].astype(np.int64)
+    ids = np.where(special, np.where(real, masking.sep_id, masking.pad_id), ids)
+    ids[:, 0] = masking.cls_id
+    inputs, chosen = masking.mask(ids, samples, seed)
     whole = Batch(
-        torch.from_numpy(tokens),
-        torch.from_numpy(targets),
+        torch.from_numpy(inputs),
+        torch.from_numpy(ids),
         loss_mask=torch.from_numpy(chosen),
         mask=torch.from_numpy(real),
         segments=torch.from_numpy(second.astype(np.int64)),
-        follows=torch.from_numpy(follows),
+        follows=torch.from_numpy(pairs.follows.astype(np.int64)),
         follows_weight=torch.full((batch,), float(chosen.sum()) / batch),
     )
     return whole if ranks == 1 else whole.split(ranks)[rank]
@@ -369,32 +380,47 @@ def corrupt_spans(
     mean: float = 3.0,
     sentinels: Array,
     eos: int,
-    generator: np.random.Generator,
+    streams: Words,
 ) -> tuple[Array, Array]:
-    """T5's span corruption (Raffel et al. 2020, §3.1.4) of ids (T,): what is read, and what is to be written.
+    """T5's span corruption (Raffel et al. 2020, §3.1.4) of ids (B, T): what is read, and what is to be written.
 
     `rate` of the tokens are cut out in spans of `mean` tokens on average. A sentinel stands for each of them in the
-    source; the target says them after their sentinels, and one sentinel more. Both end with `eos`.
+    source (B, S); the target (B, U) says them after their sentinels, and one sentinel more. Both end with `eos`. What
+    is cut out of a row is drawn from its stream (B,).
     """
-    noise, spans = span_counts(len(ids), rate, mean)
+    size, length = ids.shape
+    noise, spans = span_counts(length, rate, mean)
     if spans >= len(sentinels):
         raise DataError(
-            f"{len(ids)} tokens lose {spans} spans, but the tokenizer has {len(sentinels)} sentinels (<extra_id_0> …), "
+            f"{length} tokens lose {spans} spans, but the tokenizer has {len(sentinels)} sentinels (<extra_id_0> …), "
             f"and {spans + 1} are needed: add some to tokenizer.specials.extra, or shorten batch.length"
         )
-    lengths = np.empty(2 * spans, dtype=np.int64)  # kept, cut, kept, cut, …
-    lengths[::2], lengths[1::2] = _segments(len(ids) - noise, spans, generator), _segments(noise, spans, generator)
-    pieces = np.split(ids, np.cumsum(lengths)[:-1])
-    marks = sentinels[: spans + 1, None]
-    source = [part for kept, mark in zip(pieces[::2], marks, strict=False) for part in (kept, mark)]
-    target = [part for mark, cut in zip(marks, pieces[1::2], strict=False) for part in (mark, cut)]
-    return np.concatenate([*source, [eos]]), np.concatenate([*target, marks[spans], [eos]])
+    kept, cut = _segments(length - noise, spans, streams, 0), _segments(noise, spans, streams, 1)
+    row = np.arange(size)[:, None]
+    begins = np.cumsum(kept + cut, axis=1) - cut  # where the spans begin in the text, (B, spans)
+    border = np.zeros((size, length + 1), dtype=np.int8)
+    border[row, begins], border[row, begins + cut] = 1, -1
+    lost = np.cumsum(border[:, :-1], axis=1) > 0
+
+    marked = ids.copy()
+    marked[row, begins] = sentinels[:spans]
+    source = np.full((size, length - noise + spans + 1), eos)
+    source[:, :-1] = marked[~lost | (border[:, :-1] > 0)].reshape(size, -1)
+
+    marks = np.cumsum(cut, axis=1) - cut + np.arange(spans)  # where their sentinels stand in the target
+    said = np.ones((size, noise + spans + 2), dtype=bool)
+    said[row, marks] = said[:, -2:] = False
+    target = np.full(said.shape, eos)
+    target[row, marks], target[:, -2] = sentinels[:spans], sentinels[spans]
+    target[said] = ids[lost]
+    return source, target
 
 
-def _segments(items: int, segments: int, generator: np.random.Generator) -> Array:
-    """Lengths (segments,), one at least each, that sum to `items`: every such list is as likely as any other."""
-    borders = np.sort(generator.choice(items - 1, segments - 1, replace=False, shuffle=False)) + 1
-    return np.diff(borders, prepend=0, append=items)
+def _segments(items: int, segments: int, streams: Words, which: int) -> Array:
+    """Lengths (B, segments), one at least each, that sum to `items`: every such list is as likely as any other."""
+    lots = draw(streams[:, None], 2 * np.arange(items - 1) + which)
+    borders = np.sort(np.argsort(lots, axis=1)[:, : segments - 1], axis=1) + 1
+    return np.diff(borders, axis=1, prepend=0, append=items)
 
 
 @dataclass(frozen=True)
@@ -406,32 +432,27 @@ class Spans:
     sentinels: Array
     eos_id: int
     start_id: int
-    pad_id: int | None
 
     @classmethod
     def of(cls, tokenizer: "Tokenizer", rate: float = 0.15, mean: float = 3.0) -> "Spans":
         """For a tokenizer with sentinels and an eos token. Writing begins with bos, or with pad as T5's does."""
         start = tokenizer.need("pad") if tokenizer.bos_id is None else tokenizer.bos_id
-        return cls(rate, mean, sentinels(tokenizer), tokenizer.need("eos"), start, tokenizer.pad_id)
+        return cls(rate, mean, sentinels(tokenizer), tokenizer.need("eos"), start)
 
 
-def spans_batch(texts: Sequence[Array], samples: Iterable[int], spans: Spans, seed: int) -> Batch:
-    """Texts with spans cut out as sources, and the spans as what is to be written; `samples` number the texts."""
-    sources, targets = [], []
-    for ids, sample in zip(texts, samples, strict=True):
-        source, target = corrupt_spans(
-            ids,
-            rate=spans.rate,
-            mean=spans.mean,
-            sentinels=spans.sentinels,
-            eos=spans.eos_id,
-            generator=row_generator(seed, sample, CUTTING),
-        )
-        sources.append(source.tolist())
-        targets.append(target.tolist())
-    # texts of one length stay of one length, and need no padding
-    fill = spans.start_id if spans.pad_id is None and len({len(ids) for ids in texts}) == 1 else spans.pad_id
-    read, real = pad(sources, fill)
-    written, counts = pad(targets, fill)
+def spans_batch(ids: Array, samples: npt.ArrayLike, spans: Spans, seed: int) -> Batch:
+    """Texts (B, T) with spans cut out as sources, and the spans as what is to be written; `samples` (B,) number them.
+
+    Texts of one length stay of one length, and need no padding.
+    """
+    source, target = corrupt_spans(
+        ids,
+        rate=spans.rate,
+        mean=spans.mean,
+        sentinels=spans.sentinels,
+        eos=spans.eos_id,
+        streams=streams(samples, seed, CUTTING),
+    )
+    read, written = torch.from_numpy(source), torch.from_numpy(target)
     started = torch.cat([torch.full((len(written), 1), spans.start_id), written[:, :-1]], dim=1)
-    return Batch(started, written, loss_mask=counts, source=Source(read, real))
+    return Batch(started, written, source=Source(read, torch.ones(read.shape, dtype=torch.bool)))

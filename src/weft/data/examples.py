@@ -111,6 +111,10 @@ class Examples:
         ids, offsets = self._field(field)
         return ids[int(offsets[number]) : int(offsets[number + 1])].astype(np.int64)
 
+    def joined(self, field: str) -> npt.NDArray[Any]:
+        """The ids of all examples, one after another, as they are on disk: (n,) uint16 or int32, not to be changed."""
+        return self._field(field)[0]
+
     def lengths(self, field: str) -> Array:
         """How many ids each example has: (count,)."""
         return np.diff(self._field(field)[1])

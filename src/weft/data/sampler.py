@@ -71,6 +71,23 @@ def sequential(tokens: int, length: int) -> Iterator[tuple[int, int]]:
     return ((start, min(length, tokens - 1 - start)) for start in range(0, tokens - 1, length))
 
 
+# ---- random numbers by their place
+
+
+def streams(samples: npt.ArrayLike, seed: int, purpose: int) -> Words:
+    """A stream of random numbers for each sample, one for each purpose: (samples,). Purposes 1 and 2 are taken here."""
+    return _hash(np.asarray(samples).astype(np.uint64), _key(seed, purpose))
+
+
+def draw(streams: Words, places: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Numbers from 0 to below 1, those at `places` of `streams`, which are broadcast together.
+
+    The generator is SplitMix64 (Steele et al. 2014). It counts, so that any number is had without those before it.
+    """
+    bits = _hash(np.asarray(places).astype(np.uint64), streams) >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
+
+
 # ---- a keyed permutation
 
 
