@@ -48,7 +48,7 @@ TILES_TRIED = {
     False: [*SMALL, (1, 2048, 4), (8, 2048, 4), (1, 4096, 8)],
     True: [*SMALL, (4, 512, 2), (2, 1024, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8)],
 }
-CROWDS = ((2, 64, 16), (1, 64, 16), (4, 64, 16), (2, 32, 16), (2, 64, 0), (2, 64, 8), (2, 64, 32))
+CROWDS = ((2, 64), (1, 64), (4, 64), (2, 32))
 PARTS = ("check", "bf16", "int8", "int4", "batch", "batch8", "prefill", "context")
 
 
@@ -306,7 +306,7 @@ def chain_seconds(launch: Callable[[int], Any], count: int = 24) -> float:
 def tune(bench: Bench) -> None:
     """Tiles for each matrix, best first, and attention's shape; the parts that follow use the best of them.
 
-    The lines `TILES` and `CROWD, BLOCK, AHEAD` are what `decode/kernels.py` and `decode/attend.py` keep.
+    The lines `TILES` and `CROWD, BLOCK` are what `decode/kernels.py` and `decode/attend.py` keep.
     """
     from weft.decode import attend, kernels
 
@@ -330,12 +330,12 @@ def tune(bench: Bench) -> None:
     kernels.TILES.update(best)
     for eight in (False, True):
         pairs = sorted(attention_seconds(bench, eight).items(), key=lambda item: item[1])
-        shown = "  ".join(f"{c}/{b}/{a >> 20} {seconds * 1e6:.1f}" for (c, b, a), seconds in pairs)
-        line = f"attention over {PROMPT + NEW // 2} and out, {'int8' if eight else 'bf16'}: crowd/block/ahead {shown}"
+        shown = "  ".join(f"{c}/{b} {seconds * 1e6:.1f}" for (c, b), seconds in pairs)
+        line = f"attention over {PROMPT + NEW // 2} and out, {'int8' if eight else 'bf16'}: crowd/block {shown}"
         bench.say("tune", line, int8=eight, microseconds={str(key): seconds * 1e6 for key, seconds in pairs})
         if pairs and not eight:
-            attend.CROWD, attend.BLOCK, attend.AHEAD = pairs[0][0]
-            bench.say("tune", f"CROWD, BLOCK, AHEAD = {pairs[0][0]}", attention=pairs[0][0])
+            attend.CROWD, attend.BLOCK = pairs[0][0]
+            bench.say("tune", f"CROWD, BLOCK = {pairs[0][0]}", attention=pairs[0][0])
 
 
 def _tile(tile: tuple[int, int, int] | None) -> str:
@@ -378,8 +378,8 @@ def matvec_seconds(
     return results
 
 
-def attention_seconds(bench: Bench, eight: bool) -> dict[tuple[int, int, int], float]:
-    """Seconds of an attention and the product after it, by programs a processor, keys a block and MB fetched ahead."""
+def attention_seconds(bench: Bench, eight: bool) -> dict[tuple[int, int], float]:
+    """Seconds of an attention and the product after it, by programs a processor and keys a block."""
     from weft.decode import attend, kernels
 
     heads, D, device = bench.config.attention.heads, bench.config.d_model, bench.device
@@ -392,19 +392,19 @@ def attention_seconds(bench: Bench, eight: bool) -> dict[tuple[int, int, int], f
     angles = torch.ones(2, seen + 1, D // heads // 2, device=device).unbind(0)
     lengths = torch.full((1,), seen, device=device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    results: dict[tuple[int, int, int], float] = {}
-    for crowd, block, ahead in CROWDS:
-        attention = attend.Attention(1, heads, heads, D // heads, device, crowd * processors, block, ahead << 20)
+    results: dict[tuple[int, int], float] = {}
+    for crowd, block in CROWDS:
+        attention = attend.Attention(1, heads, heads, D // heads, device, crowd * processors, block)
 
         def launch(n: int, attention: Any = attention) -> Tensor:
             weight = weights[n % len(weights)]
-            attention(qkv, angles, cache[0], cache[1], lengths, 0.1, mixed, PDL, weight)
+            attention(qkv, angles, cache[0], cache[1], lengths, 0.1, mixed, PDL)
             return kernels.matvec(mixed, weight, scale, None, 0.0, x, False, x, PDL)
 
         try:
-            results[crowd, block, ahead << 20] = chain_seconds(launch)
+            results[crowd, block] = chain_seconds(launch)
         except Exception as error:
-            print(f"{crowd}/{block}/{ahead}: {error!r:.200}", flush=True)
+            print(f"{crowd}/{block}: {error!r:.200}", flush=True)
     return results
 
 

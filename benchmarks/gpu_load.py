@@ -67,7 +67,8 @@ def main() -> None:
 
 
 def _random(shape: tuple[int, ...]):  # type: ignore[no-untyped-def]
-    return lambda: torch.randn(shape, dtype=torch.float32).to(torch.bfloat16)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return lambda: torch.randn(shape, device=device).to(torch.bfloat16).cpu()
 
 
 def _read(path: Path) -> float:

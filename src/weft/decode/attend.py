@@ -2,7 +2,7 @@
 
 The keys of a row are split over many programs, the last of which puts their parts together (Dao et al. 2023,
 "Flash-Decoding"). The kernel turns the query and the key (rotary positions), remembers key and value, and asks all.
-Meanwhile the memory would rest, so it fetches the weights of the product that follows.
+What is remembered lies in one piece, or in the blocks of a pool (`nn/paging.py`).
 
 Only `decode/fused.py` imports this file, and only where there is a GPU.
 """
@@ -15,7 +15,17 @@ from torch import Tensor
 # As `benchmarks/gpu_decode.py --parts tune` found them on an H200:
 CROWD = 2  # programs for each processor of the GPU, about
 BLOCK = 64  # keys at a time
-AHEAD = 0  # bytes of the next product's weights to fetch into the GPU's cache; there it cost more than it gained
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _where(key, seen, base, table_ptr, block_stride, D: tl.constexpr, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the vectors of these keys begin: one behind the other, or in blocks of PAGE that a table names."""
+    if PAGE > 0:
+        number = tl.load(table_ptr + key // PAGE, mask=seen, other=0).to(tl.int64)
+        at = base + number * block_stride + (key % PAGE) * D
+    else:
+        at = base + key.to(tl.int64) * D
+    return at
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -31,7 +41,8 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     peaks_ptr,
     totals_ptr,
     counter_ptr,
-    next_ptr,
+    tables_ptr,
+    table_stride,
     row_stride,
     head_stride,
     scale,
@@ -41,8 +52,8 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    PAGE: tl.constexpr,
     PDL: tl.constexpr,
-    SHARE: tl.constexpr,
 ):
     HALF: tl.constexpr = D // 2
     SHARED: tl.constexpr = HEADS // KV_HEADS
@@ -54,23 +65,6 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     member = tl.arange(0, GROUP)
     half = tl.arange(0, HALF)
     whole = tl.arange(0, D)
-    if SHARE > 0:  # bytes of the next product's weights that each program asks for, by its first thread
-        theirs = next_ptr.to(tl.pointer_type(tl.int8)) + (here * SPLITS + split).to(tl.int64) * SHARE
-        tl.inline_asm_elementwise(
-            """{
-            .reg .pred first;
-            .reg .b32 thread;
-            mov.u32 thread, %tid.x;
-            setp.eq.u32 first, thread, 0;
-            @first cp.async.bulk.prefetch.L2.global [$1], $2;
-            mov.b32 $0, thread;
-            }""",
-            "=r,l,r",
-            [theirs.to(tl.int64), SHARE],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -88,17 +82,23 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     peak = tl.full((GROUP,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP,), tl.float32)
     mixed = tl.zeros((GROUP, D), tl.float32)
-    base = row.to(tl.int64) * row_stride + kv.to(tl.int64) * head_stride
+    base = kv.to(tl.int64) * head_stride
+    table_ptr = tables_ptr
+    if PAGE > 0:
+        table_ptr += row.to(tl.int64) * table_stride
+    else:
+        base += row.to(tl.int64) * row_stride
     per = tl.cdiv(tl.cdiv(place, SPLITS), BLOCK) * BLOCK
     first = split * per
     last = tl.minimum(first + per, place)
     for start in range(first, last, BLOCK):
         key = start + tl.arange(0, BLOCK)
         seen = key < last
-        at = keys_ptr + base + key[None, :] * D + half[:, None]
+        where = _where(key, seen, base, table_ptr, row_stride, D, PAGE)
+        at = keys_ptr + where[None, :] + half[:, None]
         ka = tl.load(at, mask=seen[None, :], other=0)
         kb = tl.load(at + HALF, mask=seen[None, :], other=0)
-        v = tl.load(values_ptr + base + key[:, None] * D + whole[None, :], mask=seen[:, None], other=0)
+        v = tl.load(values_ptr + where[:, None] + whole[None, :], mask=seen[:, None], other=0)
         scores = tl.dot(qb, kb, tl.dot(qa, ka))
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, axis=1))
@@ -115,9 +115,10 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         ka1 = (a1 * cos - b1 * sin).to(kind)
         kb1 = (b1 * cos + a1 * sin).to(kind)
         v1 = tl.load(own + KV_HEADS * D + whole).to(kind)
-        tl.store(keys_ptr + base + place * D + half, ka1)
-        tl.store(keys_ptr + base + place * D + HALF + half, kb1)
-        tl.store(values_ptr + base + place * D + whole, v1)
+        new = _where(place, place >= 0, base, table_ptr, row_stride, D, PAGE)
+        tl.store(keys_ptr + new + half, ka1)
+        tl.store(keys_ptr + new + HALF + half, kb1)
+        tl.store(values_ptr + new + whole, v1)
         score = tl.sum(qa.to(tl.float32) * ka1.to(tl.float32)[None, :], axis=1)
         score += tl.sum(qb.to(tl.float32) * kb1.to(tl.float32)[None, :], axis=1)
         higher = tl.maximum(peak, score)
@@ -202,7 +203,7 @@ def _turn_kernel(  # type: ignore[no-untyped-def]
 class Attention:
     """The room that attention over a cache needs, for one batch size: parts of rows too long for one program.
 
-    The work is split over about so many `programs`, which look at `block` keys at a time and fetch `ahead` bytes.
+    The work is split over about so many `programs`, which look at `block` keys at a time.
     """
 
     def __init__(
@@ -214,10 +215,9 @@ class Attention:
         device: torch.device,
         programs: int,
         block: int,
-        ahead: int,
     ):
         self.heads, self.kv_heads, self.d_head = heads, kv_heads, d_head
-        self.ahead, self.block = ahead, block
+        self.block = block
         self.group = max(16, triton.next_power_of_2(heads // kv_heads))
         self.splits = min(64, triton.next_power_of_2(max(1, programs // (batch * kv_heads))))
         self.programs = batch * kv_heads * self.splits
@@ -237,20 +237,18 @@ class Attention:
         scale: float,
         out: Tensor,
         pdl: bool = False,
-        following: Tensor | None = None,
+        tables: Tensor | None = None,
     ) -> Tensor:
         """qkv (batch, width) of one token a row, after lengths (batch,) others whose keys and values (batch, kv_heads,
-        max_len, d_head) are remembered. The token is turned by angles (max_len, d_head/2), remembered too, and asks
-        all. → out (batch, heads · d_head). `following` are weights that the next kernel reads.
+        max_len, d_head) are remembered; with tables (batch, blocks of a row), in (blocks, kv_heads, block, d_head).
+        The token is turned by angles (max_len, d_head/2), remembered too, and asks all. → out (batch, heads · d_head).
         """
         assert keys.stride() == values.stride() and keys.stride()[2:] == (self.d_head, 1)
-        share = 0
-        if pdl and following is not None:  # the same GPUs have both
-            share = min(self.ahead, following.numel() * following.element_size()) // self.programs // 128 * 128
+        page, stride = (0, 0) if tables is None else (keys.shape[2], tables.stride(0))
         _attend_kernel[(lengths.shape[0] * self.kv_heads, self.splits)](
-            qkv, *angles, keys, values, lengths, out, self.partial, self.peaks, self.totals, self.counter, following,
-            keys.stride(0), keys.stride(1), scale,
-            self.heads, self.kv_heads, self.d_head, self.group, self.block, self.splits, pdl, share,
+            qkv, *angles, keys, values, lengths, out, self.partial, self.peaks, self.totals, self.counter,
+            tables, stride, keys.stride(0), keys.stride(1), scale,
+            self.heads, self.kv_heads, self.d_head, self.group, self.block, self.splits, page, pdl,
             num_warps=4, num_stages=3, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
         return out

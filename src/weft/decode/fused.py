@@ -22,6 +22,7 @@ from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
 from weft.nn.config import Attention, DynamicNTK, Gated, RMSNorm, Rotary
+from weft.nn.paging import PagedCache
 
 # cuDNN's attention is the fastest over long prompts, but prepares itself for every new length
 LONG = 4096
@@ -41,7 +42,7 @@ def fits(model: LanguageModel, state: State) -> bool:
     table = model.embedding.weight
     if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16):
         return False
-    if not has_kernels() or not isinstance(state.cache, KeyValueCache):
+    if not has_kernels() or not isinstance(state.cache, KeyValueCache | PagedCache):
         return False
     return llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and not watched(model)
 
@@ -90,12 +91,12 @@ def llama_like(config: Any) -> bool:
 
 
 class Fused:
-    """The kernels of one model, for the rows of one state."""
+    """The kernels of one model, for the rows of one state, whose cache is in one piece or in blocks."""
 
     def __init__(self, model: Transformer, state: TransformerState):
         from weft.decode import attend, kernels
 
-        assert model.decoder is not None and isinstance(state.cache, KeyValueCache)
+        assert model.decoder is not None
         self.kernels, self.attend, self.model, self.state = kernels, attend, model, state
         self.blocks: list[Any] = list(model.decoder.blocks)
         config, table = model.config, model.embedding.weight
@@ -110,25 +111,18 @@ class Fused:
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         shape = batch, self.heads, self.kv_heads, self.d_head
         programs = attend.CROWD * processors
-        self.attention = attend.Attention(*shape, self.device, programs, attend.BLOCK, attend.AHEAD)
+        self.attention = attend.Attention(*shape, self.device, programs, attend.BLOCK)
         self.mixed = torch.empty(batch, self.heads * self.d_head, dtype=self.dtype, device=self.device)
         self.logits = torch.empty(1, config.vocab_size, dtype=torch.float32, device=self.device)
 
     def step(self, tokens: Tensor) -> Tensor:
         """tokens (batch, 1) → logits (batch, vocab_size). Every row's length grows by one, on the device."""
-        state, store = self.state, self.state.cache.store
-        x = self._embed(tokens[:, 0])
-        for number, block in enumerate(self.blocks):
-            attention, forward = block.attention, block.feedforward
-            qkv = self._times(attention.qkv, x, norm=block.attention_skip.norm)
-            keys, values = store[number, 0], store[number, 1]
-            given = qkv, self.angles, keys, values, state.lengths, attention.scale, self.mixed
-            self.attention(*given, pdl=self.pdl, following=_weights(attention.out))
-            x = self._times(attention.out, self.mixed, residual=x)
-            h = self._times(forward.gate_up, x, norm=block.feedforward_skip.norm, gated=True)
-            x = self._times(forward.down, h, residual=x)
-        state.lengths.add_(1)
-        return self._words(x)
+        return self._words(self._blocks(tokens))
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, 1) → features (batch, d_model). Every row's length grows by one, on the device."""
+        assert self.model.decoder is not None and self.model.decoder.norm is not None
+        return self.model.decoder.norm(self._blocks(tokens))
 
     def read(self, tokens: Tensor) -> Tensor:
         """tokens (batch, time), the first that the state reads → features (batch, time, d_model)."""
@@ -142,6 +136,23 @@ class Fused:
         return stack.norm(x)
 
     # ---- inside
+
+    def _blocks(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, 1) through all blocks → (batch, d_model), before the last norm."""
+        state, cache = self.state, self.state.cache
+        tables = cache.tables if isinstance(cache, PagedCache) else None
+        x = self._embed(tokens[:, 0])
+        for number, block in enumerate(self.blocks):
+            attention, forward = block.attention, block.feedforward
+            qkv = self._times(attention.qkv, x, norm=block.attention_skip.norm)
+            keys, values = cache.store[number].unbind(0 if tables is None else 1)
+            given = qkv, self.angles, keys, values, state.lengths, attention.scale, self.mixed
+            self.attention(*given, pdl=self.pdl, tables=tables)
+            x = self._times(attention.out, self.mixed, residual=x)
+            h = self._times(forward.gate_up, x, norm=block.feedforward_skip.norm, gated=True)
+            x = self._times(forward.down, h, residual=x)
+        state.lengths.add_(1)
+        return x
 
     def _read_attention(self, block: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """x (batch, time, d_model) plus what it attends to; its keys and values are put at the cache's start."""
@@ -234,17 +245,12 @@ def _numbers(part: nn.Module) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _weights(part: nn.Module) -> Tensor | None:
-    """What a product with this layer will read, where these kernels do it."""
-    found = _matrix(part)
-    return None if found is None else found[0]
-
-
 def read(model: LanguageModel, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
     """As `model.advance`, by these kernels where nothing was read before and they fit."""
     if state.longest or not fits(model, state):
         return model.advance(tokens, state, lengths)
     assert isinstance(model, Transformer) and isinstance(state, TransformerState)
+    assert isinstance(state.cache, KeyValueCache), "a prompt is read into one piece"
     state.reserve(tokens.shape[1])
     features = Fused(model, state).read(tokens)
     state.advance(tokens.shape[1], lengths)

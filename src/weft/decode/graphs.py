@@ -35,9 +35,14 @@ def can_be_fixed(model: LanguageModel, state: State) -> bool:
     """Whether steps of `model` after `state` can be of fixed shape."""
     if not (isinstance(model, Transformer) and isinstance(state, TransformerState)):
         return False
+    return isinstance(state.cache, KeyValueCache) and not stretches(model, state.max_len)
+
+
+def stretches(model: Transformer, longest: int) -> bool:
+    """Whether the positions of a text change as it grows to `longest` tokens: no two steps are the same then."""
     position = model.config.position
-    stretches = isinstance(position, Rotary) and isinstance(position.scaling, DynamicNTK)
-    return isinstance(state.cache, KeyValueCache) and not (stretches and state.max_len > model.config.context)
+    dynamic = isinstance(position, Rotary) and isinstance(position.scaling, DynamicNTK)
+    return dynamic and longest > model.config.context
 
 
 class _Bucket(TransformerState):
@@ -74,7 +79,34 @@ def _studio(device: torch.device) -> _Studio:
     return _Studio(device)
 
 
-_rehearsals: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()
+_rehearsals: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # kinds of steps that weights have done
+
+
+def recording(
+    model: Transformer, device: torch.device, kind: Any, work: Callable[[], Tensor], take_back: Callable[[], None]
+) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """Do the work once, so that everything is compiled and loaded, take it back, and record it; and where the result
+    will be. Work of a kind that was rehearsed before, with these weights, is recorded at once.
+    """
+    assert model.decoder is not None
+    weights = model.decoder.blocks[0].attention.qkv  # type: ignore[union-attr]
+    assert isinstance(weights, nn.Module)
+    known = _rehearsals.setdefault(weights, set())
+    studio, now = _studio(device), torch.cuda.current_stream(device)
+    studio.stream.wait_stream(now)
+    with torch.cuda.stream(studio.stream):
+        if kind not in known:
+            work()
+            take_back()
+            known.add(kind)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=studio.pool, capture_error_mode="thread_local")
+        try:
+            result = work()
+        finally:
+            graph.capture_end()
+    now.wait_stream(studio.stream)
+    return graph, result
 
 
 class FixedStep:
@@ -132,36 +164,12 @@ class FixedStep:
         return logits
 
     def _recording(self, seen: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Do the work once, so that everything is compiled and loaded, take it back, and record it.
-
-        What was rehearsed before, with these weights and such rows, is recorded at once.
-        """
-        studio, now = _studio(self.device), torch.cuda.current_stream(self.device)
+        """The work, recorded, with tokens and lengths as they were before."""
         kept = self.tokens.clone(), self.state.lengths.clone()
-        known = self._rehearsed()
         kind = len(self.tokens), 0 if self.fused else seen, getattr(self.choose, "kind", None)
-        studio.stream.wait_stream(now)
-        with torch.cuda.stream(studio.stream):
-            if kind not in known:
-                self._work(seen)
-                self._take_back(*kept)
-                known.add(kind)
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=studio.pool, capture_error_mode="thread_local")
-            try:
-                logits = self._work(seen)
-            finally:
-                graph.capture_end()
-        now.wait_stream(studio.stream)
+        found = recording(self.model, self.device, kind, lambda: self._work(seen), lambda: self._take_back(*kept))
         self._take_back(*kept)
-        return graph, logits
-
-    def _rehearsed(self) -> set[Any]:
-        """Kinds of steps that these weights have done before."""
-        assert self.model.decoder is not None
-        weights = self.model.decoder.blocks[0].attention.qkv  # type: ignore[union-attr]
-        assert isinstance(weights, nn.Module)
-        return _rehearsals.setdefault(weights, set())
+        return found
 
     def _take_back(self, tokens: Tensor, lengths: Tensor) -> None:
         self.tokens.copy_(tokens)

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from weft.decode.generate import device_of
 from weft.decode.joining import can_join, join
 from weft.decode.pool import Key, Pool, Table
+from weft.decode.recorded import PagedStep
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State
 from weft.models.transformer import Memory as SourceMemory
@@ -99,6 +100,7 @@ class Paged:
         # multiply with the weights; measured on a processor, this many padded tokens are worth a call.
         weights = sum(parameter.numel() for parameter in model.decoder.parameters())
         self.toll = 2 * weights // (layers * kv_heads * settings.d_head)
+        self.step = PagedStep(model, self.blocks) if PagedStep.fits(model, blocks * block) else None
 
     def check(self, text: Text) -> None:
         if text.source is not None and self.model.encoder is None:
@@ -170,7 +172,9 @@ class Paged:
         for place, (text, count) in enumerate(zip(texts, counts, strict=True)):
             starts[-1 if count == 1 else text.read].append(place)
         for start, places in starts.items():
-            if start < 0:
+            if start < 0 and self.step is not None:
+                yield places
+            elif start < 0:
                 yield from bands(places, [texts[place].read for place in places], self.toll)
             else:
                 yield from bands(places, [counts[place] for place in places], CALL)
@@ -179,6 +183,11 @@ class Paged:
         reads = [text.read for text in texts]
         longest, time = max(reads), max(counts)
         numbers = self.numbers[[self.row[text.number] for text in texts], : self.pool.size(longest + time)]
+        if self.step is not None and time == 1:
+            features = self.step([text.ids[text.read] for text in texts], reads, numbers)
+            for text in texts:
+                text.read += 1
+            return features
         cache = PagedCache(self.blocks, torch.from_numpy(numbers).to(self.device))
         state = TransformerState(cache, len(texts), longest + time, *self._source(texts))  # type: ignore[arg-type]
         state.lengths = torch.tensor(reads, device=self.device)

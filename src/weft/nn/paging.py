@@ -35,8 +35,13 @@ class Blocks:
         self.nowhere = blocks
         self._gathered = self.store.new_empty(0)
 
-    def gathered(self, size: int) -> Tensor:
-        """So many numbers to put what rows read into. A step puts it to use at once, so one place does for all."""
+    def gathered(self, size: int) -> Tensor | None:
+        """So many numbers to put what rows read into. A step puts it to use at once, so one place does for all.
+
+        None on a GPU: its allocator is quick, and a recorded step must find its place again when this one has moved.
+        """
+        if self.store.is_cuda:
+            return None
         if self._gathered.numel() < size:
             self._gathered = self.store.new_empty(size + size // 4)
         return self._gathered[:size]
@@ -134,7 +139,7 @@ class PagedLayer:
         self.store.view(-1, D).index_copy_(0, slots, new.view(-1, D))
         # one head's part of a block lies together, so that this one copy is already as attention wants it
         stretches = self.store.view(-1, self.cache.blocks.block * D)
-        seen = self.cache.blocks.gathered(len(reach) * stretches.shape[1]).view(len(reach), -1)
-        torch.index_select(stretches, 0, reach, out=seen)
+        place = self.cache.blocks.gathered(len(reach) * stretches.shape[1])
+        seen = torch.index_select(stretches, 0, reach, out=None if place is None else place.view(len(reach), -1))
         keys, values = seen.view(2, B, H, -1, D)[:, :, :, : self.start + T]
         return keys, values
