@@ -263,8 +263,9 @@ def overhead(given: argparse.Namespace) -> None:
     from weft.models.presets import gpt
     from weft.train import loop
     from weft.train.choose import TextFacts, settle
-    from weft.train.config import resolve
     from weft.train.feed import Feed
+    from weft.train.resolve import resolve
+    from weft.train.start import train
     from weft.train.step import fit, optimisation_step
 
     sizes = (12, 768, 12, 256, 8192) if GPU and not given.tiny else (2, 64, 2, 32, 256)
@@ -276,7 +277,7 @@ def overhead(given: argparse.Namespace) -> None:
     recipe = recipe.replace(model=gpt(*sizes), batch=recipe.batch.replace(micro=rows))
     text = torch.randint(sizes[4], (rows, sizes[3] + 1))
     batch = Batch(text[:, :-1].contiguous(), text[:, 1:].contiguous())
-    feed = Feed(lambda step: batch, lambda step: 0.0, rows, "row", rows)
+    feed = Feed(lambda step, rank, ranks: batch, lambda step: 0.0, rows, "row", rows)
     tokenizer = SimpleNamespace(vocab_size=sizes[4], save=lambda path: None)
     gaps: list[float] = []  # between the end of a step and the beginning of the next
     ended = None
@@ -290,7 +291,7 @@ def overhead(given: argparse.Namespace) -> None:
 
     loop.optimisation_step = timed
     with tempfile.TemporaryDirectory() as folder:
-        run = loop.train(recipe, Path(folder) / "run", corpus=feed, tokenizer=tokenizer, quiet=True).run
+        run = train(recipe, Path(folder) / "run", corpus=feed, tokenizer=tokenizer, quiet=True).run
         laps = [json.loads(line) for line in (run.path / "timings.jsonl").read_text().splitlines()]
     whole = sorted(lap["seconds"] / lap["steps"] for lap in laps[2:])
     model = recipe.model.build().to(DEVICE).train()

@@ -120,7 +120,8 @@ def test_package_files_are_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["weft", "weft.cli.main", "weft.models.config", "weft.models.presets", "weft.train.config"]
+    "module",
+    ["weft", "weft.cli.main", "weft.models.config", "weft.models.presets", "weft.train.config", "weft.train.resolve"],
 )
 def test_light_modules_import_no_torch(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({{'torch', 'tokenizers', 'matplotlib'}} & set(sys.modules)))"

@@ -26,13 +26,14 @@ from weft.runs import Run, beam, device_of, load, load_tokenizers, sampling
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer
-from weft.train import loop
+from weft.train import start
 from weft.train.choose import Choice, TextFacts, check_trainable, fit_vocabulary, settle
-from weft.train.config import SOURCE_TOKENIZER, Recipe, resolve
+from weft.train.config import SOURCE_TOKENIZER, Recipe
 from weft.train.goals import Chat
 from weft.train.metrics import Say, say_on_stderr
 from weft.train.precision import autocast, pick_device
 from weft.train.report import write_report
+from weft.train.resolve import resolve
 from weft.train.run import FollowedRun, RunFolder, claim, open_run
 
 __all__ = ["Run", "beam", "load", "prepare", "resume", "sampling", "train"]
@@ -102,7 +103,7 @@ def train(
         if not ranks.alone:
             tokenizers.target.save(folder.path)  # where the others read it
         ranks.share(lambda: _invitation(settled, folder))
-        loop.train(
+        start.train(
             settled,
             folder,
             corpus=material.corpus,
@@ -131,7 +132,7 @@ def resume(run: Path | str, *, say: Say = say_on_stderr) -> Run:
         raise RunError(f"{run}: imported, not trained here; learn on with `weft train … init={run}`")
     material = lesson_for(recipe).open(recipe, folder, load_tokenizers(recipe, folder.path))
     ranks.share(lambda: _invitation(recipe, folder))
-    loop.resume(
+    start.resume(
         folder,
         corpus=material.corpus,
         evaluators=material.evaluators,
@@ -154,7 +155,7 @@ def _follow(ranks: Ranks) -> Run:
     try:
         recipe = validate(Recipe, invited["recipe"])
         material = lesson_for(recipe).open(recipe, folder, load_tokenizers(recipe, folder.path))
-        loop.follow(recipe, folder, corpus=material.corpus, evaluators=material.evaluators, ranks=ranks)
+        start.follow(recipe, folder, corpus=material.corpus, evaluators=material.evaluators, ranks=ranks)
     except WeftError as error:
         raise type(error)(f"process {ranks.rank + 1} of {ranks.ranks}: {error}") from error
     ranks.wait()

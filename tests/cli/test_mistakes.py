@@ -136,7 +136,7 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object, **more: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("weft.train.config.resolve", broken)
+    monkeypatch.setattr("weft.train.resolve.resolve", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         run(["config", "show", "quickstart"])
 

@@ -20,7 +20,7 @@ from weft.models.config import Bahdanau, NGram, Recurrent
 from weft.models.presets import gpt, llama, vaswani
 from weft.text.config import Byte
 from weft.text.tokenizer import Tokenizer
-from weft.train.config import resolve
+from weft.train.resolve import resolve
 
 VOCAB, D, EOS = 23, 16, 3
 

@@ -14,9 +14,10 @@ import pytest
 
 from weft.data.shards import Tokens
 from weft.train.choose import TextFacts, settle
-from weft.train.config import NextToken, Recipe, resolve
-from weft.train.loop import train
+from weft.train.config import NextToken, Recipe
+from weft.train.resolve import resolve
 from weft.train.run import RunResult, read_lines
+from weft.train.start import train
 
 VOCAB = 23
 SIZE = ["model.layers=2", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=24"]

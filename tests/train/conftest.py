@@ -12,9 +12,10 @@ import torch
 from weft.data.shards import Tokens
 from weft.models.base import LanguageModel
 from weft.train.choose import TextFacts, settle
-from weft.train.config import Recipe, resolve
+from weft.train.config import Recipe
 from weft.train.feed import feed
 from weft.train.objective import next_token
+from weft.train.resolve import resolve
 
 VOCAB = 23
 

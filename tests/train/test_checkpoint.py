@@ -13,9 +13,9 @@ from torch import nn
 
 from weft.errors import RunError
 from weft.train import checkpoint
-from weft.train.loop import train
 from weft.train.run import RunFolder, read_lines
 from weft.train.saver import Saver
+from weft.train.start import train
 
 
 class Tied(nn.Module):

@@ -12,7 +12,7 @@ from weft.train.choose import (
     settle,
     unsettled,
 )
-from weft.train.config import resolve
+from weft.train.resolve import resolve
 
 
 @pytest.mark.parametrize("size", [300, 20_000, 1_100_000, 90_000_000])

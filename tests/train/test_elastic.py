@@ -19,16 +19,16 @@ from tests.train.conftest import VOCAB, FileTokenizer, small
 from weft.cli.main import run as weft
 from weft.data.batch import Batch
 from weft.data.shards import Tokens
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError
 from weft.models.base import LanguageModel
 from weft.parallel.ranks import ALONE, Ranks
 from weft.train import checkpoint, interruption, loop
-from weft.train.feed import Feed, feed
+from weft.train.feed import Feed, feed, share
 from weft.train.goals import Twins
 from weft.train.interruption import interruptions
-from weft.train.loop import follow, resume, train
 from weft.train.objective import next_token
 from weft.train.run import FollowedRun, RunFolder, open_run, read_lines
+from weft.train.start import follow, resume, train
 
 SAME = ["model.dropout=0", "batch.size=32", "steps=20", "log.every=2", "evaluate.every=10", "checkpoint.every=8"]
 
@@ -115,26 +115,25 @@ def test_processes_share_out_the_same_rows() -> None:
         whole = feed(settings, corpus)
         for step in (1, 9):
             rows = whole.batch(step).tokens
-            own = [feed(settings, corpus, rank, ranks).batch(step).tokens for rank in range(ranks)]
+            own = [share(settings, corpus, Ranks(rank, ranks)).batch(step).tokens for rank in range(ranks)]
             assert torch.equal(torch.cat(own), rows)
-            cut = [whole.among(rank, ranks).batch(step).tokens for rank in range(ranks)]
+            cut = [share(settings, whole, Ranks(rank, ranks)).batch(step).tokens for rank in range(ranks)]
             assert all(torch.equal(ours, theirs) for ours, theirs in zip(cut, own, strict=True))
-    assert whole.among(0, 1) is whole
 
 
 def test_too_few_rows_to_share_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"batch\.size = 2: 3 processes share the rows of a step"):
-        feed(small("batch.size=2"), text(), 0, 3)
+        share(small("batch.size=2"), text(), Ranks(0, 3))
     rows = torch.zeros(2, 4, dtype=torch.int64)
-    few = Feed(batch=lambda step: Batch(rows, rows), epochs=float, rows=2, row="row", micro=2)
-    with pytest.raises(DataError, match="step 5 has 2 rows for 3 processes"):
-        few.among(1, 3).batch(5)
+    few = Feed(make=lambda *place: Batch(rows, rows), epochs=float, fewest=2, row="row", micro=2)
+    with pytest.raises(ConfigError, match=r"3 processes share the rows of a step, which are 2 at times; raise it"):
+        share(small(), few, Ranks(1, 3))
 
 
 def test_rows_that_are_compared_with_each_other_are_not_shared_out() -> None:
     twins: Any = SimpleNamespace(objective=Twins())
     with pytest.raises(ConfigError, match=r"so 2 processes can't share it"):
-        loop._batches(twins, text(), Ranks(0, 2))
+        share(twins, text(), Ranks(0, 2))
 
 
 # ---- the curve

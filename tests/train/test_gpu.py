@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from weft.errors import RunError
-from weft.train.loop import train
 from weft.train.run import read_lines
+from weft.train.start import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

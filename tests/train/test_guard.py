@@ -11,9 +11,9 @@ from weft.train import checkpoint, loop
 from weft.train.config import SGD, Adam, AdamW, GuardConfig, NextToken
 from weft.train.feed import feed
 from weft.train.guard import LARGEST, Guard, Row
-from weft.train.loop import resume, train
 from weft.train.objective import next_token
 from weft.train.run import read_lines
+from weft.train.start import resume, train
 from weft.train.step import optimisation_step
 
 CHANCE = math.log(23)

@@ -16,11 +16,12 @@ from weft.data.shards import Tokens
 from weft.errors import ConfigError
 from weft.train import checkpoint, metrics
 from weft.train.choose import TextFacts, settle
-from weft.train.config import resolve
 from weft.train.expect import usual_bits_per_byte
 from weft.train.feed import feed
-from weft.train.loop import compiled, resume, train
+from weft.train.loop import compiled
+from weft.train.resolve import resolve
 from weft.train.run import load_model, read_lines
+from weft.train.start import resume, train
 from weft.train.throughput import flops_per_token
 
 VOCAB = 23

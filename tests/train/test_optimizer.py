@@ -8,7 +8,7 @@ from weft.errors import ConfigError
 from weft.explain.memory import training_memory
 from weft.models.base import LanguageModel
 from weft.models.presets import gpt, llama, vaswani
-from weft.train.config import SGD, Adam, AdamW, Muon, resolve
+from weft.train.config import SGD, Adam, AdamW, Muon
 from weft.train.optimizer import (
     block_matrices,
     load_state_tensors,
@@ -17,6 +17,7 @@ from weft.train.optimizer import (
     state_tensors,
     update,
 )
+from weft.train.resolve import resolve
 
 ALL = [AdamW(), Adam(), SGD(), Muon()]
 

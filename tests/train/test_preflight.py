@@ -9,9 +9,9 @@ import torch
 from weft.errors import ConfigError, RunError
 from weft.train import loop, preflight
 from weft.train.feed import feed
-from weft.train.loop import train
 from weft.train.preflight import one_pass
 from weft.train.run import open_run, read_lines
+from weft.train.start import train
 
 
 def too_large(monkeypatch: pytest.MonkeyPatch, rows: int) -> list[int]:
@@ -38,7 +38,7 @@ def test_the_run_is_the_same_with_and_without_it(tmp_path, recipe, corpus, token
     assert event["memory"] > 0
     assert event["checkpoint"] > 0
     assert not checked.run.scratch.exists()
-    monkeypatch.setattr(loop._Loop, "_preflight", lambda *args: None)
+    monkeypatch.setattr(loop.Loop, "_preflight", lambda *args: None)
     bare = train(recipe(), tmp_path / "bare", **given)
     assert checked.run.metrics.read_text() == bare.run.metrics.read_text()
     same = zip(checked.model.parameters(), bare.model.parameters(), strict=True)

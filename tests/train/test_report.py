@@ -7,9 +7,9 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 from weft.train.curves import Series, chart
-from weft.train.loop import train
 from weft.train.report import write_report
 from weft.train.run import read_lines
+from weft.train.start import train
 
 
 def test_a_finished_run_has_a_page_with_its_curves(tmp_path, recipe, corpus, tokenizer, evaluator) -> None:  # type: ignore[no-untyped-def]

@@ -14,8 +14,8 @@ import torch
 
 from weft.errors import RunError
 from weft.train import checkpoint, loop
-from weft.train.loop import resume, train
 from weft.train.run import RunFolder, claim, load_model, open_run
+from weft.train.start import resume, train
 
 
 def weights_hash(run: RunFolder) -> str:
@@ -120,7 +120,7 @@ def test_a_finished_run_resumes_to_itself(tmp_path, recipe, corpus, tokenizer, e
 
 
 def test_the_saved_config_repeats_the_run(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
-    from weft.train.config import resolve
+    from weft.train.resolve import resolve
 
     first = train(recipe(), tmp_path / "one", corpus=corpus, tokenizer=tokenizer, quiet=True)
     saved = resolve(str(first.run.config))

@@ -9,11 +9,12 @@ from weft.data.batch import Batch, Source
 from weft.errors import ConfigError
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.config import T5Bias
-from weft.train.config import SGD, AdamW, NextToken, resolve
+from weft.train.config import SGD, AdamW, NextToken
 from weft.train.feed import feed
 from weft.train.objective import next_token
 from weft.train.optimizer import decay_groups, state_tensors
 from weft.train.precision import autocast, use_eight_bits
+from weft.train.resolve import resolve
 from weft.train.step import FIRST_SCALE, backward, fit, optimisation_step
 
 CPU = torch.device("cpu")

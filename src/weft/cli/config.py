@@ -16,7 +16,7 @@ def show(
 ) -> None:
     """Print the resolved recipe as TOML. What it leaves out is chosen when the text is known."""
     from weft.config import to_toml
-    from weft.train.config import resolve
+    from weft.train.resolve import resolve
 
     typer.echo(to_toml(resolve(recipe, changes or [])), nl=False)
 

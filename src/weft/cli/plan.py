@@ -68,7 +68,7 @@ def plan(
     from weft.explain.memory import cache_bytes, training_memory
     from weft.explain.plan import TOKENS_PER_PARAMETER, device_named, journey
     from weft.explain.quantity import quantity
-    from weft.train.config import resolve
+    from weft.train.resolve import resolve
 
     recipe = resolve(source, changes or [])
     machine = device_named(device)

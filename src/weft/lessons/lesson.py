@@ -12,8 +12,8 @@ from weft.models.base import LanguageModel
 from weft.text.tokenizer import Tokenizer
 from weft.train.choose import Choice, TextFacts
 from weft.train.config import Recipe
+from weft.train.evaluation import Evaluator, Writer
 from weft.train.feed import Corpus, Feed
-from weft.train.loop import Evaluator, Writer
 from weft.train.metrics import Say
 from weft.train.run import RunFolder
 

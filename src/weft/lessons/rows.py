@@ -133,13 +133,12 @@ class RowLesson:
         size, tokens = recipe.batch.size, recipe.batch.tokens
         lengths = craft.lengths(train, recipe, tokenizers)
         buckets = Buckets(lengths, size=None if tokens is not None else size, tokens=tokens, seed=recipe.seed)
-        rows = -(-len(train) // buckets.steps_per_epoch)
         batches = Feed(
-            batch=lambda step: craft.batch(train, buckets.rows(step - 1), recipe, tokenizers),
-            epochs=lambda step: buckets.epoch(step),
-            rows=rows,
+            make=lambda step, rank, ranks: craft.batch(train, buckets.rows(step - 1, rank, ranks), recipe, tokenizers),
+            epochs=buckets.epoch,
+            fewest=buckets.smallest,
             row=f"row of up to {recipe.batch.length} tokens",
-            micro=pieces(recipe, len(train)),
+            micro=pieces(recipe, size or len(train)),
             fingerprints=(train.fingerprint,),
         )
         if not _file(folder, "validation").exists():

@@ -58,10 +58,15 @@ class SentenceLesson:
         masking = Masking.of(tokenizers.target, goal.rate, goal.whole_words)
         examples = _open(folder, "train")
         train = Sentences(examples)
+
+        def make(step: int, rank: int, ranks: int) -> Batch:
+            # every process draws all rows of the step: the second task is weighed by the targets in all of them
+            return pairs_masked_batch(train, masking, step - 1, size, rank, ranks, seed=recipe.seed, length=length)
+
         batches = Feed(
-            batch=lambda step: pairs_masked_batch(train, masking, step - 1, size, seed=recipe.seed, length=length),
+            make=make,
             epochs=lambda step: step * size / train.per_epoch(length),
-            rows=size,
+            fewest=size,
             row=f"pair of {length} tokens",
             micro=pieces(recipe, size),
             fingerprints=(examples.fingerprint,),

@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from weft.data.batch import Batch, evaluation_batches
 from weft.data.config import Part
 from weft.data.corrupt import Masking, Spans, masked_batch, spans_batch
 from weft.data.prepare import prepare as prepare_shards
+from weft.data.sampler import rows
 from weft.data.shards import Shards, Tokens
 from weft.data.split import train_texts
 from weft.decode.config import Sampling
@@ -25,7 +27,7 @@ from weft.text.tokenizer import Tokenizer
 from weft.train import goals
 from weft.train.choose import Choice, TextFacts, measure
 from weft.train.config import Recipe
-from weft.train.feed import Feed, feed
+from weft.train.feed import feed
 from weft.train.metrics import Say
 from weft.train.run import RunFolder
 
@@ -116,7 +118,8 @@ def held_out(found: Sequence[Shards]) -> list[Tokens]:
 
 # ---- text that is corrupted first
 
-Spoil = Callable[[Batch, range], Batch]  # windows of text and their numbers → what is read, and what should be said
+# windows of text and their numbers → what is read, and what should be said
+Spoil = Callable[[Batch, Sequence[int]], Batch]
 
 
 def _corrupted(recipe: Recipe, found: Sequence[Shards], held: Sequence[Tokens], tokenizer: Tokenizer) -> Material:
@@ -129,12 +132,10 @@ def _corrupted(recipe: Recipe, found: Sequence[Shards], held: Sequence[Tokens], 
     inside = length - frame
     windows = recipe.replace(batch={**recipe.batch.model_dump(exclude_none=True), "length": inside})
     plain = feed(windows, found if len(found) > 1 else found[0])
-    batches = Feed(
-        batch=lambda step: spoil(plain.batch(step), range((step - 1) * size, step * size)),
-        epochs=plain.epochs,
-        rows=size,
+    batches = replace(
+        plain,
+        make=lambda step, rank, ranks: spoil(plain.make(step, rank, ranks), rows(step - 1, size, rank, ranks).tolist()),
         row=f"sequence of {length} tokens",
-        micro=plain.micro,
         fingerprints=tuple(corpus.fingerprint for corpus in found),
     )
     objective = recipe.objective.build()
@@ -166,7 +167,7 @@ def _spoiler(recipe: Recipe, tokenizer: Tokenizer, seed: int) -> tuple[Spoil, in
         return lambda batch, numbers: masked_batch(batch, numbers, masking, seed), masking.frame
     assert isinstance(goal, goals.Spans)
     spans = Spans.of(tokenizer, goal.rate, goal.mean)
-    return lambda batch, numbers: spans_batch(list(batch.tokens.numpy()), numbers, spans, seed), 0
+    return lambda batch, numbers: spans_batch(batch.tokens.numpy(), numbers, spans, seed), 0
 
 
 # ---- measuring

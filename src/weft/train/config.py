@@ -4,11 +4,7 @@ What a recipe leaves out is chosen from the text and the machine (`weft.train.ch
 into the run's config.toml; so a saved recipe has nothing left to choose and repeats the run.
 """
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import resources
-from importlib.resources.abc import Traversable
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
@@ -21,14 +17,12 @@ from pydantic import (
     model_validator,
 )
 
-from weft.config import Config, Tree, assignments, merge, read_toml, validate
+from weft.config import Config
 from weft.data.config import Data
-from weft.errors import ConfigError, suggestion
 from weft.models.config import Model, TransformerConfig
-from weft.models.presets import PRESETS, preset
 from weft.nn.config import LoRA
 from weft.text.config import TokenizerConfig
-from weft.train.goals import GOALS, AnyGoal, NextToken, Twins
+from weft.train.goals import AnyGoal, NextToken, Twins
 
 if TYPE_CHECKING:
     from torch import nn, optim
@@ -335,129 +329,3 @@ class Recipe(Config):
                 f"batch.length = {self.batch.length}: the model's positions end at model.context = {longest}"
             )
         return self
-
-
-# ---- from a name or a file to a recipe
-
-
-def resolve(source: str, changes: Iterable[str] | Tree = (), data: Sequence[str] = ()) -> Recipe:
-    """The recipe that `source` names, with `changes` laid over it and `data` as its text.
-
-    `source` is a .toml file, a run's folder, a recipe that comes with weft, or a preset; `changes` are key=value words
-    or a table. `model` may be a preset's name, or a table with `preset = "…"` and what differs from it; for a setting
-    that comes in kinds, the kind's name alone will do (`tokenizer=char`).
-    """
-    tree, where = _find(source)
-    above = dict(changes) if isinstance(changes, Mapping) else assignments(changes)
-    if "init" in above:  # that run's model and tokenizers, whatever the recipe was written for
-        tree = {key: value for key, value in tree.items() if key not in ("model", "tokenizer", "source_tokenizer")}
-    tree = merge(_expand(tree, where), _expand(above, "model"))
-    tree = _with_head(_with_goal(_after(tree)))
-    if data:
-        named = ("sources", "prepared", "mixture")
-        kept = {key: value for key, value in tree.get("data", {}).items() if key not in named}
-        tree["data"] = {**kept, "sources": list(data)}
-    return validate(Recipe, merge(_kinds(tree), tree), "" if above else where)
-
-
-def recipe_names() -> list[str]:
-    """The recipes that come with weft."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _shipped().iterdir() if entry.name.endswith(".toml"))
-
-
-def _shipped() -> Traversable:
-    return resources.files("weft") / "recipes"
-
-
-def _find(source: str) -> tuple[Tree, str]:
-    """The tables that a name stands for, and what to call them in errors."""
-    path = Path(source)
-    if path.suffix == ".toml" or path.is_file():
-        return {"name": _name(path.stem), **read_toml(path)}, source
-    if (path / "config.toml").is_file():
-        return read_toml(path / "config.toml"), source
-    if source in recipe_names():
-        with resources.as_file(_shipped() / f"{source}.toml") as file:
-            return {"name": source, **read_toml(file)}, source
-    if source in PRESETS:
-        return {"name": source, "model": source}, source
-    raise ConfigError(f"'{source}': no such recipe or preset; {suggestion(source, [*recipe_names(), *PRESETS])}")
-
-
-def _name(stem: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-._+") or "run"
-
-
-def _expand(tree: Tree, where: str) -> Tree:
-    """`model = "llama-tiny"` and `model.preset = "llama-tiny"` written out, and bare kinds as tables."""
-    tree = dict(tree)
-    for key in ("objective", "optimizer", "schedule", "tokenizer", "source_tokenizer"):
-        if isinstance(tree.get(key), str):
-            tree[key] = {"kind": tree[key]}
-    model = tree.get("model")
-    if isinstance(model, str):
-        model = {"preset": model}
-    if isinstance(model, Mapping) and "preset" in model:
-        rest = {key: value for key, value in model.items() if key != "preset"}
-        if not isinstance(model["preset"], str):
-            raise ConfigError(f"{where}: model.preset = {model['preset']!r}: expected a preset's name")
-        tree["model"] = merge(preset(model["preset"]).model_dump(mode="json", exclude_none=True), rest)
-    return tree
-
-
-def _after(tree: Tree) -> Tree:
-    """What `init` says where the recipe is silent: that run's model and tokenizers."""
-    init = tree.get("init")
-    if not isinstance(init, str):
-        return tree
-    if not (Path(init) / "config.toml").is_file():
-        raise ConfigError(f"init = '{init}': not a run: there is no config.toml in it")
-    earlier = read_toml(Path(init) / "config.toml")
-    taken: Tree = {"tokenizer": {"kind": "pretrained", "path": init}}
-    if "source_tokenizer" in earlier:
-        taken["source_tokenizer"] = {"kind": "pretrained", "path": str(Path(init) / SOURCE_TOKENIZER)}
-    return {**taken, **tree, "model": merge(earlier["model"], tree.get("model", {}))}
-
-
-def _with_goal(tree: Tree) -> Tree:
-    """What a model is made to learn, where the recipe doesn't say: its kind and its head tell."""
-    model, goal = tree.get("model"), tree.get("objective", {})
-    if "kind" in goal or not isinstance(model, Mapping):
-        return tree
-    head = model.get("head", {}).get("kind")
-    usual = {"encoder-decoder": "pairs", "bahdanau": "pairs"}.get(model.get("kind", ""), "next-token")
-    if model.get("kind") == "encoder":
-        usual = next((name for name, goal in GOALS.items() if goal.kinds[0] == "encoder" and head in goal.heads), usual)
-    return {**tree, "objective": {"kind": usual, **goal}}
-
-
-def _with_head(tree: Tree) -> Tree:
-    """A Transformer with the head that its goal needs, where it has another."""
-    goal = GOALS.get(tree.get("objective", {}).get("kind", "next-token"))
-    model = tree.get("model")
-    if goal is None or not isinstance(model, Mapping) or model.get("kind") not in ("encoder", "decoder"):
-        return tree
-    if model["kind"] not in goal.kinds or model.get("head", {}).get("kind") in goal.heads:
-        return tree
-    head: Tree = {"kind": goal.heads[0]}
-    if goal.heads[0] == "sequence":
-        head["labels"] = 2  # as many as there are, once the rows were read
-        if model["kind"] == "decoder":  # its last token has read all others, its first none
-            head |= {"pooling": "last", "pooler": False}
-        if pooling := tree["objective"].get("pooling"):
-            head["pooling"] = pooling
-    if goal.heads[0] == "token":
-        head["labels"] = 2
-    if goal.heads[0] == "embedding" and model["kind"] == "decoder":
-        head["pooling"] = "last"
-    return {**tree, "model": {**model, "head": head}}
-
-
-def _kinds(tree: Tree) -> Tree:
-    """The default kinds, so that `optimizer.lr=…` alone changes the default optimizer."""
-    kinds: Tree = {"optimizer": {"kind": "adamw"}, "schedule": {"kind": "cosine"}}
-    if "tokenizer" in tree:
-        kinds["tokenizer"] = {"kind": "bpe"}
-    if "validation" in tree.get("data", {}):
-        kinds["data"] = {"validation": {"kind": "hash"}}
-    return kinds

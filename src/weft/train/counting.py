@@ -2,15 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from weft.errors import ConfigError
-from weft.models.base import LanguageModel
 from weft.models.ngram import NGram
 from weft.train import checkpoint
 from weft.train.config import Recipe
+from weft.train.evaluation import Evaluator
 from weft.train.feed import Corpus
 from weft.train.metrics import Journal
 from weft.train.run import RunFolder, RunResult
@@ -20,7 +20,7 @@ def count_corpus(
     recipe: Recipe,
     run: RunFolder,
     corpus: Corpus | Sequence[Corpus],
-    evaluators: Sequence[Callable[[LanguageModel], Mapping[str, float]]],
+    evaluators: Sequence[Evaluator],
     quiet: bool,
 ) -> RunResult:
     """Count the training text into the recipe's n-gram model, evaluate it and save it as step 1."""

@@ -11,8 +11,10 @@ from weft.data.batch import Batch, mixture_batch, windows_batch
 from weft.data.mixture import Mixture
 from weft.data.sampler import Windows
 from weft.data.shards import Tokens
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError
+from weft.parallel.ranks import Ranks
 from weft.train.config import Recipe
+from weft.train.goals import Twins
 
 
 class Corpus(Protocol):
@@ -25,35 +27,31 @@ class Corpus(Protocol):
 class Feed:
     """Which rows each step trains on. Steps count from 1.
 
-    `batch` gives the rows of a step, `epochs` how often the data, or the most read part of it, was read after so many
-    steps. `rows` is about how many a step holds, and `row` says in words what one is.
+    `make(step, rank, ranks)` gives the rows that one of several processes takes of a step: a contiguous part of them,
+    in the same order. `epochs` tells how often the data, or the most read part of it, was read after so many steps.
+    `fewest` is how many rows a step holds at least, in all, and `row` says in words what one is.
     """
 
-    batch: Callable[[int], Batch]
+    make: Callable[[int, int, int], Batch]
     epochs: Callable[[int], float]
-    rows: int
+    fewest: int
     row: str
     micro: int
     fingerprints: tuple[str, ...] = ()  # of the data, for the record
+    rank: int = 0
+    ranks: int = 1
 
     def cut(self, micro: int) -> "Feed":
         """The same rows in other pieces."""
         return replace(self, micro=micro)
 
     def among(self, rank: int, ranks: int) -> "Feed":
-        """What one of several processes takes: a contiguous part of every step's rows, in the same order."""
-        if ranks == 1:
-            return self
+        """What one of several processes takes."""
+        return replace(self, rank=rank, ranks=ranks)
 
-        def own(step: int) -> Batch:
-            whole = self.batch(step)
-            if len(whole.tokens) < ranks:
-                raise DataError(
-                    f"step {step} has {len(whole.tokens)} rows for {ranks} processes; raise batch.size or batch.tokens"
-                )
-            return whole.split(ranks)[rank]
-
-        return replace(self, batch=own)
+    def batch(self, step: int) -> Batch:
+        """This process's rows of a step."""
+        return self.make(step, self.rank, self.ranks)
 
     def parts(self, step: int) -> list[Batch]:
         """The batch of a step, cut into pieces of at most `micro` rows."""
@@ -88,15 +86,10 @@ def pieces(recipe: Recipe, rows: int) -> int:
     return recipe.batch.micro if isinstance(recipe.batch.micro, int) else rows
 
 
-def feed(recipe: Recipe, corpus: Corpus | Sequence[Corpus], rank: int = 0, ranks: int = 1) -> Feed:
-    """The windows of running text. Several corpora are mixed by the weights of `data.mixture`.
-
-    Of `ranks` processes each takes its part of every step's rows.
-    """
+def feed(recipe: Recipe, corpus: Corpus | Sequence[Corpus]) -> Feed:
+    """The windows of running text. Several corpora are mixed by the weights of `data.mixture`."""
     size, length = recipe.batch.size, recipe.batch.length
     assert size is not None and length is not None, "the recipe is settled first"
-    if size < ranks:
-        raise ConfigError(f"batch.size = {size}: {ranks} processes share the rows of a step; give each at least one")
     texts = tuple(c.train for c in corpus) if isinstance(corpus, Sequence) else (corpus.train,)
     weights = tuple(part.weight for part in recipe.data.parts) if len(texts) > 1 else (1.0,)
     if len(weights) != len(texts):
@@ -104,15 +97,34 @@ def feed(recipe: Recipe, corpus: Corpus | Sequence[Corpus], rank: int = 0, ranks
     mixture = Mixture(tuple(Windows(len(text), length, recipe.seed) for text in texts), weights)
     apart = recipe.data.document_mask
 
-    def batch(step: int) -> Batch:
+    def make(step: int, rank: int, ranks: int) -> Batch:
         if len(texts) == 1:
             return windows_batch(texts[0], mixture.windows[0], step - 1, size, rank, ranks, document_mask=apart)
         return mixture_batch(texts, mixture, step - 1, size, rank, ranks, document_mask=apart)
 
     return Feed(
-        batch=batch,
+        make=make,
         epochs=lambda step: max(mixture.epochs(step * size)),
-        rows=size,
+        fewest=size,
         row=f"sequence of {length} tokens",
-        micro=min(pieces(recipe, size), -(-size // ranks)),
+        micro=pieces(recipe, size),
     )
+
+
+def share(recipe: Recipe, corpus: Corpus | Sequence[Corpus] | Feed, ranks: Ranks) -> Feed:
+    """This process's part of every step's rows, of running text or of any feed."""
+    if not ranks.alone and isinstance(recipe.objective, Twins):
+        raise ConfigError(
+            f"objective.kind = 'twins': the rows of a batch are each other's wrong answers, so {ranks.ranks} processes "
+            "can't share it; start one"
+        )
+    batches = corpus if isinstance(corpus, Feed) else feed(recipe, corpus)
+    size, tokens = recipe.batch.size, recipe.batch.tokens
+    if batches.fewest < ranks.ranks:
+        setting = f"batch.size = {size}" if tokens is None else f"batch.tokens = {tokens}"
+        raise ConfigError(
+            f"{setting}: {ranks.ranks} processes share the rows of a step, which are {batches.fewest} at times; "
+            "raise it, or start fewer processes"
+        )
+    own = batches.among(ranks.rank, ranks.ranks)
+    return own if size is None else own.cut(min(own.micro, -(-size // ranks.ranks)))

@@ -1,196 +1,40 @@
 """The training loop: steps, evaluations, checkpoints and interruptions, from a settled recipe to a finished run."""
 
-import math
-import platform
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from weft import __version__
 from weft.data.batch import Batch
-from weft.errors import ConfigError, suggestion
 from weft.models.base import LanguageModel
-from weft.models.config import NGram
 from weft.parallel.ranks import ALONE, Ranks
-from weft.train import checkpoint
-from weft.train.average import average_checkpoints
-from weft.train.choose import Choice, check_trainable, unsettled
 from weft.train.config import Recipe
-from weft.train.counting import count_corpus
+from weft.train.evaluation import Evaluation, Evaluator, Writer
 from weft.train.expect import expectations
-from weft.train.feed import Corpus, Feed, feed
-from weft.train.goals import Twins
+from weft.train.feed import Feed
 from weft.train.guard import Guard
 from weft.train.initial import first_model
 from weft.train.interruption import Interrupted, interruptions
-from weft.train.metrics import Clock, Display, Journal, Say, Unwritten, check_log, say_on_stderr
-from weft.train.precision import arithmetic, autocast, pick_device, slow_precision
+from weft.train.metrics import Clock, Display, Journal, Say, Unwritten
+from weft.train.precision import arithmetic, slow_precision
 from weft.train.preflight import preflight
 from weft.train.recovery import Progress, go_back
-from weft.train.run import FollowedRun, RunFolder, RunResult, claim, found, open_run
+from weft.train.run import RunFolder, RunResult
 from weft.train.saver import Saver, Unsaved
 from weft.train.step import StepResult, fit, optimisation_step
-from weft.train.throughput import device_name, device_use
-
-Evaluator = Callable[[LanguageModel], Mapping[str, float]]  # gives the loss, and what else tells how good it is
-LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "error")
-Writer = Callable[[LanguageModel], Sequence[str]]  # what the model writes so far, without touching torch's generators
+from weft.train.throughput import device_use
 
 
-class TokenizerFile(Protocol):
-    """What the loop asks of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def save(self, path: Path) -> object: ...
-
-
-def train(
-    recipe: Recipe,
-    run_dir: Path | str | RunFolder,
-    *,
-    corpus: Corpus | Sequence[Corpus] | Feed,
-    tokenizer: TokenizerFile,
-    evaluators: Sequence[Evaluator] = (),
-    writer: Writer | None = None,
-    choices: Sequence[Choice] = (),
-    command: str | None = None,
-    device: torch.device | None = None,
-    quiet: bool = False,
-    say: Say = say_on_stderr,
-    ranks: Ranks = ALONE,
-) -> RunResult:
-    """Train the recipe's model in a new run folder (or one that `claim` gave), on running text or on any feed.
-
-    The recipe is settled (`weft.train.choose.settle`); `choices` and `command` are noted for the report, as is what
-    `writer` gives after each evaluation. Of several processes the first one calls this, and the others `follow`.
-    Ctrl-C finishes the step, saves, says how to go on and raises KeyboardInterrupt.
-    """
-    missing = unsettled(recipe)
-    assert not missing, f"settle the recipe first: {missing}"
-    check_trainable(recipe, tokenizer.vocab_size)
-    check_log(recipe.log)
-    batches = None
-    if not isinstance(recipe.model, NGram):
-        batches = _batches(recipe, corpus, ranks)
-    run = run_dir if isinstance(run_dir, RunFolder) else claim(run_dir)
-    tokenizer.save(run.path)
-    place = device or pick_device()
-    run.event(
-        "start",
-        command=command,
-        choices=[[c.key, str(c.value), c.why] for c in choices],
-        corpus=_fingerprints(corpus),
-        weft=__version__,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        device=device_name(place),
-        processes=ranks.ranks,
-    )
-    torch.manual_seed(recipe.seed)
-    if batches is None:
-        found(run, recipe)
-        assert not isinstance(corpus, Feed), "n-grams are counted, not fed"
-        return count_corpus(recipe, run, corpus, evaluators, quiet)
-    model = first_model(recipe).to(place)
-    ranks.share(lambda: "")  # no checkpoint: those who follow begin with fresh weights as well
-    # config.toml is written once the pre-flight has passed: a start that fails leaves no run behind
-    loop = _Loop(recipe, run, model, batches, evaluators, writer, place, quiet, say, ranks)
-    return loop.go(Progress(), begin=found)
-
-
-def resume(
-    run_dir: Path | str | RunFolder,
-    *,
-    corpus: Corpus | Sequence[Corpus] | Feed,
-    evaluators: Sequence[Evaluator] = (),
-    writer: Writer | None = None,
-    device: torch.device | None = None,
-    quiet: bool = False,
-    say: Say = say_on_stderr,
-    ranks: Ranks = ALONE,
-) -> RunResult:
-    """Go on from a run's newest whole checkpoint, as if it had never stopped. A finished run is returned as it is."""
-    run = run_dir if isinstance(run_dir, RunFolder) else open_run(run_dir)
-    recipe = run.recipe()
-    check_log(recipe.log)
-    place = device or pick_device()
-    torch.manual_seed(recipe.seed)
-    if isinstance(recipe.model, NGram):
-        assert not isinstance(corpus, Feed), "n-grams are counted, not fed"
-        return count_corpus(recipe, run, corpus, evaluators, quiet)
-    batches = _batches(recipe, corpus, ranks)
-    model = first_model(recipe).to(place)
-    loop = _Loop(recipe, run, model, batches, evaluators, writer, place, quiet, say, ranks)
-    progress, origin = Progress(), ""
-    if checkpoint.checkpoints(run.checkpoints):
-        path, damage = checkpoint.newest_good(run.checkpoints)
-        for line in damage:
-            run.event("damage", line=line)
-            say(f"{line}; going on from {path.name}")
-        progress = Progress.from_notes(checkpoint.load(path, model, loop.optimizer).notes)
-        checkpoint.forget_after(run.checkpoints, progress.step)
-        origin = str(path)
-    run.event("resume", step=progress.step, device=device_name(place), processes=ranks.ranks)
-    ranks.share(lambda: origin)
-    return loop.go(progress)
-
-
-def follow(
-    recipe: Recipe,
-    run: FollowedRun,
-    *,
-    corpus: Corpus | Sequence[Corpus] | Feed,
-    evaluators: Sequence[Evaluator] = (),
-    ranks: Ranks,
-    device: torch.device | None = None,
-) -> None:
-    """Take part in a run that the first process trains or resumes: the same steps, on other rows of each batch.
-
-    Every process holds all weights and makes every update; only the first one evaluates and writes. An n-gram model
-    is counted by the first one alone.
-    """
-    if isinstance(recipe.model, NGram):
-        return
-    place = device or pick_device()
-    torch.manual_seed(recipe.seed)
-    batches = _batches(recipe, corpus, ranks)
-    model = first_model(recipe).to(place)
-    loop = _Loop(recipe, run, model, batches, evaluators, None, place, True, lambda line: None, ranks)
-    progress = Progress()
-    origin = ranks.share(lambda: "")
-    if origin:
-        progress = Progress.from_notes(checkpoint.load(Path(origin), model, loop.optimizer).notes)
-    loop.go(progress)
-
-
-def _batches(recipe: Recipe, corpus: Corpus | Sequence[Corpus] | Feed, ranks: Ranks) -> Feed:
-    """This process's part of every step's rows."""
-    if not ranks.alone and isinstance(recipe.objective, Twins):
-        raise ConfigError(
-            f"objective.kind = 'twins': the rows of a batch are each other's wrong answers, so {ranks.ranks} processes "
-            "can't share it; start one"
-        )
-    if isinstance(corpus, Feed):
-        return corpus.among(ranks.rank, ranks.ranks)
-    return feed(recipe, corpus, ranks.rank, ranks.ranks)
-
-
-class _Loop:
+class Loop:
     """One run in progress: what its steps need, and what they leave behind."""
 
     def __init__(
         self,
         recipe: Recipe,
         run: RunFolder,
-        model: LanguageModel,
         batches: Feed,
         evaluators: Sequence[Evaluator],
         writer: Writer | None,
@@ -199,12 +43,13 @@ class _Loop:
         say: Say,
         ranks: Ranks,
     ):
-        self.ranks = ranks
+        self.recipe, self.run, self.batches = recipe, run, batches
+        self.device, self.quiet, self.say, self.ranks = device, quiet, say, ranks
         self.journal, self.saver = (Journal, Saver) if ranks.leads else (Unwritten, Unsaved)
-        self.recipe, self.run, self.model, self.batches = recipe, run, model, batches
-        self.evaluators, self.writer, self.device, self.quiet, self.say = evaluators, writer, device, quiet, say
-        fit(model, recipe, device)
-        self.optimizer = recipe.optimizer.build(model)
+        self.model = first_model(recipe).to(device)
+        fit(self.model, recipe, device)
+        self.evaluation = Evaluation(recipe, run, self.model, evaluators, writer, device, ranks)
+        self.optimizer = recipe.optimizer.build(self.model)
         self.objective = recipe.objective.build()
         d_model: int = recipe.model.d_model  # type: ignore[union-attr]
         assert recipe.steps is not None
@@ -236,7 +81,7 @@ class _Loop:
                     saver.wait()
                     progress = self._go_back(progress, since, journal, display)
                 saver.finish()
-                self._average(progress, display)
+                self.evaluation.average(progress, display)
             except Exception:
                 saver.wait()  # what is being written may be the last good state
                 raise
@@ -272,7 +117,7 @@ class _Loop:
             auto,
             first + progress.guard.shift,
             lambda parts: self._step(parts, first, 1.0, ALONE),  # each tries for itself how much fits
-            self._ask,
+            self.evaluation.ask,
             self.device,
         )
         findings = replace(findings, micro=self.ranks.least(findings.micro))
@@ -332,11 +177,11 @@ class _Loop:
             if since is not None:
                 return since
             better = False
-            if self.evaluators and (step % evaluate == 0 or last):
+            if self.evaluation.evaluators and (step % evaluate == 0 or last):
                 with clock.paused():
                     if saver.lost_best:
                         progress.best, saver.lost_best = None, False
-                    better = self._evaluate(progress, journal, display)
+                    better = self.evaluation.evaluate(progress, journal, display)
             patience = recipe.evaluate.patience
             enough = patience is not None and progress.worse >= patience
             if step % save == 0 or last or better or interrupted or enough:
@@ -429,63 +274,6 @@ class _Loop:
         shown = ("loss", "gradient_norm", "tokens_per_second", "mfu")
         display.figures(step, {key: value for key, value in (figures | speed).items() if key in shown})
 
-    def _ask(self) -> dict[str, float]:
-        """The evaluators' numbers."""
-        assert self.recipe.precision is not None
-        values: dict[str, float] = {}
-        self.model.eval()
-        try:
-            with torch.no_grad(), autocast(self.recipe.precision, self.device):
-                for evaluator in self.evaluators:
-                    values |= evaluator(self.model)
-        finally:
-            self.model.train()
-        return values
-
-    def _evaluate(self, progress: Progress, journal: Journal, display: Display) -> bool:
-        """Ask the evaluators; whether the loss is the lowest so far. The first of several processes asks for all."""
-        values, progress.best = self.ranks.share(lambda: (self._ask(), progress.best))
-        progress.validation = values
-        journal.metrics(progress.step, {f"validation_{key}": value for key, value in values.items()})
-        self.run.event("evaluation", step=progress.step, **values)
-        if self.writer is not None:
-            self.run.event("samples", step=progress.step, texts=list(self.writer(self.model.eval())))
-            self.model.train()
-        better = self._better(values, progress.best)
-        if better:
-            progress.best, progress.best_step = values[self.recipe.evaluate.metric], progress.step
-        progress.worse = 0 if better else progress.worse + 1
-        figures = " · ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in values.items())
-        display.line(f"step {progress.step}: validation {figures}{' (best so far)' if better else ''}")
-        return better
-
-    def _average(self, progress: Progress, display: Display) -> None:
-        """Try the mean of the last checkpoints' weights; where it is better than the best of them, it is the best."""
-        last = self.recipe.checkpoint.average
-        if not last or not self.evaluators or not self.ranks.leads or progress.step < self.steps:
-            return
-        path, steps = average_checkpoints(self.run.checkpoints, last)
-        own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        checkpoint.load_weights(path, self.model)
-        values = self._ask()
-        self.model.load_state_dict(own)
-        better = self._better(values, progress.best)
-        if better:
-            checkpoint.link(self.run.checkpoints, "best", path)
-        self.run.event("averaged", steps=steps, best=better, **values)
-        figures = " · ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in values.items())
-        display.line(f"mean of {len(steps)} checkpoints: validation {figures}{' (best so far)' if better else ''}")
-
-    def _better(self, values: Mapping[str, float], best: float | None) -> bool:
-        """Whether the figure that counts is the best so far: the lowest loss, or the highest of anything else."""
-        metric = self.recipe.evaluate.metric
-        if metric not in values:
-            raise ConfigError(f"evaluate.metric = '{metric}': not measured here; {suggestion(metric, list(values))}")
-        value = values[metric]
-        if not math.isfinite(value):
-            return False
-        return best is None or (value < best if metric in LOWER_IS_BETTER else value > best)
-
     def _save(self, progress: Progress, saver: Saver, best: bool) -> None:
         self._read(progress)
         # while something is wrong, the last checkpoint from before it must outlive those that follow
@@ -514,11 +302,3 @@ def compiled(model: LanguageModel, wanted: bool) -> Iterator[None]:
         yield
     finally:
         del model.features  # the class's own again
-
-
-def _fingerprints(corpus: Corpus | Sequence[Corpus] | Feed) -> list[str]:
-    """Hashes of the prepared data; what was made in memory has none."""
-    if isinstance(corpus, Feed):
-        return list(corpus.fingerprints)
-    corpora = corpus if isinstance(corpus, Sequence) else [corpus]
-    return [c.fingerprint for c in corpora if hasattr(c, "fingerprint")]

@@ -1,0 +1,81 @@
+"""From names, files, presets and changes to recipes, and what is wrong with them in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.errors import ConfigError
+from weft.train.config import SGD, Cosine, Noam
+from weft.train.resolve import recipe_names, resolve
+
+
+def test_a_preset_is_a_recipe() -> None:
+    recipe = resolve("llama-tiny")
+    assert recipe.name == "llama-tiny"
+    assert recipe.model.kind == "decoder"
+    assert recipe.steps is None
+
+
+def test_every_shipped_recipe_resolves() -> None:
+    assert "quickstart" in recipe_names()
+    for name in recipe_names():
+        assert resolve(name).name == name
+
+
+def test_a_file_with_a_preset_and_what_differs(tmp_path: Path) -> None:
+    file = tmp_path / "my recipe.toml"
+    file.write_text('steps = 5\n[model]\npreset = "llama-tiny"\nlayers = 3\n')
+    recipe = resolve(str(file))
+    assert (recipe.name, recipe.steps, recipe.model.layers, recipe.model.d_model) == ("my-recipe", 5, 3, 128)
+
+
+def test_changes_are_laid_over() -> None:
+    recipe = resolve("gpt-tiny", ["model.layers=2", "optimizer.lr=0.01", "schedule.floor=0.5", "batch.size=3"])
+    assert recipe.model.layers == 2
+    assert recipe.optimizer.kind == "adamw"
+    assert recipe.optimizer.lr == 0.01
+    assert recipe.schedule == Cosine(floor=0.5)
+    assert recipe.batch.size == 3
+
+
+def test_a_kind_may_be_named_alone() -> None:
+    recipe = resolve("gpt-tiny", ["tokenizer=char", "optimizer=sgd", "schedule=noam", "model.position=none"][:3])
+    assert recipe.tokenizer is not None
+    assert recipe.tokenizer.kind == "char"
+    assert isinstance(recipe.optimizer, SGD)
+    assert isinstance(recipe.schedule, Noam)
+
+
+def test_another_preset_replaces_the_model_whole() -> None:
+    assert resolve("gpt-tiny", ["model=lstm"]).model == resolve("lstm").model
+    changed = resolve("gpt-tiny", ["model.preset=lstm", "model.layers=1"]).model
+    assert (changed.kind, changed.layers) == ("recurrent", 1)
+
+
+def test_data_on_the_command_line_replaces_the_recipes(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text('model = "gpt-tiny"\n[data]\nprepared = "x"\nvalidation = {kind = "tail", fraction = 0.2}\n')
+    data = resolve(str(file), data=["a.txt", "b.txt"]).data
+    assert data.sources == ("a.txt", "b.txt")
+    assert data.prepared is None
+    assert data.validation.kind == "tail"
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "message"),
+    [
+        ("llama-tny", [], r"'llama-tny': no such recipe or preset; did you mean 'llama-tiny'"),
+        ("quikstart", [], "did you mean 'quickstart'"),
+        ("nothing.toml", [], r"nothing\.toml: no such recipe"),
+        ("gpt-tiny", ["model=gpt3"], "'gpt3': no such preset"),
+        ("gpt-tiny", ["model=3"], "model = 3: expected a table"),
+        ("gpt-tiny", ["data=3"], "data = 3: expected a table"),
+        ("gpt-tiny", ["objective=3"], "objective = 3: expected a table"),
+        ("bert-tiny", ["model.head=3"], r"model\.head = 3: expected a table"),
+        ("gpt-tiny", ["objective.kind=[1]"], r"objective\.kind = \[1\]: expected a kind's name"),
+    ],
+)
+def test_what_names_nothing_is_one_clear_line(source: str, changes: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve(source, changes)
+    assert "\n" not in str(caught.value)
