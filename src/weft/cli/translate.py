@@ -33,6 +33,7 @@ def translate(
     settings = api.beam(
         beams=beam,
         length_penalty=PowerLength(alpha=length_penalty),
+        coverage_penalty=coverage_penalty,
         max_tokens=max_tokens or loaded.config.batch.length,
     )
     with bar("translating", len(read)) as advance:
