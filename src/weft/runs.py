@@ -1,7 +1,7 @@
 """A trained model with all that belongs to it: what can be asked of a run."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -129,10 +129,13 @@ class Run:
         batch: int = 16,
         out: Path | None = None,
         pattern: Pattern | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> Iterator[str]:
         """Texts for many prompts as lines of JSON, in order. With `out` they are written there as well, and what is
-        there already is not written again."""
-        said = {"n": n, **settings.model_dump(mode="json", exclude_defaults=True)}
+        there already is not written again. A file that another run, other settings or other `notes` began is refused.
+        """
+        said = {"run": str(self.path), "n": n, **settings.model_dump(mode="json", exclude_defaults=True)}
+        said |= notes or {}
         if pattern is not None:
             said["pattern"] = pattern.expression
         results = None if out is None else Results(out, prompts, said)
@@ -182,6 +185,10 @@ class Run:
             tempfile.TemporaryDirectory(prefix="weft-") as temp,
         ):
             folder, recipe = RunFolder(self.path), self.config
+            if data is None and (not recipe.data.parts or isinstance(recipe.data.validation, NoSplit)):
+                raise DataError(f"{self.path}: this run held out nothing; say what to measure with --data")
+            if recipe.batch.size is None and recipe.batch.tokens is None:  # imported: it never had a batch
+                recipe = recipe.replace(batch={**recipe.batch.model_dump(exclude_none=True), "size": 1})
             if data is not None:
                 sources = [data] if isinstance(data, str) else list(data)
                 given: dict[str, Any] = {"sources": sources, "targets": list(targets)}
@@ -253,9 +260,9 @@ def load(
 ) -> Run:
     """A run's model with its best weights, and its tokenizer. Damaged checkpoints are passed over, with a warning.
 
-    `dtype` is what a Transformer's weights are kept in. By default that is float32, but bfloat16 on a GPU for one that
-    writes and that learned in bf16 or fp8: writing reads every weight for every token. With `quantize` ('int8' or
-    'int4') they are kept in so many bits.
+    `dtype` is what a Transformer's weights are kept in. By default that is float32, but 16 bits on a GPU for one that
+    writes and that learned in bf16 or fp8, or came in 16 bits: writing reads every weight for every token. With
+    `quantize` ('int8' or 'int4') they are kept in so many bits.
     """
     if quantize is not None:
         check_bits(quantize)
@@ -274,9 +281,10 @@ def load(
 
 def _written_in(recipe: Recipe, model: Transformer) -> torch.dtype:
     """What a model's weights are kept in for writing."""
-    writes = model.decoder is not None and isinstance(model.output, WordHead)
-    narrow = writes and recipe.precision in ("bf16", "fp8") and device_of(model).type == "cuda"
-    return torch.bfloat16 if narrow else torch.float32
+    if model.decoder is None or not isinstance(model.output, WordHead) or device_of(model).type != "cuda":
+        return torch.float32
+    own = model.embedding.weight.dtype
+    return torch.bfloat16 if own == torch.float32 and recipe.precision in ("bf16", "fp8") else own
 
 
 def load_tokenizers(recipe: Recipe, run: Path) -> Tokenizers:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from weft.errors import RunError
-from weft.train import checkpoint
+from weft.train import checkpoint, tensors
 from weft.train.run import RunFolder, read_lines
 from weft.train.saver import Saver
 from weft.train.start import train
@@ -58,8 +58,7 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
-    with checkpoint.safe_open(path / "model.safetensors", "pt") as file:
-        assert sorted(file.keys()) == ["seen", "table.weight"]
+    assert sorted(tensors.load(path / "model.safetensors")) == ["seen", "table.weight"]
     assert json.loads((path / "manifest.json").read_text())["tied"] == {"out.weight": "table.weight"}
 
 
@@ -116,7 +115,7 @@ def test_a_crash_while_saving_leaves_the_old_checkpoint(
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    target = {"rename": (os, "rename"), "fsync": (os, "fsync"), "write": (checkpoint, "save_file")}[crash]
+    target = {"rename": (os, "rename"), "fsync": (os, "fsync"), "write": (tensors, "save_file")}[crash]
     monkeypatch.setattr(*target, fail)
     with pytest.raises(RunError, match="No space left"):
         save(tmp_path, 2, keep=1)
@@ -149,8 +148,8 @@ def test_the_old_one_goes_only_after_the_new_one_reads_back(tmp_path: Path, monk
     def write_something_else(tensors: dict, path: Path) -> None:
         original({name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}, path)
 
-    original = checkpoint.save_file
-    monkeypatch.setattr(checkpoint, "save_file", write_something_else)
+    original = tensors.save_file
+    monkeypatch.setattr(tensors, "save_file", write_something_else)
     with pytest.raises(RunError, match="does not read back"):
         save(tmp_path, 2, keep=1)
     assert checkpoint.newest_good(tmp_path) == (old, [])
@@ -175,13 +174,13 @@ def test_what_is_written_is_the_state_when_it_was_saved(tmp_path: Path, monkeypa
     model, optimizer = trained()
     expected = model.table.weight.detach().clone()
     go = threading.Event()
-    original = checkpoint.save_file
+    original = tensors.save_file
 
     def slow(*args: Any) -> None:
         assert go.wait(20)
         original(*args)
 
-    monkeypatch.setattr(checkpoint, "save_file", slow)
+    monkeypatch.setattr(tensors, "save_file", slow)
     run = RunFolder(tmp_path)
     writing = saver(run)
     notes = {"waiting": [1.0]}
@@ -209,7 +208,7 @@ def test_a_full_disk_is_told_and_the_next_write_may_succeed(tmp_path: Path, monk
     def full(*args: Any) -> None:
         raise checkpoint.SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(tensors, "save_file", full)
     writing.save(2, model, optimizer, {}, best=True, spare=None)
     writing.wait()
     news = writing.news()
@@ -247,7 +246,7 @@ def test_a_bug_in_the_thread_is_raised_where_the_loop_waits(tmp_path: Path, monk
     def broken(*args: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(checkpoint, "save_file", broken)
+    monkeypatch.setattr(tensors, "save_file", broken)
     run, (model, optimizer) = RunFolder(tmp_path), trained()
     writing = saver(run)
     writing.save(1, model, optimizer, {}, best=False, spare=None)

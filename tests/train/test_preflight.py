@@ -83,6 +83,30 @@ def test_not_even_one_sequence_is_one_line(tmp_path, recipe, corpus, tokenizer, 
         train(recipe("batch.micro=auto"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
 
 
+@pytest.mark.parametrize("auto", [False, True])
+def test_on_a_gpu_the_optimizers_moments_count(recipe, corpus, monkeypatch, auto) -> None:  # type: ignore[no-untyped-def]
+    """They come with the first update, so that a second step needs more room than the first."""
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+    monkeypatch.setattr(preflight, "_share", lambda device: 0.5)
+    monkeypatch.setattr(preflight, "_place", lambda device: "a GPU")
+    settings, moments = recipe("batch.size=8"), 0
+
+    def step(parts: Any) -> None:
+        nonlocal moments
+        if 10 * len(parts[0].tokens) + moments > 85:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        moments = 20
+
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    given = feed(settings, corpus), auto, 1, step, optimizer, torch.device("cuda")
+    if auto:
+        assert preflight._fitting(*given) == 4
+    else:
+        with pytest.raises(RunError, match=r"batch\.micro=4 does"):
+            preflight._fitting(*given)
+
+
 def test_an_evaluation_that_does_not_fit_is_found_at_once(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
     def hungry(model: Any) -> dict[str, float]:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -95,7 +119,7 @@ def test_a_disk_without_room_is_found_at_once(tmp_path, recipe, corpus, tokenize
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(preflight.checkpoint, "save_file", full)
+    monkeypatch.setattr(preflight.checkpoint.tensors, "save_file", full)
     with pytest.raises(RunError, match="the checkpoint cannot be written: No space left on device"):
         train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
     assert not (tmp_path / "run/.preflight").exists()

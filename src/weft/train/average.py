@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.errors import RunError
-from weft.train import checkpoint
+from weft.train import checkpoint, tensors
 
 NAME = "averaged"
 
@@ -74,20 +73,20 @@ def _mean(files: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of each tensor, summed in 64 bits, in the type it has; whole numbers as the last file has them."""
     sums: dict[str, Tensor] = {}
     for number, file in enumerate(files):
-        with safe_open(file, "pt") as tensors:
-            names = set(tensors.keys())
+        with safe_open(file, "pt") as opened:
+            names = set(opened.keys())
             if number and names != set(sums):
                 raise RunError(f"{file}: other weights than in the checkpoint before it, so they have no mean")
             for name in names:
-                tensor = tensors.get_tensor(name)
+                tensor = opened.get_tensor(name)
                 if not number or not tensor.is_floating_point():
                     sums[name] = tensor.double() if tensor.is_floating_point() else tensor.clone()
                 elif tensor.shape != sums[name].shape:
                     raise RunError(f"{file}: {name} has another shape than in the checkpoint before it")
                 else:
                     sums[name] += tensor
-    with safe_open(files[-1], "pt") as tensors:
-        types = {name: tensors.get_tensor(name).dtype for name in sums}
+    with safe_open(files[-1], "pt") as opened:
+        types = {name: opened.get_tensor(name).dtype for name in sums}
     return {
         name: (total / len(files)).to(types[name]) if total.is_floating_point() else total
         for name, total in sums.items()
@@ -96,10 +95,7 @@ def _mean(files: Sequence[Path]) -> dict[str, Tensor]:
 
 def _write(folder: Path, weights: Mapping[str, Tensor], steps: Sequence[int], tied: Mapping[str, str]) -> None:
     """The files of a checkpoint, the manifest last."""
-    path = folder / "model.safetensors"
-    save_file(dict(weights), path)
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
+    tensors.save(folder / "model.safetensors", weights)
     state = {"step": steps[-1], "notes": {"averaged": list(steps)}}
     checkpoint.write_synced(folder / "state/state.json", json.dumps(state, indent=1))
     checkpoint.seal(folder, steps[-1], tied)

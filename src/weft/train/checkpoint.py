@@ -3,32 +3,31 @@
     step-00000500/
       model.safetensors        weights; tensors that share memory are stored once
       state/optimizer.safetensors, state/random.safetensors, state/state.json
-      manifest.json            size and SHA-256 of each file, written last
+      manifest.json            size and SHA-256 of each file, 32 MiB at a time; written last
 
 A checkpoint is written into a folder beside, synced, read back, and only then renamed: a folder called `step-…` is
 whole or was damaged later, and the manifest tells which. Old ones are removed after the new one stands.
-Loading runs no code: safetensors and JSON only.
+Loading runs no code: safetensors and JSON only (`train/tensors.py`).
 """
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor, nn, optim
 
 from weft.errors import RunError
+from weft.train import tensors
 from weft.train.optimizer import load_state_tensors, state_tensors
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})$")
 
 
@@ -162,10 +161,10 @@ def link(folder: Path, name: str, target: Path) -> None:
 
 
 def _write(folder: Path, copy: Snapshot) -> None:
-    _save_tensors(folder / "model.safetensors", copy.weights)
+    tensors.save(folder / "model.safetensors", copy.weights)
     if copy.moments is not None:
-        _save_tensors(folder / "state/optimizer.safetensors", copy.moments)
-    _save_tensors(folder / "state/random.safetensors", copy.random)
+        tensors.save(folder / "state/optimizer.safetensors", copy.moments)
+    tensors.save(folder / "state/random.safetensors", copy.random)
     write_synced(folder / "state/state.json", copy.state)
     seal(folder, copy.step, copy.tied)
 
@@ -173,7 +172,7 @@ def _write(folder: Path, copy: Snapshot) -> None:
 def seal(folder: Path, step: int, tied: Mapping[str, str]) -> None:
     """Write the manifest of a checkpoint whose other files are all there, and sync the folder."""
     files = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": tensors.checksums(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
@@ -196,21 +195,6 @@ def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
             first[place] = name
             kept[name] = tensor
     return kept, tied
-
-
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write, sync, read back and compare: what cannot be read must not replace what can."""
-    save_file(dict(tensors), path)
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-    with safe_open(path, "pt") as written:
-        for name, tensor in tensors.items():
-            if tensor.numel() and not torch.equal(_bits(written.get_tensor(name)), _bits(tensor)):
-                raise OSError(f"{path.name} does not read back as it was written")
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -239,11 +223,6 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sweep(folder: Path) -> None:
@@ -296,7 +275,7 @@ def verify(path: Path) -> dict[str, Any]:
             size = file.stat().st_size
             if size != expected["bytes"]:
                 raise RunError(f"{file}: {size} bytes instead of {expected['bytes']}; the checkpoint is damaged")
-            if _sha256(file) != expected["sha256"]:
+            if tensors.checksums(file) != expected["sha256"]:
                 raise RunError(f"{file}: the checksum is wrong; the checkpoint is damaged")
     except FileNotFoundError as error:
         missing = Path(error.filename) if error.filename else path
@@ -338,16 +317,16 @@ def newest_before(folder: Path, step: int) -> Path | None:
 def load_weights(path: Path, model: nn.Module) -> None:
     """Put a checkpoint's weights into `model`, wherever it is. The checkpoint was verified before."""
     tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
-    tensors = _load_tensors(path / "model.safetensors")
-    tensors |= {alias: tensors[name] for alias, name in tied.items()}
-    _fill(path, model, tensors, assign=False)
+    found = tensors.load(path / "model.safetensors")
+    found |= {alias: found[name] for alias, name in tied.items()}
+    _fill(path, model, found, assign=False)
 
 
-def _fill(path: Path, model: nn.Module, tensors: Mapping[str, Tensor], assign: bool) -> None:
+def _fill(path: Path, model: nn.Module, found: Mapping[str, Tensor], assign: bool) -> None:
     try:
         if model.state_dict().keys() - learned_state(model).keys() and not assign:
-            tensors = {**model.state_dict(), **tensors}  # what is frozen is in no checkpoint
-        model.load_state_dict(tensors, assign=assign)
+            found = {**model.state_dict(), **found}  # what is frozen is in no checkpoint
+        model.load_state_dict(found, assign=assign)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise RunError(f"{path}: the weights do not fit the model in config.toml: {reason}") from None
@@ -361,45 +340,24 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     """
     tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
     assert not tied, "a model that holds one tensor under two names is filled by load_weights"
-    dtype = _common_type(path / "model.safetensors")
+    file = path / "model.safetensors"
+    dtype = tensors.common_type(file)
     if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
-    tensors = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in _each_tensor(path / "model.safetensors", device)
+    found = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.each(file, device)
     }
-    _fill(path, model, tensors, assign=True)
-
-
-def _common_type(path: Path) -> torch.dtype:
-    """The type that most numbers in a file have."""
-    numbers: dict[torch.dtype, int] = {}
-    for _, tensor in _each_tensor(path):  # pages of the file that nobody reads cost nothing
-        numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + tensor.numel()
-    return max(numbers, key=lambda dtype: numbers[dtype])
+    _fill(path, model, found, assign=True)
 
 
 def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Saved:
     """Put back weights, moments and random generators, bit for bit. The checkpoint was verified before."""
     load_weights(path, model)
     if optimizer is not None:
-        load_state_tensors(optimizer, _names(model), _load_tensors(path / "state/optimizer.safetensors"))
+        load_state_tensors(optimizer, _names(model), tensors.load(path / "state/optimizer.safetensors"))
     state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
-    _restore_random(_load_tensors(path / "state/random.safetensors"))
+    _restore_random(tensors.load(path / "state/random.safetensors"))
     return Saved(path, state["step"], state["notes"])
-
-
-def _load_tensors(path: Path) -> dict[str, Tensor]:
-    return dict(_each_tensor(path))
-
-
-def _each_tensor(path: Path, device: torch.device | str = "cpu") -> Iterator[tuple[str, Tensor]]:
-    try:
-        with safe_open(path, "pt", device=str(device)) as file:
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                yield name, file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from None
 
 
 def _names(model: nn.Module) -> dict[int, str]:

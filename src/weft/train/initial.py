@@ -54,7 +54,8 @@ def learned_model(run: RunFolder, recipe: "Recipe", path: Path) -> LanguageModel
 def base_hash(origin: str) -> str:
     """The hash of the weights that a run's adapters stand beside."""
     path, _ = checkpoint_path(open_run(origin))
-    return str(json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]["model.safetensors"]["sha256"])
+    files = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]
+    return " ".join(files["model.safetensors"]["sha256"])
 
 
 # what may differ from the run that weights come from: nothing that changes what the weights mean
