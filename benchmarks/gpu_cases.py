@@ -8,7 +8,7 @@ vaswani  the base model of 2017, 128 pairs of 128 + 128 tokens, label smoothing 
          torch.nn.Transformer
 
 A step is forward, backward, clipping to norm 1 and fused AdamW, compiled, under bf16 autocast, on random tokens that
-lie ready. weft's is the step of its trainer.
+lie ready. weft's is the step of its trainer, with recorded passes.
 """
 
 import importlib.util
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from weft.data.batch import Batch, Source
 from weft.models.config import MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
+from weft.train.compiled import Compiled
 from weft.train.config import AdamW, NextToken
 from weft.train.objective import masked_words
 from weft.train.precision import check_precision, use_eight_bits
@@ -99,7 +100,7 @@ class Bench:
             check_precision("fp8", self.device)
             use_eight_bits(model)
         if self.compiled:
-            model.features = torch.compile(model.features, fullgraph=True)
+            model.features = Compiled(model, record=True)
         objective = objective or NextToken().build()
         optimizer = AdamW(betas=BETAS, weight_decay=DECAY).build(model)
         limits = torch.full((2,), math.inf, device=self.device)

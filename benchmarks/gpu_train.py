@@ -72,7 +72,9 @@ def worker(given: argparse.Namespace, case: str, who: str, precision: str) -> No
     started = time.perf_counter()
     with switches(who, precision):
         step = make(given, case, who, precision)
-        if GPU:
+        if GPU and who == "weft":
+            step()  # what is recorded can't be stopped half-way
+        elif GPU:
             compile_only(step)
         tell(ready=True, seconds=time.perf_counter() - started)
         sys.stdin.readline()

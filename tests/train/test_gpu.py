@@ -52,3 +52,39 @@ def test_a_deterministic_run_repeats_bit_for_bit(
     assert runs[0].run.metrics.read_text() == runs[1].run.metrics.read_text()
     for one, two in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
+
+
+@pytest.mark.parametrize("changes", [(), ("batch.micro=2",), ("optimizer.kind=muon",)])
+def test_recorded_steps_learn_what_plain_ones_do(
+    tmp_path: Path, recipe: Any, corpus: Any, tokenizer: Any, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay, replayed = torch.cuda.CUDAGraph.replay, []
+
+    def noted(graph: torch.cuda.CUDAGraph) -> None:
+        replayed.append(graph)
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", noted)
+    given = {"corpus": corpus, "tokenizer": tokenizer, "quiet": True, "device": torch.device("cuda")}
+    given["evaluators"] = [lambda model: {"loss": float(model.features(torch.ones(2, 5).long().cuda()).sum())}]
+    settings = (*WIDE, "steps=24", "log.every=1", "evaluate.every=5", "checkpoint.every=8", "precision=fp32", *changes)
+    train(recipe(*settings, "compile=false"), tmp_path / "plain", **given)
+    assert not replayed
+    train(recipe(*settings, "compile=true"), tmp_path / "recorded", **given)
+    assert bool(replayed) == ("batch.micro=2" not in changes)  # pieces of a batch are not recorded
+    assert losses(tmp_path / "recorded") == pytest.approx(losses(tmp_path / "plain"), rel=2e-3)
+
+
+def test_a_recorded_run_survives_a_rollback(tmp_path: Path, recipe: Any, corpus: Any, tokenizer: Any) -> None:
+    given = {"corpus": corpus, "tokenizer": tokenizer, "quiet": True, "device": torch.device("cuda")}
+    found = train(
+        recipe(*WIDE, "steps=60", "compile=true", "log.every=2", "checkpoint.every=10", "optimizer.lr=1"),
+        tmp_path / "run",
+        **given,
+    )
+    assert any(line["event"] == "rollback" for line in read_lines(found.run.events))
+    assert torch.isfinite(torch.tensor(losses(tmp_path / "run"))).all()

@@ -16,9 +16,9 @@ from weft.data.shards import Tokens
 from weft.errors import ConfigError
 from weft.train import checkpoint, metrics
 from weft.train.choose import TextFacts, settle
+from weft.train.compiled import compiled
 from weft.train.expect import usual_bits_per_byte
 from weft.train.feed import feed
-from weft.train.loop import compiled
 from weft.train.resolve import resolve
 from weft.train.run import load_model, read_lines
 from weft.train.start import resume, train
@@ -187,7 +187,7 @@ def test_metrics_hold_only_what_the_recipe_decides(tmp_path, recipe, corpus, tok
 
 def test_compiling_leaves_the_model_as_it_was(recipe) -> None:  # type: ignore[no-untyped-def]
     model = recipe().model.build()
-    with compiled(model, True):
+    with compiled(model, True, record=False):
         assert "features" in vars(model)
     assert "features" not in vars(model)
 

@@ -70,8 +70,9 @@ class SentenceLesson:
             row=f"pair of {length} tokens",
             micro=pieces(recipe, size),
             fingerprints=(examples.fingerprint,),
+            even=True,
         )
-        if not (folder.data / "validation.safetensors").exists():
+        if recipe.data.validation.kind == "none":
             return Material(batches, [], None, lambda model: Ending())
         held, few = _held(folder), max(1, EVALUATED_TOKENS // length)
         objective = goal.build()

@@ -29,7 +29,8 @@ class Feed:
 
     `make(step, rank, ranks)` gives the rows that one of several processes takes of a step: a contiguous part of them,
     in the same order. `epochs` tells how often the data, or the most read part of it, was read after so many steps.
-    `fewest` is how many rows a step holds at least, in all, and `row` says in words what one is.
+    `fewest` is how many rows a step holds at least, in all, and `row` says in words what one is. `even` feeds give all
+    steps one shape.
     """
 
     make: Callable[[int, int, int], Batch]
@@ -38,6 +39,7 @@ class Feed:
     row: str
     micro: int
     fingerprints: tuple[str, ...] = ()  # of the data, for the record
+    even: bool = False
     rank: int = 0
     ranks: int = 1
 
@@ -108,6 +110,7 @@ def feed(recipe: Recipe, corpus: Corpus | Sequence[Corpus]) -> Feed:
         fewest=size,
         row=f"sequence of {length} tokens",
         micro=pieces(recipe, size),
+        even=True,
     )
 
 

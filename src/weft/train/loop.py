@@ -2,15 +2,14 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from weft.data.batch import Batch
-from weft.models.base import LanguageModel
 from weft.parallel.ranks import ALONE, Ranks
+from weft.train.compiled import Compiled, can_be_recorded, compiled
 from weft.train.config import Recipe
 from weft.train.evaluation import Evaluation, Evaluator, Writer
 from weft.train.expect import expectations
@@ -58,14 +57,16 @@ class Loop:
         self.chance = recipe.objective.chance(recipe.model.vocab_size)
         self.pending: list[StepResult] = []
         self.limits = torch.zeros(2, device=device)
+        self.compiled: Compiled | None = None
 
     def go(self, progress: Progress, begin: Callable[[RunFolder, Recipe], None] | None = None) -> RunResult:
         """From `progress` to the last step; `begin` is called once the pre-flight has passed."""
         recipe, started = self.recipe, time.perf_counter()
         assert recipe.precision is not None
+        record = can_be_recorded(recipe, self.model, self.batches, self.device, self.ranks)
         with (
             arithmetic(recipe.precision, recipe.deterministic),
-            compiled(self.model, bool(recipe.compile)),
+            compiled(self.model, bool(recipe.compile), record) as self.compiled,
             interruptions(self.say, self.ranks) as interrupted,
             Display(recipe, progress.step, self.say, self.quiet) as display,
         ):
@@ -136,6 +137,8 @@ class Loop:
     def _step(self, parts: Sequence[Batch], step: int, rate: float, ranks: Ranks) -> StepResult:
         assert self.recipe.precision is not None
         ranks.seed(self.recipe.seed, step)
+        if self.compiled is not None:
+            self.compiled.whole = len(parts) == 1
         return optimisation_step(
             self.model,
             self.optimizer,
@@ -289,16 +292,3 @@ class Loop:
         if interrupted.signal == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt
-
-
-@contextmanager
-def compiled(model: LanguageModel, wanted: bool) -> Iterator[None]:
-    """`model.features` through torch.compile for the time of the run."""
-    if not wanted:
-        yield
-        return
-    model.features = torch.compile(model.features)
-    try:
-        yield
-    finally:
-        del model.features  # the class's own again

@@ -1,4 +1,4 @@
-"""Before the long work: one step, one pass of evaluation, one checkpoint written and read back.
+"""Before the long work: a step, one pass of evaluation, one checkpoint written and read back.
 
 What would fail after hours fails in the first seconds: a batch that doesn't fit in memory, an evaluation that needs
 more than training does, a disk without room. The checkpoint is written first and read back last, which puts weights,
@@ -111,6 +111,8 @@ def _fitting(
         try:
             step(batches.cut(micro).parts(first))
             if device.type == "cuda":
+                # once more: only now there are moments beside the gradients, and a compiled step is recorded
+                step(batches.cut(micro).parts(first))
                 torch.cuda.synchronize(device)
         except Exception as error:
             if not out_of_memory(error):
