@@ -121,7 +121,7 @@ def test_a_gpus_eight_bit_layer_learns_what_the_emulated_one_does() -> None:
     x, g = torch.randn(4, 16, 256), torch.randn(4, 16, 64)
     results = []
     for layer, device in ((here, CPU), (there, torch.device("cuda"))):
-        inputs = x.to(device).requires_grad_()
+        inputs = x.to(device, copy=True).requires_grad_()
         with autocast("fp8", device):
             y = layer(inputs)
         y.backward(g.to(device, y.dtype))
@@ -164,6 +164,14 @@ def test_switches_are_put_back() -> None:
         assert torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(("format", "short"), [("fp32", False), ("tf32", True)])
+def test_recurrent_products_are_as_short_as_the_others(format: str, short: bool) -> None:
+    before = torch.backends.cudnn.allow_tf32
+    with arithmetic(format, deterministic=False):  # type: ignore[arg-type]
+        assert torch.backends.cudnn.allow_tf32 is short
+    assert torch.backends.cudnn.allow_tf32 is before
 
 
 # ---- along the skip connections

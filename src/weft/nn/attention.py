@@ -117,7 +117,9 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Rela
     visible, biased = relation.visible, relation.position.biases
     if not biased and (visible.plainly_causal or visible.everything):
         return _fused(q, k, v, scale, None, dropout, visible.plainly_causal)
-    if q.is_cuda and not biased and not dropout and q.shape[2] * k.shape[2] > FLEX_ENTRIES and q.shape[2] > 1:
+    # a text that is read piece by piece meets a new shape each time
+    trained = q.is_cuda and not biased and not dropout and visible.places is None
+    if trained and q.shape[2] * k.shape[2] > FLEX_ENTRIES:
         shared = q.shape[1] != k.shape[1]
         return _flex()(q, k, v, block_mask=relation.block_mask(), scale=scale, enable_gqa=shared)
     if q.shape[2] * k.shape[2] <= DENSE_ENTRIES:

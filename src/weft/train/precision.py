@@ -46,8 +46,9 @@ def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
     CUDA to kernels that do, at some cost in speed.
     """
     matmul = torch.get_float32_matmul_precision()
-    was = torch.are_deterministic_algorithms_enabled()
+    was, short = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # it forms recurrent models' products so unless told not to
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)
@@ -58,6 +59,7 @@ def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = short
         torch.use_deterministic_algorithms(was)
 
 
