@@ -102,7 +102,7 @@ def test_damage_is_found_and_the_one_before_is_taken(tmp_path: Path, how: str) -
 
 def test_all_damaged_is_one_clear_line(tmp_path: Path) -> None:
     DAMAGE["truncated"](save(tmp_path, 1))
-    with pytest.raises(RunError, match="every checkpoint is damaged"):
+    with pytest.raises(RunError, match="no checkpoint can be read"):
         checkpoint.newest_good(tmp_path)
 
 

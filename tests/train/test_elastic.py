@@ -92,8 +92,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on_step(change: Callable[[int, list[Any]], None]) -> None:
-    """Let `change(number, arguments)` meddle with every step of this process; the pre-flight's has number 0."""
-    original, number = loop.optimisation_step, -1
+    """Let `change(number, arguments)` meddle with every step of this process; the pre-flight's have −1 and 0."""
+    original, number = loop.optimisation_step, -2
 
     def step(*given: Any) -> Any:
         nonlocal number

@@ -148,7 +148,7 @@ def test_what_is_no_number_is_discarded(recipe, corpus, number) -> None:  # type
 
 def spoil_at(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
     """Overwrite the weights with noise before some of the updates, as a failing device might."""
-    done = -1  # the pre-flight makes one too
+    done = -2  # the pre-flight makes two
     original = loop.optimisation_step
 
     def step(model: Any, *rest: Any) -> Any:

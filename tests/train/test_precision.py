@@ -155,6 +155,8 @@ def test_a_processor_without_narrow_products_is_warned_of(monkeypatch: pytest.Mo
     assert line is not None
     assert "many times slower than fp32" in line
     assert slow_precision("bf16", torch.device("cuda")) is None
+    assert "in fp32" in str(slow_precision("tf32", CPU))
+    assert slow_precision("tf32", torch.device("cuda")) is None
 
 
 def test_switches_are_put_back() -> None:

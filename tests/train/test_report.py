@@ -4,6 +4,7 @@ import math
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 from weft.train.curves import Series, chart
@@ -87,3 +88,8 @@ def test_many_points_are_thinned() -> None:
 
 def test_a_single_value_is_drawn() -> None:
     assert "<circle" in chart("x", [Series("a", [(5.0, 2.0)])], log_x=True)
+
+
+def test_lines_that_are_damaged_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(b'{"event": "start"}\n\xff\xfe\n[1]\n3\n{"event": "\xff"}\n{"ev')
+    assert [line["event"] for line in read_lines(tmp_path / "events.jsonl")] == ["start", "\ufffd"]

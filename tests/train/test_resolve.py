@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from weft.config import to_toml
 from weft.errors import ConfigError
+from weft.models.presets import preset
+from weft.text.config import Char
 from weft.train.config import SGD, Cosine, Noam
 from weft.train.resolve import recipe_names, resolve
 
@@ -27,6 +30,29 @@ def test_a_file_with_a_preset_and_what_differs(tmp_path: Path) -> None:
     file.write_text('steps = 5\n[model]\npreset = "llama-tiny"\nlayers = 3\n')
     recipe = resolve(str(file))
     assert (recipe.name, recipe.steps, recipe.model.layers, recipe.model.d_model) == ("my-recipe", 5, 3, 128)
+
+
+def test_a_kind_or_preset_and_its_keys_are_told_in_any_order() -> None:
+    words = ["tokenizer=char", "tokenizer.lowercase=true", "model=llama-tiny", "model.layers=2"]
+    for order in (words, words[::-1]):
+        recipe = resolve("gpt-tiny", order)
+        assert recipe.tokenizer == Char(lowercase=True)
+        assert recipe.model == preset("llama-tiny").replace(layers=2)
+    assert resolve("bert-tiny", ["objective=twins", "objective.first=a"]).objective.first == "a"  # type: ignore[union-attr]
+
+
+def test_pooling_is_that_of_the_goal(tmp_path: Path) -> None:
+    words = ["objective=classify", "objective.pooling=mean"]
+    assert resolve("bert-tiny", words).model.head.pooling == "mean"  # type: ignore[union-attr]
+    (tmp_path / "config.toml").write_text(to_toml(resolve("bert-tiny", ["objective=classify"])))
+    again = resolve("bert-tiny", [f"init={tmp_path}", *words])  # the head is there already
+    assert again.model.head.pooling == "mean"  # type: ignore[union-attr]
+
+
+def test_a_run_without_a_model_is_no_beginning(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("steps = 3\n")
+    with pytest.raises(ConfigError, match=r"there is no model in its config\.toml"):
+        resolve("gpt-tiny", [f"init={tmp_path}"])
 
 
 def test_changes_are_laid_over() -> None:

@@ -25,7 +25,7 @@ def weights_hash(run: RunFolder) -> str:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, number: int = signal.SIGINT) -> None:
     """A signal in the middle of a step."""
-    done = -1  # the pre-flight makes one too
+    done = -2  # the pre-flight makes two
     original = loop.optimisation_step
 
     def counted(*args: Any) -> Any:
@@ -68,7 +68,7 @@ def test_a_crash_between_checkpoints_repeats_from_the_last_one(  # type: ignore[
     """Steps after the last checkpoint run again, and their metrics lines are written once."""
     given = {"corpus": corpus, "evaluators": [evaluator], "quiet": True}
     straight = train(recipe(), tmp_path / "straight", tokenizer=tokenizer, **given)
-    done = -1  # the pre-flight makes one too
+    done = -2  # the pre-flight makes two
     original = loop.optimisation_step
 
     def crash(*args: Any) -> Any:

@@ -300,7 +300,7 @@ def newest_good(folder: Path) -> tuple[Path, list[str]]:
             damage.append(str(error))
             continue
         return path, damage
-    raise RunError(f"{folder}: every checkpoint is damaged: {'; '.join(damage)}")
+    raise RunError(f"{folder}: no checkpoint can be read: {'; '.join(damage)}")
 
 
 def newest_before(folder: Path, step: int) -> Path | None:

@@ -85,7 +85,9 @@ def check_precision(precision: Precision, device: torch.device) -> None:
 
 
 def slow_precision(precision: Precision, device: torch.device) -> str | None:
-    """A line of warning where a precision works but is far slower than another, else None."""
+    """A line of warning where a precision works but is far slower than another, or the same, else None."""
+    if precision == "tf32" and device.type == "cpu":
+        return "precision = tf32: a processor has no such products, and forms them in fp32"
     if precision not in ("bf16", "fp16") or device.type != "cpu" or _multiplies(NARROW[precision]):
         return None
     return f"precision = {precision}: this processor has no {precision} products, so it is many times slower than fp32"

@@ -109,10 +109,10 @@ def _fitting(
 
     def fits(micro: int) -> bool:
         try:
+            # twice: moments come with the first update, and only then a compiled step is recorded
+            step(batches.cut(micro).parts(first))
             step(batches.cut(micro).parts(first))
             if device.type == "cuda":
-                # once more: only now there are moments beside the gradients, and a compiled step is recorded
-                step(batches.cut(micro).parts(first))
                 torch.cuda.synchronize(device)
         except Exception as error:
             if not out_of_memory(error):
@@ -173,7 +173,7 @@ def one_pass(model: LanguageModel) -> Iterator[None]:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether there was too little memory, on whichever device."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def peak_memory(device: torch.device) -> int:

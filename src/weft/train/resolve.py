@@ -21,10 +21,10 @@ def resolve(source: str, changes: Iterable[str] | Tree = (), data: Sequence[str]
     that comes in kinds, the kind's name alone will do (`tokenizer=char`).
     """
     tree, where = _find(source)
-    above = dict(changes) if isinstance(changes, Mapping) else assignments(changes)
+    above = _expand(dict(changes), "model") if isinstance(changes, Mapping) else _words(changes)
     if "init" in above:  # that run's model and tokenizers, whatever the recipe was written for
         tree = {key: value for key, value in tree.items() if key not in ("model", "tokenizer", "source_tokenizer")}
-    tree = merge(_expand(tree, where), _expand(above, "model"))
+    tree = merge(_expand(tree, where), above)
     blamed = "" if above else where
     _check_tables(tree, blamed)
     tree = _with_head(_with_goal(_after(tree)))
@@ -57,6 +57,15 @@ def _find(source: str) -> tuple[Tree, str]:
     if source in PRESETS:
         return {"name": source, "model": source}, source
     raise ConfigError(f"'{source}': no such recipe or preset; {suggestion(source, [*recipe_names(), *PRESETS])}")
+
+
+def _words(words: Iterable[str]) -> Tree:
+    """The table that key=value words make. `tokenizer=char` stands before `tokenizer.lowercase=true`, which adds to it,
+    whichever was written first."""
+    tree: Tree = {}
+    for word in sorted(words, key=lambda word: word.partition("=")[0].count(".")):
+        tree = merge(tree, _expand(assignments([word]), "model"))
+    return tree
 
 
 def _name(stem: str) -> str:
@@ -102,6 +111,8 @@ def _after(tree: Tree) -> Tree:
     if not (Path(init) / "config.toml").is_file():
         raise ConfigError(f"init = '{init}': not a run: there is no config.toml in it")
     earlier = read_toml(Path(init) / "config.toml")
+    if not isinstance(earlier.get("model"), Mapping):
+        raise ConfigError(f"init = '{init}': there is no model in its config.toml; it is no run's, or damaged")
     taken: Tree = {"tokenizer": {"kind": "pretrained", "path": init}}
     if "source_tokenizer" in earlier:
         taken["source_tokenizer"] = {"kind": "pretrained", "path": str(Path(init) / SOURCE_TOKENIZER)}
@@ -125,7 +136,10 @@ def _with_head(tree: Tree) -> Tree:
     model, goal = tree.get("model", {}), GOALS.get(tree["objective"]["kind"])
     if goal is None or model.get("kind") not in ("encoder", "decoder"):
         return tree
-    if model["kind"] not in goal.kinds or model.get("head", {}).get("kind") in goal.heads:
+    pooling = tree["objective"].get("pooling")
+    if model["kind"] in goal.kinds and model.get("head", {}).get("kind") in goal.heads:
+        return {**tree, "model": {**model, "head": {**model["head"], "pooling": pooling}}} if pooling else tree
+    if model["kind"] not in goal.kinds:
         return tree
     kind, decodes = goal.heads[0], model["kind"] == "decoder"
     head: Tree = {"kind": kind}
@@ -135,7 +149,7 @@ def _with_head(tree: Tree) -> Tree:
         head["pooling"] = "last"  # the last token has read all others, the first none
     if kind == "sequence" and decodes:
         head["pooler"] = False
-    if kind == "sequence" and (pooling := tree["objective"].get("pooling")):
+    if pooling:
         head["pooling"] = pooling
     return {**tree, "model": {**model, "head": head}}
 

@@ -224,9 +224,10 @@ def record(values: Mapping[str, Any]) -> str:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a .jsonl file; a last line that a crash cut short is passed over."""
+    """The records of a .jsonl file; a last line that a crash cut short is passed over, as is any other damage."""
     if path.exists():
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             for line in file:
                 with suppress(json.JSONDecodeError):
-                    yield json.loads(line)
+                    if isinstance(values := json.loads(line), dict):
+                        yield values
