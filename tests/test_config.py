@@ -56,6 +56,9 @@ def test_values_out_of_place_are_told_with_what_was_expected() -> None:
     assert fails({"title": 3}) == "title = 3: expected a valid string"
     assert fails({"colour": {"name": "gren"}}) == "colour.name = 'gren': did you mean 'green'?"
     assert "parts.1.name" in fails({"parts": [{}, {"name": "blue"}]})
+    assert fails({"shape": "round"}) == "shape = 'round': expected a table; its kind is set as shape.kind=round"
+    assert fails({"colour": "green"}) == "colour = 'green': expected a table"
+    assert fails({"parts": "green"}) == "parts = 'green': expected a list, such as ['green']"
 
 
 def test_variants_are_chosen_by_kind() -> None:

@@ -21,6 +21,7 @@ from weft.data.shards import Shards
 from weft.data.split import train_texts
 from weft.errors import ConfigError, DataError, RunError, TokenizerError, WeftError
 from weft.lessons.lesson import Lesson, Material, Tokenizers, lesson_for
+from weft.lessons.unread import refuse_unread
 from weft.parallel.ranks import Ranks, join
 from weft.runs import Run, beam, device_of, load, load_tokenizers, sampling
 from weft.text import builtin
@@ -34,7 +35,7 @@ from weft.train.metrics import Say, say_on_stderr
 from weft.train.precision import autocast, pick_device
 from weft.train.report import write_report
 from weft.train.resolve import resolve
-from weft.train.run import FollowedRun, RunFolder, claim, open_run
+from weft.train.run import BEFORE_START, FollowedRun, RunFolder, claim, open_run
 
 __all__ = ["Run", "beam", "load", "prepare", "resume", "sampling", "train"]
 
@@ -88,6 +89,7 @@ def train(
             f"{recipe.name}: there is no text to learn from; give it with --data, for instance a .txt file"
         )
     check_trainable(recipe, 0)
+    refuse_unread(recipe)
     lesson = lesson_for(recipe)
     folder = claim(free_folder(Path("runs") / recipe.name) if run is None else run)
     try:
@@ -171,8 +173,11 @@ def free_folder(wanted: Path) -> Path:
 def _tidy(folder: RunFolder) -> None:
     """A start that failed before its first step leaves nothing behind."""
     if not folder.config.exists():
-        shutil.rmtree(folder.data, ignore_errors=True)
-        shutil.rmtree(folder.path / SOURCE_TOKENIZER, ignore_errors=True)
+        for place in (folder.path / name for name in (*BEFORE_START, SOURCE_TOKENIZER)):
+            if place.is_dir():
+                shutil.rmtree(place, ignore_errors=True)
+            else:
+                place.unlink(missing_ok=True)
         if folder.path.is_dir() and not any(folder.path.iterdir()):
             folder.path.rmdir()
 

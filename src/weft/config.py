@@ -5,6 +5,7 @@ choosing the variant, and each type builds its part. This file holds what all co
 each room declares its own in a `config.py` that imports no torch, so that reading a recipe is instant.
 """
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -112,10 +113,17 @@ def _describe(kind: type[Config], tree: Any, problem: Any) -> str:
         case "literal_error" if isinstance(given, str):
             options = [o.strip().strip("'") for o in problem["ctx"]["expected"].replace(" or ", ", ").split(",")]
             return f"{key} = {given!r}: {suggestion(given, options)}"
+        case "model_type" | "model_attributes_type":
+            field = here.model_fields.get(keys[-1]) if here and keys else None
+            kinds = field is not None and any("kind" in member.model_fields for member in _members(field.annotation))
+            hint = f"; its kind is set as {key}.kind={given}" if kinds and isinstance(given, str) else ""
+            return f"{key} = {given!r}: expected a table{hint}"
+        case "tuple_type":
+            return f"{key} = {given!r}: expected a list, such as [{given!r}]"
         case "value_error":
             return f"{key}: {problem['ctx']['error']}" if keys else str(problem["ctx"]["error"])
         case _:
-            expected = problem["msg"].removeprefix("Input should be ")
+            expected = re.sub(r"^\w+ should (be|have|match) ", "", problem["msg"])
             return f"{key} = {given!r}: expected {expected}"
 
 

@@ -182,8 +182,8 @@ def _sync(path: Path) -> None:
 # ---- a run's folder
 
 
-def _write_run(run: RunFolder, loaded: Loaded, place: Path) -> None:
-    """Everything that `weft.load` needs, and the notes that an export gives back."""
+def _write_run(run: RunFolder, loaded: Loaded, place: Path, own: Recipe | None = None) -> None:
+    """Everything that `weft.load` needs, and the notes that an export gives back; `own` is what it learned by here."""
     assert loaded.tokenizer is not None
     checkpoint = run.checkpoints / checkpoint_name(0)
     (checkpoint / "state").mkdir(parents=True)
@@ -198,7 +198,7 @@ def _write_run(run: RunFolder, loaded: Loaded, place: Path) -> None:
         (run.path / SOURCE_TOKENIZER).mkdir()
         loaded.source_tokenizer.save(run.path / SOURCE_TOKENIZER)
     _write_origin(run.path / ORIGIN, loaded)
-    found(run, _recipe(loaded, place))
+    found(run, _recipe(loaded, place) if own is None else _as_learned(_recipe(loaded, place), own))
     run.event("import", origin=loaded.origin, parameters=parameters(loaded.model))
 
 
@@ -253,6 +253,16 @@ def _recipe(loaded: Loaded, place: Path) -> Recipe:
     if loaded.source_tokenizer is not None:
         tree["source_tokenizer"] = {**tokenizer, "path": str(place / SOURCE_TOKENIZER)}
     return validate(Recipe, tree, loaded.origin)
+
+
+def _as_learned(recipe: Recipe, own: Recipe) -> Recipe:
+    """The recipe with what another one says about using the model: its goal, its columns, where texts are cut."""
+    return recipe.replace(
+        objective=own.objective.model_dump(exclude_none=True),
+        batch={"length": own.batch.length},
+        data={"column": own.data.column},
+        precision=own.precision,
+    )
 
 
 def _goal(loaded: Loaded) -> dict[str, Any]:
@@ -408,7 +418,7 @@ def _to_weft(run: RunFolder, target: Path, dtype: str | None) -> str:
         raise InteropError(f"--dtype {dtype}: a run keeps its numbers as they are; leave it out")
     loaded, _ = read_run(run)
     with built_beside(target) as beside:
-        _write_run(RunFolder(beside), loaded, target)
+        _write_run(RunFolder(beside), loaded, target, run.recipe())
     return f"{target}: a run of its own"
 
 

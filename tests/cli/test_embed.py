@@ -117,7 +117,8 @@ def test_rated_pairs(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     [
         ([], "give a WORD, or a file of rated pairs"),
         (["frog", "--pairs", "x"], "one of the two"),
-        (["--pairs", "x", "--text", "y"], "--text belongs to a WORD"),
+        (["--pairs", "x", "--text", "y"], "--text and --top belong to a WORD"),
+        (["--pairs", "x", "--top", "3"], "--text and --top belong to a WORD"),
         (["tadpole"], "'tadpole' is not in the vocabulary"),
         (["frog", "--text", "the river"], "'frog' is in none of the 1 sentences"),
         (["--pairs", "nowhere.tsv"], "nowhere.tsv: cannot be read"),

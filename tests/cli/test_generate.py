@@ -148,9 +148,29 @@ def test_a_file_of_prompts_gives_the_same_whatever_the_batch(trained: Path, tmp_
 
 
 def test_prompts_from_standard_input(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("The cat\nA dog\n"))
+    def given(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+    given(b"The cat\nA dog\n")
     lines = written(capsys, trained, "--file", "-", "--max-tokens", "4").splitlines()
     assert [json.loads(line)["prompt"] for line in lines] == ["The cat", "A dog"]
+    given("The dög".encode())
+    assert written(capsys, trained, "--prompt", "-", "--max-tokens", "4").startswith("The dög")
+    for words in (["generate", str(trained), "--prompt", "-"], ["chat", str(trained)]):
+        given(b"The \xff dog\n")
+        assert "standard input: not valid UTF-8" in mistake(capsys, *words)
+
+
+def test_a_file_is_not_gone_on_with_by_another_model(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    shutil.copytree(trained, tmp_path / "other", symlinks=True)
+    words = ["--file", str(tmp_path / "prompts.txt"), "--max-tokens", "3", "--out", str(tmp_path / "texts.jsonl")]
+    written(capsys, trained, *words)
+    content = (tmp_path / "texts.jsonl").read_bytes()
+    assert "begun with other settings" in mistake(capsys, "generate", str(tmp_path / "other"), *words)
+    contrasted = [*words, "--amateur", str(trained)]
+    assert "begun with other settings" in mistake(capsys, "generate", str(trained), *contrasted)
+    assert (tmp_path / "texts.jsonl").read_bytes() == content
 
 
 def test_an_unfinished_file_goes_on_and_ends_the_same(trained: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -206,7 +226,7 @@ def test_a_file_that_holds_something_else_is_left_alone(trained: Path, tmp_path:
         (["--ban", "ab"], "--ban 'ab': 2 tokens to this tokenizer"),
         (["--ban", ""], "--ban '': 0 tokens"),
         (["--prompt", "a", "--file", "b"], "--prompt and --file exclude each other"),
-        (["--file", "none.txt"], "none.txt: No such file"),
+        (["--file", "none.txt"], "none.txt: cannot be read: No such file"),
         (["--lookup", "0"], "--lookup 0"),
         (["--lookup", "2", "--n", "2"], "guess for one text"),
         (["--lookup", "2", "--draft", "x"], "exclude each other"),
@@ -214,6 +234,7 @@ def test_a_file_that_holds_something_else_is_left_alone(trained: Path, tmp_path:
         (["--regex", "(a"], "a group is not closed"),
         (["--regex", "a", "--beam", "2"], "don't apply to --beam"),
         (["--regex", "a", "--json-schema", "b"], "exclude each other"),
+        (["--beam", "2", "--seed", "3"], "--seed doesn't apply to --beam"),
         (["--json-schema", "none.json"], "none.json: No such file"),
     ],
 )

@@ -1,6 +1,8 @@
 """Every mistake in the input: exit code 2, one line on stderr, no traceback, nothing left behind."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,8 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
         (["generate", "runs/none", "--greedy", "--temperature", "1"], "exclude each other"),
         (["generate", "runs/none", "--greedy", "--top-k", "3"], "greedy decoding"),
         (["generate"], "missing argument 'RUN'"),
+        (["gradients", "--seed", "99999999999999999999"], "--seed"),
+        (["config", "show", "gpt-tiny", "name=a/b"], "name = 'a/b': expected pattern"),
         (["generate", "runs/none", "--max-tokens", "some"], "--max-tokens"),
         (["quikstart"], "no such command 'quikstart'"),
         (["--verbose"], "no such option: --verbose"),
@@ -130,6 +134,13 @@ def test_a_vocabulary_larger_than_the_text_supports(folder: Path, capsys: Captur
 
 def test_standard_input_cannot_be_read_twice(capsys: Capture) -> None:
     assert "standard input" in mistake(capsys, "train", "llama-tiny", "--data", "-")
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_closed_standard_streams_are_empty_ones(closed: int) -> None:
+    command = f"{sys.executable} -m weft tokenize - --tokenizer byte {closed}>&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, input="hi", check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,13 @@ def test_more_devices_take_less_time_and_memory(capsys: pytest.CaptureFixture[st
     assert "too little" not in out
 
 
+def test_a_step_of_so_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "multi30k", "batch.tokens=4096", "batch.length=64"]) == 0
+    assert "of 32 × 64 tokens" in capsys.readouterr().out  # of a pair both sides count
+    assert run(["plan", "gpt-tiny", "objective=chat", "batch.tokens=4096", "batch.length=64"]) == 0
+    assert "of 64 × 64 tokens" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -98,6 +105,8 @@ def test_more_devices_take_less_time_and_memory(capsys: pytest.CaptureFixture[st
         (["gpt2", "--batch", "0"], "--batch"),
         (["gpt2", "--lecture", "opt"], "--lecture opt shows a fixed table"),
         (["--lecture", "gpt5"], "--lecture"),
+        (["--lecture", "gpt3", "--device", "cpu"], "which no other option changes"),
+        (["gpt2", "model.layers=99999999999999999999"], "model.layers = 99999999999999999999: expected less than"),
     ],
 )
 def test_mistakes_get_one_line(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

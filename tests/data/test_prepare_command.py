@@ -6,8 +6,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from weft.cli.prepare import prepare
+from weft.data.documents import read
 from weft.data.shards import Shards
-from weft.errors import WeftError
+from weft.errors import DataError, WeftError
 
 app = typer.Typer()
 app.command()(prepare)
@@ -54,6 +55,7 @@ def test_a_finished_tokenizer_and_validation_files(tmp_path: Path, text: Path) -
     [
         (["--tokenizer", "bpee"], "did you mean 'bpe'"),
         (["--tokenizer", "byte", "--vocab", "99"], "--vocab 99: a byte tokenizer"),
+        (["--tokenizer", __file__, "--vocab", "99"], "is a finished tokenizer, with a vocabulary of its own"),
         (["--validation", "1.5"], "--validation: fraction = 1.5"),
         (["--validation", "nowhere.txt"], "nowhere.txt: no such file"),
         (["--vocab", "0"], "--vocab: vocab_size = 0"),
@@ -64,3 +66,9 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: Path, words: list[str], mes
     assert isinstance(done.exception, WeftError)
     assert message in str(done.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_prepared_folder_is_no_text(tmp_path: Path, text: Path) -> None:
+    assert run(text, "--out", tmp_path / "out", "--tokenizer", "byte").exit_code == 0
+    with pytest.raises(DataError, match=r"train on them with data\.prepared="):
+        list(read([str(tmp_path / "out")]))

@@ -80,7 +80,7 @@ def test_parallel_files_of_any_suffix(tmp_path: Path) -> None:
     source, target = put(tmp_path / "a.en", "one\r\ntwo\n"), put(tmp_path / "a.de", "eins\nzwei")
     rows = list(read_rows([source], PAIRS, targets=[target]))
     assert [row.values for row in rows] == [{"source": "one", "target": "eins"}, {"source": "two", "target": "zwei"}]
-    assert rows[1].where == f"{source}:2"
+    assert rows[1].where == f"{source}:2, {target}:2"
 
 
 def test_parallel_files_must_be_equally_long(tmp_path: Path) -> None:

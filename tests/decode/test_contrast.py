@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from weft.decode.generate import generate
 from weft.decode.search import beam_search
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
-from weft.models.config import Recurrent
+from weft.models.config import MaximumLikelihood, NGram, Recurrent
 from weft.models.presets import gpt, llama
 
 V = 17
@@ -26,15 +27,24 @@ def models() -> tuple[LanguageModel, LanguageModel]:
     return expert, amateur
 
 
-def test_the_formula() -> None:
+def counted() -> LanguageModel:
+    model = NGram(vocab_size=V, order=3, smoothing=MaximumLikelihood()).build()
+    model.fit(np.random.default_rng(0).integers(0, V, 400), np.array([0]))
+    return model.eval()
+
+
+@pytest.mark.parametrize("which", ["neither", "amateur", "expert"])
+def test_the_formula(which: str) -> None:
+    """An n-gram model on either side too: its features are tokens, not real numbers, and some of its p are zero."""
     expert, amateur = models()
-    both = Contrasted(expert, amateur, strength=0.7, plausible=0.2)
+    expert, amateur = (counted() if which == "expert" else expert), (counted() if which == "amateur" else amateur)
+    both = Contrasted(expert, amateur, strength=0.7, plausible=0.21)
     tokens = torch.randint(0, V, (2, 5))
     with torch.no_grad():
         found = both.step(tokens, both.start(2, 8))
-        strong, weak = expert(tokens).log_softmax(-1), amateur(tokens).log_softmax(-1)
-    expected = 1.7 * strong - 0.7 * weak
-    plausible = strong.exp() >= 0.2 * strong.exp().amax(-1, keepdim=True)
+        strong, weak = (model(tokens).log_softmax(-1) for model in (expert, amateur))
+    expected = 1.7 * strong - 0.7 * weak.clamp(min=-100)
+    plausible = strong.exp() >= 0.21 * strong.exp().amax(-1, keepdim=True)
     torch.testing.assert_close(found[plausible], expected[plausible], atol=1e-4, rtol=1e-4)
     assert (found[~plausible] == -math.inf).all()
     assert 0 < plausible.sum() < plausible.numel()

@@ -127,6 +127,26 @@ def test_a_run_that_weft_trained(tmp_path: Path) -> None:
     assert all(torch.equal(weight.cpu(), again[name]) for name, weight in ours.items())
 
 
+def test_a_run_of_its_own_does_what_it_learned(tmp_path: Path, capsys: Capture) -> None:
+    """A classifier of pairs is one after `--to weft`, with the same columns and answers, and can be measured."""
+    rows = [f"the cat {n}\tthe dog {n % 3}\t{'yes' if n % 2 else 'no'}" for n in range(60)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["a\tb\tanswer", *rows]) + "\n")
+    goal = ["objective=classify", "objective.text=a", "objective.second=b", "objective.label=answer"]
+    small = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16", "steps=2"]
+    source, place = str(tmp_path / "rows.tsv"), str(tmp_path / "run")
+    words = ["train", "bert-tiny", "--data", source, "--run", place, *goal, *small, "batch.length=24"]
+    assert command(words) == 0
+    exchange.export_model(place, "weft", tmp_path / "out")
+    before, after = api.load(place), api.load(tmp_path / "out")
+    assert after.config.objective == before.config.objective
+    assert after.config.batch.length == 24
+    assert after.classify(["a cat"], ["a dog"]) == before.classify(["a cat"], ["a dog"])
+    assert after.figures(source) == before.figures(source)
+    capsys.readouterr()
+    assert command(["evaluate", str(tmp_path / "out")]) == 2
+    assert "this run held out nothing; say what to measure with --data" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("case", ["bert-labels", "marian", "bert-headless", "bert-tags", "bert-masked"])
 def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
     name, settings = CASES[case]

@@ -13,6 +13,7 @@ import torch
 from weft import api
 from weft.api import Run
 from weft.errors import ConfigError, DataError, RunError
+from weft.lessons.unread import FIGURES
 from weft.train.run import RunFolder, read_lines
 
 WORDS = (
@@ -66,7 +67,11 @@ def learn(folder: Path, source: str, model: dict[str, Any] | None, name: str = "
     settings["batch"] = {**TINY["batch"], **changes.get("batch", {})}  # type: ignore[dict-item]
     if model is not None:
         settings["model"] = model
-    return api.train(recipe, data=source, run=folder / name, changes=settings, say=lambda line: None)
+    run = api.train(recipe, data=source, run=folder / name, changes=settings, say=lambda line: None)
+    for line in read_lines(RunFolder(run.path).events):
+        if line["event"] == "evaluation":
+            assert line.keys() - {"time", "event", "step"} == set(FIGURES[run.config.objective.kind])
+    return run
 
 
 def last(run: Run) -> dict[str, Any]:
@@ -256,6 +261,34 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         learn(tmp_path, "x.tsv", None, init="nowhere", objective={"kind": "classify"})
     with pytest.raises(ConfigError, match="name their run with init="):
         learn(tmp_path, "x.tsv", transformer("decoder"), adapter={"kind": "lora"})
+
+
+def test_replies_beyond_the_end_of_a_row_teach_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"batch\.length = 3: no reply of the assistant begins within so many tokens"):
+        learn(tmp_path, chat(tmp_path), transformer("decoder"), objective={"kind": "chat"}, batch={"length": 3})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("labels", [["same"], ["same", "same", "other"]])
+def test_labels_that_tell_nothing_apart(tmp_path: Path, labels: list[str]) -> None:
+    made = [{"text": sentence(n), "label": "same"} for n in range(80)]
+    with pytest.raises(ConfigError, match="expected two or more, each of them once"):
+        learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify", "labels": labels})
+
+
+def test_what_was_held_out_is_missed(tmp_path: Path) -> None:
+    made = [{"text": sentence(n), "label": n % 2} for n in range(80)]
+    goal, source = {"kind": "classify"}, rows(tmp_path, made)
+    run = learn(tmp_path, source, transformer("encoder"), objective=goal)
+    (run.path / "data" / "validation.safetensors").unlink()
+    with pytest.raises(RunError, match=r"validation\.safetensors: no such file"):
+        run.figures()
+    none = learn(
+        tmp_path, source, transformer("encoder"), "none", objective=goal, data={"validation": {"kind": "none"}}
+    )
+    with pytest.raises(DataError, match="this run held out nothing; say what to measure with --data"):
+        none.figures()
+    assert none.figures(source)["accuracy"] >= 0
 
 
 def test_rows_that_cannot_be_read_are_skipped_and_counted(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def chat(
     A tokenizer with a chat template frames the turns; without one the model goes on with the text so far.
     """
     from weft.api import load, sampling
+    from weft.cli.generate import check_writes
     from weft.decode.chat import Conversation
     from weft.decode.generate import longest_text
     from weft.errors import ConfigError, WeftError
@@ -44,6 +45,7 @@ def chat(
         temperature=0.0 if greedy else temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, stop=stop
     )
     loaded = load(run, quantize=quantize)
+    check_writes(loaded)
     conversation = Conversation(loaded.tokenizer, longest_text(loaded.model), max_tokens, system)
     terminal = sys.stdin.isatty()
     if terminal:
@@ -55,7 +57,7 @@ def chat(
                 return
             continue
         try:
-            _reply(loaded, conversation, line, settings.replace(seed=seed + len(conversation.turns)))
+            _reply(loaded, conversation, line, settings.replace(seed=(seed + len(conversation.turns)) % 2**63))
         except WeftError as error:
             if not terminal:
                 raise
@@ -64,11 +66,15 @@ def chat(
 
 def _lines(terminal: bool) -> Iterator[str]:
     """What the person says, until they leave. Empty lines say nothing."""
+    from weft.errors import DataError
+
     if terminal:
         import readline  # noqa: F401 — arrow keys and history, from here on
     while True:
         try:
             line = input("> ") if terminal else next(sys.stdin).removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise DataError(f"standard input: not valid UTF-8: {error.reason}") from None
         except (EOFError, StopIteration):
             if terminal:
                 typer.echo("")

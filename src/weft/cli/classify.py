@@ -33,7 +33,7 @@ def classify(
     if two is None:
         suffixes = Path(file).suffixes
         plain = file == "-" or not suffixes or suffixes[0] in (".txt", ".md")
-        texts, others = read_texts(file, "text" if plain else one), None
+        texts, others = read_texts(file, column or ("text" if plain else one)), None
     elif file == "-":
         raise ConfigError(f"{run}: it classifies pairs of texts; name a file with the columns '{one}' and '{two}'")
     else:

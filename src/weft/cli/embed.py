@@ -35,8 +35,10 @@ def embed(
     from weft import api
     from weft.evaluate.embedding import embed as vectors_of
     from weft.evaluate.embedding import npy, read_texts
-    from weft.text.files import write_bytes
+    from weft.text.files import check_place, write_bytes
 
+    if out is not None:
+        check_place(out)
     texts = read_texts(file, column)
     loaded = api.load(run)
     vectors = vectors_of(

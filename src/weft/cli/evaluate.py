@@ -37,14 +37,27 @@ def evaluate(
     from weft import api
     from weft.decode.quantize import check_bits
     from weft.errors import ConfigError
+    from weft.explain.figures import check_figure
 
     if quantize is not None:
         check_bits(quantize)
+    if figure is not None:
+        check_figure(figure)
 
     if more and not data:
         raise ConfigError(f"'{more[0]}': text is given with --data")
+    if targets and not data:
+        raise ConfigError(f"--targets {targets[0]}: they answer the lines of --data, which isn't given")
     loaded = api.load(run, dtype=torch.float32)  # as it learned, whatever it would write with
-    if loaded.config.objective.kind != "next-token":
+    goal = loaded.config.objective
+    if targets and goal.reads != "rows":
+        raise ConfigError(f"--targets {targets[0]}: a run that learned '{goal.kind}' is measured on text alone")
+    if figure is not None and not hasattr(goal, "labels"):
+        raise ConfigError(f"--figure {figure}: a run that learned '{goal.kind}' has no confusion matrix")
+    if stride is not None and (goal.kind != "next-token" or loaded.config.model.kind == "ngram"):
+        what = "an n-gram model" if loaded.config.model.kind == "ngram" else f"a run that learned '{goal.kind}'"
+        raise ConfigError(f"--stride {stride}: {what} is not measured in windows of text")
+    if goal.kind != "next-token":
         if quantize is not None:
             raise ConfigError(f"--quantize {quantize}: measured for language models alone")
         figures = loaded.figures([*(data or []), *(more or [])] or None, targets or [])
@@ -52,8 +65,6 @@ def evaluate(
             _draw(figures, figure)
         _show(figures, as_json)
         return
-    if figure is not None:
-        raise ConfigError(f"--figure {figure}: a language model has no confusion matrix")
     sources = [*(data or []), *(more or [])] or None
     score = loaded.score(sources, stride=stride)
     smaller = None
@@ -117,9 +128,6 @@ def _show(figures: dict[str, Any], as_json: bool) -> None:
 
 
 def _draw(figures: dict[str, Any], path: Path) -> None:
-    from weft.errors import ConfigError
     from weft.explain.figures import confusion_matrix, save_figure
 
-    if "matrix" not in figures:
-        raise ConfigError(f"--figure {path}: this run tells no labels, so there is no confusion matrix")
     save_figure(confusion_matrix(figures["matrix"], figures["labels"]), path)

@@ -1,6 +1,7 @@
 """`weft generate`: let a trained model write."""
 
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,9 @@ def generate(
     typical: Annotated[
         float | None, typer.Option(help="Draw from the most typical of this probability.", rich_help_panel=CHOICE)
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed writes the same text.", rich_help_panel=CHOICE)] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed writes the same text (default: 0).", rich_help_panel=CHOICE)
+    ] = None,
     beam: Annotated[
         int | None, typer.Option(help="Search for the likeliest text with so many beams.", rich_help_panel=CHOICE)
     ] = None,
@@ -123,7 +126,9 @@ def generate(
     settings = (
         _sampling(greedy, {**drawing, "seed": seed, "logprobs": logprobs}, rules, length_penalty, gnmt_penalty)
         if beam is None
-        else _beam(beam, n, greedy, {**drawing, "logprobs": logprobs}, rules, length_penalty, gnmt_penalty)
+        else _beam(
+            beam, n, greedy, {**drawing, "seed": seed, "logprobs": logprobs}, rules, length_penalty, gnmt_penalty
+        )
     )
     single = file is None and out is None and not as_json and beam is None and n == 1 and logprobs is None
     if (draft is not None or lookup is not None) and not single:
@@ -138,6 +143,7 @@ def generate(
         raise _mistake("--regex and --json-schema exclude each other")
     prompts = _prompts(prompt, file)
     loaded = load(run, quantize=quantize)
+    check_writes(loaded)
     if amateur is not None:
         if draft is not None or lookup is not None:
             raise _mistake("--amateur doesn't go with --draft and --lookup: what guesses ahead guesses for one model")
@@ -150,11 +156,22 @@ def generate(
     if single:
         _stream(loaded, prompts[0], settings, pattern, draft, lookup)  # type: ignore[arg-type]
     elif out is not None or as_json or file is not None:
-        for line in loaded.bulk(prompts, settings, n=n, batch=batch, out=out, pattern=pattern):
+        asked = {"quantize": quantize, "amateur": amateur and str(amateur), "contrast": contrast}
+        notes = {key: value for key, value in asked.items() if value is not None}
+        for line in loaded.bulk(prompts, settings, n=n, batch=batch, out=out, pattern=pattern, notes=notes):
             if out is None:
                 typer.echo(line)
     else:
         _show(prompts[0], loaded.candidates(prompts, settings, n=n, pattern=pattern)[0])
+
+
+def check_writes(run: "Run") -> None:
+    """Refuse a run that doesn't go on with a text, and say what it is for."""
+    from weft.cli.train import USES
+
+    goal = run.config.objective.kind
+    if goal not in ("next-token", "chat"):
+        raise _mistake(f"{run.path}: it learned '{goal}', not to go on with a text; {USES[goal].format(run=run.path)}")
 
 
 def _mistake(line: str) -> Exception:
@@ -202,14 +219,12 @@ def _beam(
 
 
 def _prompts(prompt: str | None, file: str | None) -> list[str]:
+    from weft.data.streams import characters, lines
     from weft.decode.bulk import read_prompts
 
     if file is None:
-        return [sys.stdin.read() if prompt == "-" else prompt or ""]
-    if file == "-":
-        return read_prompts(sys.stdin, "standard input")
-    with open(file, encoding="utf-8") as opened:
-        return read_prompts(opened, file)
+        return ["".join(characters("-")) if prompt == "-" else prompt or ""]
+    return read_prompts(lines(file), "standard input" if file == "-" else file)
 
 
 def _ids(run: "Run", texts: list[str]) -> tuple[int, ...]:
@@ -247,8 +262,9 @@ def _stream(
 
     smaller = None if draft is None else load(draft)
     stream = run.write(prompt, settings, pattern=pattern, draft=smaller, lookup=lookup)
+    first = next(stream, None)  # what can't be done is refused before anything is shown
     sys.stdout.write(prompt)
-    for piece in stream:
+    for piece in stream if first is None else chain([first], stream):
         sys.stdout.write(piece.text)
         sys.stdout.flush()
     sys.stdout.write("\n")

@@ -8,7 +8,7 @@ import typer
 def gradients(
     layers: Annotated[int, typer.Option(min=1, help="How deep the stack is.")] = 24,
     d_model: Annotated[int, typer.Option(min=4, help="How wide it is; a multiple of 4.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="The same seed draws the same weights.")] = 0,
 ) -> None:
     """Show the gradient at layer 0 against the top of an untrained stack: norms before, after, none; skips or not."""
     from weft.cli import columns

@@ -87,6 +87,9 @@ _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ 
 
 def main() -> None:
     """Run the command in sys.argv and exit: 0 done, 2 a mistake that a person can mend, 130 interrupted."""
+    # whoever started us may have closed what we read and write: that is empty input, and output that nobody wants
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 — as long as the process lives
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.exit(run(sys.argv[1:]))
 
 

@@ -17,7 +17,7 @@ def neighbours(
         list[str] | None,
         typer.Option("--text", help="A sentence to look in: the word's vector there, not in the table. Repeatable."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many neighbours to show.")] = 10,
+    top: Annotated[int | None, typer.Option(min=1, help="How many neighbours to show (default: 10).")] = None,
     pairs: Annotated[
         Path | None,
         typer.Option(help="Instead of a word: a file of word pairs that people rated, to correlate the vectors with."),
@@ -29,8 +29,8 @@ def neighbours(
 
     if (word is None) == (pairs is None):
         raise ConfigError("give a WORD, or a file of rated pairs with --pairs, one of the two")
-    if pairs is not None and text:
-        raise ConfigError("--text belongs to a WORD; --pairs compares words without a sentence")
+    if pairs is not None and (text or top):
+        raise ConfigError("--text and --top belong to a WORD; --pairs compares words without a sentence")
 
     from weft import api
 
@@ -38,10 +38,10 @@ def neighbours(
         _measure(api.load(run), pairs, as_json)
     elif text:
         assert word is not None
-        _in_sentences(api.load(run), word, text, top, as_json)
+        _in_sentences(api.load(run), word, text, top or 10, as_json)
     else:
         assert word is not None
-        _in_table(api.load(run), word, top, as_json)
+        _in_table(api.load(run), word, top or 10, as_json)
 
 
 def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:

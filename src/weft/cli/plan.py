@@ -59,6 +59,8 @@ def plan(
     if lecture is not None:
         if source is not None:
             raise ConfigError(f"--lecture {lecture} shows a fixed table; '{source}' has no place beside it")
+        if (device, gpus, mfu) != ("h100", 1, 0.4) or tokens or batch or length or precision:
+            raise ConfigError(f"--lecture {lecture} shows a fixed table, which no other option changes; leave them out")
         (_gpt3 if lecture is Lecture.gpt3 else _opt)()
         return
     if source is None:
@@ -72,9 +74,11 @@ def plan(
 
     recipe = resolve(source, changes or [])
     machine = device_named(device)
-    size = batch or recipe.batch.size or 32 * gpus
     context: int = getattr(recipe.model, "context", 256)
     time = length or recipe.batch.length or context
+    sides = 2 if recipe.objective.kind == "pairs" else 1
+    fitting = None if recipe.batch.tokens is None else max(1, recipe.batch.tokens // (sides * time))
+    size = batch or recipe.batch.size or fitting or 32 * gpus
     numbers = str(precision or recipe.precision or "bf16")
     cost = count(recipe.model, time, recipe.adapter)
     if tokens is not None:

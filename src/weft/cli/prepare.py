@@ -58,12 +58,16 @@ def _tokenizer(sources: list[str], name: str, vocab: int | None, split: "Split",
     if name not in KINDS:
         if not Path(name).exists():
             raise TokenizerError(f"--tokenizer {name}: neither a kind nor a file or folder; {suggestion(name, KINDS)}")
+        if vocab is not None:
+            raise ConfigError(f"--vocab {vocab}: {name} is a finished tokenizer, with a vocabulary of its own")
         return Tokenizer.load(name)
     config = TypeAdapter(TokenizerConfig).validate_python({"kind": name})
     if vocab is not None:
         if "vocab_size" not in type(config).model_fields:
             raise ConfigError(f"--vocab {vocab}: a {name} tokenizer has a vocabulary of its own")
         config = validate(type(config), {"kind": name, "vocab_size": vocab}, "--vocab")
+    if name == "byte":  # nothing to learn
+        return config.train([])
     if "-" in sources:
         raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
     return config.train(train_texts(sources, split, column=column), progress=True)

@@ -58,13 +58,12 @@ def tokenize(
 
 def _subject(text: str) -> str:
     """The text itself, or what the file that it names holds."""
-    import sys
-
+    from weft.data.streams import characters
     from weft.errors import DataError
 
     try:
         if text == "-":
-            return sys.stdin.read()
+            return "".join(characters("-"))
         path = Path(text)
         return path.read_bytes().decode("utf-8") if len(text) < 1024 and path.is_file() else text
     except UnicodeDecodeError as error:
@@ -91,6 +90,8 @@ def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokeniz
     class Choice(Config):
         tokenizer: TokenizerConfig
 
+    if name == "byte" and (vocab is not None or data):
+        raise ConfigError("--tokenizer byte: it learns nothing, so it takes no --vocab and no --data")
     chosen = {"kind": name} if vocab is None else {"kind": name, "vocab_size": vocab}
     config = validate(Choice, {"tokenizer": chosen}).tokenizer
     if name == "byte":  # nothing to learn

@@ -107,7 +107,7 @@ USES = {
     "pairs": "weft translate {run} < lines.txt",
     "spans": "weft train … init={run}",
     "masked": "weft embed {run} < lines.txt",
-    "masked+next": "weft train classify --data rows.tsv init={run}",
+    "masked+next": "weft train bert-tiny --data rows.tsv objective=classify init={run}",
     "classify": "weft classify {run} < lines.txt",
     "score": "weft evaluate {run} --data rows.tsv",
     "tag": "weft evaluate {run} --data rows.jsonl",

@@ -23,16 +23,17 @@ def translate(
     """Write a line for every line, in order, as the run learned it. Blank lines stay blank."""
     from weft import api
     from weft.data.streams import lines
-    from weft.decode.config import PowerLength
     from weft.errors import DataError
     from weft.progress import bar
-    from weft.text.files import write_text
+    from weft.text.files import check_place, write_text
 
+    if out is not None:
+        check_place(out)
     read = list(lines(file))
     loaded = api.load(run)
     settings = api.beam(
         beams=beam,
-        length_penalty=PowerLength(alpha=length_penalty),
+        length_penalty={"kind": "power", "alpha": length_penalty},
         coverage_penalty=coverage_penalty,
         max_tokens=max_tokens or loaded.config.batch.length,
     )

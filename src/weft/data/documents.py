@@ -105,6 +105,10 @@ def _in_folder(folder: str) -> list[str]:
             folders.clear()
             continue
         found += [os.path.join(parent, name) for name in names if _suffix(name) in SUFFIXES and name[0] != "."]
+    if not found and os.path.exists(os.path.join(folder, "plan.json")):
+        raise DataError(
+            f"{folder}: tokens that were prepared already, no text; train on them with data.prepared={folder}"
+        )
     if not found:
         raise DataError(f"{folder}: holds no text; weft reads {READABLE}")
     return sorted(found)

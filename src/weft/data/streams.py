@@ -18,20 +18,24 @@ PACKED = (".gz", ".zst")
 
 def blocks(name: str) -> Iterator[bytes]:
     """The decompressed bytes of a file, a megabyte at a time, checked for bytes that no text holds."""
-    offset = 0
+    offset, shown = 0, _shown(name)
     try:
         with _open(name) as stream:
             for block in _unpacked(stream, name):
                 if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                    raise DataError(f"{name}: is UTF-16 text; save it as UTF-8")
+                    raise DataError(f"{shown}: is UTF-16 text; save it as UTF-8")
                 if (zero := block.find(0)) >= 0:
-                    raise DataError(f"{name}: looks binary, not text: a NUL byte at byte {offset + zero}")
+                    raise DataError(f"{shown}: looks binary, not text: a NUL byte at byte {offset + zero}")
                 yield block.removeprefix(b"\xef\xbb\xbf") if offset == 0 else block
                 offset += len(block)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{name}: truncated or damaged gzip after {offset} bytes of text: {error}") from None
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror or error}") from None
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == "-" else name
 
 
 def _open(name: str) -> AbstractContextManager[IO[bytes]]:
@@ -91,8 +95,8 @@ def decode(text: bytes, name: str, offset: int) -> str:
         where = f"byte {offset + error.start} (0x{text[error.start]:02x})"
         controls = sum(byte < 32 and byte not in b"\t\n\f\r" for byte in text)
         if controls * 50 > len(text):
-            raise DataError(f"{name}: looks binary, not text: no valid UTF-8 at {where}") from None
-        raise DataError(f"{name}: not valid UTF-8 at {where}; save it as UTF-8 (iconv -t utf-8)") from None
+            raise DataError(f"{_shown(name)}: looks binary, not text: no valid UTF-8 at {where}") from None
+        raise DataError(f"{_shown(name)}: not valid UTF-8 at {where}; save it as UTF-8 (iconv -t utf-8)") from None
 
 
 def lines(name: str) -> Iterator[str]:

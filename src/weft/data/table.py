@@ -200,7 +200,7 @@ def _parallel(sources: Sequence[str], targets: Sequence[str]) -> Iterator[tuple[
             counts[0] += source is not None
             counts[1] += target is not None
             if source is not None and target is not None:
-                yield f"{name}:{counts[0]}", {"source": source, "target": target}
+                yield f"{name}:{counts[0]}, {other}:{counts[1]}", {"source": source, "target": target}
         if counts[0] != counts[1]:
             raise DataError(
                 f"{name} has {counts[0]} lines, {other} has {counts[1]}: line i of one belongs to line i of the other"

@@ -3,9 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from weft.decode.writing import Completion
 from weft.errors import DataError
@@ -13,12 +13,9 @@ from weft.errors import DataError
 Complete = Callable[[Sequence[str], int], list[list[Completion]]]  # prompts, the first one's number → texts of each
 
 
-def read_prompts(file: IO[str], name: str) -> list[str]:
+def read_prompts(read: Iterable[str], name: str) -> list[str]:
     """One prompt a line; where `name` ends in .jsonl a line is a JSON string, or an object with a "prompt"."""
-    try:
-        lines = [line.removesuffix("\n") for line in file]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name}: not valid UTF-8 at byte {error.start}") from None
+    lines = [line.removesuffix("\n") for line in read]
     if not lines:
         raise DataError(f"{name}: holds no prompts")
     if not name.endswith(".jsonl"):

@@ -13,6 +13,8 @@ from torch import Tensor
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel, Source, State
 
+NEVER = -100.0  # log p of what the weak model holds for impossible
+
 
 class BothStates(State):
     """What both models remember of the same tokens."""
@@ -49,7 +51,8 @@ class Contrasted(LanguageModel):
         self.config = expert.config
         self.expert, self.amateur = expert, amateur
         self.strength, self.plausible = strength, plausible
-        self.width = 0  # of the expert's features, known once it has read something
+        # the width and type of the expert's features and the type of the amateur's, known once they have read something
+        self.width, self.types = 0, (torch.float32, torch.float32)
         self.train(expert.training)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> BothStates:
@@ -62,12 +65,15 @@ class Contrasted(LanguageModel):
         strong = self.expert.advance(tokens, state.expert, lengths)
         weak = self.amateur.advance(tokens, state.amateur, lengths)
         state.advance(tokens.shape[1], lengths)
-        self.width = strong.shape[-1]
-        return torch.cat([strong, weak.to(strong.dtype)], dim=-1)
+        self.width, self.types = strong.shape[-1], (strong.dtype, weak.dtype)
+        # an n-gram's features are its last tokens: float32 holds such numbers exactly, and narrower features too
+        both = strong.dtype if strong.dtype == weak.dtype else torch.float32
+        return torch.cat([strong.to(both), weak.to(both)], dim=-1)
 
     def head(self, features: Tensor) -> Tensor:
         """(batch, time, both widths) → logits (batch, time, vocab_size), −inf for what the expert finds implausible."""
-        strong = self.expert.head(features[..., : self.width]).float().log_softmax(dim=-1)
-        weak = self.amateur.head(features[..., self.width :]).float().log_softmax(dim=-1)
+        strong = self.expert.head(features[..., : self.width].to(self.types[0])).float().log_softmax(dim=-1)
+        weak = self.amateur.head(features[..., self.width :].to(self.types[1])).float().log_softmax(dim=-1)
+        weak = weak.clamp(min=NEVER)  # what counts never saw is no infinite merit
         floor = strong.amax(dim=-1, keepdim=True) + math.log(self.plausible)
         return ((1.0 + self.strength) * strong - self.strength * weak).masked_fill(strong < floor, -torch.inf)

@@ -60,10 +60,12 @@ def read_texts(name: str, column: str = "text") -> list[str]:
     """The texts of a file: one a line, or one a row of a table or of JSON; `-` is standard input, one text a line."""
     if name != "-":
         return [row.values[column] for row in read_rows([name], [column])]
+    if column != "text":
+        raise DataError(f"standard input: one text a line, without a column '{column}'; name a file that has columns")
     found = [line.strip() for line in lines(name)]
     empty = next((number for number, text in enumerate(found, 1) if not text), None)
     if empty is not None:
-        raise DataError(f"standard input, line {empty}: empty; a vector needs a text")
+        raise DataError(f"standard input, line {empty}: empty; expected a text in every line")
     if not found:
         raise DataError("standard input: holds no text")
     return found

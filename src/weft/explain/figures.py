@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from weft.errors import ConfigError, DataError
-from weft.text.files import write_bytes
+from weft.text.files import check_place, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,13 +77,19 @@ def _inches(cells: int, across: Sequence[str]) -> float:
     return min(24.0, 1.8 + 0.45 * cells + 0.05 * min(40, max(map(len, across))))
 
 
+def check_figure(path: Path) -> None:
+    """Refuse a place where no figure can be written."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"{path}: a figure is written as {' or '.join(SUFFIXES)}")
+    check_place(path)
+
+
 def save_figure(figure: "Figure", path: Path | str) -> Path:
     """Write a figure as its suffix says; a reader sees the whole file or none. The same figure gives the same bytes."""
     import matplotlib
 
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"{path}: a figure is written as {' or '.join(SUFFIXES)}")
+    check_figure(path)
     drawn = io.BytesIO()
     dated = {"Date": None} if path.suffix.lower() == ".svg" else {}
     with matplotlib.rc_context({"svg.hashsalt": "weft"}):

@@ -43,11 +43,22 @@ class ChatCraft:
         return recipe, []
 
     def examples(self, recipe: Recipe, rows: Iterable[Row], tokenizers: Tokenizers) -> Iterator[dict[str, Any]]:
+        assert recipe.batch.length is not None
+        where, earliest = "", None  # the reply that begins first in its row
         for row in rows:
             try:
-                yield chat_example(tokenizers.target, row.values[self.goal.column])
+                example = chat_example(tokenizers.target, row.values[self.goal.column])
             except WeftError as error:
                 raise DataError(f"{row.where}: {error}") from None
+            begins = example["replies"].index(1)
+            if earliest is None or begins < earliest:
+                where, earliest = row.where, begins
+            yield example
+        if earliest is not None and earliest > recipe.batch.length:
+            raise DataError(
+                f"batch.length = {recipe.batch.length}: no reply of the assistant begins within so many tokens, so "
+                f"there is nothing to learn; the earliest one begins after {earliest} ({where})"
+            )
 
     def lengths(self, examples: Examples, recipe: Recipe, tokenizers: Tokenizers) -> npt.NDArray[np.int64]:
         assert recipe.batch.length is not None

@@ -11,7 +11,7 @@ from weft.data.batch import Batch
 from weft.data.collate import framed, labelled_batch, sentence_lengths
 from weft.data.examples import Examples, encoded, label_names
 from weft.data.table import Kind, Row
-from weft.errors import DataError
+from weft.errors import ConfigError, DataError
 from weft.evaluate.classification import classified, correlated
 from weft.lessons.lesson import Ending, Tokenizers
 from weft.models.base import LanguageModel
@@ -119,7 +119,10 @@ class ScoreCraft(_Sentences):
 def settle_labels(recipe: Recipe, labels: Iterable[str]) -> tuple[Recipe, list[Choice]]:
     """The recipe with the labels that occur, unless it names them, and a head with as many answers."""
     goal, made = recipe.objective, []
-    if goal.labels is None:  # type: ignore[union-attr]
+    given = goal.labels  # type: ignore[union-attr]
+    if given is not None and (len(given) < 2 or len(set(given)) < len(given)):
+        raise ConfigError(f"objective.labels = {list(given)}: expected two or more, each of them once")
+    if given is None:
         names = label_names(labels)
         if len(names) < 2:
             raise DataError(f"the training rows have the label {', '.join(names)!r} alone; at least two are needed")

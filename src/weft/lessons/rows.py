@@ -141,7 +141,7 @@ class RowLesson:
             micro=pieces(recipe, size or len(train)),
             fingerprints=(train.fingerprint,),
         )
-        if not _file(folder, "validation").exists():
+        if "validation" not in _sides(recipe):
             return Material(batches, [], None, lambda model: Ending())
         held = _open(folder, "validation")
 

@@ -45,7 +45,7 @@ class TwinCraft:
         return twins_batch(examples, rows, tokenizers.target, length=recipe.batch.length)
 
     def figures(self, model: LanguageModel, batches: Iterable[Batch], recipe: Recipe) -> dict[str, float]:
-        """The loss, and how often a text's twin is the nearest of the batch."""
+        """The loss: the mean −log p of the right twin among those of its batch."""
         return mean_loss(recipe.objective.build(), model, batches)
 
     def conclude(

@@ -86,6 +86,8 @@ Head = Annotated[
 
 # ---- Transformers
 
+Layers = Annotated[int, Field(gt=0, le=10_000)]
+
 
 class TransformerConfig(Block):
     """What encoder, decoder and encoder–decoder share: so many blocks over so many words.
@@ -96,7 +98,7 @@ class TransformerConfig(Block):
 
     vocab_size: PositiveInt
     context: PositiveInt = 1024
-    layers: PositiveInt
+    layers: Layers
     embedding_scale: bool = False
     embedding_norm: bool = False
     init: Init = NormalInit()
@@ -136,7 +138,7 @@ class EncoderDecoder(TransformerConfig):
     """
 
     kind: Literal["encoder-decoder"] = "encoder-decoder"
-    encoder_layers: PositiveInt | None = None
+    encoder_layers: Layers | None = None
     source_vocab_size: PositiveInt | None = None
     head: LMHead = LMHead()
 

@@ -4,6 +4,21 @@ import os
 import tempfile
 from pathlib import Path
 
+from weft.errors import DataError
+
+
+def check_place(path: Path) -> None:
+    """Refuse, before any work is done, a place where no file can be written; nothing is made there yet."""
+    there = path.parent
+    while not there.exists() and there != there.parent:  # what is missing will be made
+        there = there.parent
+    if path.is_dir():
+        raise DataError(f"{path}: cannot be written: Is a directory")
+    if not there.is_dir():
+        raise DataError(f"{path}: cannot be written: {there} is no folder")
+    if not os.access(there, os.W_OK):
+        raise DataError(f"{path}: cannot be written: Permission denied")
+
 
 def write_text(path: Path, text: str) -> None:
     """Put `text` at `path` in one step; a reader sees the old file or the new one, never a part. Raises OSError."""

@@ -1,0 +1,78 @@
+"""`weft evaluate` and `weft classify`: an option that would not be used is refused, and so is a file that can't be."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import run
+
+Capture = pytest.CaptureFixture[str]
+SMALL = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16", "steps=2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier, a model of masked words that held nothing out, and an n-gram model."""
+    made = tmp_path_factory.mktemp("trained")
+    rows = [f"the {'frog' if n % 2 else 'dog'} {n}\t{n % 2}" for n in range(80)]
+    (made / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    (made / "lines.txt").write_text("the frog\nthe dog\n")
+    (made / "book.txt").write_text("".join(f"frog {n} sat by the river and the dog ran\n" for n in range(200)))
+    rows_, book, none = str(made / "rows.tsv"), str(made / "book.txt"), "data.validation.kind=none"
+    classify = ["train", "bert-tiny", "--data", rows_, "--run", str(made / "labels"), "objective=classify"]
+    masked = ["train", "bert-tiny", "--data", book, "--run", str(made / "masked"), "objective=masked", none]
+    assert run([*classify, *SMALL, "batch.length=16"]) == 0
+    assert run([*masked, *SMALL, "batch.length=16", "batch.size=2"]) == 0
+    assert run(["train", "ngram-3", "--data", book, "--run", str(made / "counts"), "tokenizer=word"]) == 0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "line"),
+    [
+        ("labels", ["--stride", "4"], "--stride 4: a run that learned 'classify' is not measured in windows"),
+        ("counts", ["--stride", "4"], "--stride 4: an n-gram model is not measured in windows"),
+        ("labels", ["--targets", "x.txt"], "--targets x.txt: they answer the lines of --data, which isn't given"),
+        ("counts", ["--data", "x", "--targets", "y"], "--targets y: a run that learned 'next-token' is measured on"),
+        ("counts", ["--figure", "x.png"], "--figure x.png: a run that learned 'next-token' has no confusion matrix"),
+        ("labels", ["--figure", "x.txt"], "x.txt: a figure is written as .png or .svg"),
+        ("masked", [], "this run held out nothing; say what to measure with --data"),
+    ],
+)
+def test_options_that_would_not_be_used(folder: Path, name: str, words: list[str], line: str, capsys: Capture) -> None:
+    capsys.readouterr()
+    assert run(["evaluate", str(folder / name), *words]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1
+
+
+def test_a_figure_has_a_place_before_anything_is_measured(folder: Path, capsys: Capture) -> None:
+    capsys.readouterr()
+    assert run(["evaluate", str(folder / "labels"), "--figure", str(folder / "book.txt" / "x.png")]) == 2
+    told = capsys.readouterr()
+    assert "is no folder" in told.err and told.out == ""
+
+
+def test_text_that_was_not_learned_from(folder: Path, capsys: Capture) -> None:
+    assert run(["evaluate", str(folder / "masked"), "--data", str(folder / "book.txt")]) == 0
+    assert "loss" in capsys.readouterr().out
+
+
+def test_a_column_that_lines_do_not_have(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    capsys.readouterr()
+    assert run(["classify", str(folder / "labels"), str(folder / "lines.txt")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert run(["classify", str(folder / "labels"), str(folder / "lines.txt"), "--column", "nope"]) == 2
+    assert "no column 'nope'" in capsys.readouterr().err
+    for command in ("classify", "embed"):
+        assert run([command, str(folder / "labels"), "--column", "nope"]) == 2
+        assert "standard input: one text a line, without a column 'nope'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_what_does_not_write_says_what_it_is_for(folder: Path, command: str, capsys: Capture) -> None:
+    capsys.readouterr()
+    assert run([command, str(folder / "labels")]) == 2
+    told = capsys.readouterr()
+    assert "it learned 'classify', not to go on with a text; weft classify" in told.err
+    assert told.out == "" and told.err.count("\n") == 1

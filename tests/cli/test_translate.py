@@ -1,0 +1,98 @@
+"""`weft translate` on a model of two steps: what its options do, and what is refused before any work."""
+
+from pathlib import Path
+
+import pytest
+
+from weft import api
+from weft.cli.main import run
+from weft.decode import translate as decoding
+from weft.decode.config import Beam
+
+Capture = pytest.CaptureFixture[str]
+TINY = ["steps=2", "batch.length=12", "model.d_model=16", "model.layers=1", "tokenizer=char"]
+LINES = "b a c\n\nc c a b\n"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    rows = [" ".join("abc"[(n >> k) % 3] for k in range(1 + n % 5)) for n in range(120)]
+    for name in ("read.txt", "write.txt"):
+        (folder / name).write_text("\n".join(rows) + "\n")
+    (folder / "lines.txt").write_text(LINES)
+    files = ["--data", str(folder / "read.txt"), "--targets", str(folder / "write.txt")]
+    assert run(["train", "bahdanau-tiny", *files, "--run", str(folder / "run"), *TINY]) == 0
+    return folder / "run"
+
+
+def translated(capsys: Capture, trained: Path, *words: str) -> str:
+    capsys.readouterr()
+    assert run(["translate", str(trained), str(trained.parent / "lines.txt"), *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_line_for_every_line(trained: Path, capsys: Capture, tmp_path: Path) -> None:
+    out = translated(capsys, trained)
+    assert out.count("\n") == 3 and out.splitlines()[1] == "" and out.splitlines()[0]
+    assert translated(capsys, trained, "--out", str(tmp_path / "new" / "out.txt")) == ""
+    assert (tmp_path / "new" / "out.txt").read_text() == out
+
+
+def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Beam] = []
+    search = decoding.search_texts
+
+    def noted(model: object, tokenizer: object, prompts: object, settings: Beam, **more: object) -> object:
+        asked.append(settings)
+        return search(model, tokenizer, prompts, settings, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decoding, "search_texts", noted)
+    translated(
+        capsys, trained, "--beam", "3", "--length-penalty", "0.5", "--coverage-penalty", "2", "--max-tokens", "5"
+    )
+    translated(capsys, trained)
+    power = {"kind": "power", "alpha": 0.5}
+    assert asked[0] == api.beam(beams=3, length_penalty=power, coverage_penalty=2.0, max_tokens=5)
+    assert asked[-1] == api.beam(beams=5, max_tokens=12)
+
+
+def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
+    """What attention passes over costs: the same text scores lower with the penalty than without it."""
+    loaded = api.load(trained)
+    source = decoding.Source(*decoding.pad([[*loaded.tokenizer.encode("a b c"), loaded.tokenizer.need("eos")]], 0))
+
+    def best(penalty: float) -> float:
+        settings = api.beam(beams=1, coverage_penalty=penalty, max_tokens=3)
+        opening = [[loaded.tokenizer.need("bos")]]
+        found = decoding.search_texts(loaded.model, loaded.tokenizer, opening, settings, source=source)[0][0].score
+        assert found is not None
+        return found
+
+    assert best(5.0) < best(1.0) < best(0.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--length-penalty", "nan"], "length_penalty.alpha = nan: expected a finite number"),
+        (["--length-penalty", "11"], "length_penalty.alpha = 11.0: expected less than or equal to 10"),
+        (["--coverage-penalty", "11"], "coverage_penalty = 11.0: expected less than or equal to 10"),
+        (["--beam", "5000"], "beams = 5000: expected less than or equal to 1000"),
+    ],
+)
+def test_mistakes(trained: Path, words: list[str], line: str, capsys: Capture) -> None:
+    capsys.readouterr()
+    assert run(["translate", str(trained), str(trained.parent / "lines.txt"), *words]) == 2
+    assert capsys.readouterr().err == f"weft: {line}\n"
+
+
+def test_a_place_that_cannot_be_written_is_refused_first(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.runs.translate", None)  # no work is begun
+    (tmp_path / "file").write_text("")
+    for out, why in ((tmp_path, "Is a directory"), (tmp_path / "file" / "out.txt", "is no folder")):
+        assert run(["translate", str(trained), str(trained.parent / "lines.txt"), "--out", str(out)]) == 2
+        assert why in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
