@@ -69,7 +69,8 @@ def test_the_vocabulary_can_be_chosen(corpus: str) -> None:
     ("words", "message"),
     [
         (["x", "--tokenizer", "bype"], "neither a kind nor a file or folder; did you mean"),
-        (["x", "--tokenizer", "byte", "--vocab", "300"], "vocab_size: unknown key"),
+        (["x", "--tokenizer", "byte", "--vocab", "300"], "byte: it learns nothing"),
+        (["x", "--tokenizer", "byte", "--data", "book.txt"], "byte: it learns nothing"),
         (["x", "--tokenizer", ".", "--vocab", "300"], "takes no --vocab"),
         (["\ud800", "--tokenizer", "byte"], "lone surrogate"),
     ],
