@@ -5,8 +5,8 @@ To see it: python -m pytest tests/lectures/test_f11_sentence_pairs.py -s
 
 import numpy as np
 
-from weft.data.corrupt import Sentences, sentence_pairs
 from weft.data.sampler import Array
+from weft.data.sentences import Sentences, sentence_pairs
 
 PAIRS = 4000
 

@@ -1,4 +1,4 @@
-"""Text that is spoiled on purpose, for a model to mend: masked words, sentence pairs, missing spans.
+"""Text that is spoiled on purpose, for a model to mend: masked words, missing spans.
 
 What happens to a row depends on the seed and on the row's number among all samples of the run, and on nothing else:
 not on the batch, the process or the step that it is in. So a text is masked anew each time it is read, and a resumed
@@ -7,8 +7,7 @@ run, or one with another number of processes, sees the same rows.
 
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.data.batch import Batch, Source
-from weft.data.sampler import Array, Words, draw, permute, rows, streams
+from weft.data.sampler import Array, Words, draw, streams
 from weft.errors import DataError, TokenizerError
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 Flags = npt.NDArray[np.bool_]
 MASKED, REPLACED = 0.8, 0.1  # of the chosen words; the others stay (Devlin et al. 2019, §3.1)
-SHORTER = 0.1  # of the sentence pairs
 MASKING, PAIRING, CUTTING = range(3, 6)  # what a row's random numbers are for; the sampler has purposes 1 and 2
 
 
@@ -177,172 +175,6 @@ def _framed(batch: Batch, masking: Masking) -> Batch:
         positions = around(positions, torch.tensor([[0]]), positions[:, -1:] + 1)
         documents = around(documents, documents[:, :1], documents[:, -1:])
     return replace(batch, tokens=tokens, documents=documents, positions=positions)
-
-
-# ---- sentence pairs
-
-
-class SentenceSource(Protocol):
-    """Sentences in the order of the text, the ids of each in `tokens` and the number of its document in `document`."""
-
-    def joined(self, field: str, /) -> npt.NDArray[Any]: ...
-
-    def lengths(self, field: str, /) -> npt.NDArray[Any]: ...
-
-    def values(self, field: str, /) -> npt.NDArray[Any]: ...
-
-
-class Sentences:
-    """Sentences that know their documents: what next-sentence pairs are drawn from."""
-
-    def __init__(self, source: SentenceSource) -> None:
-        """Refuses a source from which no pair can be drawn."""
-        self.tokens = source.joined("tokens")  # of all sentences
-        numbers = np.asarray(source.values("document"))
-        # ends[i] is the number of tokens up to and with sentence i; borders[d] the first sentence of document d
-        lengths = np.asarray(source.lengths("tokens"), dtype=np.int64)
-        assert (lengths > 0).all(), "a sentence has a token at least"
-        self.ends = np.cumsum(lengths)
-        self.borders = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1])) if len(numbers) else np.arange(0)
-        self.borders = np.append(self.borders, len(numbers))
-        if self.documents < 2:
-            raise DataError(
-                f"{self.documents} document: half of the sentence pairs come from another document; give two or more"
-            )
-        if not len(self.leading):
-            raise DataError("every document is a single sentence: none follows another; join them, or mask words only")
-
-    @property
-    def documents(self) -> int:
-        """How many documents there are."""
-        return len(self.borders) - 1
-
-    @cached_property
-    def leading(self) -> Array:
-        """The sentences that another one of the same document follows."""
-        last = np.zeros(len(self.ends), dtype=bool)
-        last[self.borders[1:] - 1] = True
-        return np.flatnonzero(~last)
-
-    def per_epoch(self, length: int) -> int:
-        """How many pairs of `length` tokens hold about as much as all sentences do."""
-        return max(1, int(self.ends[-1]) // (length - 3))
-
-    def places(self, samples: npt.ArrayLike, seed: int, length: int) -> Array:
-        """The tokens at which these samples begin to look for their text: (samples,).
-
-        An epoch looks at `per_epoch` stretches of the text, each once, in an order of its own.
-        """
-        count = self.per_epoch(length)
-        epoch, place = np.divmod(np.asarray(samples, dtype=np.int64), count)
-        return permute(place, count, epoch, seed) * self.ends[-1] // count
-
-    def first(self, tokens: Array) -> Array:
-        """The sentences that hold these tokens, or the nearest before them that another one follows."""
-        sentences = np.searchsorted(self.ends, tokens, side="right")
-        return self.leading[np.maximum(np.searchsorted(self.leading, sentences, side="right") - 1, 0)]
-
-    def passage(self, first: Array, tokens: Array) -> tuple[Array, Array]:
-        """The first sentences, and those after the last, of passages of one document that reach `tokens` tokens.
-
-        They begin with `first`, or earlier where the document ends too soon.
-        """
-        document = np.searchsorted(self.borders, first, side="right")
-        begin, stop = self.borders[document - 1], self.borders[document]
-        last = np.searchsorted(self.ends, self.ends[stop - 1] - tokens, side="right")  # to begin with, at the latest
-        first = np.maximum(begin, np.minimum(first, last))
-        return first, np.minimum(stop, np.searchsorted(self.ends, self.start(first) + tokens) + 1)
-
-    def start(self, sentences: Array) -> Array:
-        """Where these sentences begin among all tokens."""
-        return np.where(sentences > 0, self.ends[sentences - 1], 0)
-
-
-class Pairs(NamedTuple):
-    """Two passages a row, each as its first token among all and how many it has, and whether b follows a: (B,)."""
-
-    a: Array
-    a_length: Array
-    b: Array
-    b_length: Array
-    follows: Flags
-
-
-def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, length: int) -> Pairs:
-    """For each sample two passages that fit into [CLS] a [SEP] b [SEP] of `length` tokens, and whether b follows a.
-
-    As BERT draws them (Devlin et al. 2019, §3.1 and appendix A.2): whole sentences up to the length, or in a tenth of
-    the pairs up to a shorter one, cut in two at random. Half the time the second part is given up for sentences of
-    another document. Where the last sentence is too long, a loses its beginning or b its end, so that what is left
-    still touches.
-    """
-    room = length - 3
-    stretch = int(sentences.ends[-1]) / sentences.per_epoch(length)
-    own = streams(samples, seed, PAIRING)
-
-    def between(low: Array | int, high: Array | int, place: int) -> Array:
-        return low + (draw(own, place) * (high - low)).astype(np.int64)
-
-    target = np.where(draw(own, 0) < SHORTER, between(2, room + 1, 1), room)
-    token = sentences.places(samples, seed, length) + (stretch * draw(own, 2)).astype(np.int64)
-    first, stop = sentences.passage(sentences.first(token), target)
-    stop = np.maximum(stop, first + 2)  # two sentences at least, however long
-    middle = between(first + 1, stop, 3)
-    a, a_length = sentences.start(first), sentences.start(middle) - sentences.start(first)
-    follows = draw(own, 4) < 0.5
-    document = np.searchsorted(sentences.borders, first, side="right") - 1
-    other = between(0, sentences.documents - 1, 5)
-    other += other >= document
-    anywhere = between(sentences.borders[other], sentences.borders[other + 1], 6)
-    begin, end = sentences.passage(anywhere, np.maximum(1, target - a_length))
-    begin, end = np.where(follows, middle, begin), np.where(follows, stop, end)
-    b, b_length = sentences.start(begin), sentences.ends[end - 1] - sentences.start(begin)
-    b_length = np.minimum(b_length, np.maximum(room - a_length, room // 2))
-    lost = np.maximum(0, a_length + b_length - room)
-    return Pairs(a + lost, a_length - lost, b, b_length, follows)
-
-
-def pairs_masked_batch(
-    sentences: Sentences,
-    masking: Masking,
-    step: int,
-    batch: int,
-    rank: int = 0,
-    ranks: int = 1,
-    *,
-    seed: int,
-    length: int,
-) -> Batch:
-    """Rows (B/ranks, length) of [CLS] a [SEP] b [SEP] and padding, words masked: what BERT reads at `step`.
-
-    All rows of the step are drawn, whatever the rank: the weight of the second task depends on how many targets there
-    are in all of them.
-    """
-    if masking.cls_id is None or masking.sep_id is None or masking.pad_id is None:
-        raise TokenizerError("sentence pairs need a tokenizer with cls, sep and pad tokens, as wordpiece has them")
-    if length < 5:
-        raise DataError(f"batch.length = {length}: [CLS] a [SEP] b [SEP] needs 5 tokens at least")
-    samples = rows(step, batch)
-    pairs = sentence_pairs(sentences, samples, seed, length)
-    place = np.arange(length)
-    middle, end = (pairs.a_length + 1)[:, None], (pairs.a_length + pairs.b_length + 2)[:, None]  # where [SEP] stands
-    second, real = (place > middle) & (place <= end), place <= end
-    begin = np.where(second, (pairs.b - pairs.a_length - 2)[:, None], (pairs.a - 1)[:, None])
-    special = (place == 0) | (place == middle) | (place >= end)
-    ids = sentences.tokens[np.where(special, 0, begin + place)].astype(np.int64)
-    ids = np.where(special, np.where(real, masking.sep_id, masking.pad_id), ids)
-    ids[:, 0] = masking.cls_id
-    inputs, chosen = masking.mask(ids, samples, seed)
-    whole = Batch(
-        torch.from_numpy(inputs),
-        torch.from_numpy(ids),
-        loss_mask=torch.from_numpy(chosen),
-        mask=torch.from_numpy(real),
-        segments=torch.from_numpy(second.astype(np.int64)),
-        follows=torch.from_numpy(pairs.follows.astype(np.int64)),
-        follows_weight=torch.full((batch,), float(chosen.sum()) / batch),
-    )
-    return whole if ranks == 1 else whole.split(ranks)[rank]
 
 
 # ---- missing spans

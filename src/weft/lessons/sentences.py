@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from weft.data.batch import Batch
-from weft.data.corrupt import Masking, Sentences, pairs_masked_batch
+from weft.data.corrupt import Masking
 from weft.data.examples import Examples, write_examples
+from weft.data.sentences import Sentences, pairs_masked_batch
 from weft.data.shards import Side
 from weft.data.split import Piece, split_pieces, train_texts
 from weft.errors import DataError, RunError

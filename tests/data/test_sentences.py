@@ -1,0 +1,139 @@
+"""Pairs of sentences: whole passages, half of which follow one another, whatever the batch."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.data.corrupt import Masking
+from weft.data.sampler import Array
+from weft.data.sentences import Pairs, Sentences, pairs_masked_batch, sentence_pairs
+from weft.errors import DataError, TokenizerError
+
+many = settings(max_examples=80, deadline=None)
+
+PAD, CLS, SEP, MASK_ID = 0, 2, 3, 4  # as in BERT's vocabulary, with ordinary tokens on both sides of the special ones
+BERT = Masking(0.15, 90, MASK_ID, np.array([PAD, CLS, SEP, MASK_ID, 50]), PAD, CLS, SEP)
+
+
+class Listed:
+    """Sentences in memory, each of them numbers that say which document and which token they are."""
+
+    def __init__(self, documents: list[list[int]]) -> None:
+        """documents: the length of each sentence of each document."""
+        self.numbers = np.array([d for d, sentences in enumerate(documents) for _ in sentences], dtype=np.int64)
+        self.sentences: list[Array] = []
+        for document, sentences in enumerate(documents):
+            ids = 1000 * (document + 1) + np.arange(sum(sentences))
+            self.sentences += np.split(ids, np.cumsum(sentences)[:-1])
+
+    def joined(self, field: str) -> Array:
+        assert field == "tokens"
+        return np.concatenate(self.sentences)
+
+    def lengths(self, field: str) -> Array:
+        assert field == "tokens"
+        return np.array([len(sentence) for sentence in self.sentences])
+
+    def values(self, field: str) -> Array:
+        assert field == "document"
+        return self.numbers
+
+
+def passages(sentences: Sentences, pairs: Pairs) -> Iterator[tuple[Array, Array, bool]]:
+    for a, a_length, b, b_length, follows in zip(*pairs, strict=True):
+        yield sentences.tokens[a : a + a_length], sentences.tokens[b : b + b_length], bool(follows)
+
+
+@many
+@given(
+    st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=2, max_size=8).filter(
+        lambda documents: any(len(sentences) > 1 for sentences in documents)
+    ),
+    st.integers(5, 64),
+    st.integers(0, 2**40),
+)
+def test_pairs_are_passages(documents: list[list[int]], length: int, sample: int) -> None:
+    sentences = Sentences(Listed(documents))
+    ((a, b, follows),) = passages(sentences, sentence_pairs(sentences, [sample], 3, length))
+    assert len(a) >= 1
+    assert len(b) >= 1
+    assert len(a) + len(b) <= length - 3
+    for passage in (a, b):
+        assert (np.diff(passage) == 1).all()  # in one piece, from one document
+    assert (b[0] == a[-1] + 1) == follows  # other documents' numbers are far off
+    assert follows == (a[0] // 1000 == b[0] // 1000)
+
+
+def test_most_pairs_fill_the_row_and_a_tenth_does_not() -> None:
+    sentences = Sentences(Listed([[5] * 100] * 20))
+    pairs = sentence_pairs(sentences, range(600), 0, 63)
+    totals = pairs.a_length + pairs.b_length
+    assert (totals == 60).mean() == pytest.approx(0.9, abs=0.04)
+    assert totals.min() < 20
+
+
+def test_an_epoch_of_pairs_goes_through_the_text() -> None:
+    sentences = Sentences(Listed([[4, 6] * 20] * 10))  # 2000 tokens
+    count = sentences.per_epoch(53)
+    assert count == 40
+    places = sentences.places(range(2 * count), 1, 53)
+    assert sorted(places[:count].tolist()) == sorted(places[count:].tolist()) == list(range(0, 2000, 50))
+    assert places[:count].tolist() != places[count:].tolist()
+    first = sentences.first(np.array([0, 3, 4, 10, 199, 200]))
+    assert first.tolist() == [0, 0, 1, 2, 38, 40]  # 39 is the last one of its document
+
+
+def test_a_batch_of_pairs() -> None:
+    sentences = Sentences(Listed([[7, 5, 9, 4] * 5] * 6))
+    masking = Masking(0.15, 9000, MASK_ID, BERT.special_ids, PAD, CLS, SEP)
+    batch = pairs_masked_batch(sentences, masking, 2, 7, seed=5, length=40)
+    assert batch.mask is not None
+    assert batch.segments is not None
+    assert batch.follows is not None
+    assert batch.follows_weight is not None
+    assert batch.tokens.shape == batch.targets.shape == batch.segments.shape == (7, 40)
+    drawn = sentence_pairs(sentences, range(14, 21), 5, 40)
+    for row, (a, b, follows) in enumerate(passages(sentences, drawn)):
+        expected = [CLS, *a.tolist(), SEP, *b.tolist(), SEP]
+        real = batch.mask[row]
+        assert batch.targets[row][real].tolist() == expected
+        assert batch.segments[row][real].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+        assert batch.follows[row] == follows
+        assert (batch.targets[row][~real] == PAD).all()
+        assert (batch.tokens[row][~real] == PAD).all()
+        assert (batch.segments[row][~real] == 0).all()
+    assert batch.loss_mask is not None
+    assert not batch.loss_mask[torch.isin(batch.targets, torch.tensor(BERT.special_ids))].any()
+    assert float(batch.follows_weight.sum()) == pytest.approx(batch.count)
+    parts = [pairs_masked_batch(sentences, masking, 2, 7, rank, 3, seed=5, length=40) for rank in range(3)]
+    assert torch.equal(torch.cat([part.tokens for part in parts]), batch.tokens)
+    weights = torch.cat([part.follows_weight for part in parts if part.follows_weight is not None])
+    assert torch.equal(weights, batch.follows_weight)  # of the whole step, not of the rank's share
+
+
+@many
+@given(st.integers(0, 2**40), st.integers(1, 9), st.integers(5, 40))
+def test_a_pair_does_not_know_its_company(step: int, size: int, length: int) -> None:
+    sentences = Sentences(Listed([[7, 5, 9, 4] * 3, [2], [30, 1]]))
+    masking = Masking(0.15, 9000, MASK_ID, BERT.special_ids, PAD, CLS, SEP)
+    whole = pairs_masked_batch(sentences, masking, step, size, seed=5, length=length)
+    for row in range(size):
+        alone = pairs_masked_batch(sentences, masking, step * size + row, 1, seed=5, length=length)
+        for name in ("tokens", "targets", "loss_mask", "mask", "segments", "follows"):
+            assert torch.equal(getattr(alone, name)[0], getattr(whole, name)[row])
+
+
+def test_what_gives_no_pairs() -> None:
+    with pytest.raises(DataError, match="1 document: half of the sentence pairs come from another document"):
+        Sentences(Listed([[3, 4]]))
+    with pytest.raises(DataError, match="every document is a single sentence"):
+        Sentences(Listed([[3], [4]]))
+    sentences = Sentences(Listed([[3, 4], [4]]))
+    with pytest.raises(TokenizerError, match="cls, sep and pad"):
+        pairs_masked_batch(sentences, Masking(0.15, 90, 4, np.array([4])), 0, 2, seed=0, length=16)
+    with pytest.raises(DataError, match=r"batch\.length = 4"):
+        pairs_masked_batch(sentences, BERT, 0, 2, seed=0, length=4)
