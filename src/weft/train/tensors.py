@@ -27,10 +27,9 @@ def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file(dict(tensors), path)
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
-    with safe_open(path, "pt") as written:
-        for name, tensor in tensors.items():
-            if tensor.numel() and not torch.equal(_bits(written.get_tensor(name)), _bits(tensor)):
-                raise OSError(f"{path.name} does not read back as it was written")
+    for name, written in each(path):
+        if tensors[name].numel() and not torch.equal(_bits(written), _bits(tensors[name])):
+            raise OSError(f"{path.name} does not read back as it was written")
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -73,8 +72,8 @@ def each(path: Path, device: torch.device | str = "cpu") -> Iterator[tuple[str, 
                 return
             for name in names:
                 yield name, file.get_tensor(name).to(device)
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from None
+    except (SafetensorError, OSError, RuntimeError) as error:  # torch maps files, and may lack the room for it
+        raise RunError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _sent(path: Path, pages: Mapping[str, Tensor], device: torch.device) -> Iterator[tuple[str, Tensor]]:
