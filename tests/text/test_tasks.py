@@ -11,7 +11,7 @@ import pytest
 
 from weft.errors import DataError
 from weft.text import tasks
-from weft.text.grammars import chatter, dates, numbers
+from weft.text.grammars import chatter, dates, numbers, questions
 from weft.text.grammars.dice import Dice
 
 MANY = 1500
@@ -56,7 +56,7 @@ def test_a_sum_that_is_held_out_is_in_no_conversation_of_the_training_side() -> 
 def test_the_rows_are_the_same_everywhere() -> None:
     """A change of a grammar changes this on purpose; a version of Python must not."""
     text = "".join(json.dumps(row) for name in tasks.names() for row in tasks.rows(name, "train", 100))
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "58c6d17ab25fcded"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "6e3e77a0aa1f1096"
 
 
 def test_the_generator_falls_evenly() -> None:
@@ -169,17 +169,49 @@ def bag_of_words(texts: list[str], labels: list[bool]):  # type: ignore[no-untyp
 # ---- questions and conversations
 
 
-def test_answers_stand_in_their_story_once_asked() -> None:
+def test_one_sentence_of_a_story_answers_its_question() -> None:
+    lengths: Counter[int] = Counter()
     for row in tasks.rows("questions", "train", MANY):
-        assert re.search(rf"\b{row['answer']}\b", row["context"])
+        sentences = re.findall(r"[^. ][^.]*\.", row["context"])
+        lengths[len(sentences)] += 1
         assert row["source"] == f"{row['context']} {row['question']}"
-        assert row["target"] == row["answer"]
-    moves = [row for row in tasks.rows("questions", "train", MANY) if row["question"].startswith("Where is ")]
-    assert moves
-    for row in moves:
-        name = row["question"].removeprefix("Where is ").removesuffix("?")
-        last = [sentence for sentence in row["context"].split(".") if sentence.strip().startswith(name)][-1]
-        assert last.endswith(f"the {row['answer']}")
+        assert sentences.count(row["target"]) == 1
+        fact, name, value = told(row["target"])
+        if row["question"].startswith("Who "):
+            assert (row["question"], row["answer"]) == (fact.whose.format(x=value), name)
+            others = [told(each)[1] for each in sentences if told(each)[::2] == (fact, value)]
+        else:
+            assert (row["question"], row["answer"]) == (fact.asked.format(n=name), value)
+            others = [told(each)[2] for each in sentences if told(each)[:2] == (fact, name)]
+        assert others == [row["answer"]]  # nothing else in the story would be right
+        assert sum(told(each)[0] == fact for each in sentences) >= 2  # and something looks as if it were
+    assert sorted(lengths) == [2, 3]
+
+
+def told(sentence: str) -> tuple[questions.Fact, str, str]:
+    """The kind of a fact, of whom it is told, and what it holds."""
+    for fact in questions.FACTS:
+        for value in fact.values:
+            pattern = re.escape(fact.told.format(n="NAME", x=value)).replace("NAME", "([A-Z][a-z]+)")
+            if found := re.fullmatch(pattern, sentence):
+                return fact, found[1], value
+    raise AssertionError(sentence)
+
+
+def test_frequent_names_are_a_few_and_no_name_is_left_out() -> None:
+    counts = Counter(
+        name for row in tasks.rows("questions", "train", MANY) for name in questions.NAMES if name in row["context"]
+    )
+    assert [name for name, _ in counts.most_common(2)] == ["Anna", "Omar"]
+    assert counts["Anna"] > 4 * counts["Ivan"] > 0
+
+
+def test_who_has_what_is_new_in_the_held_out_stories() -> None:
+    def stories(side: str) -> set[tuple[str, ...]]:
+        rows = tasks.rows("questions", side, MANY)  # type: ignore[arg-type]
+        return {tuple(sorted(re.findall(r"[^.]+\.", f" {row['context']}"))) for row in rows}
+
+    assert not stories("train") & stories("validation")
 
 
 def test_conversations_alternate_and_sums_are_right() -> None:

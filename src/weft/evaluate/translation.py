@@ -52,7 +52,7 @@ def bleu(texts: Sequence[str], references: References, tokenize: str = "13a") ->
 
     if tokenize not in BLEU.TOKENIZERS:
         raise ConfigError(f"tokenize = '{tokenize}': {suggestion(tokenize, BLEU.TOKENIZERS)}")
-    return _corpus_score(BLEU(tokenize=tokenize), texts, references)
+    return _corpus_score(BLEU(tokenize=tokenize, force=True), texts, references)
 
 
 def chrf(texts: Sequence[str], references: References) -> Scored:
