@@ -1,12 +1,12 @@
 """Short stories of made-up facts, and a question that one of them answers.
 
-    Omar lives in Lima. Anna lives in Rome. Anna keeps a cat. Where does Anna live?  →  Anna lives in Rome.
+    Omar lives in Lima. Anna lives in Rome. Where does Anna live?  →  Anna lives in Rome.
 
-A story tells the same of at least two people, so the kind of word that is asked for doesn't give the answer away: one
-has to find out whose it is. Two habits of this small language make that easier to learn. The first names and things of
-a list come more often than the last, as words do in any text (Zipf 1949): what it means to look something up is found
-out on the frequent ones, and the rare ones follow. And all sentences are of one length, so a batch of rows of like
-length holds every kind of question.
+Every story tells the same of two or three people, so the kind of word that is asked for doesn't give the answer away:
+one has to find out whose it is. Two habits of this small language make that easier to learn. The first names and things
+of a list come more often than the last, as words do in any text (Zipf 1949): what it means to look something up is
+found out on the frequent ones, and the rare ones follow. And all sentences are of one length, so a batch of rows of
+like length holds every kind of question.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from weft.text.grammars.dice import Dice, Mine, Row, words
 
 NAMES = words("Anna Omar Mira Hugo Rosa Emil Zoe Boris Tara Ivan")
+CLOTHES = words("shoes gloves socks boots trousers")
 SHARES = 2520  # 1 … 10 divide it: the k-th of a list has SHARES / k of them
 
 
@@ -54,10 +55,10 @@ FACTS = (
         words("soup bread honey rice cheese beans olives plums"),
     ),
     Fact(
-        "{n} wears {x}.",
+        "{n} wears {x} {c}.",
         "What does {n} wear?",
-        "Who wears {x}?",
-        tuple(f"{colour} shoes" for colour in words("red blue green white yellow black brown pink")),
+        "Who wears {x} {c}?",
+        words("red blue green white yellow black brown pink"),
     ),
     Fact(
         "{n} enters the {x}.",
@@ -73,18 +74,17 @@ def question(dice: Dice, mine: Mine) -> Row | None:
 
     Who has what decides whether a story is held out, in whatever order it is told and whatever is asked.
     """
-    fact, other = dice.some(FACTS, 2)
-    people, others = dice.pick(((2, 0), (2, 0), (3, 0), (2, 1)))
-    names = _often(dice, NAMES, people)
-    facts = [(fact, name, value) for name, value in zip(names, _often(dice, fact.values, people), strict=True)]
-    facts += [(other, dice.pick(names), value) for value in _often(dice, other.values, others)]
-    if not mine(" ".join(sorted(f"{name} {value}" for _, name, value in facts))):
+    fact, clothes, people = dice.pick(FACTS), dice.pick(CLOTHES), 2 if dice.chance(65) else 3
+    names, values = _often(dice, NAMES, people), _often(dice, fact.values, people)
+    pairs = list(zip(names, values, strict=True))
+    if not mine(" ".join(f"{name} {value}" for name, value in sorted(pairs))):
         return None
-    _, name, value = facts[dice.below(people)]
+    told = [fact.told.format(n=name, x=value, c=clothes) for name, value in pairs]
+    chosen = dice.below(people)
+    name, value = pairs[chosen]
     wording, answer = (fact.asked, value) if dice.chance(50) else (fact.whose, name)
-    told = [each.told.format(n=who, x=what) for each, who, what in dice.some(facts, len(facts))]
-    context, asked = " ".join(told), wording.format(n=name, x=value)
-    both = {"source": f"{context} {asked}", "target": fact.told.format(n=name, x=value)}
+    context, asked = " ".join(told), wording.format(n=name, x=value, c=clothes)
+    both = {"source": f"{context} {asked}", "target": told[chosen]}
     return {"context": context, "question": asked, "answer": answer, **both}
 
 
