@@ -25,15 +25,21 @@ from weft.text.config import Byte
 LOAD = """
 import json, resource, sys, time
 import torch, weft.api
+from pathlib import Path
+from weft.train.checkpoint import verify
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.zeros(1, device=device)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+began = time.perf_counter()
+verify((Path(sys.argv[1]) / "checkpoints/best").resolve())
+hashed = time.perf_counter() - began
 began = time.perf_counter()
 model = weft.api.load(sys.argv[1], device=device).model
 device == "cuda" and torch.cuda.synchronize()
 seconds = time.perf_counter() - began
 rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({"seconds": seconds, "host": (rss - before) * 1024, "dtype": str(next(model.parameters()).dtype)}))
+dtype = str(next(model.parameters()).dtype)
+print(json.dumps({"seconds": seconds, "hashed": hashed, "host": (rss - before) * 1024, "dtype": dtype}))
 """
 
 
@@ -61,7 +67,8 @@ def main() -> None:
                 told = json.loads(subprocess.check_output([sys.executable, "-c", LOAD, str(run.path)]))
                 seconds, more = (
                     told["seconds"],
-                    f", {told['host'] / size:.2f} × the file in host memory, {told['dtype']}",
+                    f", {told['hashed']:.2f} s of it to hash, "
+                    f"{told['host'] / size:.2f} × the file in host memory, {told['dtype']}",
                 )
             print(f"{what}: {seconds:.2f} s, {size / seconds / 1e9:.2f} GB/s{more}")
 

@@ -268,7 +268,7 @@ def works(kind: type[Product], bits: Bits, device: torch.device, dtype: torch.dt
         if not kind.fits(64, 256, scales.shape[1], device):
             return False
         y = kind(numbers, scales)(x).float()
-    except (RuntimeError, NotImplementedError, AttributeError):
+    except (RuntimeError, AttributeError):  # no such kernel here
         return False
     expected = F.linear(x.float(), dequantize(numbers, scales))
     # kernels that round x to 8 bits are about 1 % off

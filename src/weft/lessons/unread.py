@@ -8,20 +8,6 @@ from weft.models.config import NGram, TransformerConfig
 from weft.train.config import Recipe
 from weft.train.goals import Words
 
-# what each goal measures on the way, by which `evaluate.metric` can choose the best weights
-LABELS = ("loss", "accuracy", "macro_f1", "matthews")
-FIGURES = {
-    "next-token": ("loss", "perplexity", "bits_per_byte"),
-    "spans": ("loss",),
-    "pairs": ("loss", "perplexity"),
-    "chat": ("loss", "perplexity"),
-    "masked": ("loss",),
-    "masked+next": ("loss", "next_accuracy"),
-    "classify": LABELS,
-    "score": ("loss", "pearson", "spearman"),
-    "tag": LABELS,
-    "twins": ("loss",),
-}
 LARGEST_SEED = 2**62  # torch's generators take eight bytes, and evaluations and further tries count up from here
 
 
@@ -63,9 +49,9 @@ def _of_the_data(recipe: Recipe) -> Iterator[str]:
 
 
 def _of_the_evaluation(recipe: Recipe) -> Iterator[str]:
-    metric, goal = recipe.evaluate.metric, recipe.objective.kind
-    if metric not in FIGURES[goal]:
-        yield f"evaluate.metric = '{metric}': the goal '{goal}' has none such; {suggestion(metric, FIGURES[goal])}"
+    metric, goal = recipe.evaluate.metric, recipe.objective
+    if metric not in goal.measured:
+        yield f"evaluate.metric = '{metric}': the goal '{goal.kind}' has none such; {suggestion(metric, goal.measured)}"
     if not isinstance(recipe.data.validation, NoSplit):
         return
     none = "nothing is held out to measure (data.validation.kind = 'none')"

@@ -19,6 +19,7 @@ Reads = Literal["text", "sentences", "rows"]
 Column = Annotated[str, Field(min_length=1)]
 Smoothing = Annotated[float, Field(ge=0.0, lt=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
+LABELLED = ("loss", "accuracy", "macro_f1", "matthews")  # what is measured of labels
 
 
 class Goal(Config):
@@ -28,6 +29,7 @@ class Goal(Config):
     kinds: ClassVar[tuple[str, ...]] = ()  # of models that can learn it
     heads: ClassVar[tuple[str, ...]] = ("lm",)  # that such a Transformer needs; the first one is put there
     wants: ClassVar[str] = ""  # the same in words
+    measured: ClassVar[tuple[str, ...]] = ("loss",)  # on the way; `evaluate.metric` names one of them
 
     def chance(self, vocab_size: int) -> float:
         """The loss of knowing nothing."""
@@ -66,6 +68,7 @@ class NextToken(Words):
     reads = "text"
     kinds = ("decoder", "recurrent", "ngram")
     wants = "a model that reads left to right and says words (a decoder with an lm head, recurrent, or ngram)"
+    measured = ("loss", "perplexity", "bits_per_byte")
 
     kind: Literal["next-token"] = "next-token"
 
@@ -90,6 +93,7 @@ class Pairs(Words):
 
     kinds = ("encoder-decoder", "bahdanau")
     wants = "a model that reads one text and writes another (encoder-decoder or bahdanau)"
+    measured = ("loss", "perplexity")
 
     kind: Literal["pairs"] = "pairs"
     source: Column = "source"
@@ -101,6 +105,7 @@ class Chat(Words):
 
     kinds = ("decoder",)
     wants = "a decoder with an lm head"
+    measured = ("loss", "perplexity")
 
     kind: Literal["chat"] = "chat"
     column: Column = "messages"
@@ -139,6 +144,7 @@ class MaskedAndNext(_Masked):
     reads = "sentences"
     heads = ("mlm+nsp",)
     wants = "an encoder with a head of kind mlm+nsp"
+    measured = ("loss", "next_accuracy")
 
     kind: Literal["masked+next"] = "masked+next"
 
@@ -169,6 +175,8 @@ class Classify(_Labelled):
     `labels` are found in the training rows unless they are given, and saved with the run.
     """
 
+    measured = LABELLED
+
     kind: Literal["classify"] = "classify"
     label: Column = "label"
     labels: tuple[str, ...] | None = None
@@ -188,6 +196,8 @@ class Classify(_Labelled):
 
 class Score(_Labelled):
     """A number for a text, or for a pair of texts: regression with the squared error."""
+
+    measured = ("loss", "pearson", "spearman")
 
     kind: Literal["score"] = "score"
     score: Column = "score"
@@ -211,6 +221,7 @@ class Tag(Goal):
     kinds = ("encoder", "decoder")
     heads = ("token",)
     wants = "an encoder or decoder with a head of kind 'token'"
+    measured = LABELLED
 
     kind: Literal["tag"] = "tag"
     words: Column = "words"
