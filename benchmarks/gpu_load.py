@@ -1,17 +1,23 @@
 """How fast a large run is loaded onto a GPU, against reading its file.
 
-    python benchmarks/gpu_load.py [--preset llama-7b] [--folder FOLDER]
+    python benchmarks/gpu_load.py [--preset llama-7b] [--folder FOLDER] [--drop]
 
-A run with random bf16 weights is written to FOLDER, loaded with `weft.load` in a new process, and its file is read from
-end to end beside it. The page cache is warm in both; --drop asks the system to empty it first, which needs root.
+A run with random bf16 weights is written to FOLDER, loaded with `weft.load` in a new process, and its file is read and
+hashed from end to end beside it. The file has just been written and lies in memory; --drop also measures the disk and
+a load with that memory emptied, which needs root.
 """
 
 import argparse
 import json
+import mmap
+import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -21,26 +27,23 @@ from weft.interop.loaded import Loaded
 from weft.interop.mapping import shapes
 from weft.models.presets import preset
 from weft.text.config import Byte
+from weft.train.tensors import checksums
 
 LOAD = """
 import json, resource, sys, time
-import torch, weft.api
-from pathlib import Path
-from weft.train.checkpoint import verify
+import torch, weft.api, weft.runs
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.zeros(1, device=device)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-began = time.perf_counter()
-verify((Path(sys.argv[1]) / "checkpoints/best").resolve())
-hashed = time.perf_counter() - began
 began = time.perf_counter()
 model = weft.api.load(sys.argv[1], device=device).model
 device == "cuda" and torch.cuda.synchronize()
 seconds = time.perf_counter() - began
 rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 dtype = str(next(model.parameters()).dtype)
-print(json.dumps({"seconds": seconds, "hashed": hashed, "host": (rss - before) * 1024, "dtype": dtype}))
+print(json.dumps({"seconds": seconds, "host": (rss - before) * 1024, "dtype": dtype}))
 """
+THREADS = 16
 
 
 def main() -> None:
@@ -57,20 +60,28 @@ def main() -> None:
         _write_run(run, Loaded(model, drawn, Byte().train([]), "random weights"), run.path)
         file = run.checkpoints / "best" / "model.safetensors"
         size = file.stat().st_size
-        print(f"{given.preset}: {size / 1e9:.2f} GB in {file}")
-        for what in ("read", "load"):
-            if given.drop:
-                subprocess.run("sync; echo 3 > /proc/sys/vm/drop_caches", shell=True, check=True)
-            if what == "read":
-                seconds, more = _read(file), ""
-            else:
-                told = json.loads(subprocess.check_output([sys.executable, "-c", LOAD, str(run.path)]))
-                seconds, more = (
-                    told["seconds"],
-                    f", {told['hashed']:.2f} s of it to hash, "
-                    f"{told['host'] / size:.2f} × the file in host memory, {told['dtype']}",
-                )
-            print(f"{what}: {seconds:.2f} s, {size / seconds / 1e9:.2f} GB/s{more}")
+        print(f"{given.preset}: {size / 1e9:.2f} GB in {file}", flush=True)
+
+        def show(what: str, seconds: float, more: str = "") -> None:
+            print(f"{what:44} {seconds:6.2f} s {size / seconds / 1e9:6.2f} GB/s{more}", flush=True)
+
+        def load(what: str) -> None:
+            told = json.loads(subprocess.check_output([sys.executable, "-c", LOAD, str(run.path)]))
+            show(what, told["seconds"], f", {told['host'] / size:.2f} × the file in host memory, {told['dtype']}")
+
+        if given.drop:
+            _drop()
+            show("the disk itself, 16 threads", _read(file, direct=True))
+            _drop()
+            load("weft.load, nothing of it in memory")
+        show("read from memory, one thread", _read(file, threads=1))
+        show("read from memory, 16 threads", _read(file))
+        show("hashed from memory, 16 threads", _timed(lambda: checksums(file)))
+        load("weft.load")
+
+
+def _drop() -> None:
+    subprocess.run("sync; echo 3 > /proc/sys/vm/drop_caches", shell=True, check=True)
 
 
 def _random(shape: tuple[int, ...]):  # type: ignore[no-untyped-def]
@@ -78,12 +89,27 @@ def _random(shape: tuple[int, ...]):  # type: ignore[no-untyped-def]
     return lambda: torch.randn(shape, device=device).to(torch.bfloat16).cpu()
 
 
-def _read(path: Path) -> float:
+def _timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
-    with open(path, "rb", buffering=0) as file:
-        while file.read(1 << 24):
-            pass
+    work()
     return time.perf_counter() - began
+
+
+def _read(path: Path, threads: int = THREADS, direct: bool = False) -> float:
+    """Seconds to read a file from end to end, `direct` past the system's memory of it."""
+    piece, size = 1 << 24, path.stat().st_size
+    handle = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+    own = threading.local()
+
+    def one(start: int) -> None:
+        if not hasattr(own, "buffer"):
+            own.buffer = mmap.mmap(-1, piece)  # which begins with a page, as O_DIRECT asks for
+        os.preadv(handle, [own.buffer], start)
+
+    with ThreadPoolExecutor(threads) as pool:
+        seconds = _timed(lambda: list(pool.map(one, range(0, size, piece))))
+    os.close(handle)
+    return seconds
 
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ class RunError(WeftError):
     """A run's folder or its checkpoints."""
 
 
+class DamageError(RunError):
+    """A checkpoint that is no longer what was written; an older one may serve."""
+
+
 class InteropError(WeftError):
     """A model in another program's format that cannot be read, or one that such a format cannot hold."""
 

@@ -22,6 +22,7 @@ from weft.interop import safetensors
 from weft.interop.loaded import Loaded, Weights
 from weft.interop.mapping import shapes
 from weft.models.config import Encoder, EncoderDecoder, Model
+from weft.nn.init import hollow
 from weft.progress import bar
 from weft.text.tokenizer import FILE, Tokenizer
 from weft.train.checkpoint import checkpoint_name, link, seal, write_synced
@@ -218,7 +219,7 @@ def _counted(weights: Weights, advance: Callable[[int], None]) -> Weights:
 
 def parameters(model: Model) -> int:
     """How many numbers a model has learned."""
-    with torch.device("meta"):
+    with hollow():
         return sum(parameter.numel() for parameter in model.build().parameters())
 
 

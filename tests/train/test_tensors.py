@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.errors import RunError
+from weft.errors import DamageError, RunError
 from weft.train import tensors
 
 
@@ -56,15 +56,55 @@ def test_what_is_no_tensor_file_is_refused(tmp_path: Path) -> None:
         tensors.load(tmp_path / "file")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def flip(path: Path, name: str) -> None:
+    """Change a byte of one tensor."""
+    (span,) = [span for span in tensors._spans(path) if span.name == name]
+    data = bytearray(path.read_bytes())
+    data[(span.begin + span.end) // 2] ^= 16
+    path.write_bytes(data)
+
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("piece", [1000, 1 << 25])
-def test_a_gpu_gets_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+def test_a_device_gets_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, device: str) -> None:
     monkeypatch.setattr(tensors, "PIECE", piece)
-    given = some()
-    tensors.save(tmp_path / "file", given)
-    found = dict(tensors.each(tmp_path / "file", "cuda"))
+    given, path = some(), tmp_path / "file"
+    tensors.save(path, given)
+    found = dict(tensors.placed(path, torch.device(device), tensors.checksums(path)))
     assert found.keys() == given.keys()
     for name, tensor in given.items():
-        assert found[name].is_cuda and found[name].dtype == tensor.dtype
+        assert found[name].device.type == device and found[name].dtype == tensor.dtype
         assert torch.equal(found[name].cpu(), tensor)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("hit", ["wide", "flags"])
+def test_a_damaged_tensor_is_named_and_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hit: str, device: str
+) -> None:
+    monkeypatch.setattr(tensors, "PIECE", 64)
+    path = tmp_path / "file"
+    tensors.save(path, some())
+    sums = tensors.checksums(path)
+    flip(path, hit)
+    given = []
+    with pytest.raises(DamageError, match=rf"the checksum is wrong (in|between) .*\b{hit}\b"):
+        given.extend(name for name, _ in tensors.placed(path, torch.device(device), sums))
+    assert hit not in given
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_checksums_of_another_file_are_refused(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "PIECE", 1000)
+    path = tmp_path / "file"
+    tensors.save(path, some())
+    sums = tensors.checksums(path)
+    for others in (sums[:-1], [*sums, sums[0]], []):
+        with pytest.raises(DamageError, match="the checksum is wrong"):
+            list(tensors.placed(path, torch.device(device), others))

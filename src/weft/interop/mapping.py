@@ -16,6 +16,7 @@ from torch import Tensor
 from weft.errors import InteropError
 from weft.interop.loaded import Weights
 from weft.models.config import Decoder, Encoder, EncoderDecoder, Model
+from weft.nn.init import hollow
 
 Shape = tuple[int, ...]
 
@@ -162,7 +163,7 @@ class Conversion:
 
 def shapes(model: Model) -> dict[str, Shape]:
     """Every tensor of a model with its shape, without making it."""
-    with torch.device("meta"):
+    with hollow():
         return {name: tuple(tensor.shape) for name, tensor in model.build().state_dict().items()}
 
 

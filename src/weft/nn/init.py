@@ -1,7 +1,12 @@
 """The weights that training starts from."""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from weft.nn.attention import CrossAttention, SelfAttention
 from weft.nn.config import Init, NormalInit
@@ -54,3 +59,22 @@ def _fill(matrix: Tensor, init: Init, shrink: float) -> None:
         matrix.normal_(std=init.std * (shrink if init.depth_scaled else 1.0))
     else:
         nn.init.xavier_uniform_(matrix)
+
+
+@contextmanager
+def hollow() -> Iterator[None]:
+    """Models built in here have shapes and no numbers (torch's meta device); whoever builds them fills them."""
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws nothing: to draw what has no memory, torch would import its compiler first, which takes seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "xavier_uniform_", "kaiming_uniform_"):
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)

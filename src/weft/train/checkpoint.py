@@ -14,21 +14,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn, optim
 
-from weft.errors import RunError
+from weft.errors import DamageError, RunError
 from weft.train import tensors
 from weft.train.optimizer import load_state_tensors, state_tensors
 
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})$")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -263,43 +264,63 @@ def remove(path: Path) -> None:
 # ---- reading
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are all as they were written; else an error that names the damage."""
+def manifest_of(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all there and as long as it says."""
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         version, files = manifest["format"], manifest["files"]
         if version != FORMAT:
-            raise RunError(f"{path}: checkpoint format {version}; this version of weft reads {FORMAT}")
+            raise DamageError(f"{path}: checkpoint format {version}; this version of weft reads {FORMAT}")
         for name, expected in files.items():
             file = path / name
             size = file.stat().st_size
             if size != expected["bytes"]:
-                raise RunError(f"{file}: {size} bytes instead of {expected['bytes']}; the checkpoint is damaged")
-            if tensors.checksums(file) != expected["sha256"]:
-                raise RunError(f"{file}: the checksum is wrong; the checkpoint is damaged")
+                raise DamageError(f"{file}: {size} bytes instead of {expected['bytes']}; the checkpoint is damaged")
+            if not isinstance(expected["sha256"], list):
+                raise TypeError
+        manifest["tied"].items()
     except FileNotFoundError as error:
         missing = Path(error.filename) if error.filename else path
-        raise RunError(f"{missing}: missing; the checkpoint is damaged") from None
+        raise DamageError(f"{missing}: missing; the checkpoint is damaged") from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-        raise RunError(f"{path / 'manifest.json'}: not a manifest; the checkpoint is damaged") from None
+        raise DamageError(f"{path / 'manifest.json'}: not a manifest; the checkpoint is damaged") from None
     except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DamageError(f"{path}: cannot be read: {error.strerror}") from None
+    return manifest
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all as they were written; else an error that names the damage."""
+    manifest = manifest_of(path)
+    try:
+        for name, expected in manifest["files"].items():
+            tensors.check(path / name, expected["sha256"])
+    except OSError as error:
+        raise DamageError(f"{path}: cannot be read: {error.strerror}") from None
     return manifest
 
 
 def newest_good(folder: Path) -> tuple[Path, list[str]]:
     """The newest checkpoint that is whole, and a line for each damaged one that was passed over."""
-    found = checkpoints(folder)
-    if not found:
-        raise RunError(f"{folder}: no checkpoint here yet; start the run again")
-    damage = []
-    for path in reversed(found):
+    return first_good(folder, reversed(checkpoints(folder)), whole)
+
+
+def whole(path: Path) -> Path:
+    """The checkpoint itself, verified."""
+    verify(path)
+    return path
+
+
+def first_good(folder: Path, candidates: Iterable[Path], use: Callable[[Path], T]) -> tuple[T, list[str]]:
+    """What `use` makes of the first checkpoint in which it finds no damage, and a line for each that it passed over."""
+    damage: dict[str, None] = {}  # in order, each once
+    for path in candidates:
         try:
-            verify(path)
-        except RunError as error:
-            damage.append(str(error))
-            continue
-        return path, damage
+            return use(path), list(damage)
+        except DamageError as error:
+            damage[str(error)] = None
+    if not damage:
+        raise RunError(f"{folder}: no checkpoint here yet; start the run again")
     raise RunError(f"{folder}: no checkpoint can be read: {'; '.join(damage)}")
 
 
@@ -333,19 +354,21 @@ def _fill(path: Path, model: nn.Module, found: Mapping[str, Tensor], assign: boo
 
 
 def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
-    """Give a model that was built on the meta device a checkpoint's weights, straight on `device`, one by one.
+    """Give a model that was built `hollow` a checkpoint's weights, straight on `device`, one by one, hashed on the way.
 
     On a CPU they are the file's own pages until they are written to, so no second copy is held. All weights take the
     type that most have, in which the model then computes; a CPU widens 16 bits to 32, for few multiply those fast.
     """
-    tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
-    assert not tied, "a model that holds one tensor under two names is filled by load_weights"
+    manifest = manifest_of(path)
+    assert not manifest["tied"], "a model that holds one tensor under two names is filled by load_weights"
     file = path / "model.safetensors"
     dtype = tensors.common_type(file)
     if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
+    sums = manifest["files"][file.name]["sha256"]
     found = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.each(file, device)
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.placed(file, device, sums)
     }
     _fill(path, model, found, assign=True)
 

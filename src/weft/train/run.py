@@ -18,11 +18,11 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from weft.config import read_toml, to_toml, validate
 from weft.errors import RunError
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import torch
 
     from weft.models.base import LanguageModel
+
+T = TypeVar("T")
 
 # what may stand in a folder whose run never came to its first step
 BEFORE_START = {"data", "tokenizer.json", "tokenizer_config.json", "events.jsonl", ".preflight"}
@@ -176,20 +178,20 @@ def found(run: RunFolder, recipe: Recipe) -> None:
 
 def checkpoint_path(run: RunFolder, which: Literal["best", "latest"] = "best") -> tuple[Path, list[str]]:
     """A whole checkpoint: the one asked for, or the newest good one with lines that say why it was not that."""
-    from weft.train.checkpoint import newest_good, verify
+    from weft.train.checkpoint import whole
 
-    link = run.checkpoints / which
-    damage = []
-    if link.exists():
-        try:
-            verify(link)
-            return link.resolve(), []
-        except RunError as error:
-            damage.append(str(error))
+    return _first_good(run, which, whole)
+
+
+def _first_good(run: RunFolder, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
+    """What `use` makes of the checkpoint asked for, or of the newest in which it finds no damage; and that damage."""
+    from weft.train.checkpoint import checkpoints, first_good
+
     if not run.checkpoints.is_dir():
         raise RunError(f"{run.path}: no checkpoint yet; go on with `weft train --resume {run.path}`")
-    path, others = newest_good(run.checkpoints)
-    return path, list(dict.fromkeys(damage + others))
+    link = run.checkpoints / which
+    asked = [link.resolve()] if link.exists() else []
+    return first_good(run.checkpoints, [*asked, *reversed(checkpoints(run.checkpoints))], use)
 
 
 def load_model(
@@ -198,22 +200,28 @@ def load_model(
     """The run's model with its best (or latest) weights, ready to use, and lines about damage that was passed over."""
     import torch
 
-    from weft.train.checkpoint import load_weights, place_weights
+    from weft.nn.init import hollow
+    from weft.train.checkpoint import load_weights, place_weights, verify
 
-    path, damage = checkpoint_path(run, which)
     recipe = run.recipe()
     settings = recipe.model
-    if recipe.adapter is not None:
-        from weft.train.initial import learned_model
 
-        return learned_model(run, recipe, path).to(device).eval(), damage
-    if isinstance(settings, TransformerConfig):
-        with torch.device("meta"):
-            model: LanguageModel = settings.build()
-        place_weights(path, model, torch.device(device))
-    else:
+    def filled(path: Path) -> "LanguageModel":
+        if isinstance(settings, TransformerConfig) and recipe.adapter is None:
+            with hollow():
+                model: LanguageModel = settings.build()
+            place_weights(path, model, torch.device(device))
+            return model
+        verify(path)
+        if recipe.adapter is not None:
+            from weft.train.initial import learned_model
+
+            return learned_model(run, recipe, path)
         model = settings.build()
         load_weights(path, model)
+        return model
+
+    model, damage = _first_good(run, which, filled)
     return model.to(device).eval(), damage
 
 

@@ -7,8 +7,11 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -16,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weft.errors import RunError
+from weft.errors import DamageError
 
 PIECE = 1 << 25  # bytes that one thread hashes, or sends to a GPU, at a time
 THREADS = min(16, os.cpu_count() or 1)
@@ -56,64 +59,114 @@ def checksums(path: Path) -> list[str]:
         return list(pool.map(one, starts))
 
 
+def check(path: Path, sums: Sequence[str]) -> None:
+    """Refuse a file whose `checksums` are others, and tell which of its tensors were hit."""
+    for number, (found, expected) in enumerate(zip_longest(checksums(path), sums)):
+        if found != expected:
+            raise _damage(path, number)
+
+
+def _damage(path: Path, number: int) -> DamageError:
+    """The error for a piece of a file that was changed."""
+    begin, end = number * PIECE, (number + 1) * PIECE
+    try:
+        hit = [span.name for span in _spans(path) if span.begin < end and span.end > begin]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # no tensors in it, or its header was hit
+        hit = []
+    where = f" in {hit[0]}" if len(hit) == 1 else f" between {hit[0]} and {hit[-1]}" if hit else ""
+    return DamageError(f"{path}: the checksum is wrong{where}; the checkpoint is damaged")
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Where a tensor lies in a file."""
+
+    begin: int
+    end: int
+    name: str
+
+
+def _spans(path: Path) -> list[_Span]:
+    """The tensors of a safetensors file as they follow each other."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(min(length, path.stat().st_size)))
+    places = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return sorted((_Span(8 + length + a, 8 + length + b, name) for name, (a, b) in places.items()), key=_begin)
+
+
+def _begin(span: _Span) -> int:
+    return span.begin
+
+
 def load(path: Path) -> dict[str, Tensor]:
     """All tensors of a file, as pages of it that are read when they are used."""
     return dict(each(path))
 
 
-def each(path: Path, device: torch.device | str = "cpu") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file, one by one; on a processor they are the file's own pages until they are written to."""
-    device = torch.device(device)
+def each(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file, one by one; they are the file's own pages until they are written to."""
     try:
         with safe_open(path, "pt") as file:  # refuses a file that is not what it says
-            names = list(file.keys())
-            if device.type == "cuda":
-                yield from _sent(path, {name: file.get_tensor(name) for name in names}, device)
-                return
-            for name in names:
-                yield name, file.get_tensor(name).to(device)
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_tensor(name)
     except (SafetensorError, OSError, RuntimeError) as error:  # torch maps files, and may lack the room for it
-        raise RunError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise DamageError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def _sent(path: Path, pages: Mapping[str, Tensor], device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """The tensors on a GPU. Each of several threads reads a piece into memory that the GPU can fetch from, and sends
-    it on its way while the others read: copies from pages that the file was mapped to would wait for each of them.
+def placed(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file on `device`, each once the bytes around it are known to be those that were hashed."""
+    if device.type == "cuda":
+        yield from _sent(path, device, sums)
+        return
+    check(path, sums)
+    for name, tensor in each(path):
+        yield name, tensor.to(device)
+
+
+def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors on a GPU. The file is read once: each of several threads reads a piece into memory that the GPU can
+    fetch from, hashes it, and sends it on its way while the others read. Copies from the pages of a mapped file would
+    wait for each of them.
     """
-    with open(path, "rb") as file:
-        offset = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(offset))
-        own = threading.local()
+    tensors = {name: torch.empty(page.shape, dtype=page.dtype, device=device) for name, page in each(path)}
+    torch.cuda.current_stream(device).synchronize()  # their memory may have been others' a moment ago
+    targets = {name: _bits(tensor) for name, tensor in tensors.items()}
+    spans, size, own = _spans(path), path.stat().st_size, threading.local()
+    if len(sums) != -(-size // PIECE):
+        raise _damage(path, len(sums))
 
-        def send(target: Tensor, start: int) -> None:
-            if not hasattr(own, "buffer"):
-                own.buffer = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
-                own.stream = torch.cuda.Stream(device)
-            piece = own.buffer[: len(target)]
-            view, done = memoryview(piece.numpy()), 0
-            while done < len(target):
-                count = os.preadv(file.fileno(), [view[done:]], start + done)
-                if not count:
-                    raise OSError("it ends too early")
-                done += count
-            with torch.cuda.stream(own.stream):
-                target.copy_(piece, non_blocking=True)
-            own.stream.synchronize()  # the buffer is needed again
+    def send(number: int) -> None:
+        if not hasattr(own, "buffer"):
+            own.buffer = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
+            own.stream = torch.cuda.Stream(device)
+        begin = number * PIECE
+        piece = own.buffer[: min(PIECE, size - begin)]
+        view, done = memoryview(piece.numpy()), 0
+        while done < len(view):
+            count = os.preadv(file.fileno(), [view[done:]], begin + done)
+            if not count:
+                raise _damage(path, number)
+            done += count
+        if hashlib.sha256(view).hexdigest() != sums[number]:
+            raise _damage(path, number)
+        with torch.cuda.stream(own.stream):
+            for span in spans[max(0, bisect_right(spans, begin, key=_begin) - 1) :]:
+                if span.begin >= begin + len(view):
+                    break
+                first, last = max(span.begin, begin), min(span.end, begin + len(view))
+                if first < last:
+                    part = piece[first - begin : last - begin]
+                    targets[span.name][first - span.begin : last - span.begin].copy_(part, non_blocking=True)
+        own.stream.synchronize()  # the buffer is needed again
 
-        tensors = {name: torch.empty(page.shape, dtype=page.dtype, device=device) for name, page in pages.items()}
-        torch.cuda.current_stream(device).synchronize()  # their memory may have been others' a moment ago
-        with ThreadPoolExecutor(THREADS, "send") as pool:
-            jobs = {
-                name: [
-                    pool.submit(send, part, 8 + offset + header[name]["data_offsets"][0] + number * PIECE)
-                    for number, part in enumerate(_bits(tensor).split(PIECE))
-                ]
-                for name, tensor in tensors.items()
-            }
-            for name, tensor in tensors.items():
-                for job in jobs[name]:
-                    job.result()
-                yield name, tensor
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(THREADS, "send") as pool:
+        jobs = [pool.submit(send, number) for number in range(len(sums))]
+        jobs[0].result()  # the header is what it was
+        for span in spans:
+            for job in jobs[span.begin // PIECE : -(-span.end // PIECE)]:
+                job.result()
+            yield span.name, tensors[span.name]
 
 
 def common_type(path: Path) -> torch.dtype:
