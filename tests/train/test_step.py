@@ -260,5 +260,7 @@ def test_features_are_traced_as_one_graph(name: str, how: str) -> None:
         torch.manual_seed(1)
         expected = model.features(tokens, **given)
     assert len(graphs) == 1
+    tables = sum("weft.kept" in str(node.target) for node in graphs[0].graph.nodes)
+    assert tables == {"gpt": 0, "llama": 2, "bert": 0, "vaswani": 2}[name]  # sines are found once, not once a layer
     difference = (found.float() - expected.float()).norm() / expected.float().norm()
     assert difference < (1e-5 if how == "recompute" else 0.02)

@@ -56,9 +56,9 @@ def _(x: Tensor) -> Tensor:
 def once(x: Tensor) -> Tensor:
     """x, computed once also where a compiler fuses: else every layer computes the same sines again, number by number.
 
-    That costs many times what reading them does.
+    That costs many times what reading them does. An exported model has none of this: no one else knows the operation.
     """
-    return _kept(x) if torch.compiler.is_compiling() and not torch.compiler.is_exporting() else x
+    return _kept(x) if torch.compiler.is_dynamo_compiling() else x
 
 
 def sinusoids(positions: Tensor, d_model: int, layout: str = "interleaved", base: float = 10000.0) -> Tensor:
