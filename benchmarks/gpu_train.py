@@ -78,10 +78,12 @@ def worker(given: argparse.Namespace, case: str, who: str, precision: str) -> No
             compile_only(step)
         tell(ready=True, seconds=time.perf_counter() - started)
         sys.stdin.readline()
+        if GPU and who == "weft":  # recording takes the memory that replaying uses
+            torch.cuda.reset_peak_memory_stats()
         for _ in range(given.warmup):
             step()
         wait()
-        if GPU:
+        if GPU and who != "weft":  # tuning takes memory that a step does not
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
         for _ in range(given.steps):
@@ -164,6 +166,7 @@ def start(given: argparse.Namespace, case: str, who: str, precision: str, folder
             if line.startswith("@"):
                 runner.told |= json.loads(line[1:])
                 (runner.done if "ms" in runner.told else runner.ready).set()
+        process.wait()  # it told all it had to
         runner.ready.set()
         runner.done.set()
 
