@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.devices import DEVICES
 from torch import Tensor
 
 from weft.nn import attention
@@ -60,6 +61,48 @@ def by_hand(rule: Visibility) -> Tensor:
                     ok = ok and bool(rule.documents[0][b, q] == rule.documents[1][b, k])
                 seen[b, q, k] = ok
     return seen
+
+
+# ---- the last tokens of a text, behind what a cache holds
+
+BEHIND: dict[str, Visibility] = {
+    "plain": Visibility(causal=True, behind=T - 9),
+    "window": Visibility(causal=True, window=5, behind=T - 9),
+    "wide window": Visibility(causal=True, window=30, behind=T - 9),
+}
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["at once", "by blocks of queries"])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("rule", BEHIND)
+def test_the_last_queries_get_what_they_get_among_all(
+    rule: str, grad: bool, blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if blocks:
+        monkeypatch.setattr(attention, "DENSE_ENTRIES", 1)
+        monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
+    q, k, v = tensors()
+    none, places = NoPosition().build(H * D, H, D, 64, True), torch.arange(T)[None]
+    whole = Relation(Visibility(causal=True, window=BEHIND[rule].window), none, places, places)
+    last = Relation(BEHIND[rule], none, places[:, -9:], places)
+    with torch.set_grad_enabled(grad):
+        found = fast_attention(q[:, :, -9:], k, v, D**-0.5, last)
+    torch.testing.assert_close(found, fast_attention(q, k, v, D**-0.5, whole)[:, :, -9:], atol=2e-6, rtol=1e-5)
+    given = Visibility(causal=True, window=BEHIND[rule].window, places=places[:, -9:])
+    assert torch.equal(last.mask(), Relation(given, none, places[:, -9:], places).mask())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_kernels_draw_the_triangle_from_its_end(device: str) -> None:
+    q, k, v = (torch.randn(2, h, t, 64, device=device) for h, t in ((8, 9), (2, 40), (2, 40)))
+    if device == "cuda":
+        q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+        assert attention._flashes(q)
+    none, places = NoPosition().build(512, 8, 64, 64, True), torch.arange(40, device=device)[None]
+    rule = Relation(Visibility(causal=True, behind=31), none, places[:, -9:], places)
+    expected, _ = reference_attention(q.float(), k.float(), v.float(), 0.125, rule.mask())
+    found = attention._continued(q, k, v, 0.125)
+    torch.testing.assert_close(found.float(), expected, atol=1e-5 if device == "cpu" else 2e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.devices import DEVICES
 from torch import Tensor
 
 from weft.errors import DamageError, RunError
@@ -62,12 +63,6 @@ def flip(path: Path, name: str) -> None:
     data = bytearray(path.read_bytes())
     data[(span.begin + span.end) // 2] ^= 16
     path.write_bytes(data)
-
-
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
-]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -188,8 +188,10 @@ class Transformer(LanguageModel):
         places = ahead + state.longest if state.even else ahead + state.lengths[:, None]
         seen = state.longest + time
         keys = torch.arange(seen, device=tokens.device)[None]
-        if state.even and stack.window is None and (time == 1 or state.longest == 0):
-            visible = Visibility(causal=time > 1)  # one query sees the whole cache; the first ones, a triangle
+        if state.even and stack.window is None and time == 1:
+            visible = Visibility(causal=False)  # one query sees the whole cache
+        elif state.even:
+            visible = Visibility(causal=True, window=stack.window, behind=state.longest)
         else:
             visible = Visibility(causal=True, window=stack.window, places=places)
         relation = Relation(visible, stack.position, places, keys, stack.position.angles(places, seen, x.dtype))

@@ -117,8 +117,10 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Rela
     visible, biased = relation.visible, relation.position.biases
     if not biased and (visible.plainly_causal or visible.everything):
         return _fused(q, k, v, scale, None, dropout, visible.plainly_causal)
+    if visible.continued and not biased and not dropout and _flashes(q):
+        return _continued(q, k, v, scale)
     # a text that is read piece by piece meets a new shape each time
-    trained = q.is_cuda and not biased and not dropout and visible.places is None
+    trained = q.is_cuda and not biased and not dropout and visible.places is None and not visible.behind
     if trained and q.shape[2] * k.shape[2] > FLEX_ENTRIES:
         shared = q.shape[1] != k.shape[1]
         return _flex()(q, k, v, block_mask=relation.block_mask(), scale=scale, enable_gqa=shared)
@@ -145,6 +147,19 @@ def _fused(
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale)
 
 
+def _flashes(q: Tensor) -> bool:
+    """Whether FlashAttention's kernels take these heads."""
+    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= 256
+
+
+def _continued(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The last tokens of a text ask all of it, each up to its own place: a triangle that kernels draw from its end."""
+    from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler, which takes a second
+
+    mask = causal_lower_right(q.shape[2], k.shape[2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+
 def _by_query_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Relation, dropout: float) -> Tensor:
     """A few queries at a time, each block with its own strip of mask, over the keys that it can see at all."""
 
@@ -156,7 +171,10 @@ def _by_query_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Re
         queries = slice(start, min(start + QUERY_BLOCK, q.shape[2]))
         keys = relation.visible.reach(queries, k.shape[2])
         parts = q[:, :, queries], k[:, :, keys], v[:, :, keys]
-        outs.append(checkpoint(one, *parts, queries, keys, use_reentrant=False))
+        if torch.is_grad_enabled():
+            outs.append(checkpoint(one, *parts, queries, keys, use_reentrant=False))
+        else:
+            outs.append(one(*parts, queries, keys))
     return torch.cat(outs, dim=2)
 
 

@@ -21,7 +21,8 @@ class Visibility:
     real (batch, source time): False where a key is padding.
     documents: ids of the query's and the key's document, (batch, time) and (batch, source time); packed
         documents never see each other.
-    places (batch, time): where the queries stand, if not at 0 … time − 1, as when a cache came before.
+    behind: so many keys stand before the first query's own, as when a cache came before.
+    places (batch, time): where the queries stand, if not at behind … behind + time − 1 in every row.
     """
 
     causal: bool
@@ -29,6 +30,7 @@ class Visibility:
     prefix: Tensor | None = None
     real: Tensor | None = None
     documents: tuple[Tensor, Tensor] | None = None
+    behind: int = 0
     places: Tensor | None = None
 
     @property
@@ -39,6 +41,11 @@ class Visibility:
     @property
     def plainly_causal(self) -> bool:
         """The lower triangle and nothing else, which kernels draw for themselves."""
+        return self.continued and not self.behind
+
+    @property
+    def continued(self) -> bool:
+        """The same with `behind` keys before the triangle, which all queries see."""
         extra = (self.window, self.prefix, self.real, self.documents, self.places)
         return self.causal and all(e is None for e in extra)
 
@@ -46,7 +53,7 @@ class Visibility:
         """The rule as a function of indices (row, head, query, key), as FlexAttention asks for it."""
 
         def rule(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            place = query if self.places is None else self.places[row, query]
+            place = query + self.behind if self.places is None else self.places[row, query]
             seen = key <= place if self.causal else key >= 0
             if self.window is not None:
                 seen = seen & (key > place - self.window)
@@ -79,6 +86,6 @@ class Visibility:
         """The keys, of so many, that a run of queries can see at most; all, once places are not plain indices."""
         if self.places is not None or self.prefix is not None:
             return slice(0, keys)
+        first, last = queries.start + self.behind, queries.stop + self.behind
         window = keys if self.window is None else self.window
-        last = queries.stop if self.causal else queries.stop + window - 1
-        return slice(max(0, queries.start - window + 1), min(keys, last))
+        return slice(max(0, first - window + 1), min(keys, last if self.causal else last + window - 1))
