@@ -2,5 +2,16 @@
 
 import signal
 
+import pytest
+import torch
+
 # started in the background, a shell hands down an ignored Ctrl-C; the tests press it
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked for a GPU where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -1,7 +1,5 @@
-"""The devices that a test is for: each has a case of its own, and is skipped where it is missing."""
+"""The devices that a test is for, each with a case of its own."""
 
 import pytest
-import torch
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -161,7 +161,6 @@ def test_which_models_can_be_fixed_and_fused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_kernels_equal_the_plain_step_on_a_gpu(kv_heads: int, batch: int) -> None:

@@ -95,7 +95,6 @@ def shouting(model: Transformer) -> Transformer:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("kind", ["fused", *KINDS])
 def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None:
     tokenizer = Byte().train([])
@@ -121,7 +120,6 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @torch.inference_mode()
 def test_the_fused_kernels_read_blocks_as_they_read_one_piece() -> None:
     torch.manual_seed(0)

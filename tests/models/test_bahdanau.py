@@ -138,7 +138,6 @@ def test_errors_say_what_would_be_right() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("cell", CELLS)
 def test_on_a_gpu_as_on_the_cpu(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

@@ -159,7 +159,6 @@ def test_learns_to_count() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("cell", "activation"), KINDS)
 def test_on_a_gpu_as_on_the_cpu(cell: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole sequences, packed documents and steps: cuDNN's kernels give what the CPU's give."""

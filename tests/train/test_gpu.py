@@ -12,7 +12,7 @@ from weft.errors import RunError
 from weft.train.run import read_lines
 from weft.train.start import train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = pytest.mark.gpu
 
 WIDE = ("model.d_model=256", "model.attention.heads=4", "model.feedforward.d_ff=1024", "model.dropout=0.0")
 

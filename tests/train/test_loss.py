@@ -136,11 +136,7 @@ def test_a_product_begins_a_sum_or_adds_to_it() -> None:
     assert _add_product(None, a.bfloat16(), b.bfloat16()).dtype == torch.float32
 
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize(("vocab_size", "width"), [(11, 11), (100, 128), (9000, 9088), (50257, 50304)])
 @pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.0), (0.2, 1e-3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -161,7 +157,6 @@ def test_the_kernel_is_chunk_loss(vocab_size: int, width: int, smoothing: float,
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_the_kernel_hides_no_trouble() -> None:
     logits = torch.zeros(2, 64, device="cuda")
     logits[0, 3] = float("nan")
@@ -170,7 +165,6 @@ def test_the_kernel_hides_no_trouble() -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_a_gpu_agrees_in_bf16() -> None:
     torch.manual_seed(0)
     features, weight = torch.randn(300, 64, requires_grad=True), torch.randn(1001, 64, requires_grad=True)

@@ -103,7 +103,6 @@ def test_only_the_layers_inside_blocks_get_eight_bits() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpus_eight_bit_products_are_the_emulated_ones() -> None:
     a8, b8, bias = quantise(torch.randn(32, 64)), quantise(torch.randn(48, 64)), torch.randn(48).bfloat16()
     expected = precision.eight_bit_product(a8, b8, torch.float32, bias.float())
@@ -113,7 +112,6 @@ def test_a_gpus_eight_bit_products_are_the_emulated_ones() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpus_eight_bit_layer_learns_what_the_emulated_one_does() -> None:
     torch.manual_seed(0)
     here = eight_bit_copy(nn.Linear(256, 64))
