@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from weft.config import validate
 from weft.data.config import NoSplit
@@ -25,6 +27,7 @@ from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score
 from weft.lessons.labels import predict
 from weft.lessons.lesson import Tokenizers, lesson_for
+from weft.lessons.tags import tag_words
 from weft.lessons.text import corpora, held_out, score_texts
 from weft.models.base import LanguageModel
 from weft.models.heads import WordHead
@@ -32,7 +35,8 @@ from weft.models.transformer import Transformer
 from weft.progress import bar
 from weft.text.tokenizer import Tokenizer
 from weft.train.config import SOURCE_TOKENIZER, Recipe
-from weft.train.goals import Classify, Pairs, Spans
+from weft.train.goals import Classify, Pairs, Spans, Tag
+from weft.train.goals import Score as Rating
 from weft.train.metrics import say_on_stderr
 from weft.train.precision import autocast, pick_device
 from weft.train.run import RunFolder, load_model, open_run, read_lines
@@ -228,18 +232,36 @@ class Run:
         goal = self.config.objective
         if not isinstance(goal, Classify):
             raise ConfigError(f"{self.path}: it learned '{goal.kind}', not to classify")
+        assert goal.labels is not None
+        shares = torch.from_numpy(self._answers(goal, texts, second)).softmax(-1).tolist()
+        return [dict(sorted(zip(goal.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]
+
+    def rate(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
+        """The number that the model gives each text, or pair of texts."""
+        goal = self.config.objective
+        if not isinstance(goal, Rating):
+            raise ConfigError(f"{self.path}: it learned '{goal.kind}', not to give a text a number")
+        return [float(row[0]) for row in self._answers(goal, texts, second)]
+
+    def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, float]]]:
+        """The likeliest tag of each word of each sentence, with its probability."""
+        goal = self.config.objective
+        if not isinstance(goal, Tag):
+            raise ConfigError(f"{self.path}: it learned '{goal.kind}', not to tag words")
+        assert goal.labels is not None
+        with bar("tagging words", sum(len(words) for words in sentences)) as advance:
+            found = tag_words(self.model, self.tokenizer, sentences, length=self.config.batch.length, progress=advance)
+        return [[_likeliest(goal.labels, word) for word in words] for words in found]
+
+    def _answers(self, goal: Classify | Rating, texts: Sequence[str], second: Sequence[str] | None) -> NDArray[Any]:
+        """What the head says of each text: (texts, labels)."""
         if (goal.second is None) != (second is None):
             asked = "one text" if goal.second is None else f"two texts, '{goal.text}' and '{goal.second}'"
-            raise ConfigError(f"{self.path}: it learned to classify by {asked}")
-        assert goal.labels is not None
+            raise ConfigError(f"{self.path}: it learned to judge {asked} at a time")
         if not texts:
-            return []
-        with bar("classifying", len(texts)) as advance:
-            logits = predict(
-                self.model, self.tokenizer, texts, second, length=self.config.batch.length, progress=advance
-            )
-        shares = torch.from_numpy(logits).softmax(-1).tolist()
-        return [dict(sorted(zip(goal.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]
+            return np.zeros((0, len(getattr(goal, "labels", None) or "1")))
+        with bar("reading", len(texts)) as advance:
+            return predict(self.model, self.tokenizer, texts, second, length=self.config.batch.length, progress=advance)
 
     def quantize(self, bits: str) -> None:
         """Keep the model's weights in 'int8' or 'int4' from here on; it can write and be measured, not be trained."""
@@ -249,6 +271,12 @@ class Run:
         """The figures that training ended with; empty for a run that hasn't ended."""
         ends = [line for line in read_lines(RunFolder(self.path).events) if line.get("event") == "result"]
         return {key: value for key, value in ends[-1].items() if key not in ("time", "event")} if ends else {}
+
+
+def _likeliest(labels: Sequence[str], logits: NDArray[np.float32]) -> tuple[str, float]:
+    """The label with the greatest of some logits (labels,), and its probability."""
+    best = int(logits.argmax())
+    return labels[best], float(torch.from_numpy(logits).softmax(-1)[best])
 
 
 def load(

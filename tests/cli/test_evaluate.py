@@ -1,5 +1,6 @@
 """`weft evaluate` and `weft classify`: an option that would not be used is refused, and so is a file that can't be."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,35 @@ def test_a_column_that_lines_do_not_have(folder: Path, capsys: Capture, monkeypa
     for command in ("classify", "embed"):
         assert run([command, str(folder / "labels"), "--column", "nope"]) == 2
         assert "standard input: one text a line, without a column 'nope'" in capsys.readouterr().err
+
+
+def test_scores_and_tags_of_new_text(tmp_path: Path, capsys: Capture) -> None:
+    words = [["the", "frog" if n % 2 else "dog", str(n)] for n in range(80)]
+    lines = [
+        json.dumps({"text": " ".join(w), "score": n, "words": w, "tags": ["D", "N", "C"]}) for n, w in enumerate(words)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    for goal in ("score", "tag"):
+        given = ["--data", str(tmp_path / "rows.jsonl"), "--run", str(tmp_path / goal), f"objective={goal}"]
+        assert run(["train", "bert-tiny", *given, *SMALL, "batch.length=16"]) == 0
+    (tmp_path / "new.txt").write_text("the frog 7\nthe dog\n")
+    told = {}
+    for goal in ("score", "tag"):
+        capsys.readouterr()
+        assert run(["classify", str(tmp_path / goal), str(tmp_path / "new.txt")]) == 0
+        plain = capsys.readouterr().out.splitlines()
+        assert run(["classify", str(tmp_path / goal), str(tmp_path / "new.txt"), "--json"]) == 0
+        told[goal] = plain, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    plain, whole = told["score"]
+    assert plain == [f"{row['score']:.4f}\t{row['text']}" for row in whole]
+    assert [row["text"] for row in whole] == ["the frog 7", "the dog"]
+    plain, whole = told["tag"]
+    assert [row["words"] for row in whole] == [["the", "frog", "7"], ["the", "dog"]]
+    assert plain == [" ".join(map("/".join, zip(row["words"], row["tags"], strict=True))) for row in whole]
+    assert run(["classify", str(tmp_path / "tag"), str(tmp_path / "rows.jsonl")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 80
+    assert run(["classify", str(tmp_path / "tag"), str(tmp_path / "new.txt"), "--second", "x"]) == 2
+    assert "--second x:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

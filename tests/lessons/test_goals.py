@@ -12,7 +12,9 @@ import torch
 
 from weft import api
 from weft.api import Run
+from weft.data.collate import tagged_example
 from weft.errors import ConfigError, DataError, RunError
+from weft.lessons.tags import _pieces
 from weft.train.run import RunFolder, read_lines
 
 WORDS = (
@@ -142,8 +144,17 @@ def test_a_pair_of_texts_and_a_decoder(tmp_path: Path) -> None:
 
 def test_scores(tmp_path: Path) -> None:
     made = [{"text": sentence(n), "score": n / 10} for n in range(80)]
-    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "score"})
+    data = rows(tmp_path, made)
+    run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "score"})
     assert {"loss", "pearson", "spearman"} <= last(run).keys()
+    told = run.rate([row["text"] for row in made])
+    error = sum((number - row["score"]) ** 2 for number, row in zip(told, made, strict=True)) / len(made)
+    assert run.figures([data])["loss"] == pytest.approx(error, rel=1e-4)
+    with pytest.raises(ConfigError, match="it learned 'score', not to classify"):
+        run.classify(["text"])
+    with pytest.raises(ConfigError, match="it learned to judge one text at a time"):
+        run.rate(["text"], ["another"])
+    assert run.rate([]) == []
 
 
 def test_tags(tmp_path: Path) -> None:
@@ -151,9 +162,35 @@ def test_tags(tmp_path: Path) -> None:
         {"words": (words := sentence(n)[:-1].split()), "tags": ["short" if len(word) < 4 else "long" for word in words]}
         for n in range(80)
     ]
-    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "tag"})
+    data = rows(tmp_path, made)
+    run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "tag"})
     assert run.config.objective.labels == ("long", "short")  # type: ignore[union-attr]
-    assert last(run)["accuracy"] >= 0
+    told = run.tag([row["words"] for row in made])
+    right = [
+        tag == true
+        for tags, row in zip(told, made, strict=True)
+        for (tag, _), true in zip(tags, row["tags"], strict=True)
+    ]
+    assert run.figures([data])["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert all(0.5 <= share <= 1 for tags in told for _, share in tags)
+    assert run.tag([[], ["dog"]])[0] == []
+
+
+def test_tags_of_a_long_text(tmp_path: Path) -> None:
+    """More words than a row holds: no word is left out, and each piece is read as if it were a text of its own."""
+    made = [{"words": sentence(n)[:-1].split(), "tags": [str(k % 2) for k in range(6)]} for n in range(80)]
+    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "tag"})
+    words = [word for n in range(20) for word in sentence(n)[:-1].split()]
+    (whole,) = run.tag([words])
+    assert len(whole) == len(words) == 120
+    example = tagged_example(run.tokenizer, words, range(len(words)))
+    at = 0
+    for ids, places in _pieces(example, 22):
+        assert 0 < len(ids) <= 22
+        (alone,) = run.tag([words[at : at + len(places)]])
+        assert [tag for tag, _ in alone] == [tag for tag, _ in whole[at : at + len(places)]]
+        at += len(places)
+    assert at == 120
 
 
 def test_twins(tmp_path: Path) -> None:

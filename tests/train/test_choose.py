@@ -35,6 +35,12 @@ def test_the_recipe_has_the_last_word() -> None:
     assert not {"steps", "batch.size", "optimizer.lr", "tokenizer"} & {choice.key for choice in choices}
 
 
+def test_what_is_counted_hears_of_no_learning_rate() -> None:
+    recipe, choices = settle(resolve("ngram-3"), TextFacts(1_000_000))
+    assert recipe.optimizer.lr is not None
+    assert [choice.key for choice in choices] == ["tokenizer", "tokenizer.vocab_size", "steps", "batch.length"]
+
+
 def test_more_text_has_a_larger_vocabulary() -> None:
     sizes = [settle(resolve("gpt-tiny"), TextFacts(n))[0].tokenizer.vocab_size for n in (10**5, 10**7, 10**9)]  # type: ignore[union-attr]
     assert sizes[0] < sizes[1] < sizes[2]

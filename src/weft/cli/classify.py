@@ -1,10 +1,14 @@
-"""`weft classify`: a label for every text."""
+"""`weft classify`: what a run that learned from labelled rows says of new ones."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from weft.runs import Run
 
 
 def classify(
@@ -18,30 +22,69 @@ def classify(
     second: Annotated[
         str | None, typer.Option(help="The column of the other text, where pairs are classified.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Lines of JSON with the probability of every label.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Lines of JSON, with the probability of every label or tag.")
+    ] = False,
 ) -> None:
-    """Tell the likeliest label of each text, with its probability. Standard input is read if no FILE is given."""
+    """Tell each text's label with its probability, its score, or a tag for every word: what the run learned to tell.
+
+    Standard input is read if no FILE is given. Words are what spaces divide, or the lists in a column.
+    """
     from weft import api
+
+    loaded = api.load(run)
+    tell = _tags if loaded.config.objective.kind == "tag" else _answers
+    for plain, whole in tell(loaded, file, column, second):
+        typer.echo(json.dumps(whole, ensure_ascii=False) if as_json else plain)
+
+
+Told = Iterator[tuple[str, dict[str, Any]]]  # a line, and the same for JSON
+
+
+def _answers(run: "Run", file: str, column: str | None, second: str | None) -> Told:
+    """An answer for each text, or pair of texts."""
     from weft.data.table import read_rows
     from weft.errors import ConfigError
     from weft.evaluate.embedding import read_texts
 
-    loaded = api.load(run)
-    goal = loaded.config.objective
+    goal = run.config.objective
     one = column or str(getattr(goal, "text", "text"))
     two = second or getattr(goal, "second", None)
     if two is None:
-        suffixes = Path(file).suffixes
-        plain = file == "-" or not suffixes or suffixes[0] in (".txt", ".md")
-        texts, others = read_texts(file, column or ("text" if plain else one)), None
+        texts, others = read_texts(file, column or ("text" if _has_lines(file) else one)), None
     elif file == "-":
-        raise ConfigError(f"{run}: it classifies pairs of texts; name a file with the columns '{one}' and '{two}'")
+        raise ConfigError(f"{run.path}: it judges pairs of texts; name a file with the columns '{one}' and '{two}'")
     else:
         rows = list(read_rows([file], [one, two]))
         texts, others = [row.values[one] for row in rows], [row.values[two] for row in rows]
-    for text, shares in zip(texts, loaded.classify(texts, others), strict=True):
-        if as_json:
-            typer.echo(json.dumps({"text": text, "label": next(iter(shares)), "labels": shares}, ensure_ascii=False))
-        else:
-            label, share = next(iter(shares.items()))
-            typer.echo(f"{label}\t{share:.4f}\t{text}")
+    if goal.kind == "score":
+        for text, number in zip(texts, run.rate(texts, others), strict=True):
+            yield f"{number:.4f}\t{text}", {"text": text, "score": number}
+        return
+    for text, shares in zip(texts, run.classify(texts, others), strict=True):
+        label, share = next(iter(shares.items()))
+        yield f"{label}\t{share:.4f}\t{text}", {"text": text, "label": label, "labels": shares}
+
+
+def _tags(run: "Run", file: str, column: str | None, second: str | None) -> Told:
+    """A tag for each word."""
+    from weft.data.table import read_rows
+    from weft.errors import ConfigError
+    from weft.evaluate.embedding import read_texts
+
+    if second is not None:
+        raise ConfigError(f"--second {second}: {run.path} tags the words of one text")
+    if _has_lines(file):
+        sentences = [text.split() for text in read_texts(file, column or "text")]
+    else:
+        name = column or str(getattr(run.config.objective, "words", "words"))
+        sentences = [row.values[name] for row in read_rows([file], {name: "words"})]
+    for words, tags in zip(sentences, run.tag(sentences), strict=True):
+        plain = " ".join(f"{word}/{tag}" for word, (tag, _) in zip(words, tags, strict=True))
+        yield plain, {"words": words, "tags": [tag for tag, _ in tags], "probabilities": [share for _, share in tags]}
+
+
+def _has_lines(file: str) -> bool:
+    """Whether a file holds plain lines of text."""
+    suffixes = Path(file).suffixes
+    return file == "-" or not suffixes or suffixes[0] in (".txt", ".md")

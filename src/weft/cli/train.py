@@ -109,8 +109,8 @@ USES = {
     "masked": "weft embed {run} < lines.txt",
     "masked+next": "weft train bert-tiny --data rows.tsv objective=classify init={run}",
     "classify": "weft classify {run} < lines.txt",
-    "score": "weft evaluate {run} --data rows.tsv",
-    "tag": "weft evaluate {run} --data rows.jsonl",
+    "score": "weft classify {run} < lines.txt",
+    "tag": "weft classify {run} < lines.txt",
     "twins": "weft embed {run} < lines.txt",
 }
 

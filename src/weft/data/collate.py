@@ -94,6 +94,12 @@ def framed(
     return Sentences(*pad(whole, tokenizer.pad_id), pad(segments, 0)[0])
 
 
+def framed_room(tokenizer: Tokenizer, length: int | None) -> tuple[int | None, int]:
+    """How many tokens of one sentence a row of `length` has room for, and how many stand before the first."""
+    before, after = _frame(tokenizer)
+    return _room(length, len(before) + len(after)), len(before)
+
+
 def _framed_lengths(whole: Array, count: int, tokenizer: Tokenizer, length: int | None) -> Array:
     before, after = _frame(tokenizer)
     inside = whole + len(before) + count * len(after)
@@ -182,12 +188,11 @@ def tagged_example(tokenizer: Tokenizer, words: Sequence[str], tags: Sequence[in
 def tagged_batch(examples: Examples, rows: Rows, tokenizer: Tokenizer, *, length: int | None = None) -> Batch:
     """Sentences with targets (B, T) that count at the first token of each word alone."""
     tokens, mask, _ = framed(_ids(examples, "first", rows), None, tokenizer, length=length)
-    before, after = _frame(tokenizer)
-    room = _room(length, len(before) + len(after))
+    room, before = framed_room(tokenizer, length)
     tags = np.full(tuple(tokens.shape), -1, dtype=np.int64)
     for at, row in enumerate(rows):
         marks = examples.ids("tags", int(row))[:room]
-        tags[at, len(before) : len(before) + len(marks)] = marks
+        tags[at, before : before + len(marks)] = marks
     targets = torch.from_numpy(np.maximum(tags, 0))
     return Batch(tokens, targets, loss_mask=torch.from_numpy(tags >= 0), mask=mask)
 

@@ -182,18 +182,23 @@ def predict(
     device = next(model.parameters()).device
     ids = tokenizer.encode_batch(list(first))
     others = None if second is None else tokenizer.encode_batch(list(second))
-    order = sorted(range(len(ids)), key=lambda n: -len(ids[n]) - (0 if others is None else len(others[n])))
-    found: list[np.ndarray | None] = [None] * len(ids)
-    begin = 0
-    while begin < len(order):
-        longest = len(ids[order[begin]]) + (0 if others is None else len(others[order[begin]])) + 3
-        some = order[begin : begin + max(1, READ_TOKENS // longest)]
+    lengths = [len(one) + (0 if others is None else len(others[n])) for n, one in enumerate(ids)]
+    found: dict[int, np.ndarray] = {}
+    for some in of_like_length(lengths):
         pair = None if others is None else [others[n] for n in some]
         tokens, mask, segments = framed([ids[n] for n in some], pair, tokenizer, length=length)
         asked = {"mask": mask.to(device)} | ({} if segments is None else {"segments": segments.to(device)})
-        for number, answer in zip(some, model.forward(tokens.to(device), **asked).float().cpu().numpy(), strict=True):
-            found[number] = answer
-        begin += len(some)
+        found |= zip(some, model.forward(tokens.to(device), **asked).float().cpu().numpy(), strict=True)
         if progress is not None:
             progress(len(some))
-    return np.stack([answer for answer in found if answer is not None])
+    return np.stack([found[n] for n in range(len(ids))])
+
+
+def of_like_length(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The numbers of all texts, the longest first, as many at a time as may be read at once."""
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    begin = 0
+    while begin < len(order):
+        end = begin + max(1, READ_TOKENS // (lengths[order[begin]] + 3))  # beside special tokens
+        yield order[begin:end]
+        begin = end

@@ -1,6 +1,6 @@
 """A label for every word."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,14 +8,15 @@ import numpy.typing as npt
 import torch
 
 from weft.data.batch import Batch
-from weft.data.collate import sentence_lengths, tagged_batch, tagged_example
+from weft.data.collate import framed, framed_room, sentence_lengths, tagged_batch, tagged_example
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import DataError
 from weft.evaluate.classification import classified
-from weft.lessons.labels import settle_labels
+from weft.lessons.labels import of_like_length, settle_labels
 from weft.lessons.lesson import Ending, Tokenizers
 from weft.models.base import LanguageModel
+from weft.text.tokenizer import Tokenizer
 from weft.train.choose import Choice
 from weft.train.config import Recipe
 from weft.train.goals import Tag
@@ -89,3 +90,53 @@ def _judge(model: LanguageModel, batches: Iterable[Batch], recipe: Recipe) -> tu
         model.train(was_training)
     found = classified(truth, told, recipe.objective.labels or ())  # type: ignore[union-attr]
     return {"loss": loss / max(1, len(truth))} | found.numbers(), found.matrix.tolist()
+
+
+# ---- a trained model's answers
+
+
+@torch.no_grad()
+def tag_words(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    sentences: Sequence[Sequence[str]],
+    *,
+    length: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> list[np.ndarray]:
+    """What the head says of each word of each sentence, (words, labels) logits; longer ones are read in pieces.
+
+    `progress` counts words.
+    """
+    device = next(model.parameters()).device
+    found = [np.zeros((len(words), 0), dtype=np.float32) for words in sentences]
+    room, before = framed_room(tokenizer, length)
+    pieces = [
+        (number, *piece)
+        for number, words in enumerate(sentences)
+        for piece in _pieces(tagged_example(tokenizer, words, range(len(words))), room)
+    ]
+    for some in of_like_length([len(ids) for _, ids, _ in pieces]):
+        tokens, mask, _ = framed([pieces[n][1] for n in some], None, tokenizer, length=length)
+        answers = model.forward(tokens.to(device), mask=mask.to(device)).float().cpu().numpy()
+        for n, logits in zip(some, answers, strict=True):
+            number, _, words = pieces[n]
+            if not found[number].shape[1]:
+                found[number] = np.zeros((len(sentences[number]), logits.shape[-1]), dtype=np.float32)
+            for word, at in words.items():
+                found[number][word] = logits[before + at]
+        if progress is not None:
+            progress(sum(len(pieces[n][2]) for n in some))
+    return found
+
+
+def _pieces(example: Mapping[str, Sequence[int]], room: int | None) -> Iterator[tuple[list[int], dict[int, int]]]:
+    """A sentence in pieces of up to `room` tokens, cut between words: their tokens, and each word's first place."""
+    ids, marks = list(example["first"]), list(example["tags"])
+    begin = 0
+    while begin < len(ids):
+        end = len(ids) if room is None else min(len(ids), begin + room)
+        if end < len(ids):  # a word that is longer than all the room is cut itself
+            end = next((at for at in range(end, begin, -1) if marks[at] >= 0), end)
+        yield ids[begin:end], {word: at for at, word in enumerate(marks[begin:end]) if word >= 0}
+        begin = end

@@ -59,6 +59,10 @@ def measure(texts: Iterable[str], most: int = MEASURED) -> TextFacts:
     return TextFacts(total)
 
 
+# what matters where nothing is learned step by step; the rest has values too, which nobody needs to hear of
+COUNTING = ("tokenizer", "tokenizer.vocab_size", "steps", "batch.length")
+
+
 def settle(recipe: Recipe, text: TextFacts, device: str = "cpu") -> tuple[Recipe, list[Choice]]:
     """The recipe with nothing left open, and what was chosen. `device` is "cpu" or "cuda"."""
     chosen = _Choices(recipe)
@@ -87,6 +91,8 @@ def settle(recipe: Recipe, text: TextFacts, device: str = "cpu") -> tuple[Recipe
         chosen.open("evaluate.tokens", 32768, "enough to see the trend; the last evaluation reads everything")
     chosen.open("checkpoint.every", every, "with each evaluation")
     chosen.open("log.every", max(1, min(10, steps // 20)), "a smooth curve")
+    if isinstance(recipe.model, NGram):
+        return chosen.recipe, [choice for choice in chosen.made if choice.key in COUNTING]
     return chosen.recipe, chosen.made
 
 
