@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from tests.decode.small import VOCAB, decoder
 from torch import Tensor
 
 from weft.decode.config import Sampling
@@ -12,32 +13,11 @@ from weft.decode.generate import Token, generate
 from weft.decode.writing import complete, opening, write
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
-from weft.models.config import Decoder, Recurrent
+from weft.models.config import Recurrent
 from weft.models.presets import preset
-from weft.nn.config import Attention, Gated, LayerNorm, Learned, RMSNorm, Rotary
+from weft.nn.config import LayerNorm, Learned
 from weft.text.config import BPE, Byte, Char
 from weft.text.tokenizer import Tokenizer
-
-VOCAB = 40
-
-
-def decoder(**changes: object) -> LanguageModel:
-    torch.manual_seed(0)
-    config = Decoder(
-        vocab_size=VOCAB,
-        context=16,
-        layers=2,
-        d_model=16,
-        attention=Attention(heads=2),
-        feedforward=Gated(d_ff=32),
-        norm=RMSNorm(),
-        position=Rotary(),
-    ).replace(**changes)
-    model = config.build().eval()
-    with torch.no_grad():  # fresh weights give almost even logits; make the choices decided ones
-        for parameter in model.parameters():
-            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
-    return model
 
 
 def recurrent() -> LanguageModel:

@@ -2,37 +2,18 @@
 
 import pytest
 import torch
+from tests.decode.small import VOCAB, decoder
 
 from weft.decode import fused, generate, graphs
 from weft.decode.config import Sampling
 from weft.decode.graphs import FixedStep, can_be_fixed
 from weft.errors import ModelError
-from weft.models.config import Decoder, Recurrent
+from weft.models.config import Recurrent
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
 from weft.nn.config import ALiBi, Attention, DynamicNTK, Gated, LayerNorm, Learned, RMSNorm, Rotary
 
-VOCAB = 40
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]
-
-
-def decoder(**changes: object) -> Transformer:
-    torch.manual_seed(0)
-    config = Decoder(
-        vocab_size=VOCAB,
-        context=16,
-        layers=2,
-        d_model=16,
-        attention=Attention(heads=2),
-        feedforward=Gated(d_ff=32),
-        norm=RMSNorm(),
-        position=Rotary(),
-    ).replace(**changes)
-    model = config.build().eval()
-    with torch.no_grad():  # fresh weights give almost even logits; make the choices decided ones
-        for parameter in model.parameters():
-            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
-    return model
 
 
 MODELS = {

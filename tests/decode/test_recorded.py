@@ -3,36 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from tests.decode.small import VOCAB, decoder
 
 from weft.decode import fused
 from weft.decode.config import Sampling
 from weft.decode.engine import Engine
 from weft.decode.generate import generate
 from weft.decode.recorded import PagedStep
-from weft.models.config import Decoder
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
-from weft.nn.config import ALiBi, Attention, DynamicNTK, Gated, LayerNorm, Learned, RMSNorm, Rotary
+from weft.nn.config import ALiBi, Attention, DynamicNTK, LayerNorm, Learned, Rotary
 from weft.nn.paging import Blocks
 from weft.text.config import Byte
-
-VOCAB = 40
-
-
-def decoder(**changes: object) -> Transformer:
-    torch.manual_seed(0)
-    config = Decoder(
-        vocab_size=VOCAB,
-        context=64,
-        layers=2,
-        d_model=16,
-        attention=Attention(heads=2),
-        feedforward=Gated(d_ff=32),
-        norm=RMSNorm(),
-        position=Rotary(),
-    )
-    return config.replace(**changes).build().eval()
-
 
 KINDS: dict[str, dict[str, object]] = {
     "rotary": {},
@@ -45,7 +27,7 @@ KINDS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_rows_of_a_pool_step_as_alone(kind: str) -> None:
-    model = decoder(**KINDS[kind])
+    model = decoder(context=64, **KINDS[kind])
     assert model.decoder is not None
     blocks = Blocks(2, 30, 4, model.config.attention.groups, model.config.d_head, torch.float32, torch.device("cpu"))
     step = PagedStep(model, blocks, record=False)
