@@ -5,7 +5,6 @@ Text, training, evaluation and the report are put together here; the commands pa
 
 import itertools
 import math
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +34,7 @@ from weft.train.metrics import Say, say_on_stderr
 from weft.train.precision import autocast, pick_device
 from weft.train.report import write_report
 from weft.train.resolve import resolve
-from weft.train.run import BEFORE_START, FollowedRun, RunFolder, claim, open_run
+from weft.train.run import FollowedRun, RunFolder, claimed, held, open_run
 
 __all__ = ["Run", "beam", "load", "prepare", "resume", "sampling", "train"]
 
@@ -91,8 +90,7 @@ def train(
     check_trainable(recipe, 0)
     refuse_unread(recipe)
     lesson = lesson_for(recipe)
-    folder = claim(free_folder(Path("runs") / recipe.name) if run is None else run)
-    try:
+    with claimed(free_folder(Path("runs") / recipe.name) if run is None else run) as folder:
         settled, choices, text = _settle(recipe, lesson)
         settled, tokenizers, more = _tokenizers(settled, choices, lesson)
         settled, found = lesson.prepare(settled, folder, tokenizers, say)
@@ -117,10 +115,7 @@ def train(
             say=say,
             ranks=ranks,
         )
-    except BaseException:
-        _tidy(folder)
-        raise
-    return _conclude(folder, material, ranks)
+        return _conclude(folder, material, ranks)
 
 
 def resume(run: Path | str, *, say: Say = say_on_stderr) -> Run:
@@ -132,17 +127,18 @@ def resume(run: Path | str, *, say: Say = say_on_stderr) -> Run:
     recipe = folder.recipe()
     if not recipe.data.parts:
         raise RunError(f"{run}: imported, not trained here; learn on with `weft train … init={run}`")
-    material = lesson_for(recipe).open(recipe, folder, load_tokenizers(recipe, folder.path))
-    ranks.share(lambda: _invitation(recipe, folder))
-    start.resume(
-        folder,
-        corpus=material.corpus,
-        evaluators=material.evaluators,
-        writer=material.writer,
-        say=say,
-        ranks=ranks,
-    )
-    return _conclude(folder, material, ranks)
+    with held(folder):
+        material = lesson_for(recipe).open(recipe, folder, load_tokenizers(recipe, folder.path))
+        ranks.share(lambda: _invitation(recipe, folder))
+        start.resume(
+            folder,
+            corpus=material.corpus,
+            evaluators=material.evaluators,
+            writer=material.writer,
+            say=say,
+            ranks=ranks,
+        )
+        return _conclude(folder, material, ranks)
 
 
 def _invitation(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
@@ -168,18 +164,6 @@ def free_folder(wanted: Path) -> Path:
     """`wanted`, or the first of wanted-2, wanted-3 … that doesn't exist."""
     names = itertools.chain([wanted], (wanted.with_name(f"{wanted.name}-{n}") for n in itertools.count(2)))
     return next(path for path in names if not path.exists())
-
-
-def _tidy(folder: RunFolder) -> None:
-    """A start that failed before its first step leaves nothing behind."""
-    if not folder.config.exists():
-        for place in (folder.path / name for name in (*BEFORE_START, SOURCE_TOKENIZER)):
-            if place.is_dir():
-                shutil.rmtree(place, ignore_errors=True)
-            else:
-                place.unlink(missing_ok=True)
-        if folder.path.is_dir() and not any(folder.path.iterdir()):
-            folder.path.rmdir()
 
 
 def _settle(recipe: Recipe, lesson: Lesson) -> tuple[Recipe, list[Choice], TextFacts]:

@@ -32,6 +32,8 @@ def text(folder: Path) -> str:
         ("gpt-tiny", ["source_tokenizer=char"], "source_tokenizer: the goal 'next-token' has no source"),
         ("vaswani-tiny", ["objective=spans", "source_tokenizer=char"], "source_tokenizer: the goal 'spans'"),
         ("gpt-tiny", ["evaluate.patience=3", NONE], "evaluate.patience = 3: nothing is held out"),
+        ("gpt-tiny", ["evaluate.every=2", NONE], "evaluate.every = 2: nothing is held out"),
+        ("gpt-tiny", ["evaluate.tokens=99", NONE], "evaluate.tokens = 99: nothing is held out"),
         ("gpt-tiny", ["evaluate.metric=perplexity", NONE], "evaluate.metric = 'perplexity': nothing is held out"),
         ("gpt-tiny", ["checkpoint.average=2", NONE], "checkpoint.average = 2: nothing is held out"),
         ("gpt-tiny", ["evaluate.metric=perplexty"], "'next-token' has none such; did you mean 'perplexity'?"),

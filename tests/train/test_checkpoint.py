@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.errors import RunError
+from weft.errors import DamageError, RunError
 from weft.train import checkpoint, tensors
 from weft.train.run import RunFolder, read_lines
 from weft.train.saver import Saver
@@ -86,6 +86,27 @@ DAMAGE = {
     "other manifest": lambda p: (p / "manifest.json").write_text("[1]"),
     "empty folder": lambda p: (shutil.rmtree(p), p.mkdir()),
 }
+
+
+def change_manifest(path: Path, **changes: Any) -> None:
+    tree = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(tree | changes))
+
+
+def test_a_manifest_must_vouch_for_the_weights_and_the_step(tmp_path: Path) -> None:
+    good, bad = save(tmp_path, 1), save(tmp_path, 2)
+    change_manifest(bad, files={})
+    with pytest.raises(DamageError, match="not a manifest"):
+        checkpoint.verify(bad)
+    renamed = good.rename(tmp_path / "step-00000007")
+    with pytest.raises(DamageError, match="the manifest is that of step 1"):
+        checkpoint.verify(renamed)
+
+
+def test_a_folder_in_the_place_of_a_link_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(RunError, match="latest: a folder, where weft keeps a link"):
+        save(tmp_path, 1)
 
 
 @pytest.mark.parametrize("how", DAMAGE)

@@ -1,5 +1,6 @@
 """The pre-flight: it finds what would fail later, and leaves no trace in what follows."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from weft.errors import ConfigError, RunError
-from weft.train import loop, preflight
+from weft.train import loop, preflight, tensors
+from weft.train.expect import expectations
 from weft.train.feed import feed
 from weft.train.preflight import one_pass
 from weft.train.run import open_run, read_lines
@@ -154,3 +156,33 @@ def test_one_pass_of_an_evaluation_is_enough(recipe, corpus) -> None:  # type: i
     assert seen == 1
     assert "features" not in vars(model)
     assert model(tokens).shape == (4, 12, 23)
+
+
+def test_moments_that_cannot_be_written_are_noticed_before_the_first_step(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, tokenizer, monkeypatch
+) -> None:
+    """They come with the first update, and are two thirds of a checkpoint."""
+    save = tensors.save
+
+    def full(path: Path, given: Any) -> None:
+        if sum(tensor.nbytes for tensor in given.values()) > 25_000:
+            raise OSError(27, "File too large")
+        save(path, given)
+
+    monkeypatch.setattr(tensors, "save", full)
+    weights = 4 * sum(p.numel() for p in recipe().model.build().parameters())
+    assert weights < 25_000 < 2 * weights
+    with pytest.raises(RunError, match=r"moments\.safetensors: cannot be written: File too large"):
+        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_announced_is_true_of_weights_that_are_not_fresh(recipe) -> None:  # type: ignore[no-untyped-def]
+    settings = recipe()
+    model = settings.model.build()
+    first, second = expectations(settings, model, 0, torch.device("cpu"))
+    assert "from fresh weights" in first and "ln 23 = 3.14" in first and "operations in all" in second
+    later, _ = expectations(settings, model, 5, torch.device("cpu"))
+    assert "from step 5" in later and "ln 23" not in later
+    (only,) = expectations(settings.replace(init="runs/other"), model, 0, torch.device("cpu"))
+    assert "from runs/other" in only and "ln 23" not in only

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import torch
 
 from weft.errors import RunError
 from weft.train import checkpoint, loop
-from weft.train.run import RunFolder, claim, load_model, open_run
+from weft.train.run import RunFolder, claimed, held, load_model, open_run
 from weft.train.start import resume, train
 
 
@@ -185,28 +186,131 @@ def test_a_second_interrupt_stops_at_once(tmp_path, recipe, corpus, tokenizer, m
 # ---- the folder
 
 
+def claim(path: Path) -> None:
+    with claimed(path):
+        pass
+
+
 def test_an_existing_run_is_refused(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
     train(recipe("steps=1"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
     with pytest.raises(RunError, match=r"already here.*weft train --resume .*run.*--run"):
         claim(tmp_path / "run")
+    assert not (tmp_path / "run/.lock").exists()
 
 
-def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
+@pytest.mark.parametrize("name", ["thesis.tex", "data/book.txt", "tokenizer.json", "events.jsonl"])
+def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("precious")
     with pytest.raises(RunError, match="other things"):
         claim(tmp_path)
+    assert (tmp_path / name).read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_start_that_failed_early_can_be_repeated(tmp_path: Path) -> None:
+def test_a_start_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / "run/data").mkdir(parents=True)
-    (tmp_path / "run/tokenizer.json").touch()
-    assert claim(tmp_path / "run").path == tmp_path / "run"
+    (tmp_path / "run/source").mkdir()
+    for name in (".lock", "tokenizer.json", "base.json", ".config.toml.77"):
+        (tmp_path / "run" / name).touch()
+    with claimed(tmp_path / "run") as run:
+        assert run.path == tmp_path / "run"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_start_that_fails_leaves_nothing_of_its_own(tmp_path: Path, there: bool) -> None:
+    place = tmp_path / "run"
+    if there:
+        place.mkdir()
+
+    def fail() -> None:
+        with claimed(place):
+            (place / "data").mkdir()
+            (place / "tokenizer.json").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert place.exists() == there
+    assert not there or not list(place.iterdir())
+
+
+def test_one_process_at_a_time(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "quiet": True}
+    busy = "another process is training there"
+    with claimed(tmp_path / "new"), pytest.raises(RunError, match=busy):
+        train(recipe("steps=1"), tmp_path / "new", tokenizer=tokenizer, **given)
+    first = train(recipe("steps=1"), tmp_path / "old", tokenizer=tokenizer, **given)
+    with held(first.run), pytest.raises(RunError, match=busy):
+        resume(tmp_path / "old", **given)
+    resume(tmp_path / "old", **given)
 
 
 def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot be written: Not a directory"):
         claim(tmp_path / "file/run")
+
+
+# ---- an edited config.toml, and other people's lines
+
+
+def replace_line(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("steps = 12\n", "", "steps is missing; a run that has started leaves nothing open"),
+        ("lr = 0.01\n", "", r"optimizer\.lr is missing"),
+        ('precision = "fp32"\n', "", "precision is missing"),
+    ],
+)
+def test_a_recipe_that_lost_a_setting_does_not_go_on(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, tokenizer, old: str, new: str, line: str
+) -> None:
+    given = {"corpus": corpus, "quiet": True}
+    run = train(recipe("optimizer.lr=0.01"), tmp_path / "run", tokenizer=tokenizer, **given).run
+    replace_line(run.config, old, new)
+    with pytest.raises(RunError, match=line):
+        resume(tmp_path / "run", **given)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("adam", "Adam"), ("sgd", "SGD"), ("muon", "Muon")])
+def test_another_optimizer_cannot_go_on(tmp_path, recipe, corpus, tokenizer, kind: str, name: str) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "quiet": True}
+    run = train(recipe(), tmp_path / "run", tokenizer=tokenizer, **given).run
+    text = run.config.read_text()
+    begin = text.index("[optimizer]")
+    end = text.index("[", begin + 1)
+    while text[end - 1] != "\n":  # a list inside the table
+        end = text.index("[", end + 1)
+    run.config.write_text(f'{text[:begin]}[optimizer]\nkind = "{kind}"\nlr = 0.01\n\n{text[end:]}')
+    with pytest.raises(
+        RunError, match=f"saved by AdamW, whose memory {name} can't go on with; put optimizer.kind back"
+    ):
+        resume(tmp_path / "run", **given)
+
+
+def test_strange_lines_among_the_metrics_are_passed_over(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "quiet": True}
+    run = train(recipe(), tmp_path / "run", tokenizer=tokenizer, **given).run
+    before = run.metrics.read_text()
+    run.metrics.write_text(before + '{"a": 1}\n{"step": "x"}\n{"step": null}\n{"step": 1.5}\n')
+    resume(tmp_path / "run", **given)
+    assert run.metrics.read_text() == before
+
+
+def test_checkpoints_that_are_no_folder_are_noticed_at_once(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "quiet": True}
+    run = train(recipe(), tmp_path / "run", tokenizer=tokenizer, **given).run
+    shutil.rmtree(run.checkpoints)
+    run.checkpoints.write_text("hi")
+    with pytest.raises(RunError, match="expected a folder of checkpoints"):
+        resume(tmp_path / "run", **given)
 
 
 def test_no_run_there(tmp_path: Path) -> None:

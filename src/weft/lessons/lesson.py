@@ -4,14 +4,15 @@ A lesson knows one way to read data: running text, sentences in their documents,
 finds the one that a recipe's goal needs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from weft.errors import RunError
 from weft.models.base import LanguageModel
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import FILE, Tokenizer
 from weft.train.choose import Choice, TextFacts
-from weft.train.config import Recipe
+from weft.train.config import SOURCE_TOKENIZER, Recipe
 from weft.train.evaluation import Evaluator, Writer
 from weft.train.feed import Corpus, Feed
 from weft.train.metrics import Say
@@ -42,6 +43,17 @@ class Material:
     evaluators: list[Evaluator]
     writer: Writer | None
     conclude: Callable[[LanguageModel], Ending]
+
+
+def check_cut(folder: RunFolder, tokenizers: Tokenizers, noted: Mapping[str, Any]) -> None:
+    """Refuse a tokenizer in the run's folder that is another one than the `noted` one, which made its tokens."""
+    for key, own, place in (
+        ("tokenizer", tokenizers.target, folder.path),
+        ("source_tokenizer", tokenizers.source, folder.path / SOURCE_TOKENIZER),
+    ):
+        if noted.get(key, own.fingerprint) != own.fingerprint:
+            file = (place if (place / FILE).is_file() else folder.path) / FILE
+            raise RunError(f"{file}: not the tokenizer that this run's text was cut with; put that one back")
 
 
 class Lesson(Protocol):

@@ -17,7 +17,7 @@ from weft.data.examples import Examples, write_examples
 from weft.data.shards import Side
 from weft.data.table import Kind, Row, Skipped, split_rows
 from weft.errors import DataError, RunError
-from weft.lessons.lesson import Ending, Material, Tokenizers
+from weft.lessons.lesson import Ending, Material, Tokenizers, check_cut
 from weft.models.base import LanguageModel
 from weft.train.choose import Choice, TextFacts
 from weft.train.config import Recipe
@@ -130,6 +130,7 @@ class RowLesson:
     def open(self, recipe: Recipe, folder: RunFolder, tokenizers: Tokenizers) -> Material:
         """The examples, batched, and what is measured on those held out."""
         craft, train = craft_for(recipe), _open(folder, "train")
+        check_cut(folder, tokenizers, train.notes)
         size, tokens = recipe.batch.size, recipe.batch.tokens
         lengths = craft.lengths(train, recipe, tokenizers)
         buckets = Buckets(lengths, size=None if tokens is not None else size, tokens=tokens, seed=recipe.seed)

@@ -12,7 +12,7 @@ from weft.data.shards import Side
 from weft.data.split import Piece, split_pieces, train_texts
 from weft.errors import DataError, RunError
 from weft.evaluate.objective import mean_loss
-from weft.lessons.lesson import Ending, Material, Tokenizers
+from weft.lessons.lesson import Ending, Material, Tokenizers, check_cut
 from weft.models.base import LanguageModel
 from weft.text.sentences import split_sentences
 from weft.text.tokenizer import Tokenizer
@@ -58,6 +58,7 @@ class SentenceLesson:
         assert isinstance(goal, MaskedAndNext) and size is not None and length is not None
         masking = Masking.of(tokenizers.target, goal.rate, goal.whole_words)
         examples = _open(folder, "train")
+        check_cut(folder, tokenizers, examples.notes)
         train = Sentences(examples)
 
         def make(step: int, rank: int, ranks: int) -> Batch:

@@ -20,7 +20,7 @@ from weft.errors import DataError, RunError
 from weft.evaluate import baseline
 from weft.evaluate.objective import mean_loss
 from weft.evaluate.perplexity import Score, score, score_counts
-from weft.lessons.lesson import Ending, Material, Tokenizers
+from weft.lessons.lesson import Ending, Material, Tokenizers, check_cut
 from weft.models.base import LanguageModel
 from weft.models.ngram import NGram
 from weft.text.tokenizer import Tokenizer
@@ -72,6 +72,8 @@ class TextLesson:
     def open(self, recipe: Recipe, folder: RunFolder, tokenizers: Tokenizers) -> Material:
         """The shards, and what is measured on their held-out part."""
         found, tokenizer = corpora(recipe, folder), tokenizers.target
+        for corpus in found:
+            check_cut(folder, tokenizers, {"tokenizer": corpus.index.tokenizer})
         held = held_out(found)
         if isinstance(recipe.objective, goals.Masked | goals.Spans):
             return _corrupted(recipe, found, held, tokenizer)

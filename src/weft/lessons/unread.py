@@ -55,8 +55,10 @@ def _of_the_evaluation(recipe: Recipe) -> Iterator[str]:
     if not isinstance(recipe.data.validation, NoSplit):
         return
     none = "nothing is held out to measure (data.validation.kind = 'none')"
-    if recipe.evaluate.patience is not None:
-        yield f"evaluate.patience = {recipe.evaluate.patience}: {none}"
+    for key in ("every", "tokens", "patience"):
+        value = getattr(recipe.evaluate, key)
+        if value is not None:
+            yield f"evaluate.{key} = {value}: {none}"
     if metric != "loss":
         yield f"evaluate.metric = '{metric}': {none}"
     if recipe.checkpoint.average:

@@ -78,8 +78,19 @@ def snapshot(step: int, model: nn.Module, optimizer: optim.Optimizer | None, not
     """Copy weights, moments, random generators and `notes`."""
     weights, tied = _untie(learned_state(model))
     moments = _copies(state_tensors(optimizer, _names(model))) if optimizer is not None else None
-    state = json.dumps({"step": step, "notes": dict(notes)}, indent=1)
+    kind = None if optimizer is None else type(optimizer).__name__
+    state = json.dumps({"step": step, "optimizer": kind, "notes": dict(notes)}, indent=1)
     return Snapshot(step, _copies(weights), tied, moments, _random_state(), state)
+
+
+def try_moments(folder: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Write what an optimizer remembers, as a checkpoint would: it is most of one, and comes with the first update."""
+    file = folder / "moments.safetensors"
+    try:
+        tensors.save(file, _copies(state_tensors(optimizer, _names(model))))
+        file.unlink()
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{file}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def needed(model: nn.Module, optimizer: optim.Optimizer) -> int:
@@ -154,6 +165,8 @@ def _stands(target: Path) -> bool:
 
 def link(folder: Path, name: str, target: Path) -> None:
     """Make `name` a link to the checkpoint `target`, at once: there is always either the old link or the new."""
+    if (folder / name).is_dir() and not (folder / name).is_symlink():
+        raise RunError(f"{folder / name}: a folder, where weft keeps a link to a checkpoint; move it away")
     fresh = folder / f".{name}.{os.getpid()}"
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target.name)
@@ -279,6 +292,11 @@ def manifest_of(path: Path) -> dict[str, Any]:
             if not isinstance(expected["sha256"], list):
                 raise TypeError
         manifest["tied"].items()
+        if "model.safetensors" not in files:
+            raise KeyError
+        name = path.resolve().name
+        if _NAME.match(name) and name != checkpoint_name(manifest["step"]):
+            raise DamageError(f"{path}: the manifest is that of step {manifest['step']}; the checkpoint is damaged")
     except FileNotFoundError as error:
         missing = Path(error.filename) if error.filename else path
         raise DamageError(f"{missing}: missing; the checkpoint is damaged") from None
@@ -376,9 +394,12 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
 def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Saved:
     """Put back weights, moments and random generators, bit for bit. The checkpoint was verified before."""
     load_weights(path, model)
-    if optimizer is not None:
-        load_state_tensors(optimizer, _names(model), tensors.load(path / "state/optimizer.safetensors"))
     state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
+    if optimizer is not None:
+        kind, own = state.get("optimizer"), type(optimizer).__name__
+        if kind is not None and kind != own:
+            raise RunError(f"{path}: saved by {kind}, whose memory {own} can't go on with; put optimizer.kind back")
+        load_state_tensors(optimizer, _names(model), tensors.load(path / "state/optimizer.safetensors"))
     _restore_random(tensors.load(path / "state/random.safetensors"))
     return Saved(path, state["step"], state["notes"])
 

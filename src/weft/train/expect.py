@@ -16,18 +16,22 @@ def expectations(recipe: Recipe, model: LanguageModel, step: int, device: torch.
     vocab_size = recipe.model.vocab_size
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     where = f"from step {step}" if step else f"from {recipe.init}" if recipe.init else "from fresh weights"
+    some = f"{trained:,} of {parameters:,}" if trained < parameters else f"{parameters:,}"
     assert recipe.steps is not None and recipe.batch.length is not None
     if not isinstance(recipe.objective, NextToken):
         chance = recipe.objective.chance(vocab_size)
-        beginning = f"; knowing nothing, the loss is {chance:.2f}" if math.isfinite(chance) and not recipe.init else ""
-        some = f"{trained:,} of {parameters:,}" if trained < parameters else f"{parameters:,}"
+        known = math.isfinite(chance) and not recipe.init and not step
+        beginning = f"; knowing nothing, the loss is {chance:.2f}" if known else ""
         return [f"training {some} parameters {where} on {device_name(device)}{beginning}"]
     assert recipe.batch.size is not None
+    begun = f"training {some} parameters {where} on {device_name(device)}"
+    if recipe.init:  # what those weights have learned before can't be told from here
+        return [begun]
     tokens = recipe.steps * recipe.batch.size * recipe.batch.length
     work = flops_per_token(model, recipe.batch.length) * tokens
+    first = f"; the loss should begin near ln {vocab_size} = {math.log(vocab_size):.2f} and fall"
     return [
-        f"training {parameters:,} parameters {where} on {device_name(device)}; "
-        f"the loss should begin near ln {vocab_size} = {math.log(vocab_size):.2f} and fall",
+        begun + ("" if step else first),
         f"{work:.1e} operations in all; runs of this size on English text end near "
         f"{usual_bits_per_byte(work):.1f} bits per byte, give or take a fifth, if there is text enough",
     ]

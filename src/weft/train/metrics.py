@@ -69,7 +69,7 @@ class Journal:
     def rewind(self, after: int) -> list[dict[str, Any]]:
         """Take back the lines after a step, for a run that goes back; the metrics among them."""
         self.close()
-        taken = [line for line in read_lines(self._run.metrics) if line["step"] > after]
+        taken = [line for line in steps(self._run.metrics) if line["step"] > after]
         self._open(after)
         return taken
 
@@ -111,9 +111,14 @@ class Unwritten(Journal):
         """Nothing is open."""
 
 
+def steps(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines that belong to a step; whatever else somebody wrote there is passed over."""
+    return (line for line in read_lines(path) if type(line.get("step")) is int)
+
+
 def _cut(path: Path, after: int) -> None:
     if path.exists():
-        kept = [record(line) + "\n" for line in read_lines(path) if line["step"] <= after]
+        kept = [record(line) + "\n" for line in steps(path) if line["step"] <= after]
         write_atomic(path, "".join(kept))
 
 

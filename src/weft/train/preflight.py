@@ -81,6 +81,7 @@ def preflight(
         free = shutil.disk_usage(scratch).free
         if free < room:
             raise RunError(f"{scratch.parent}: {memory(free)} left on the disk; a checkpoint needs {memory(room)}")
+        checkpoint.try_moments(scratch, model, optimizer)
         try:
             with one_pass(model):
                 evaluate()

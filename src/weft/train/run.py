@@ -13,13 +13,15 @@ runs/NAME/
 """
 
 import errno
+import fcntl
 import json
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weft.config import read_toml, to_toml, validate
 from weft.errors import RunError
 from weft.models.config import TransformerConfig
-from weft.train.config import Recipe
+from weft.train.config import SOURCE_TOKENIZER, Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +39,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # what may stand in a folder whose run never came to its first step
-BEFORE_START = {"data", "tokenizer.json", "tokenizer_config.json", "events.jsonl", ".preflight"}
+BEFORE_START = {
+    "data",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    SOURCE_TOKENIZER,
+    "base.json",
+    "events.jsonl",
+    ".preflight",
+}
+LOCK = ".lock"  # there while a process writes to the run, and in what a killed one left
 
 
 @dataclass(frozen=True)
@@ -130,28 +141,90 @@ class RunResult:
     seconds: float
 
 
-def claim(path: Path | str) -> RunFolder:
-    """A folder for a new run. An existing run, a folder with other things in it and an unwritable place are refused.
+@contextmanager
+def claimed(path: Path | str) -> Iterator[RunFolder]:
+    """A folder for a new run, to which this process alone writes.
 
-    Called before any work starts. A folder left by a start that failed before its first step is taken again.
+    An existing run, a folder with other things in it and an unwritable place are refused, before any work starts. What
+    a start that was killed left behind is taken over; one that fails in here leaves nothing of its own.
     """
     run = RunFolder(Path(path))
     try:
-        if run.config.exists():
-            raise RunError(
-                f"{run.path}: a run is already here; go on with `weft train --resume {run.path}`, "
-                "or choose another folder with --run"
-            )
+        _refuse_run(run)
+        there = run.path.exists()
         run.path.mkdir(parents=True, exist_ok=True)
-        others = sorted(entry.name for entry in run.path.iterdir() if entry.name not in BEFORE_START)
+        entries = {entry.name for entry in run.path.iterdir()}
+        known = BEFORE_START if LOCK in entries else set()  # without it, nothing in here is ours
+        others = sorted(name for name in entries - known if not (known and name.startswith(".")))
         if others:
             raise RunError(f"{run.path}: the folder holds other things ({others[0]} …); choose another with --run")
-        probe = run.path / f".writable.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
     except OSError as error:
         raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
-    return run
+    with held(run):
+        _refuse_run(run)  # another process may have begun one since
+        try:
+            yield run
+        except BaseException:
+            if not run.config.exists():
+                _clear(run, folder_too=not there or bool(entries))
+            raise
+
+
+def _refuse_run(run: RunFolder) -> None:
+    if run.config.exists():
+        raise RunError(
+            f"{run.path}: a run is already here; go on with `weft train --resume {run.path}`, "
+            "or choose another folder with --run"
+        )
+
+
+def _clear(run: RunFolder, folder_too: bool) -> None:
+    """Remove what a start has made before its first step, and the folder if nothing else is in it."""
+    for place in (run.path / name for name in BEFORE_START | {LOCK}):
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            place.unlink(missing_ok=True)
+    if folder_too:
+        with suppress(OSError):  # there is something else
+            run.path.rmdir()
+
+
+@contextmanager
+def held(run: RunFolder) -> Iterator[None]:
+    """Keep other processes from writing to a run. A process that is killed lets go of it."""
+    lock = run.path / LOCK
+    try:
+        while True:
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                with _where_known():
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+                raise RunError(
+                    f"{run.path}: another process is training there; wait for it, or choose another folder with --run"
+                ) from None
+            if lock.exists() and os.path.samestat(os.fstat(handle), lock.stat()):
+                break
+            os.close(handle)  # whoever held it has removed it in between
+    except OSError as error:
+        raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(handle)
+
+
+@contextmanager
+def _where_known() -> Iterator[None]:
+    """Some network folders know no locks; there we trust whoever starts runs."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
 
 
 def open_run(path: Path | str) -> RunFolder:

@@ -2,12 +2,14 @@
 
 import platform
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from weft import __version__
+from weft.errors import RunError
 from weft.models.config import NGram
 from weft.parallel.ranks import ALONE, Ranks
 from weft.train import checkpoint
@@ -20,7 +22,7 @@ from weft.train.loop import Loop
 from weft.train.metrics import Say, check_log, say_on_stderr
 from weft.train.precision import pick_device
 from weft.train.recovery import Progress
-from weft.train.run import FollowedRun, RunFolder, RunResult, claim, found, open_run
+from weft.train.run import FollowedRun, RunFolder, RunResult, claimed, found, held, open_run
 from weft.train.throughput import device_name
 
 
@@ -48,7 +50,7 @@ def train(
     say: Say = say_on_stderr,
     ranks: Ranks = ALONE,
 ) -> RunResult:
-    """Train the recipe's model in a new run folder (or one that `claim` gave), on running text or on any feed.
+    """Train the recipe's model in a new run folder (or one that is `claimed`), on running text or on any feed.
 
     The recipe is settled (`weft.train.choose.settle`); `choices` and `command` are noted for the report, as is what
     `writer` gives after each evaluation. Of several processes the first one calls this, and the others `follow`.
@@ -59,29 +61,29 @@ def train(
     check_trainable(recipe, tokenizer.vocab_size)
     check_log(recipe.log)
     batches = None if isinstance(recipe.model, NGram) else share(recipe, corpus, ranks)
-    run = run_dir if isinstance(run_dir, RunFolder) else claim(run_dir)
-    tokenizer.save(run.path)
-    place = device or pick_device()
-    run.event(
-        "start",
-        command=command,
-        choices=[[c.key, str(c.value), c.why] for c in choices],
-        corpus=_fingerprints(corpus),
-        weft=__version__,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        device=device_name(place),
-        processes=ranks.ranks,
-    )
-    torch.manual_seed(recipe.seed)
-    if batches is None:
-        found(run, recipe)
-        assert not isinstance(corpus, Feed), "n-grams are counted, not fed"
-        return count_corpus(recipe, run, corpus, evaluators, quiet)
-    loop = Loop(recipe, run, batches, evaluators, writer, place, quiet, say, ranks)
-    ranks.share(lambda: "")  # no checkpoint: those who follow begin with fresh weights as well
-    # config.toml is written once the pre-flight has passed: a start that fails leaves no run behind
-    return loop.go(Progress(), begin=found)
+    with nullcontext(run_dir) if isinstance(run_dir, RunFolder) else claimed(run_dir) as run:
+        tokenizer.save(run.path)
+        place = device or pick_device()
+        run.event(
+            "start",
+            command=command,
+            choices=[[c.key, str(c.value), c.why] for c in choices],
+            corpus=_fingerprints(corpus),
+            weft=__version__,
+            torch=torch.__version__,
+            python=platform.python_version(),
+            device=device_name(place),
+            processes=ranks.ranks,
+        )
+        torch.manual_seed(recipe.seed)
+        if batches is None:
+            found(run, recipe)
+            assert not isinstance(corpus, Feed), "n-grams are counted, not fed"
+            return count_corpus(recipe, run, corpus, evaluators, quiet)
+        loop = Loop(recipe, run, batches, evaluators, writer, place, quiet, say, ranks)
+        ranks.share(lambda: "")  # no checkpoint: those who follow begin with fresh weights as well
+        # config.toml is written once the pre-flight has passed: a start that fails leaves no run behind
+        return loop.go(Progress(), begin=found)
 
 
 def resume(
@@ -97,26 +99,32 @@ def resume(
 ) -> RunResult:
     """Go on from a run's newest whole checkpoint, as if it had never stopped. A finished run is returned as it is."""
     run = run_dir if isinstance(run_dir, RunFolder) else open_run(run_dir)
-    recipe = run.recipe()
-    check_log(recipe.log)
-    place = device or pick_device()
-    torch.manual_seed(recipe.seed)
-    if isinstance(recipe.model, NGram):
-        assert not isinstance(corpus, Feed), "n-grams are counted, not fed"
-        return count_corpus(recipe, run, corpus, evaluators, quiet)
-    loop = Loop(recipe, run, share(recipe, corpus, ranks), evaluators, writer, place, quiet, say, ranks)
-    progress, origin = Progress(), ""
-    if checkpoint.checkpoints(run.checkpoints):
-        path, damage = checkpoint.newest_good(run.checkpoints)
-        for line in damage:
-            run.event("damage", line=line)
-            say(f"{line}; going on from {path.name}")
-        progress = Progress.from_notes(checkpoint.load(path, loop.model, loop.optimizer).notes)
-        checkpoint.forget_after(run.checkpoints, progress.step)
-        origin = str(path)
-    run.event("resume", step=progress.step, device=device_name(place), processes=ranks.ranks)
-    ranks.share(lambda: origin)
-    return loop.go(progress)
+    with nullcontext() if isinstance(run_dir, RunFolder) else held(run):
+        recipe = run.recipe()
+        missing = unsettled(recipe)
+        if missing:
+            raise RunError(f"{run.config}: {missing[0]} is missing; a run that has started leaves nothing open")
+        if run.checkpoints.exists() and not run.checkpoints.is_dir():
+            raise RunError(f"{run.checkpoints}: expected a folder of checkpoints")
+        check_log(recipe.log)
+        place = device or pick_device()
+        torch.manual_seed(recipe.seed)
+        if isinstance(recipe.model, NGram):
+            assert not isinstance(corpus, Feed), "n-grams are counted, not fed"
+            return count_corpus(recipe, run, corpus, evaluators, quiet)
+        loop = Loop(recipe, run, share(recipe, corpus, ranks), evaluators, writer, place, quiet, say, ranks)
+        progress, origin = Progress(), ""
+        if checkpoint.checkpoints(run.checkpoints):
+            path, damage = checkpoint.newest_good(run.checkpoints)
+            for line in damage:
+                run.event("damage", line=line)
+                say(f"{line}; going on from {path.name}")
+            progress = Progress.from_notes(checkpoint.load(path, loop.model, loop.optimizer).notes)
+            checkpoint.forget_after(run.checkpoints, progress.step)
+            origin = str(path)
+        run.event("resume", step=progress.step, device=device_name(place), processes=ranks.ranks)
+        ranks.share(lambda: origin)
+        return loop.go(progress)
 
 
 def follow(
