@@ -32,8 +32,8 @@ def learn(folder: Path, preset: str, *words: str) -> Path:
 def test_another_tokenizer_in_the_folder_is_noticed(tmp_path: Path, preset: str, words: tuple[str, ...]) -> None:
     run = learn(tmp_path, preset, *words)
     (tmp_path / "other").mkdir()
-    kind = "wordpiece" if preset == "bert-tiny" else "bpe"
-    other = learn(tmp_path / "other", preset, *words, f"tokenizer.kind={kind}", "tokenizer.vocab_size=300")
+    kind, size = ("wordpiece", 150) if preset == "bert-tiny" else ("bpe", 300)
+    other = learn(tmp_path / "other", preset, *words, f"tokenizer.kind={kind}", f"tokenizer.vocab_size={size}")
     shutil.copy(other / "tokenizer.json", run / "tokenizer.json")
     with pytest.raises(RunError, match=r"tokenizer\.json: not the tokenizer that this run's text was cut with"):
         api.resume(run, say=lambda line: None)

@@ -105,3 +105,9 @@ def test_what_names_nothing_is_one_clear_line(source: str, changes: list[str], m
     with pytest.raises(ConfigError, match=message) as caught:
         resolve(source, changes)
     assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_size_alone_leaves_a_models_own_kind_of_tokenizer() -> None:
+    for name, kind in (("bert-tiny", "wordpiece"), ("gpt-tiny", "bpe")):
+        tokenizer = resolve(name, ["tokenizer.vocab_size=300"]).tokenizer
+        assert tokenizer is not None and (tokenizer.kind, tokenizer.vocab_size) == (kind, 300)  # type: ignore[union-attr]

@@ -158,7 +158,8 @@ def _kinds(tree: Tree) -> Tree:
     """The default kinds, so that `optimizer.lr=…` alone changes the default optimizer."""
     kinds: Tree = {"optimizer": {"kind": "adamw"}, "schedule": {"kind": "cosine"}}
     if "tokenizer" in tree:
-        kinds["tokenizer"] = {"kind": "bpe"}
+        encodes = tree.get("model", {}).get("kind") == "encoder"  # which needs the special tokens of WordPiece
+        kinds["tokenizer"] = {"kind": "wordpiece" if encodes else "bpe"}
     if "validation" in tree.get("data", {}):
         kinds["data"] = {"validation": {"kind": "hash"}}
     return kinds
