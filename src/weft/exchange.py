@@ -146,6 +146,7 @@ def _with_tokenizer(loaded: Loaded, tokenizer: Tokenizer) -> Loaded:
 
 
 def _refuse_existing(path: Path, instead: str) -> None:
+    path = Path(os.path.realpath(path))
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunError(f"{path}: something is there already; {instead}")
@@ -156,6 +157,7 @@ def _refuse_existing(path: Path, instead: str) -> None:
 @contextmanager
 def built_beside(target: Path) -> Iterator[Path]:
     """A folder beside `target` that takes its place when all went well, and goes when not."""
+    target = Path(os.path.realpath(target))  # `.` and links to folders too
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         beside.mkdir(parents=True)

@@ -26,7 +26,7 @@ from tests.interop.test_hf import (
     edit,
     exported,
     fresh_model,
-    same_tensors,
+    same_files,
     theirs,
     words,
 )
@@ -92,11 +92,24 @@ def test_in_write_and_out_again(folder: Path, tmp_path: Path, capsys: Capture) -
 
     assert command(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf"]) == 0
     assert "LLaMA, for transformers" in capsys.readouterr().out
-    assert same_tensors(folder, tmp_path / "out")
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    assert same_files(folder, tmp_path / "out")
     assert (tmp_path / "out/README.md").is_file()
     assert greedy(tmp_path / "out", "the cat", 20) == text
+
+
+def test_any_name_of_an_empty_place_will_do(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "link", "cwd"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other").symlink_to(tmp_path / "link")
+    assert command(["import", str(folder), str(tmp_path / "other")]) == 0
+    assert (tmp_path / "link/config.toml").is_file()
+    monkeypatch.chdir(tmp_path / "here")
+    assert command(["import", str(folder), "."]) == 0
+    assert (tmp_path / "here/config.toml").is_file()
+    monkeypatch.chdir(tmp_path / "cwd")
+    for to in ("hf", "gguf", "weft"):
+        assert command(["export", str(tmp_path / "here"), f"new-{to}/..", "--to", to]) in (0, 2)
+        assert not (tmp_path / f"cwd/new-{to}").exists()
 
 
 def test_a_run_that_weft_trained(tmp_path: Path) -> None:
@@ -161,7 +174,7 @@ def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
     if case == "bert-labels":
         assert imported.config.objective.labels == ("bad", "fair", "good")
     exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
-    assert same_tensors(tmp_path / "theirs", tmp_path / "out")
+    assert same_files(tmp_path / "theirs", tmp_path / "out")
 
 
 def test_what_is_kept_beside_the_run(folder: Path, tmp_path: Path) -> None:
@@ -186,7 +199,7 @@ def test_types_on_the_way(dtype: str, folder: Path, tmp_path: Path) -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert torch.equal(model.embedding.weight, stored["embedding.weight"].float())
     exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
-    assert same_tensors(tmp_path / "half", tmp_path / "out")
+    assert same_files(tmp_path / "half", tmp_path / "out")
 
 
 def test_memory_stays_near_the_size_of_the_weights(tmp_path: Path) -> None:
@@ -380,4 +393,4 @@ def test_real_sentence_vectors(tmp_path: Path) -> None:
     ids = [imported.tokenizer.encode(text) for text in texts]
     assert ids == [row[1:-1] for row in tokenizer(texts)["input_ids"]]
     exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
-    assert same_tensors(source, tmp_path / "out")
+    assert same_files(source, tmp_path / "out")

@@ -23,6 +23,7 @@ from weft.data.batch import Source
 from weft.errors import InteropError, WeftError
 from weft.interop import hf, hf_export, safetensors
 from weft.interop.families.known import FAMILIES
+from weft.interop.hf_tokenizer import TOKENIZER_FILES
 from weft.interop.loaded import Loaded
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.models.presets import bert, gpt, llama, preset, vaswani
@@ -236,11 +237,12 @@ def exported(loaded: Loaded, folder: Path, **given: Any) -> Path:
     return folder
 
 
-def same_tensors(one: Path, other: Path) -> bool:
-    a, b = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
-    return a.keys() == b.keys() and all(
-        a[n].dtype == b[n].dtype and a[n].shape == b[n].shape and torch.equal(a[n], b[n]) for n in a
-    )
+def same_files(one: Path, other: Path) -> bool:
+    """Whether all that a model is made of, weights, settings and tokenizer, is the same to the byte."""
+    parts = {*hf.KEPT, *TOKENIZER_FILES}
+    names = {n for n in parts if (one / n).is_file()} | {file.name for file in one.glob("*.safetensors")}
+    assert {file.name for file in other.glob("*.safetensors")} <= names
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
 # ---- every family
@@ -256,8 +258,7 @@ def test_in_and_out(case: str, tmp_path: Path, warnings_of_transformers: list[st
     assert difference(ours, other) <= 1e-5
 
     back = exported(loaded, tmp_path / "back")
-    assert same_tensors(tmp_path / "theirs", back)
-    assert (back / "config.json").read_text() == (tmp_path / "theirs/config.json").read_text().rstrip() + "\n"
+    assert same_files(tmp_path / "theirs", back)
 
     # as if weft had trained it: nothing is known of the folder it came from
     fresh = exported(Loaded(loaded.model, loaded.weights, None, "here"), tmp_path / "fresh")
@@ -287,7 +288,7 @@ def test_numbers_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
     loaded = hf.read(tmp_path / "theirs")
     assert loaded.weights["embedding.weight"]().dtype == dtype
     assert loaded.weights["decoder.norm.weight"]().dtype == torch.float32
-    assert same_tensors(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+    assert same_files(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
     wide = exported(loaded, tmp_path / "wide", dtype=torch.float32)
     assert {tensor.dtype for tensor in load_file(wide / "model.safetensors").values()} == {torch.float32}
     assert json.loads((wide / "config.json").read_text())["dtype"] == "float32"
@@ -296,12 +297,33 @@ def test_numbers_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
 def test_shards(tmp_path: Path) -> None:
     theirs("GPT2LMHeadModel", GPT2).save_pretrained(tmp_path / "theirs", max_shard_size="30KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 2
-    whole = {}
-    for shard in (tmp_path / "theirs").glob("*.safetensors"):
-        whole |= load_file(shard)
-    back = load_file(exported(hf.read(tmp_path / "theirs"), tmp_path / "back") / "model.safetensors")
-    assert whole.keys() == back.keys()
-    assert all(torch.equal(whole[name], back[name]) for name in whole)
+    loaded = hf.read(tmp_path / "theirs")
+    assert same_files(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+    narrow = tmp_path / "narrow"
+    narrow.mkdir()
+    hf_export.write(loaded, narrow, torch.bfloat16)
+    assert [file.name for file in narrow.glob("*.safetensors*")] == ["model.safetensors"]
+
+
+def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    theirs("GPT2LMHeadModel", GPT2).save_pretrained(folder, max_shard_size="30KB")
+    first, second, *_ = sorted(folder.glob("*.safetensors"))
+    tensors, more = load_file(first), load_file(second)
+    name = next(iter(tensors))
+    save_file({**more, name: tensors[name]}, second, {"format": "pt"})
+    with pytest.raises(InteropError, match=f"'{name}' is in {first.name} too"):
+        hf.read(folder)
+
+
+def test_files_that_notes_name_stay_in_the_folder(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "theirs")
+    loaded = hf.read(folder)
+    ((_, header),) = loaded.notes["headers"].items()
+    wrong = replace(loaded, notes={**loaded.notes, "headers": {"../out.safetensors": header}})
+    with pytest.raises(InteropError, match="not the name of a"):
+        exported(wrong, tmp_path / "back")
+    assert not (tmp_path / "out.safetensors").exists()
 
 
 # ---- names and tensors that came and went with the years
@@ -321,7 +343,7 @@ def test_old_names_unused_tensors_and_copies_come_back(tmp_path: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
     loaded = hf.read(tmp_path / "theirs")
     assert difference(built(loaded), other) <= 1e-5
-    assert same_tensors(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+    assert same_files(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
 
 
 def test_the_base_model_alone_has_no_prefix(tmp_path: Path) -> None:
@@ -332,7 +354,7 @@ def test_the_base_model_alone_has_no_prefix(tmp_path: Path) -> None:
     ours, tokens = built(loaded), torch.randint(V, (2, 9))
     with torch.no_grad():
         assert gap(ours.features(tokens), other(tokens).last_hidden_state) <= 1e-5
-    assert same_tensors(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+    assert same_files(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
 
 
 def test_a_table_that_differs_is_not_tied(tmp_path: Path) -> None:
@@ -343,7 +365,7 @@ def test_a_table_that_differs_is_not_tied(tmp_path: Path) -> None:
     loaded = hf.read(tmp_path / "theirs")
     assert not loaded.model.head.tied
     back = exported(loaded, tmp_path / "back")
-    assert same_tensors(tmp_path / "theirs", back)
+    assert same_files(tmp_path / "theirs", back)
     other = hf_models.T5ForConditionalGeneration.from_pretrained(back)
     assert difference(built(loaded), other.eval()) <= 1e-5
 
@@ -357,7 +379,7 @@ def test_a_tied_table_under_its_other_name_alone(tmp_path: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
     loaded = hf.read(tmp_path / "theirs")
     assert difference(built(loaded), other) <= 1e-5
-    assert same_tensors(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+    assert same_files(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
 
 
 def test_settings_that_weft_has_no_word_for_come_back(tmp_path: Path) -> None:
@@ -374,6 +396,26 @@ def test_labels_have_names(tmp_path: Path) -> None:
     assert loaded.labels == ("bad", "fair", "good")
     fresh = exported(replace(loaded, notes={}), tmp_path / "fresh")
     assert json.loads((fresh / "config.json").read_text())["id2label"] == {"0": "bad", "1": "fair", "2": "good"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [
+        ({"num_labels": 2}, ("LABEL_0", "LABEL_1")),  # which transformers does not write down
+        ({"id2label": {0: "a", 1: "a", 2: "b"}}, ("LABEL_0", "LABEL_1", "LABEL_2")),
+    ],
+)
+def test_labels_without_names_of_their_own(tmp_path: Path, settings: dict[str, Any], labels: tuple[str, ...]) -> None:
+    theirs("BertForSequenceClassification", {**BERT, **settings}).save_pretrained(tmp_path / "theirs")
+    assert hf.read(tmp_path / "theirs").labels == labels
+
+
+@pytest.mark.parametrize(("kind", "labels"), [("multi_label_classification", 3), ("regression", 3)])
+def test_answers_that_are_no_labels(tmp_path: Path, kind: str, labels: int) -> None:
+    theirs("BertForSequenceClassification", {**BERT, "num_labels": labels}).save_pretrained(tmp_path / "theirs")
+    edit(tmp_path / "theirs", problem_type=kind)
+    with pytest.raises(InteropError, match=f"problem_type = '{kind}': with 3 answers"):
+        hf.read(tmp_path / "theirs")
 
 
 def test_sentence_encoders_say_how_they_pool(tmp_path: Path) -> None:

@@ -367,6 +367,7 @@ def _pad(file: BinaryIO) -> int:
 @contextmanager
 def _beside(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of `path` when it is whole and on the disk."""
+    path = Path(os.path.realpath(path))  # of `a/..` nothing is made
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

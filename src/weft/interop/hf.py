@@ -29,7 +29,9 @@ from weft.text.tokenizer import Tokenizer
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # small files that belong to a model and are given back as they were
 KEPT = (
+    CONFIG,
     GENERATION,
+    safetensors.INDEX,
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
@@ -51,6 +53,7 @@ def read(folder: Path, tokenizer: Tokenizer | None = None) -> Loaded:
         if isinstance(error, WeftError):
             raise
         raise InteropError(f"{where}: {first_reason(error)}") from None
+    _check_problem(settings, model)
     if isinstance(model, Encoder) and isinstance(model.head, EmbeddingHead):
         model = model.replace(head=_pooling(folder))
     deepest = max(model.layers, getattr(model, "encoder_layers", None) or 0)
@@ -73,6 +76,15 @@ def read(folder: Path, tokenizer: Tokenizer | None = None) -> Loaded:
         labels=_labels(tree, model),
         source_tokenizer=source,
     )
+
+
+def _check_problem(settings: Settings, model: Any) -> None:
+    """Refuse answers that are no probabilities of labels that exclude each other, and no single number."""
+    kind, labels = settings.tree.get("problem_type"), getattr(model.head, "labels", None)
+    if labels is None or kind is None:
+        return
+    if kind == "multi_label_classification" or (kind == "regression") != (labels == 1):
+        raise settings.refusal("problem_type", f"with {labels} answers; weft's give a text one label, or one number")
 
 
 def first_reason(error: ValueError) -> str:
@@ -186,6 +198,7 @@ def _weights(
         "dtypes": _widened(table, {present: found[stored_as[present]].dtype for present in used}),
         "names": {present: name for name, present in named.items() if present != name},
         "copies": {present: copies[present] for present in repeated},
+        "headers": safetensors.headers(found),
     }
     return weights, {p: _one(read, stored_as[p]) for p in idle}, notes
 
@@ -217,10 +230,13 @@ def _check_vocabulary(model: Any, tokenizer: Tokenizer | None, source: Tokenizer
 def _labels(tree: Tree, model: Any) -> tuple[str, ...] | None:
     """The names of a classifier's answers, in order."""
     count, named = getattr(model.head, "labels", None), tree.get("id2label")
-    if count is None or not isinstance(named, dict):
+    if count is None:
         return None
-    names = tuple(str(named.get(str(number), named.get(number, number))) for number in range(count))
-    return names if len(set(names)) == count else None
+    usual = tuple(f"LABEL_{number}" for number in range(count))  # which transformers does not write down
+    if not isinstance(named, dict):
+        return usual
+    names = tuple(str(named.get(str(number), name)) for number, name in enumerate(usual))
+    return names if len(set(names)) == count else usual
 
 
 def _bytes(path: Path) -> bytes:

@@ -47,17 +47,26 @@ def write(
         tree = {key: value for key, value in tree.items() if key != "torch_dtype"} | {"dtype": _word(dtype)}
     names = kept.get("names", {})
     named = {names.get(name, name): make for name, make in weights.items()}
-    safetensors.write(folder / safetensors.SINGLE, named, progress)
-    for name, data in _small_files(loaded, tree, bool(kept)).items():
+    headers = kept.get("headers", {}) if dtype is None else {}
+    for file, header in headers.items():
+        if not safetensors.is_shard(file):
+            raise InteropError(f"{loaded.origin}: '{file}' is not the name of a .safetensors file")
+        safetensors.write_as(folder / file, header, named, progress)
+    if not headers:
+        safetensors.write(folder / safetensors.SINGLE, named, progress)
+    for name, data in _small_files(loaded, tree, bool(kept), bool(headers)).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return family
 
 
-def _small_files(loaded: Loaded, tree: Tree, same: bool) -> dict[str, bytes]:
-    """All that is not weights, by name."""
+def _small_files(loaded: Loaded, tree: Tree, same: bool, sharded: bool) -> dict[str, bytes]:
+    """All that is not weights, by name; the list of shards only where there are the same ones again."""
     files = {name: data for name, data in loaded.files.items() if same and name in KEPT}
-    files[CONFIG] = _json(tree)
+    if not sharded:
+        files.pop(safetensors.INDEX, None)
+    if CONFIG not in files or json.loads(files[CONFIG]) != tree:
+        files[CONFIG] = _json(tree)
     if GENERATION not in files and not isinstance(loaded.model, Encoder):
         files[GENERATION] = _json({"_from_model_config": True} | {key: tree[key] for key in TOKENS if key in tree})
     if not same and isinstance(loaded.model, Encoder) and isinstance(loaded.model.head, EmbeddingHead):

@@ -66,12 +66,15 @@ def stored(folder: Path) -> dict[str, Stored]:
         raise InteropError(f"{index}: 'weight_map' does not say which tensor is in which file")
     found: dict[str, Stored] = {}
     for name in sorted({str(name) for name in placed.values()}):
-        # a shard lies beside its index; any other path would read files that the model is not made of
-        if not re.fullmatch(r"[\w][\w.-]*\.safetensors", name):
+        if not is_shard(name):
             raise InteropError(f"{index}: '{name}' is not the name of a .safetensors file beside it")
         if not (folder / name).is_file():
             raise InteropError(f"{folder / name}: missing, though {INDEX} names it")
-        found |= listing(folder / name)
+        more = listing(folder / name)
+        twice = next((tensor for tensor in more if tensor in found), None)
+        if twice is not None:
+            raise InteropError(f"{folder / name}: '{twice}' is in {found[twice].file.name} too")
+        found |= more
     for tensor, name in placed.items():
         if tensor not in found or found[tensor].file.name != name:
             raise InteropError(f"{index}: '{tensor}' is not in {name}, where it should be")
@@ -79,6 +82,11 @@ def stored(folder: Path) -> dict[str, Stored]:
     if extra:
         raise InteropError(f"{found[extra[0]].file}: '{extra[0]}' is not in {INDEX}")
     return found
+
+
+def is_shard(name: str) -> bool:
+    """Whether a name is that of a file beside its index; any other path leads to what the model is not made of."""
+    return re.fullmatch(r"[\w][\w.-]*\.safetensors", name) is not None
 
 
 def listing(file: Path) -> dict[str, Stored]:
@@ -94,6 +102,16 @@ def listing(file: Path) -> dict[str, Stored]:
     for name, tensor in found.items():
         if tensor.dtype not in DTYPES:
             raise InteropError(f"{file}: '{name}' holds numbers of type {tensor.dtype}; weft reads {', '.join(DTYPES)}")
+    return found
+
+
+def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
+    """The header of each file that tensors are in, to the letter, by the file's name: with it `write_as` can give back
+    the file itself."""
+    found = {}
+    for file in sorted({tensor.file for tensor in tensors.values()}):
+        with open(file, "rb") as opened:
+            found[file.name] = opened.read(int.from_bytes(opened.read(8), "little")).decode()
     return found
 
 
@@ -158,6 +176,25 @@ def write(path: Path, weights: Weights, progress: Callable[[int], None] | None =
     if sizes is not None:
         again = _write(path, {name: weights[name] for name in sorted(sizes, key=lambda n: -sizes[n])}, progress)
         assert again is None
+
+
+def write_as(path: Path, header: str, weights: Weights, progress: Callable[[int], None] | None = None) -> None:
+    """Write the tensors that a header names, where it says, and sync: the file that the header came from."""
+    entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+    text = header.encode()
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in sorted(entries, key=lambda name: entries[name]["data_offsets"]):
+            tensor = weights[name]().detach().cpu().contiguous()
+            expected = entries[name]
+            if (NAMES[tensor.dtype], list(tensor.shape)) != (expected["dtype"], expected["shape"]):
+                raise InteropError(f"{path.name}: '{name}' is no longer what it was when it was imported")
+            file.seek(8 + len(text) + expected["data_offsets"][0])
+            file.write(_bits(tensor).numpy().data if tensor.nbytes else b"")
+            if progress is not None:
+                progress(tensor.nbytes)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _write(path: Path, weights: Weights, progress: Callable[[int], None] | None) -> dict[str, int] | None:
