@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 from weft.data.collate import framed
@@ -92,6 +93,36 @@ def test_the_frame_is_that_of_training(wordpiece: Tokenizer, bytewise: Tokenizer
         for length in (None, 7):
             trained_on = framed([ids], None, tokenizer, length=length).tokens[0].tolist()
             assert frame(tokenizer, ids, length).ids == trained_on
+
+
+def test_a_decoder_that_was_taught_to_embed_reads_as_it_was_taught(bytewise: Tokenizer) -> None:
+    """Though the tokenizer's own file frames a text in another way."""
+    backend = tokenizers.Tokenizer.from_str(bytewise.to_json())
+    special = [("<bos>", bytewise.need("bos"))]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="<bos> $A", special_tokens=special)
+    begun = Tokenizer.from_json(backend.to_str(), bytewise.roles)
+    assert begun.leading == (begun.bos_id,)
+    torch.manual_seed(0)
+    config = gpt(1, D, 2, 64, bytewise.vocab_size)
+    for head, ids in (
+        (EmbeddingHead(), framed([begun.encode(TEXTS[0])], None, begun).tokens),
+        (config.head, torch.tensor([[begun.need("bos"), *begun.encode(TEXTS[0])]])),
+    ):
+        model = config.replace(head=head.model_dump()).build()
+        with torch.no_grad():
+            expected = model.eval().features(ids)[0].mean(dim=0).numpy()
+        assert embed(model, begun, TEXTS[:1], normalise=False)[0] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_what_is_no_number_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer, normalise: bool) -> None:
+    for model, tokenizer in models(wordpiece, bytewise):
+        with torch.no_grad():
+            model.embedding.weight[tokenizer.encode("v")[0]] = torch.nan  # type: ignore[index,union-attr,operator]
+        with pytest.raises(ModelError, match=r"^text 2: the model gives no numbers for it \(NaN\)") as raised:
+            embed(model, tokenizer, ["toad", "v", "frog sat", "v v"], normalise=normalise)
+        assert "\n" not in str(raised.value)
+        assert np.isfinite(embed(model, tokenizer, ["toad"], normalise=normalise)).all()
 
 
 def test_a_model_made_to_embed_pools_as_it_was_trained_to(wordpiece: Tokenizer) -> None:

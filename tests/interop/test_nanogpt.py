@@ -181,3 +181,89 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
             nanogpt.read(tmp_path / "ckpt.pt")
     with pytest.raises(InteropError, match="no such file"):
         nanogpt.read(tmp_path / "nowhere.pt")
+
+
+# ---- tensors that are none
+
+
+def test_a_file_of_the_older_kind_is_read(tmp_path: Path) -> None:
+    theirs = their_model(True)
+    torch.save(checkpoint(theirs, True), tmp_path / "ckpt.pt", _use_new_zipfile_serialization=False)
+    loaded = nanogpt.read(tmp_path / "ckpt.pt")
+    assert torch.equal(loaded.weights["embedding.weight"](), theirs.lm_head.weight)
+    data = (tmp_path / "ckpt.pt").read_bytes()
+    for place in (len(nanogpt.OLD), len(data) // 2, len(data) - 30):
+        (tmp_path / "cut.pt").write_bytes(data[:place])
+        with pytest.raises(InteropError, match="not a nanoGPT checkpoint, or cut short"):
+            nanogpt.read(tmp_path / "cut.pt")
+
+
+def test_an_older_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    stored = checkpoint(their_model(True), True) | {"config": Bomb(tmp_path / "ran")}
+    torch.save(stored, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(InteropError, match="refused: it holds more than tensors and plain values"):
+        nanogpt.read(tmp_path / "ckpt.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+WPE = "transformer.wpe.weight"
+EMPTY = torch.empty(16, 32)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: EMPTY.to_sparse(), "is not dense"),
+        (lambda: EMPTY.to_sparse_csr(), "is not dense"),
+        (lambda: torch.empty(16, 32, device="meta"), "has no numbers .it is on the meta device"),
+        (lambda: torch.quantize_per_tensor(torch.ones(16, 32), 1.0, 0, torch.qint8), "holds qint8"),
+        (lambda: torch.ones(16, 32, dtype=torch.int64), "holds int64"),
+        (lambda: torch.ones(16, 32, dtype=torch.complex64), "holds complex64"),
+        (lambda: torch.ones(16, 32).to(torch.float8_e4m3fn), "holds float8_e4m3fn"),
+        (lambda: torch.ones(1).expand(16, 32), "is .16, 32., but the file holds too few numbers"),
+        (lambda: torch.ones(1, 32).expand(10**9, 32), "is .1000000000, 32., but the file holds too few numbers"),
+    ],
+)
+def test_a_tensor_that_is_no_weight_is_named(made: Any, says: str, tmp_path: Path) -> None:
+    for name in (WPE, "lm_head.weight"):
+        stored = checkpoint(their_model(True), True)
+        stored["model"][name] = made()
+        torch.save(stored, tmp_path / "ckpt.pt")
+        with pytest.raises(InteropError, match=f"'{name}' {says}") as caught:
+            nanogpt.read(tmp_path / "ckpt.pt")
+        assert "\n" not in str(caught.value)
+
+
+def test_many_names_for_the_same_numbers_are_refused(tmp_path: Path) -> None:
+    stored = checkpoint(their_model(True), True)
+    stored["model"]["transformer.h.1.attn.c_attn.weight"] = stored["model"]["transformer.h.0.attn.c_attn.weight"]
+    torch.save(stored, tmp_path / "ckpt.pt")
+    with pytest.raises(InteropError, match=r"'transformer\.h\.1\.attn\.c_attn\.weight' .*each tensor needs its own"):
+        nanogpt.read(tmp_path / "ckpt.pt")
+
+
+def test_slices_of_one_buffer_are_taken(tmp_path: Path) -> None:
+    stored = checkpoint(their_model(True), True)
+    flat = torch.randn(2 * 32)
+    stored["model"]["transformer.ln_f.weight"], stored["model"]["transformer.ln_f.bias"] = flat[:32], flat[32:]
+    torch.save(stored, tmp_path / "ckpt.pt")
+    assert torch.equal(nanogpt.read(tmp_path / "ckpt.pt").weights["decoder.norm.bias"](), flat[32:])
+
+
+def test_a_tensor_under_both_of_its_names_is_refused(tmp_path: Path) -> None:
+    stored = checkpoint(their_model(True), True)
+    stored["model"][f"_orig_mod.{WPE}"] = torch.zeros(16, 32)
+    torch.save(stored, tmp_path / "ckpt.pt")
+    with pytest.raises(InteropError, match=f"'{WPE}' and '_orig_mod.{WPE}' are the same tensor's names"):
+        nanogpt.read(tmp_path / "ckpt.pt")
+
+
+@pytest.mark.parametrize("key", ["bias", "dropout", "n_layer"])
+def test_arguments_that_are_tensors(key: str, tmp_path: Path) -> None:
+    stored = checkpoint(their_model(True), True)
+    stored["model_args"] = {**stored["model_args"], key: torch.ones(40, 40)}
+    torch.save(stored, tmp_path / "ckpt.pt")
+    with pytest.raises(InteropError, match=f"model_args.{key} = Tensor: expected") as caught:
+        nanogpt.read(tmp_path / "ckpt.pt")
+    assert "\n" not in str(caught.value)

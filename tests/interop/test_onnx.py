@@ -175,3 +175,31 @@ def test_nothing_is_left_where_drawing_fails(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InteropError, match="no room"):
         export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_gives_no_numbers_is_refused(runtime: Any, tmp_path: Path) -> None:
+    """A NaN may come after a difference that is a number, and in any of several answers."""
+    model = made(gpt(1, D, HEADS, 32, VOCAB))
+    with torch.no_grad():
+        model.embedding.weight[1] = torch.nan  # type: ignore[index,operator]
+    with pytest.raises(InteropError, match=r"the model gives no numbers \(NaN\); nothing was written"):
+        export_onnx(model, None, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_nan_is_the_largest_difference(
+    runtime: Any, order: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [torch.tensor([1.0, 2.0]), torch.tensor([torch.nan, 2.0])][::order]
+
+    class Session:
+        def __init__(self, *given: Any, **more: Any) -> None: ...
+
+        def run(self, names: None, fed: dict[str, np.ndarray]) -> list[np.ndarray]:
+            return [np.ones(2, np.float32)] * 2
+
+    monkeypatch.setattr(runtime, "InferenceSession", Session)
+    example, free = (torch.zeros(1, 1, dtype=torch.long),), ({0: "batch", 1: "time"},)
+    part = onnx._Part("model.onnx", lambda tokens: answers, example, free, ("input_ids",), ("a", "b"))  # type: ignore[arg-type]
+    assert np.isnan(onnx._difference(part, tmp_path / "model.onnx"))

@@ -3,13 +3,14 @@
 import json
 import os
 import pickle
+import resource
 import stat
 import sys
 from pathlib import Path
 
 import pytest
 import tokenizers as backend
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from weft.errors import TokenizerError
 from weft.text.config import BPE, Pretrained, Specials
@@ -220,6 +221,77 @@ def test_configs_import_no_heavy_library() -> None:
 
     program = "import sys, weft.text.config as c; c.BPE(); print({'torch', 'tokenizers', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+# ---- ids
+
+
+@pytest.mark.parametrize("id", [10**6, 10**8, 4_000_000_000])
+@pytest.mark.parametrize("kind", ["bpe", "word", "wordpiece"])
+def test_an_id_far_beyond_the_others_is_refused_at_once(
+    tokenizers: dict[str, Tokenizer], kind: str, id: int, tmp_path: Path
+) -> None:
+    tree = json.loads(tokenizers[kind].to_json())
+    tree["model"]["vocab"]["zz"] = id
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TokenizerError, match=f"the token 'zz' has id {id}, far beyond its .* tokens") as raised:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def test_a_vocabulary_may_leave_ids_out(tokenizers: dict[str, Tokenizer]) -> None:
+    tree = json.loads(tokenizers["bpe"].to_json())
+    tree["model"]["vocab"]["zz"] = 50_000
+    again = Tokenizer.from_json(json.dumps(tree))
+    assert (again.vocab_size, again.id("zz")) == (50_001, 50_000)
+
+
+def test_a_pair_of_files_with_such_an_id(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2 * 10**9}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    with pytest.raises(TokenizerError, match="the token 'ab' has id 2000000000"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("id", [10**8, 4_000_000_000])
+def test_an_added_token_with_such_an_id_costs_nothing(tokenizers: dict[str, Tokenizer], id: int) -> None:
+    """The library numbers added tokens itself, after the others."""
+    tree = json.loads(tokenizers["bpe"].to_json())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tree["added_tokens"].append({"id": id, "content": "<zz>", "special": True, **flags})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    again = Tokenizer.from_json(json.dumps(tree))
+    assert again.id("<zz>") == again.vocab_size - 1 == tokenizers["bpe"].vocab_size
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+    tree["model"]["vocab"]["<zz>"] = id
+    with pytest.raises(TokenizerError, match=f"the token '<zz>' has id {id}"):
+        Tokenizer.from_json(json.dumps(tree))
+
+
+def test_a_frame_of_ids_that_are_none(tokenizers: dict[str, Tokenizer]) -> None:
+    bpe = tokenizers["bpe"]
+    framed = backend.Tokenizer.from_str(bpe.to_json())
+    framed.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 4_000_000_000)])
+    with pytest.raises(TokenizerError, match="puts id 4000000000 around a text"):
+        _ = Tokenizer.from_json(framed.to_str(), bpe.roles).leading
+
+
+def test_the_frame_of_a_file(tokenizers: dict[str, Tokenizer]) -> None:
+    bpe, piece = tokenizers["bpe"], tokenizers["wordpiece"]
+    assert bpe.frame == ((), ())
+    assert piece.frame == ((piece.need("cls"),), (piece.need("sep"),))
+    ids = [("<bos>", bpe.need("bos")), ("<eos>", bpe.need("eos"))]
+    for single, frame in (
+        ("<bos> $A", ((bpe.bos_id,), ())),
+        ("$A <eos>", ((), (bpe.eos_id,))),
+        ("<bos> <bos> $A <eos>", ((bpe.bos_id, bpe.bos_id), (bpe.eos_id,))),
+    ):
+        framed = backend.Tokenizer.from_str(bpe.to_json())
+        framed.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
+        found = Tokenizer.from_json(framed.to_str(), bpe.roles)
+        assert (found.frame, found.leading) == (frame, frame[0])
 
 
 # ---- chat

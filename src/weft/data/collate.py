@@ -107,7 +107,10 @@ def _framed_lengths(whole: Array, count: int, tokenizer: Tokenizer, length: int 
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """What stands before the first sentence, and after each."""
+    """What stands before the first sentence, and after each.
+
+    A frame in the tokenizer's own file, such as LLaMA's bos, is no part of it: runs are read as they were trained.
+    """
     if tokenizer.cls_id is not None and tokenizer.sep_id is not None:
         return [tokenizer.cls_id], [tokenizer.sep_id]
     return [], [tokenizer.need("eos")]

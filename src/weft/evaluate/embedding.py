@@ -7,12 +7,13 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.streams import lines
 from weft.data.table import read_rows
-from weft.errors import DataError
-from weft.explain.hidden import check_readable, frame, longest, read
+from weft.errors import DataError, ModelError
+from weft.explain.hidden import check_readable, frame_for, longest, read
 from weft.models.base import LanguageModel
 from weft.models.config import EmbeddingHead
 from weft.models.heads import pool
@@ -43,6 +44,7 @@ def embed(
     how = pooling or (head.pooling if isinstance(head, EmbeddingHead) else "mean")
     most = longest(model)
     ids = tokenizer.encode_batch(texts)
+    frame = frame_for(model)
     framed = [frame(tokenizer, each, most) for each in ids]
     cut = sum(text.length < len(each) for text, each in zip(framed, ids, strict=True))
     if cut and say is not None:
@@ -51,9 +53,17 @@ def embed(
     with bar("embedding", len(texts)) as advance:
         for group in read(model, tokenizer, framed, batch=batch, progress=advance):
             vectors = pool(group.features, group.mask, how)
+            _refuse_no_numbers(vectors, group.rows)
             vectors = F.normalize(vectors, dim=-1) if normalise else vectors
             found[group.rows] = vectors.to("cpu", torch.float32).numpy()
     return found
+
+
+def _refuse_no_numbers(vectors: Tensor, rows: Sequence[int]) -> None:
+    broken = (~vectors.isfinite().all(dim=-1)).nonzero().flatten().tolist()
+    if broken:
+        number = min(rows[place] for place in broken) + 1
+        raise ModelError(f"text {number}: the model gives no numbers for it (NaN); its weights may be damaged")
 
 
 def read_texts(name: str, column: str = "text") -> list[str]:

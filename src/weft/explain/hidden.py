@@ -1,6 +1,8 @@
 """What a model makes of many texts: its features, batch by batch, with every text framed as in training.
 
-An encoder reads [CLS] text [SEP]; other models read the text and the token that ends it, where the tokenizer has these.
+A tokenizer whose own file frames a text (LLaMA's: bos text, BERT's: [CLS] text [SEP]) says how its model read texts.
+Where the file says nothing, an encoder reads [CLS] text [SEP], and other models the text and the token that ends it.
+Models that only weft can have taught read texts without the file's frame then, and do so here (`trained_frame`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from weft.errors import DataError, ModelError
 from weft.models.base import LanguageModel
-from weft.models.config import EncoderDecoder
+from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
 from weft.text.tokenizer import Tokenizer
@@ -48,12 +50,29 @@ def longest(model: LanguageModel) -> int | None:
     return model.config.context if isinstance(model, Transformer) else None
 
 
+def frame_for(model: LanguageModel) -> Callable[[Tokenizer, Sequence[int], int | None], Framed]:
+    """How a model reads a text. Weft alone trains recurrent models, and decoders with a head for more than words."""
+    config = model.config
+    taught_here = isinstance(config, Decoder) and not isinstance(config.head, LMHead)
+    return trained_frame if taught_here or isinstance(model, Recurrent) else frame
+
+
 def frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) -> Framed:
     """A text's ids with what stands around them; what doesn't fit into `most` tokens is cut off the text's end."""
-    before: list[int] = []
-    after = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    if tokenizer.cls_id is not None and tokenizer.sep_id is not None:
-        before, after = [tokenizer.cls_id], [tokenizer.sep_id]
+    before, after = tokenizer.frame
+    if not before and not after:
+        return trained_frame(tokenizer, ids, most)
+    return _framed(before, ids, after, most)
+
+
+def trained_frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) -> Framed:
+    """The same in the frame that sentences have in weft's own training (`collate.framed`)."""
+    before = () if tokenizer.cls_id is None or tokenizer.sep_id is None else (tokenizer.cls_id,)
+    end = tokenizer.sep_id if before else tokenizer.eos_id
+    return _framed(before, ids, () if end is None else (end,), most)
+
+
+def _framed(before: Sequence[int], ids: Sequence[int], after: Sequence[int], most: int | None) -> Framed:
     room = len(ids) if most is None else max(0, most - len(before) - len(after))
     kept = list(ids[:room])
     return Framed([*before, *kept, *after], len(before), len(kept))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.errors import DataError, ModelError, TokenizerError, suggestion
-from weft.explain.hidden import Framed, check_readable, frame, longest, read
+from weft.explain.hidden import Framed, check_readable, frame_for, longest, read
 from weft.models.base import LanguageModel
 from weft.text.tokenizer import Piece, Tokenizer
 
@@ -148,6 +148,7 @@ def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[s
     """
     check_readable(model)
     cuts = [tokenizer.pieces(sentence) for sentence in sentences]
+    frame = frame_for(model)
     framed = [frame(tokenizer, [piece.id for piece in cut], longest(model)) for cut in cuts]
     found: list[list[tuple[Place, NDArray[np.float32]]]] = [[] for _ in sentences]
     for group in read(model, tokenizer, framed, batch=batch):

@@ -7,12 +7,14 @@ lies in a meta.pkl, a pickle of the other kind, which is left alone.
 
 import pickle
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from weft.config import validate
 from weft.errors import InteropError
@@ -22,6 +24,9 @@ from weft.models.config import Decoder
 from weft.text.tokenizer import Tokenizer
 
 COMPILED = "_orig_mod."
+TABLE, OUTPUT = "transformer.wte.weight", "lm_head.weight"
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of the kind before torch 1.6 begin
 GPT2_SIZES = (50257, 50304)  # the second is the first, filled up to a multiple of 64
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
 LARGEST = 2**20
@@ -54,14 +59,10 @@ def read(path: Path | str, tokenizer_path: Path | str | None = None) -> Loaded:
         raise InteropError(f"{path}: not a nanoGPT checkpoint: 'model' is not a table of tensors")
     if model.layers > len(state):  # a model of so many layers is not even begun
         raise InteropError(f"{path}: model_args.n_layer = {model.layers}, but there are {len(state)} tensors")
-    tensors = {
-        name.removeprefix(COMPILED): tensor
-        for name, tensor in state.items()
-        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask of older versions
-    }
-    if "lm_head.weight" in tensors and "transformer.wte.weight" in tensors:
-        if torch.equal(tensors["lm_head.weight"], tensors["transformer.wte.weight"]):
-            del tensors["lm_head.weight"]  # one table under two names
+    tensors = _tensors(state, path)
+    if OUTPUT in tensors and TABLE in tensors:
+        if torch.equal(tensors[OUTPUT], tensors[TABLE]):
+            del tensors[OUTPUT]  # one table under two names
         else:
             model = model.replace(head={"kind": "lm", "tied": False})
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -79,18 +80,65 @@ def _is_named(name: Any, tensor: Any) -> bool:
     return isinstance(name, str) and name.isprintable() and isinstance(tensor, Tensor)
 
 
+def _tensors(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The weights by their plain names: dense numbers that the file really holds."""
+    found: dict[str, tuple[str, Tensor]] = {}
+    for name, tensor in state.items():
+        if name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask of older versions
+            continue
+        plain = name.removeprefix(COMPILED)
+        if plain in found:
+            raise InteropError(f"{path}: '{found[plain][0]}' and '{name}' are the same tensor's names")
+        if (reason := _unfit(tensor)) is not None:
+            raise InteropError(f"{path}: '{name}' {reason}; weights are dense tensors of F16, BF16, F32 or F64")
+        found[plain] = name, tensor
+    claimed: dict[int, int] = defaultdict(int)  # bytes of a storage that tensors stand for
+    for plain, (name, tensor) in found.items():
+        storage = tensor.untyped_storage()
+        if plain == OUTPUT and TABLE in found and _same(tensor, found[TABLE][1]):
+            continue  # the one table that may go by two names
+        claimed[storage.data_ptr()] += tensor.numel() * tensor.element_size()
+        if claimed[storage.data_ptr()] > storage.nbytes():
+            raise InteropError(
+                f"{path}: '{name}' is {list(tensor.shape)}, but the file holds too few numbers for it; "
+                "each tensor needs its own"
+            )
+    return {plain: tensor for plain, (_, tensor) in found.items()}
+
+
+def _unfit(tensor: Tensor) -> str | None:
+    """Why a tensor cannot be a weight."""
+    if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.is_nested:
+        return "is not dense"
+    if tensor.device.type != "cpu":
+        return f"has no numbers (it is on the {tensor.device.type} device)"
+    if tensor.is_quantized or tensor.dtype not in FLOATS:
+        return f"holds {str(tensor.dtype).removeprefix('torch.')}"
+    return None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return (
+        one.data_ptr() == other.data_ptr()
+        and (one.dtype, one.shape) == (other.dtype, other.shape)
+        and one.stride() == other.stride()
+    )
+
+
 def _open(path: Path) -> Mapping[str, Any]:
     """The checkpoint's table. torch.load here makes no object that is not a tensor or a plain value."""
     if not path.is_file():
         raise InteropError(f"{path}: no such file")
     try:
+        with path.open("rb") as file:
+            old = file.read(len(OLD)) == OLD  # such a file cannot be mapped, but read
         with warnings.catch_warnings(action="ignore"):
-            stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            stored = torch.load(path, map_location="cpu", weights_only=True, mmap=not old)
     except pickle.UnpicklingError as error:
         if "Unsupported" in str(error) or "not an allowed" in str(error) or "GLOBAL" in str(error):
             raise InteropError(f"{path}: refused: it holds more than tensors and plain values") from None
         raise InteropError(f"{path}: not a nanoGPT checkpoint, or cut short") from None
-    except (RuntimeError, OSError, ValueError, EOFError, KeyError, AttributeError, TypeError, IndexError):
+    except Exception:  # torch's reader fails in many ways
         raise InteropError(f"{path}: not a nanoGPT checkpoint, or cut short") from None
     if not isinstance(stored, Mapping) or "model" not in stored:
         raise InteropError(f"{path}: not a nanoGPT checkpoint: it has no 'model'")
@@ -104,9 +152,13 @@ def _settings(given: Any, path: Path) -> Decoder:
     for name in SIZES:
         value = given.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
-            raise InteropError(f"{path}: model_args.{name} = {value!r}: expected a whole number from 1 to {LARGEST:,}")
+            shown = repr(value)[:80] if isinstance(value, int | float | str | None) else type(value).__name__
+            raise InteropError(f"{path}: model_args.{name} = {shown}: expected a whole number from 1 to {LARGEST:,}")
         sizes[name] = value
-    bias, dropout = bool(given.get("bias", True)), given.get("dropout", 0.0)
+    bias, dropout = given.get("bias", True), given.get("dropout", 0.0)
+    if not isinstance(bias, bool) or not isinstance(dropout, int | float):
+        wrong, wanted = ("dropout", "a number") if isinstance(bias, bool) else ("bias", "true or false")
+        raise InteropError(f"{path}: model_args.{wrong} = {type(given[wrong]).__name__}: expected {wanted}")
     tree = {
         "kind": "decoder",
         "vocab_size": sizes["vocab_size"],

@@ -9,6 +9,7 @@ and lengths are free. Names are those that other programs use: input_ids, attent
 import copy
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -71,9 +72,14 @@ def export_onnx(
     try:
         for part in parts:
             _draw(part, beside / part.file)
-        difference = max(_difference(part, beside / part.file) for part in parts) if _runtime() else None
-        if difference is not None and not difference < TOLERANCE:
-            raise InteropError(f"{dest}: the ONNX files differ from the model by {difference:g}; nothing was written")
+        differences = [_difference(part, beside / part.file) for part in parts] if _runtime() else []
+        for difference in differences:
+            if math.isnan(difference):
+                raise InteropError(f"{dest}: the model gives no numbers (NaN); nothing was written")
+            if not difference < TOLERANCE:
+                raise InteropError(
+                    f"{dest}: the ONNX files differ from the model by {difference:g}; nothing was written"
+                )
         _describe(model, parts, beside)
         if tokenizer is not None:
             tokenizer.save(beside)
@@ -84,7 +90,7 @@ def export_onnx(
         raise InteropError(f"{dest}: cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return Exported(tuple(sorted(file for file in dest.rglob("*") if file.is_file())), difference)
+    return Exported(tuple(sorted(file for file in dest.rglob("*") if file.is_file())), max(differences, default=None))
 
 
 def _readied(model: Transformer) -> Transformer:
@@ -314,15 +320,16 @@ def _difference(part: _Part, file: Path) -> float:
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     draw = torch.Generator().manual_seed(0)
-    worst = 0.0
+    worst = torch.zeros(())
     for sizes in ({"batch": 3, "time": 7, "past": 2, "source": 4}, {"batch": 1, "time": 1, "past": 0, "source": 1}):
         given = tuple(_resized(each, free, sizes, draw) for each, free in zip(part.example, part.free, strict=True))
         with torch.no_grad():
             mine = _flat(part.module(*given))
         fed = {name: tensor.numpy() for name, tensor in zip(part.inputs, _flat(given), strict=True)}
         for ours, theirs in zip(mine, session.run(None, fed), strict=True):
-            worst = max(worst, float((ours - torch.from_numpy(theirs)).abs().max()))
-    return worst
+            # unlike max, maximum keeps a NaN, which no check may pass over
+            worst = torch.maximum(worst, (ours - torch.from_numpy(theirs)).abs().max().float())
+    return float(worst)
 
 
 def _resized(example: Any, free: Any, sizes: dict[str, int], draw: torch.Generator) -> Any:

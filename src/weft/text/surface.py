@@ -106,12 +106,15 @@ def _decoder_parts(backend: tokenizers.Tokenizer) -> set[str]:
 
 
 class TextStream:
-    """Ids one at a time in, text out as soon as its characters are whole."""
+    """Ids one at a time in, text out as soon as its characters are whole.
 
-    def __init__(self, surface: Surface, skip: Collection[int]) -> None:
+    Where the text has `begun` before the first of them, a word keeps its leading space.
+    """
+
+    def __init__(self, surface: Surface, skip: Collection[int], begun: bool = False) -> None:
         self._surface = surface
         self._skip = skip
-        self._begun = False
+        self._begun = begun
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:

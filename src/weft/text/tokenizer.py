@@ -7,8 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
-from itertools import takewhile
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
@@ -23,10 +22,11 @@ from weft.text import vocabularies
 from weft.text.config import ROLES, Pattern, Role, TrainedConfig
 from weft.text.files import write_text
 from weft.text.surface import BYTE_TOKEN, Surface, TextStream
+from weft.text.template import render
 from weft.text.training import learn, look_alikes, refuse_surrogates
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    pass
 
 os.register_at_fork(after_in_child=lambda: os.environ.__setitem__("TOKENIZERS_PARALLELISM", "false"))
 
@@ -70,6 +70,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         vocab = backend.get_vocab()
+        _refuse_holes(vocab)
         self._roles: dict[Role, str] = {role: roles[role] for role in ROLES if roles.get(role) in vocab}
         special = {entry.content for entry in backend.get_added_tokens_decoder().values() if entry.special}
         undeclared = [token for token in dict.fromkeys(self._roles.values()) if token not in special]
@@ -142,6 +143,7 @@ class Tokenizer:
         try:
             if text is None:
                 backend, own = _careful(lambda: vocabularies.read(file, pattern), "not a tokenizer")
+                _refuse_holes(backend.get_vocab())
                 text, roles = backend.to_str(), roles or own
             elif pattern is not None:
                 raise TokenizerError(f"pattern = '{pattern}' is for rank files, and this is none")
@@ -236,9 +238,12 @@ class Tokenizer:
         skip = frozenset() if specials else self._hidden
         return self._surface.join([id for each in ids if (id := int(each)) not in skip]).decode("utf-8", "replace")
 
-    def stream(self, *, specials: bool = False) -> TextStream:
-        """For ids that come one at a time: what `push` and `flush` give, put together, is what `decode` gives."""
-        return TextStream(self._surface, frozenset() if specials else self._hidden)
+    def stream(self, *, specials: bool = False, begun: bool = False) -> TextStream:
+        """For ids that come one at a time: what `push` and `flush` give, put together, is what `decode` gives.
+
+        Ids that go on with a text that has `begun` give what they add to it.
+        """
+        return TextStream(self._surface, frozenset() if specials else self._hidden, begun)
 
     # ---- the vocabulary
 
@@ -285,16 +290,29 @@ class Tokenizer:
         return dict(self._roles)
 
     @cached_property
-    def leading(self) -> tuple[int, ...]:
-        """The ids that the tokenizer's own file puts before every text, as LLaMA's does with bos; mostly none."""
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that the tokenizer's own file puts before and after every text; mostly none."""
         if self._backend.post_processor is None:
-            return ()
+            return (), ()
         try:
             encoding = self._trusting.encode("a")
         except Exception:  # a word tokenizer without unk, which knows no such word
-            return ()
-        added = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
-        return tuple(id for id, special in takewhile(lambda pair: pair[1], added))
+            return (), ()
+        beyond = next((id for id in encoding.ids if id >= self._vocab_size), None)
+        if beyond is not None:
+            raise TokenizerError(
+                f"the tokenizer's own file puts id {beyond} around a text, but the vocabulary ends at "
+                f"{self._vocab_size - 1}; mend its post_processor"
+            )
+        text = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
+        if not text:
+            return tuple(encoding.ids), ()
+        return tuple(encoding.ids[: text[0]]), tuple(encoding.ids[text[-1] + 1 :])
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's own file puts before every text, as LLaMA's does with bos; mostly none."""
+        return self.frame[0]
 
     def need(self, role: Role) -> int:
         """The id of a role that has to exist."""
@@ -347,31 +365,24 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise TokenizerError(f"this tokenizer has no chat template; a {SETTINGS} beside {FILE} may give it one")
-        from jinja2 import TemplateError
-
         tokens = {f"{role}_token": self._roles.get(role, "") for role in ROLES}
-        try:
-            return _template_of(self.chat_template).render(messages=messages, add_generation_prompt=reply, **tokens)
-        except (TemplateError, TypeError, ValueError, OverflowError) as error:
-            raise TokenizerError(f"the chat template cannot be rendered: {error}") from None
-
-
-@lru_cache(maxsize=8)
-def _template_of(text: str) -> "Template":
-    """A chat template, compiled once: that takes a hundred times as long as rendering it."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    sandbox = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    return sandbox.from_string(text, globals={"raise_exception": raise_exception})
+        given = {"messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None, **tokens}
+        return render(self.chat_template, given)
 
 
 # ---- reading files that others wrote
+
+
+def _refuse_holes(vocab: Mapping[str, int]) -> None:
+    """Ids may leave some out, but a hole of millions is no vocabulary, and the library fills it when it is saved."""
+    token = max(vocab, key=vocab.__getitem__, default="")
+    most = 4 * len(vocab) + 65536
+    if vocab and vocab[token] >= most:
+        shown = token if len(token) <= 40 else token[:40] + "…"
+        raise TokenizerError(
+            f"not a tokenizer: the token {shown!r} has id {vocab[token]}, far beyond its {len(vocab)} tokens; "
+            f"ids below {most} would do"
+        )
 
 
 def _careful(make: Callable[[], T], what: str) -> T:
@@ -402,6 +413,8 @@ def _settings(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
         return None, _read_text(folder / "chat_template.jinja")
     try:
         settings = json.loads(text)
+    except RecursionError:
+        raise TokenizerError(f"{folder / SETTINGS}: not valid JSON: nested too deeply") from None
     except ValueError as error:
         raise TokenizerError(f"{folder / SETTINGS}: not valid JSON: {error}") from None
     if not isinstance(settings, dict):
@@ -412,12 +425,17 @@ def _settings(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             roles[role] = token
-    return roles, _template(settings.get("chat_template")) or _read_text(folder / "chat_template.jinja")
+    template = _template(settings.get("chat_template"))
+    try:
+        refuse_surrogates(template or "")
+    except TokenizerError as error:
+        raise TokenizerError(f"{folder / SETTINGS}: chat_template: {error}") from None
+    return roles, template or _read_text(folder / "chat_template.jinja")
 
 
 def _template(value: object) -> str | None:
     """A template, or the one named default where there are several."""
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        value = named[-1].get("template") if named else None
     return value if isinstance(value, str) else None

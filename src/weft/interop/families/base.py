@@ -1,7 +1,9 @@
 """What a family of Hugging Face models is: its names for weights, and its settings in both directions."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from reprlib import Repr
 from typing import Any
 
 from weft.config import Tree
@@ -30,8 +32,17 @@ THEIR_ACTIVATIONS: dict[Activation, str] = {
     "tanh": "tanh",
 }
 
+LARGEST = 2**28  # of any size: a single row of so many numbers is a gigabyte
 
 Transformer = Decoder | Encoder | EncoderDecoder
+
+_short = Repr()  # whatever a file holds fits into a line
+_short.maxlevel, _short.maxstring, _short.maxother, _short.maxdict, _short.maxlist = 3, 80, 80, 8, 8
+
+
+def shown(value: Any) -> str:
+    """A setting's value as a message shows it."""
+    return _short.repr(value)
 
 
 class Settings:
@@ -42,18 +53,26 @@ class Settings:
         self.where = where
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0."""
+        """A whole number above 0, of a size that a model may have."""
         value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.refusal(key, "expected a whole number above 0")
+        if value > LARGEST:
+            raise self.refusal(key, f"expected {LARGEST:,} at most")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Any number."""
+        """A number; neither infinite nor NaN."""
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.refusal(key, "expected a number")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self.refusal(key, "expected a finite number")
+        return number
 
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
@@ -65,7 +84,7 @@ class Settings:
     def activation(self, key: str, default: str) -> Activation:
         """A nonlinearity."""
         value = self._value(key, default)
-        if value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             raise self.refusal(key, f"weft has {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 
@@ -77,7 +96,7 @@ class Settings:
 
     def refusal(self, key: str, reason: str) -> InteropError:
         """The error about a key."""
-        value = repr(self.tree[key]) if key in self.tree else "missing"
+        value = shown(self.tree[key]) if key in self.tree else "missing"
         return InteropError(f"{self.where}: {key} = {value}: {reason}")
 
     def _value(self, key: str, default: Any) -> Any:

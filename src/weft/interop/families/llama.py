@@ -44,10 +44,13 @@ RULES = (
 
 def rotary(settings: Settings, base: float) -> Rotary:
     """The rotary positions of a config.json, in the older spelling (rope_theta, rope_scaling) or the newer one."""
-    given = settings.tree.get("rope_parameters") or settings.tree.get("rope_scaling") or {}
-    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-        raise settings.refusal("rope_parameters", "weft has one kind of rotary positions for all layers")
-    rope = Settings(given, f"{settings.where}: rope_parameters")
+    key = "rope_parameters" if settings.tree.get("rope_parameters") else "rope_scaling"
+    given = settings.tree.get(key) or {}
+    if not isinstance(given, dict):
+        raise settings.refusal(key, "expected a table of settings")
+    if any(isinstance(value, dict) for value in given.values()):
+        raise settings.refusal(key, "weft has one kind of rotary positions for all layers")
+    rope = Settings(given, f"{settings.where}: {key}")
     settings.only(partial_rotary_factor=1.0)
     rope.only(partial_rotary_factor=1.0)
     base = rope.number("rope_theta", settings.number("rope_theta", base))
@@ -67,10 +70,7 @@ def rotary(settings: Settings, base: float) -> Rotary:
                 original_context=rope.whole("original_max_position_embeddings"),
             )
             return Rotary(base=base, scaling=scaling)
-    raise settings.refusal(
-        "rope_parameters" if "rope_parameters" in settings.tree else "rope_scaling",
-        "weft scales rotary positions by linear, dynamic or llama3",
-    )
+    raise settings.refusal(key, "weft scales rotary positions by linear, dynamic or llama3")
 
 
 def their_rotary(position: Any) -> Tree:
@@ -192,7 +192,9 @@ def _qwen_window(settings: Settings) -> int | None:
     if not settings.flag("use_sliding_window", False):
         return None
     layers, first = settings.whole("num_hidden_layers"), settings.tree.get("max_window_layers", 28)
-    windowed = [isinstance(first, int) and layer >= first for layer in range(min(layers, 2**16))]
+    if not isinstance(first, int | None) or isinstance(first, bool):
+        raise settings.refusal("max_window_layers", "expected a whole number")
+    windowed = [first is not None and layer >= first for layer in range(min(layers, 2**16))]
     if isinstance(given := settings.tree.get("layer_types"), list):
         windowed = [kind == "sliding_attention" for kind in given]
     if any(windowed) and not all(windowed):

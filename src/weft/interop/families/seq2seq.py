@@ -230,7 +230,8 @@ T5_RULES = (
 
 
 def read_t5(settings: Settings, architecture: str, names: Collection[str]) -> EncoderDecoder:
-    gate, _, named = str(settings.tree.get("feed_forward_proj", "relu")).rpartition("-")
+    given = settings.tree.get("feed_forward_proj")
+    gate, _, named = ("relu" if given is None else given if isinstance(given, str) else "no name").rpartition("-")
     if gate not in ("", "gated") or named not in ACTIVATIONS:
         raise settings.refusal("feed_forward_proj", f"weft has {', '.join(ACTIVATIONS)}, each also gated-…")
     d_ff, dropout = settings.whole("d_ff"), settings.number("dropout_rate", 0.1)

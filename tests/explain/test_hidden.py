@@ -1,0 +1,94 @@
+"""How a text is framed before a model reads it: as the tokenizer's own file says, or as in weft's training."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+
+from weft.data.collate import framed
+from weft.explain.hidden import Framed, frame, frame_for, read, trained_frame
+from weft.models.config import ClassificationHead, Recurrent
+from weft.models.presets import bert, gpt
+from weft.text.config import Byte, Specials, WordPiece
+from weft.text.tokenizer import Tokenizer
+
+TEXTS = ["the frog sat", "a", "the toad leapt over the frog"]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Tokenizer:
+    return Byte().train([])
+
+
+def with_frame(tokenizer: Tokenizer, single: str) -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    special = [("<bos>", tokenizer.need("bos")), ("<eos>", tokenizer.need("eos"))]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single=single, special_tokens=special)
+    return Tokenizer.from_json(backend.to_str(), tokenizer.roles)
+
+
+def test_the_files_own_frame(plain: Tokenizer) -> None:
+    bos, eos = plain.need("bos"), plain.need("eos")
+    ids = [10, 11, 12, 13]
+    assert frame(with_frame(plain, "<bos> $A"), ids, None) == Framed([bos, *ids], 1, 4)
+    assert frame(with_frame(plain, "<bos> $A <eos>"), ids, None) == Framed([bos, *ids, eos], 1, 4)
+    assert frame(with_frame(plain, "$A <eos>"), ids, None) == Framed([*ids, eos], 0, 4)
+    assert frame(with_frame(plain, "<bos> $A"), ids, 3) == Framed([bos, 10, 11], 1, 2)
+    assert frame(with_frame(plain, "<bos> $A"), [], None) == Framed([bos], 1, 0)
+
+
+def test_a_tokenizer_of_wefts_own_is_framed_as_in_training(plain: Tokenizer) -> None:
+    wordpiece = WordPiece(vocab_size=50).train(TEXTS * 3)  # whose file holds the frame of training
+    for tokenizer in (plain, wordpiece):
+        for text in TEXTS:
+            ids = tokenizer.encode(text)
+            for most in (None, 6):
+                trained_on = framed([ids], None, tokenizer, length=most).tokens[0].tolist()
+                assert frame(tokenizer, ids, most).ids == trained_on
+                assert trained_frame(tokenizer, ids, most).ids == trained_on
+    assert frame(Byte(specials=Specials()).train([]), [5, 6], None) == Framed([5, 6], 0, 2)
+
+
+def test_what_weft_alone_can_have_taught_is_read_as_it_was_taught() -> None:
+    decoder = gpt(1, 16, 2, 32, 300)
+    labelled = decoder.replace(head=ClassificationHead(labels=2, pooling="last").model_dump())
+    assert frame_for(decoder.build()) is frame
+    assert frame_for(bert(1, 16, 2, 300, 32).build()) is frame
+    assert frame_for(labelled.build()) is trained_frame
+    assert frame_for(Recurrent(vocab_size=300, d_model=16).build()) is trained_frame
+
+
+@pytest.mark.parametrize("single", ["<bos> $A", "<bos> $A <eos>"])
+def test_features_are_those_of_transformers(plain: Tokenizer, single: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from weft.interop import hf
+
+    tokenizer = with_frame(plain, single)
+    torch.manual_seed(0)
+    settings = {"tie_word_embeddings": True, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    settings |= {"num_attention_heads": 4, "max_position_embeddings": 64}
+    config = transformers.LlamaConfig(vocab_size=tokenizer.vocab_size, **settings)
+    theirs = transformers.LlamaModel(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(std=0.3)
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    reading = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    found = hf.read(tmp_path)
+    assert found.tokenizer is not None
+    ours = found.model.build()
+    ours.load_state_dict({name: make() for name, make in found.weights.items()}, strict=False)
+    texts = [frame_for(ours)(found.tokenizer, found.tokenizer.encode(text), 64) for text in TEXTS]
+    for group in read(ours, found.tokenizer, texts):
+        for row, features, mask in zip(group.rows, group.features, group.mask, strict=True):
+            given = reading(TEXTS[row], return_tensors="pt")
+            assert texts[row].ids == given["input_ids"][0].tolist()
+            with torch.no_grad():
+                expected = theirs(given["input_ids"]).last_hidden_state[0]
+            assert (features[mask] - expected).abs().max() < 1e-4

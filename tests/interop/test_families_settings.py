@@ -1,0 +1,146 @@
+"""A config.json with any value of a wrong kind gives a model or one line, in every family."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from weft.errors import InteropError
+from weft.interop.families.base import LARGEST, Settings
+from weft.interop.families.known import FAMILIES, family_of
+from weft.models.config import Decoder, Encoder, EncoderDecoder
+
+V, D, H, F = 61, 32, 4, 48
+ROTARY = {
+    "vocab_size": V,
+    "hidden_size": D,
+    "intermediate_size": F,
+    "num_hidden_layers": 2,
+    "num_attention_heads": H,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+SCALED = {"rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALED |= {"original_max_position_embeddings": 16}
+BERT = {
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": 2,
+    "num_attention_heads": H,
+    "intermediate_size": F,
+    "max_position_embeddings": 34,
+}
+PAIRS = {
+    "vocab_size": V,
+    "d_model": D,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": H,
+    "decoder_attention_heads": H,
+    "encoder_ffn_dim": F,
+    "decoder_ffn_dim": F,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+}
+WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
+DISTIL = {"vocab_size": V, "dim": D, "n_layers": 2, "n_heads": H, "hidden_dim": F, "max_position_embeddings": 32}
+T5 = {"vocab_size": V, "d_model": D, "d_kv": 6, "d_ff": F, "num_layers": 2, "num_decoder_layers": 3, "num_heads": H}
+
+# the class of transformers, its settings, the architecture
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gpt2": ("GPT2Config", {"vocab_size": V, "n_positions": 32, "n_embd": D, "n_layer": 2, "n_head": H}, "GPT2Model"),
+    "llama": ("LlamaConfig", {**ROTARY, "rope_parameters": SCALED}, "LlamaForCausalLM"),
+    "mistral": ("MistralConfig", ROTARY, "MistralForCausalLM"),
+    "qwen2": ("Qwen2Config", {**ROTARY, **WINDOW}, "Qwen2ForCausalLM"),
+    "qwen3": ("Qwen3Config", {**ROTARY, **WINDOW, "head_dim": 12}, "Qwen3ForCausalLM"),
+    "gemma": ("GemmaConfig", {**ROTARY, "head_dim": 12}, "GemmaForCausalLM"),
+    "bert": ("BertConfig", BERT, "BertForSequenceClassification"),
+    "roberta": ("RobertaConfig", BERT, "RobertaForMaskedLM"),
+    "distilbert": ("DistilBertConfig", DISTIL, "DistilBertForTokenClassification"),
+    "marian": ("MarianConfig", {**PAIRS, "share_encoder_decoder_embeddings": False}, "MarianMTModel"),
+    "bart": ("BartConfig", PAIRS, "BartForConditionalGeneration"),
+    "t5": ("T5Config", T5, "T5ForConditionalGeneration"),
+}
+DEEP: Any = []
+for _ in range(3000):
+    DEEP = [DEEP]
+STRANGE: list[Any] = [None, [], {}, "x", "", -1, 0, 0.5, 10**18, 10**30, 10**400, math.nan, math.inf, True, False]
+STRANGE += [[["a"]], [{}], [None], {"a": {}}, {"type": ["x"]}, {"rope_type": {}}, "two\nlines" * 1000, DEEP]
+
+
+def tree_of(kind: str) -> dict[str, Any]:
+    transformers = pytest.importorskip("transformers")
+    name, settings, architecture = CASES[kind]
+    return {**getattr(transformers, name)(**settings).to_dict(), "architectures": [architecture]}
+
+
+def replaced(tree: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """The tree with each key's value, at the top or one level deeper, replaced by each strange one, or gone."""
+    for key, value in tree.items():
+        yield key, "nothing", {name: each for name, each in tree.items() if name != key}
+        for strange in STRANGE:
+            yield key, strange, {**tree, key: strange}
+            for inner in value if isinstance(value, dict) else ():
+                deeper = copy.copy(value)
+                deeper[inner] = strange
+                yield f"{key}.{inner}", strange, {**tree, key: deeper}
+
+
+def test_every_family_is_here() -> None:
+    assert set(CASES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_strange_value_gives_a_model_or_one_line(kind: str) -> None:
+    tree = tree_of(kind)
+    family, architecture = family_of(tree, "config.json")
+    assert family.kind == kind
+    assert isinstance(family.read(Settings(tree, "config.json"), architecture, ()), Decoder | Encoder | EncoderDecoder)
+    lines = []
+    for key, strange, spoiled in replaced(tree):
+        try:
+            family, architecture = family_of(spoiled, "config.json")
+            model = family.read(Settings(spoiled, "config.json"), architecture, ())
+        except (InteropError, ValidationError) as error:
+            lines += [str(error)] if isinstance(error, InteropError) else []
+        except Exception as error:
+            value = "a deep list" if strange is DEEP else repr(strange)[:80]
+            raise AssertionError(f"{key} = {value}: {type(error).__name__}: {error}") from error
+        else:
+            assert isinstance(model, Decoder | Encoder | EncoderDecoder)
+    assert len(lines) > 100
+    assert not [line for line in lines if "\n" in line or len(line) > 600]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("hidden_act", ["gelu"], r"hidden_act = \['gelu'\]: weft has gelu"),
+        ("hidden_act", {"a": 1}, r"hidden_act = {'a': 1}: weft has gelu"),
+        ("vocab_size", 10**18, rf"vocab_size = {10**18}: expected {LARGEST:,} at most"),
+        ("hidden_size", 10**30, rf"hidden_size = {10**30}: expected {LARGEST:,} at most"),
+        ("vocab_size", True, "vocab_size = True: expected a whole number above 0"),
+        ("rms_norm_eps", math.nan, "rms_norm_eps = nan: expected a finite number"),
+        ("attention_dropout", math.inf, "attention_dropout = inf: expected a finite number"),
+        ("rms_norm_eps", 10**400, "rms_norm_eps = 1000.*: expected a finite number"),
+        ("rope_parameters", [1], r"rope_parameters = \[1\]: expected a table"),
+    ],
+)
+def test_the_line_names_key_and_value(key: str, value: Any, says: str) -> None:
+    tree = {**tree_of("llama"), key: value}
+    with pytest.raises(InteropError, match=says):
+        FAMILIES["llama"].read(Settings(tree, "config.json"), "LlamaForCausalLM", ())
+
+
+@pytest.mark.parametrize("named", [[["a"]], [{}], [3], [True]])
+def test_architectures_that_are_no_names(named: list[Any]) -> None:
+    for tree in ({"model_type": "llama", "architectures": named}, {"architectures": named}):
+        with pytest.raises(InteropError, match=r"config\.json: architectures = .*: expected the name of one"):
+            family_of(tree, "config.json")
