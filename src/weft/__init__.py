@@ -1,4 +1,4 @@
-"""weft: from a text file to a language model that is trained, measured, explained and served.
+"""weft: from a text file to a language model that is trained, measured and explained.
 
     import weft
 
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from weft import train
 
 if TYPE_CHECKING:
-    from weft.api import Run, load, prepare, resume
+    from weft.api import Run, beam, load, prepare, resume, sampling
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "load", "prepare", "resume", "train"]
+__all__ = ["Run", "__version__", "beam", "load", "prepare", "resume", "sampling", "train"]
 
 
 class _TrainingRoom(ModuleType):

@@ -22,8 +22,8 @@ from weft.decode.quantize import check_bits, quantize
 from weft.decode.search import search_texts
 from weft.decode.speculative import write_ahead
 from weft.decode.translate import translate
-from weft.decode.writing import Completion, Piece, complete, write
-from weft.errors import ConfigError, DataError
+from weft.decode.writing import Completion, Piece, complete, has_begun, write
+from weft.errors import ConfigError, DataError, ModelError
 from weft.evaluate.perplexity import Score
 from weft.lessons.labels import predict
 from weft.lessons.lesson import Tokenizers, lesson_for
@@ -40,6 +40,8 @@ from weft.train.goals import Score as Rating
 from weft.train.metrics import say_on_stderr
 from weft.train.precision import autocast, pick_device
 from weft.train.run import RunFolder, load_model, open_run, read_lines
+
+ORIGIN = "origin"  # in the folder of a run that was imported: what else came with it
 
 
 def sampling(**given: Any) -> Sampling:
@@ -85,21 +87,23 @@ class Run:
         """The same piece by piece, as it is written.
 
         A `draft`, a smaller run with the same tokenizer, or a `lookup` of up to so many tokens in the text itself guess
-        ahead: the text is what it would be, only faster where the model is large.
+        ahead, which is faster where the model is large. Greedy text is what it would be without; with a `draft`, text
+        that is drawn is another one for the same seed, from the same distribution.
         """
         if draft is None and lookup is None:
-            within = None if pattern is None else [pattern.begin()]
+            within = None if pattern is None else [pattern.begin(has_begun(self.tokenizer, prompt))]
             return write(self.model, self.tokenizer, [prompt], settings, constraints=within)
         if draft is not None and draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise ConfigError(f"{draft.path}: a draft needs the tokenizer of {self.path}, but it has another one")
         guess = None if draft is None else draft.model
-        constraint = None if pattern is None else pattern.begin()
+        constraint = None if pattern is None else pattern.begin(has_begun(self.tokenizer, prompt))
         return write_ahead(
             self.model, self.tokenizer, prompt, settings, draft=guess, lookup=lookup, constraint=constraint
         )
 
     def complete(self, prompts: Sequence[str], settings: Sampling) -> list[Completion]:
         """Continue several texts at once; each has its own seed, counted up from settings.seed."""
+        check_several(prompts, "prompts")
         return complete(self.model, self.tokenizer, prompts, settings)
 
     def candidates(
@@ -115,12 +119,16 @@ class Run:
 
         Prompts are numbered from `first` on; what is drawn for a prompt depends on its number and the seed.
         """
+        check_several(prompts, "prompts")
+        if n < 1:
+            raise ConfigError(f"n = {n}: at least one text a prompt")
         if isinstance(settings, Beam):
             if pattern is not None:
                 raise ConfigError("beam search can't be held to a pattern; leave one of them out")
             return search_texts(self.model, self.tokenizer, prompts, settings)
         seeds = [settings.seed + first * n + row for row in range(len(prompts) * n)]
-        within = None if pattern is None else [pattern.begin() for _ in seeds]
+        begun = [has_begun(self.tokenizer, prompt) for prompt in prompts for _ in range(n)]
+        within = None if pattern is None else [pattern.begin(going_on) for going_on in begun]
         texts = complete(self.model, self.tokenizer, prompts, settings, copies=n, seeds=seeds, constraints=within)
         return [texts[place : place + n] for place in range(0, len(texts), n)]
 
@@ -131,17 +139,34 @@ class Run:
         *,
         n: int = 1,
         batch: int = 16,
-        out: Path | None = None,
+        out: Path | str | None = None,
         pattern: Pattern | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> Iterator[str]:
         """Texts for many prompts as lines of JSON, in order. With `out` they are written there as well, and what is
         there already is not written again. A file that another run, other settings or other `notes` began is refused.
         """
+        check_several(prompts, "prompts")
+        if batch < 1:
+            raise ConfigError(f"batch = {batch}: at least one prompt at a time")
+        if n < 1:
+            raise ConfigError(f"n = {n}: at least one text a prompt")
         said = {"run": str(self.path), "n": n, **settings.model_dump(mode="json", exclude_defaults=True)}
         said |= notes or {}
         if pattern is not None:
             said["pattern"] = pattern.expression
+        return self._bulk(prompts, settings, n, batch, None if out is None else Path(out), pattern, said)
+
+    def _bulk(
+        self,
+        prompts: Sequence[str],
+        settings: Sampling | Beam,
+        n: int,
+        batch: int,
+        out: Path | None,
+        pattern: Pattern | None,
+        said: dict[str, Any],
+    ) -> Iterator[str]:
         results = None if out is None else Results(out, prompts, said)
         done = 0 if results is None else results.done
 
@@ -216,6 +241,7 @@ class Run:
         progress: Callable[[int], object] | None = None,
     ) -> list[str]:
         """What the model makes of each text, in their order; a blank text stays blank. Beam search unless told else."""
+        check_several(texts, "texts")
         if not isinstance(self.config.objective, Pairs | Spans):
             kind = self.config.objective.kind
             raise ConfigError(f"{self.path}: it learned '{kind}', not to write one text from another")
@@ -249,19 +275,38 @@ class Run:
         if not isinstance(goal, Tag):
             raise ConfigError(f"{self.path}: it learned '{goal.kind}', not to tag words")
         assert goal.labels is not None
+        check_several(sentences, "sentences")
+        for sentence in sentences:
+            check_several(sentence, "a sentence")
         with bar("tagging words", sum(len(words) for words in sentences)) as advance:
             found = tag_words(self.model, self.tokenizer, sentences, length=self.config.batch.length, progress=advance)
-        return [[_likeliest(goal.labels, word) for word in words] for words in found]
+        return [[_likeliest(goal.labels, self._numbers(word)) for word in words] for words in found]
 
     def _answers(self, goal: Classify | Rating, texts: Sequence[str], second: Sequence[str] | None) -> NDArray[Any]:
         """What the head says of each text: (texts, labels)."""
-        if (goal.second is None) != (second is None):
+        check_several(texts, "texts")
+        if second is not None:
+            check_several(second, "second")
+            if len(second) != len(texts):
+                raise ConfigError(f"second: {len(second)} texts, but there are {len(texts)} to stand before them")
+        # what came from another program may have learned pairs: its files don't tell
+        either = goal.second is None and (self.path / ORIGIN).is_dir()
+        if not either and (goal.second is None) != (second is None):
             asked = "one text" if goal.second is None else f"two texts, '{goal.text}' and '{goal.second}'"
             raise ConfigError(f"{self.path}: it learned to judge {asked} at a time")
         if not texts:
             return np.zeros((0, len(getattr(goal, "labels", None) or "1")))
         with bar("reading", len(texts)) as advance:
-            return predict(self.model, self.tokenizer, texts, second, length=self.config.batch.length, progress=advance)
+            found = predict(
+                self.model, self.tokenizer, texts, second, length=self.config.batch.length, progress=advance
+            )
+        return self._numbers(found)
+
+    def _numbers(self, found: NDArray[Any]) -> NDArray[Any]:
+        """What a head says, where it says anything."""
+        if not np.isfinite(found).all():
+            raise ModelError(f"{self.path}: its answers are no numbers; its weights are damaged, or training diverged")
+        return found
 
     def quantize(self, bits: str) -> None:
         """Keep the model's weights in 'int8' or 'int4' from here on; it can write and be measured, not be trained."""
@@ -271,6 +316,12 @@ class Run:
         """The figures that training ended with; empty for a run that hasn't ended."""
         ends = [line for line in read_lines(RunFolder(self.path).events) if line.get("event") == "result"]
         return {key: value for key, value in ends[-1].items() if key not in ("time", "event")} if ends else {}
+
+
+def check_several(texts: Sequence[Any], name: str) -> None:
+    """Refuse one text where several are asked for: its characters would each be one."""
+    if isinstance(texts, str):
+        raise ConfigError(f"{name} = {texts[:40]!r}: expected a list of texts, such as [{texts[:40]!r}]")
 
 
 def _likeliest(labels: Sequence[str], logits: NDArray[np.float32]) -> tuple[str, float]:

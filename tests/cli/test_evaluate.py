@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from weft import api
 from weft.cli.main import run
 
 Capture = pytest.CaptureFixture[str]
@@ -106,3 +107,22 @@ def test_what_does_not_write_says_what_it_is_for(folder: Path, command: str, cap
     told = capsys.readouterr()
     assert "it learned 'classify', not to go on with a text; weft classify" in told.err
     assert told.out == "" and told.err.count("\n") == 1
+
+
+def test_character_frequencies_stand_beside_the_runs_own_figures(folder: Path, capsys: Capture) -> None:
+    capsys.readouterr()
+    result = api.load(folder / "counts").results()["baseline_bits_per_byte"]
+    assert run(["evaluate", str(folder / "counts")]) == 0
+    assert f"{result:.4f} bits per byte of character frequencies alone" in " ".join(capsys.readouterr().out.split())
+    assert run(["evaluate", str(folder / "counts"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["baseline_bits_per_byte"] == result
+    other = ["--data", str(folder / "lines.txt"), str(folder / "book.txt")]
+    assert run(["evaluate", str(folder / "counts"), *other, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "baseline_bits_per_byte" not in told  # it is known of that text alone
+    assert told["bytes"] == sum((folder / name).stat().st_size for name in ("lines.txt", "book.txt"))
+
+
+def test_the_help_shows_what_there_is(capsys: Capture) -> None:
+    assert run(["evaluate", "--help"]) == 0
+    assert "SOURCE]" not in capsys.readouterr().out

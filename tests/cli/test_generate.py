@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+import weft
 from weft import api
 from weft.cli.main import run
+from weft.errors import ConfigError
 
 Capture = pytest.CaptureFixture[str]
 
@@ -126,8 +128,48 @@ def test_patterns_and_schemas_by_command(trained: Path, tmp_path: Path, capsys: 
     lines = written(capsys, trained, "--json-schema", str(tmp_path / "s.json"), "--n", "3", "--json")
     for each in json.loads(lines)["completions"]:
         assert isinstance(json.loads(each["text"])["a"], bool)
-    (tmp_path / "s.json").write_text("{")
-    assert "not valid JSON" in mistake(capsys, "generate", str(trained), "--json-schema", str(tmp_path / "s.json"))
+    schema = tmp_path / "s.json"
+    schema.write_text('{"type": "integer", "minimum": 20, "maximum": 39}', encoding="utf-8-sig")
+    assert 20 <= int(written(capsys, trained, "--prompt", "The ", "--json-schema", str(schema))[4:]) < 40
+    for content, line in (
+        ("{", "s.json: not valid JSON"),
+        ("[" * 3000, "s.json: JSON that is nested too deeply"),
+        (
+            '{"type": "number", "minimum": 3}',
+            "s.json: the schema.minimum: not supported for a number; supported here: type",
+        ),
+    ):
+        schema.write_text(content)
+        assert line in mistake(capsys, "generate", str(trained), "--json-schema", str(schema))
+
+
+@pytest.mark.parametrize("words", [[], ["--json"], ["--n", "1", "--logprobs", "0"]])
+def test_a_text_that_ends_before_its_pattern_does_is_told(trained: Path, capsys: Capture, words: list[str]) -> None:
+    assert run(["generate", str(trained), "--regex", "a{50}", "--max-tokens", "3", *words]) == 0
+    told = capsys.readouterr()
+    assert "aaa" in told.out
+    assert told.err == "weft: the text ends before matching the pattern; a larger --max-tokens leaves more room\n"
+    assert run(["generate", str(trained), "--regex", "a+", "--max-tokens", "3", *words]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_window_is_told_once(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"layers": 1, "d_model": 16, "context": 16, "attention": {"heads": 2}, "feedforward": {"d_ff": 16}}
+    changes = {"tokenizer": {"kind": "byte"}, "steps": 1, "batch": {"length": 16, "size": 2}}
+    changes["model"] = {"preset": "gpt-tiny", **sizes}
+    data = str(text(tmp_path / "book.txt"))
+    recipe = tmp_path / "small.toml"
+    recipe.write_text("")
+    api.train(recipe, data=data, run=tmp_path / "run", changes=changes, say=lambda line: None)
+    capsys.readouterr()
+    line = "stopped at the model's 16 positions, before --max-tokens\n"
+    assert run(["generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "60", "--ban", "\0"]) == 0
+    assert capsys.readouterr().err == f"weft: {line}"
+    assert run(["generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "60", "--n", "3", "--json"]) == 0
+    assert capsys.readouterr().err.endswith(f"of 3 texts {line}")
+    assert run(["generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "4"]) == 0
+    assert capsys.readouterr().err == ""
+    assert talk(monkeypatch, capsys, tmp_path / "run", "The\nA\n")[1] == f"weft: {line}"
 
 
 # ---- many prompts
@@ -156,9 +198,11 @@ def test_prompts_from_standard_input(trained: Path, capsys: Capture, monkeypatch
     assert [json.loads(line)["prompt"] for line in lines] == ["The cat", "A dog"]
     given("The dög".encode())
     assert written(capsys, trained, "--prompt", "-", "--max-tokens", "4").startswith("The dög")
-    for words in (["generate", str(trained), "--prompt", "-"], ["chat", str(trained)]):
-        given(b"The \xff dog\n")
-        assert "standard input: not valid UTF-8" in mistake(capsys, *words)
+    given(b"The \xff dog\n")
+    assert "standard input: not valid UTF-8" in mistake(capsys, "generate", str(trained), "--prompt", "-")
+    given(b"A cat\nThe \xff dog\n")
+    assert run(["chat", str(trained), "--max-tokens", "3"]) == 2
+    assert capsys.readouterr().err == "weft: standard input, line 2: not valid UTF-8: invalid start byte\n"
 
 
 def test_a_file_is_not_gone_on_with_by_another_model(trained: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -236,6 +280,11 @@ def test_a_file_that_holds_something_else_is_left_alone(trained: Path, tmp_path:
         (["--regex", "a", "--json-schema", "b"], "exclude each other"),
         (["--beam", "2", "--seed", "3"], "--seed doesn't apply to --beam"),
         (["--json-schema", "none.json"], "none.json: No such file"),
+        (["--max-tokens", "99999999999999999999"], "max_tokens = 99999999999999999999: expected less than or equal to"),
+        (["--lookup", "100000"], "--lookup 100000: expected 1 … 1000 tokens"),
+        (["--greedy", "--seed", "4"], "--greedy and --seed exclude each other"),
+        (["--greedy", "--n", "3"], "--n 3: greedy decoding draws nothing"),
+        (["--batch", "3"], "--batch 3: there is one prompt"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(trained: Path, capsys: Capture, words: list[str], line: str) -> None:
@@ -249,6 +298,7 @@ def test_what_cannot_be_done_is_one_line(trained: Path, capsys: Capture, words: 
         ("p.txt", b"a\xff", "not valid UTF-8"),
         ("p.jsonl", b'"fine"\n{"text": 1}\n', "line 2: expected a string"),
         ("p.jsonl", b"{", "line 1: not valid JSON"),
+        ("p.jsonl", b"[" * 100_000, "line 1: JSON that is nested too deeply"),
     ],
 )
 def test_prompts_that_cannot_be_read(
@@ -270,7 +320,7 @@ def test_a_draft_with_another_tokenizer_is_refused(trained: Path, tmp_path: Path
 
 
 def talk(monkeypatch: pytest.MonkeyPatch, capsys: Capture, folder: Path, lines: str, *words: str) -> tuple[str, str]:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode()), encoding="utf-8"))
     assert run(["chat", str(folder), *words]) == 0
     return capsys.readouterr()
 
@@ -381,3 +431,36 @@ def _chunks(master: int, mark: bytes, deadline: float) -> Iterator[bytes]:
                 return
             seen += chunk
             yield chunk
+
+
+def test_line_ends_and_byte_order_marks_are_no_words(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--greedy", "--max-tokens", "9"]
+    marked = "\ufeffThe cat\r\nA dog\r\n"
+    (tmp_path / "p.txt").write_bytes(marked.encode())
+    lines = written(capsys, trained, "--file", str(tmp_path / "p.txt"), *words).splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == ["The cat", "A dog"]
+    plain = talk(monkeypatch, capsys, trained, "The cat\nA dog\n", *words)
+    assert talk(monkeypatch, capsys, trained, marked, *words) == plain
+
+
+def test_what_a_person_may_get_wrong_in_python(trained: Path, tmp_path: Path) -> None:
+    loaded, settings = api.load(trained), api.sampling(max_tokens=3)
+    assert loaded.complete([], settings) == loaded.candidates([], api.beam()) == []
+    out = str(tmp_path / "x.jsonl")
+    lines = list(loaded.bulk(["The", "A"], settings, out=out))
+    assert Path(out).read_text().splitlines() == lines
+    for work in (loaded.complete, loaded.candidates, loaded.bulk):
+        with pytest.raises(ConfigError, match="prompts = 'abc': expected a list of texts"):
+            work("abc", settings)  # type: ignore[operator]
+    with pytest.raises(ConfigError, match="batch = 0: at least one prompt"):
+        loaded.bulk(["The"], settings, batch=0)
+    with pytest.raises(ConfigError, match="n = 0: at least one text"):
+        loaded.candidates(["The"], settings, n=0)
+
+
+def test_settings_stand_beside_the_runs() -> None:
+    assert weft.sampling(top_k=3) == api.sampling(top_k=3)
+    assert weft.beam(beams=3) == api.beam(beams=3)
+    assert {"sampling", "beam"} <= set(dir(weft))

@@ -1,13 +1,15 @@
 """Every mistake in the input: exit code 2, one line on stderr, no traceback, nothing left behind."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from weft.cli.main import run
+from weft.cli.main import _one_line, run
+from weft.train.resolve import recipe_names
 
 TEXT = "The cat sat on the mat. The dog sat on the log, and the cat looked at the dog.\n"
 
@@ -80,6 +82,9 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
         (["generate", "runs/none", "--greedy", "--temperature", "1"], "exclude each other"),
         (["generate", "runs/none", "--greedy", "--top-k", "3"], "greedy decoding"),
         (["generate"], "missing argument 'RUN'"),
+        (["generate", "runs/\udcff"], "argument 2, 'runs/\\udcff': not valid UTF-8"),
+        (["chat", "runs/none", "--greedy", "--seed", "4"], "--greedy and --seed exclude each other"),
+        (["prepare", "a.txt", "b.md.gz", "--column", "x", "--out", "o"], "--column x: a.txt is plain text"),
         (["gradients", "--seed", "99999999999999999999"], "--seed"),
         (["config", "show", "gpt-tiny", "name=a/b"], "name = 'a/b': expected pattern"),
         (["generate", "runs/none", "--max-tokens", "some"], "--max-tokens"),
@@ -177,3 +182,49 @@ def test_a_shown_recipe_is_a_recipe(folder: Path, capsys: Capture) -> None:
     assert run(["config", "show", "again.toml"]) == 0
     assert capsys.readouterr().out == shown
     assert "steps = 7" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "command", "line"),
+    [
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:125] DefaultCPUAllocator: can't"), "generate", "--max-tokens"),
+        (MemoryError(), "translate", "--beam"),
+        (MemoryError(), "train", "batch.micro"),
+        (MemoryError(), "embed", "a smaller model"),
+    ],
+)
+def test_too_little_memory_is_told_in_the_commands_words(error: Exception, command: str, line: str) -> None:
+    told = _one_line(error, command)
+    assert told is not None and told.startswith("out of memory; ") and line in told
+
+
+def test_output_that_nobody_reads_to_its_end() -> None:
+    command = f"{sys.executable} -m weft presets | head -1; echo ${{PIPESTATUS[@]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "0 0" and done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_lets_a_command_clear_away_what_it_was_building(name: str) -> None:
+    code = f"""if True:
+        import os, signal
+        from weft.cli import main
+        def work(words):
+            try:
+                os.kill(os.getpid(), signal.{name})
+            finally:
+                os.kill(os.getpid(), signal.{name})  # once more changes nothing
+                print("cleared away")
+        main.run = work
+        main.main()"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + getattr(signal, name), "cleared away\n", "")
+
+
+def test_presets_list_the_recipes_too(capsys: Capture) -> None:
+    assert run(["presets"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = {line.split()[0]: line for line in lines[lines.index("") + 2 :]}
+    assert sorted(shown) == recipe_names()
+    assert shown["dates"].endswith("none needed") and "ISO 8601" in shown["dates"]
+    assert shown["bert"].endswith("--data FILE") and shown["sst2"].endswith("sst2/train.tsv")

@@ -17,7 +17,7 @@ from weft.train.resolve import resolve
 def test_presets_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == list(PRESETS)
+    assert [line.split()[0] for line in lines[1 : lines.index("")]] == list(PRESETS)
     [gpt2] = [line for line in lines if line.startswith("gpt2 ")]
     assert "124.4M" in gpt2
     assert "12 × 768 (12)" in gpt2

@@ -79,6 +79,18 @@ def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
         (["--length-penalty", "11"], "length_penalty.alpha = 11.0: expected less than or equal to 10"),
         (["--coverage-penalty", "11"], "coverage_penalty = 11.0: expected less than or equal to 10"),
         (["--beam", "5000"], "beams = 5000: expected less than or equal to 1000"),
+        (
+            ["--max-tokens", "9" * 15, "--beam", "1"],
+            "max_tokens = 999999999999999: expected less than or equal to 1000000000",
+        ),
+        (
+            ["--beam", "1", "--length-penalty", "2"],
+            "--length-penalty 2.0: a beam of 1 has no scores to compare; leave it out",
+        ),
+        (
+            ["--beam", "1", "--coverage-penalty", "2"],
+            "--coverage-penalty 2.0: a beam of 1 has no scores to compare; leave it out",
+        ),
     ],
 )
 def test_mistakes(trained: Path, words: list[str], line: str, capsys: Capture) -> None:
@@ -96,3 +108,21 @@ def test_a_place_that_cannot_be_written_is_refused_first(
         assert run(["translate", str(trained), str(trained.parent / "lines.txt"), "--out", str(out)]) == 2
         assert why in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("content", ["b a c\nc c a b", "b a c\nc c a b\n", "b a c\r\nc c a b\r\n"])
+def test_the_end_of_a_line_is_not_read(trained: Path, tmp_path: Path, capsys: Capture, content: str) -> None:
+    """As in training: the command gives what the library gives for the lines without their ends."""
+    (tmp_path / "in.txt").write_bytes(content.encode())
+    loaded = api.load(trained)
+    read: list[str] = []
+    translate = type(loaded).translate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "weft.runs.Run.translate",
+            lambda self, texts, *a, **k: read.extend(texts) or translate(self, texts, *a, **k),
+        )
+        capsys.readouterr()
+        assert run(["translate", str(trained), str(tmp_path / "in.txt")]) == 0
+    assert read == ["b a c", "c c a b"]
+    assert capsys.readouterr().out.splitlines() == loaded.translate(["b a c", "c c a b"])

@@ -82,7 +82,7 @@ def test_generate_repeats_itself_and_stops(trained: Path, capsys: Capture) -> No
     assert first.startswith("The cat")
     assert first == write("--seed", "3")
     assert first != write("--seed", "4")
-    assert write("--greedy") == write("--greedy", "--seed", "9")
+    assert write("--greedy") == write("--temperature", "0", "--seed", "9")
     stop = first[len("The cat") + 5]
     assert write("--seed", "3", "--stop", stop) == first[: first.index(stop, len("The cat"))] + "\n"
 

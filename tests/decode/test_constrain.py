@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weft.decode.config import Sampling
 from weft.decode.constrain import Pattern, schema_text
 from weft.decode.pattern import LARGEST, Automaton, spelled
-from weft.decode.schema import schema_pattern
+from weft.decode.schema import integers, schema_pattern
 from weft.decode.speculative import write_ahead
 from weft.decode.writing import complete, gather
 from weft.errors import ConfigError, ModelError
@@ -159,7 +159,7 @@ def test_a_schema_takes_what_it_describes(schema: Any, good: list[Any], bad: lis
         ({"type": "strin"}, "type = 'strin': expected one of string"),
         ({}, "type = None"),
         (7, "expected a schema"),
-        ({"type": "integer", "minimum": 3}, "minimum: this keyword is not supported"),
+        ({"type": "number", "minimum": 3}, "minimum: not supported for a number; supported here: type"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "maxLength = 2: less than"),
         ({"type": "string", "minLength": -1}, "minLength = -1"),
         ({"type": "array"}, "items: missing"),
@@ -233,7 +233,9 @@ def test_a_constrained_text_is_the_same_with_guesses() -> None:
     model, settings = model_for(tokenizer), Sampling(max_tokens=50, seed=4)
     pattern = Pattern(tokenizer, "(ab|ba)*!")
     plain = complete(model, tokenizer, ["a"], settings, constraints=[pattern.begin()])
-    ahead = gather(write_ahead(model, tokenizer, "a", settings, lookup=3, constraint=pattern.begin()), tokenizer, 1)
+    ahead = gather(
+        write_ahead(model, tokenizer, "a", settings, lookup=3, constraint=pattern.begin()), tokenizer, [True]
+    )
     assert ahead == plain
 
 
@@ -244,3 +246,48 @@ def test_what_the_vocabulary_cannot_spell_is_refused() -> None:
     dead = Pattern(words, "one four")
     with pytest.raises(ModelError, match="no token of this vocabulary can go on with it"):
         complete(model_for(words), words, ["two"], Sampling(), constraints=[dead.begin()])
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_bounds_of_integers(data: st.DataObject) -> None:
+    bound = st.none() | st.integers(-40, 40) | st.integers(-(10**6), 10**6)
+    low, high = data.draw(bound), data.draw(bound)
+    if low is not None and high is not None and low > high:
+        low, high = high, low
+    expression = re.compile("|".join(integers(low, high)))
+    near = [value + step for value in (low, high, 0) if value is not None for step in (-11, -1, 0, 1, 11)]
+    for value in [*near, data.draw(st.integers(-(10**7), 10**7))]:
+        inside = (low is None or low <= value) and (high is None or value <= high)
+        assert bool(expression.fullmatch(str(value))) == inside
+    assert not expression.fullmatch("007") and not expression.fullmatch("")
+
+
+def test_a_schema_bounds_its_integers() -> None:
+    automaton = Automaton(schema_pattern({"type": "integer", "minimum": 3.0, "exclusiveMaximum": 121}))
+    for text, right in (("3", True), ("120", True), ("2", False), ("121", False), ("-4", False), ("03", False)):
+        assert automaton.matches(automaton.follow(automaton.start, text.encode())) == right
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "integer", "minimum": 4, "maximum": 3}, "no integer lies between"),
+        ({"type": "integer", "minimum": 2.5}, "minimum = 2.5: expected a whole number of at most 18 digits"),
+        ({"type": "integer", "maximum": 10**30}, "at most 18 digits"),
+    ],
+)
+def test_bounds_that_mean_nothing(schema: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        schema_pattern(schema)
+
+
+@pytest.mark.parametrize("depth", [40, 100_000])
+def test_a_schema_that_is_too_deep_is_refused_before_it_fills_the_memory(depth: int) -> None:
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(ConfigError, match="too deeply"):
+        schema_pattern(schema)
+    while isinstance(schema, dict):  # one level at a time: so deep a thing can't be let go of at once
+        schema = schema.get("items")

@@ -166,7 +166,7 @@ def test_text_with_stop_strings_is_the_same() -> None:
     settings = Sampling(max_tokens=60, stop=("abba",), logit_bias={a: 9.0, b: 9.0}, seed=3)
     plain = complete(model, tokenizer, ["ab"], settings)
     assert plain[0].finish == "stop"
-    assert gather(write_ahead(model, tokenizer, "ab", settings, lookup=4), tokenizer, 1) == plain
+    assert gather(write_ahead(model, tokenizer, "ab", settings, lookup=4), tokenizer, [True]) == plain
     greedy = settings.replace(temperature=0.0)
-    drafted = gather(write_ahead(model, tokenizer, "ab", greedy, draft=model), tokenizer, 1)
+    drafted = gather(write_ahead(model, tokenizer, "ab", greedy, draft=model), tokenizer, [True])
     assert drafted == complete(model, tokenizer, ["ab"], greedy)

@@ -13,7 +13,7 @@ import torch
 from weft import api
 from weft.api import Run
 from weft.data.collate import tagged_example
-from weft.errors import ConfigError, DataError, RunError
+from weft.errors import ConfigError, DataError, ModelError, RunError
 from weft.lessons.tags import _pieces
 from weft.train.run import RunFolder, read_lines
 
@@ -319,9 +319,8 @@ def test_what_was_held_out_is_missed(tmp_path: Path) -> None:
     (run.path / "data" / "validation.safetensors").unlink()
     with pytest.raises(RunError, match=r"validation\.safetensors: no such file"):
         run.figures()
-    none = learn(
-        tmp_path, source, transformer("encoder"), "none", objective=goal, data={"validation": {"kind": "none"}}
-    )
+    nothing = {"data": {"validation": {"kind": "none"}}, "evaluate": {}}
+    none = learn(tmp_path, source, transformer("encoder"), "none", objective=goal, **nothing)
     with pytest.raises(DataError, match="this run held out nothing; say what to measure with --data"):
         none.figures()
     assert none.figures(source)["accuracy"] >= 0
@@ -345,3 +344,32 @@ def test_enough_is_enough(tmp_path: Path) -> None:
     events = list(read_lines(RunFolder(run.path).events))
     assert [line["event"] for line in events if line["event"] == "enough"] == ["enough"]
     assert max(line["step"] for line in events if line["event"] == "evaluation") < 40
+
+
+def test_an_imported_classifier_may_have_learned_pairs(tmp_path: Path) -> None:
+    made = [{"text": sentence(n), "other": sentence(n + 1), "label": "ab"[n % 2]} for n in range(80)]
+    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify"})
+    with pytest.raises(ConfigError, match="it learned to judge one text at a time"):
+        run.classify(["text"], ["another"])
+    (run.path / "origin").mkdir()  # what `weft import` leaves there
+    (alone,), (pair,) = run.classify(["text"]), run.classify(["text"], ["another"])
+    assert alone.keys() == pair.keys() and alone != pair
+    with pytest.raises(ConfigError, match="second: 1 texts, but there are 2"):
+        run.classify(["text", "more"], ["another"])
+    with pytest.raises(ConfigError, match="texts = 'text': expected a list of texts"):
+        run.classify("text")
+
+
+@pytest.mark.parametrize("kind", ["classify", "score", "tag"])
+def test_answers_that_are_no_numbers_are_refused(tmp_path: Path, kind: str) -> None:
+    made = [
+        {"text": sentence(n), "label": "ab"[n % 2], "score": n, "words": ["a", str(n)], "tags": ["x", "y"]}
+        for n in range(80)
+    ]
+    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": kind})
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.fill_(float("nan"))
+    ask = {"classify": run.classify, "score": run.rate, "tag": lambda texts: run.tag([texts])}[kind]
+    with pytest.raises(ModelError, match="its answers are no numbers"):
+        ask(["text"])  # type: ignore[operator]

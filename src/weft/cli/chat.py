@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from weft.api import Run
+    from weft.cli.generate import Cut
     from weft.decode.chat import Conversation
     from weft.decode.config import Sampling
 
@@ -24,7 +26,9 @@ def chat(
     temperature: Annotated[float | None, typer.Option(help="Below 1 safer, above 1 bolder (default: 1).")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw from the fewest tokens with this probability.")] = None,
     max_tokens: Annotated[int, typer.Option(help="The longest reply.")] = 200,
-    seed: Annotated[int, typer.Option(help="The same seed and the same words give the same replies.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed and the same words give the same replies (default: 0).")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End a reply before this text; may be given again.")] = None,
     system: Annotated[str | None, typer.Option(help="Words that stand before everything.")] = None,
     quantize: Annotated[str | None, typer.Option(metavar="BITS", help="Smaller weights: int8 or int4.")] = None,
@@ -34,19 +38,21 @@ def chat(
     A tokenizer with a chat template frames the turns; without one the model goes on with the text so far.
     """
     from weft.api import load, sampling
-    from weft.cli.generate import check_writes
+    from weft.cli.generate import Cut, check_writes
     from weft.decode.chat import Conversation
     from weft.decode.generate import longest_text
     from weft.errors import ConfigError, WeftError
 
-    if greedy and temperature is not None:
-        raise ConfigError("--greedy and --temperature exclude each other: greedy decoding draws nothing")
+    for name, value in (("temperature", temperature), ("seed", seed)):
+        if greedy and value is not None:
+            raise ConfigError(f"--greedy and --{name} exclude each other: greedy decoding draws nothing")
     settings = sampling(
         temperature=0.0 if greedy else temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, stop=stop
     )
     loaded = load(run, quantize=quantize)
     check_writes(loaded)
     conversation = Conversation(loaded.tokenizer, longest_text(loaded.model), max_tokens, system)
+    cut = False  # whether it was said that a reply was cut off
     terminal = sys.stdin.isatty()
     if terminal:
         frame = "with its chat template" if conversation.templated else "going on with the text so far"
@@ -57,7 +63,12 @@ def chat(
                 return
             continue
         try:
-            _reply(loaded, conversation, line, settings.replace(seed=(seed + len(conversation.turns)) % 2**63))
+            turn = settings.replace(seed=(settings.seed + len(conversation.turns)) % 2**63)
+            short = Cut(loaded, turn)
+            _reply(loaded, conversation, line, turn, short)
+            if short.full and not cut:
+                cut = True
+                short.tell()
         except WeftError as error:
             if not terminal:
                 raise
@@ -70,12 +81,12 @@ def _lines(terminal: bool) -> Iterator[str]:
 
     if terminal:
         import readline  # noqa: F401 — arrow keys and history, from here on
-    while True:
+    for number in count(1):
         try:
-            line = input("> ") if terminal else next(sys.stdin).removesuffix("\n")
+            line = input("> ") if terminal else _piped(number)
         except UnicodeDecodeError as error:
-            raise DataError(f"standard input: not valid UTF-8: {error.reason}") from None
-        except (EOFError, StopIteration):
+            raise DataError(f"standard input, line {number}: not valid UTF-8: {error.reason}") from None
+        except EOFError:
             if terminal:
                 typer.echo("")
             return
@@ -86,6 +97,15 @@ def _lines(terminal: bool) -> Iterator[str]:
             continue
         if line.strip():
             yield line
+
+
+def _piped(number: int) -> str:
+    """A line of standard input, less its end and the byte order mark that some programs put before the first one."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise EOFError
+    text = line.decode().removesuffix("\n").removesuffix("\r")
+    return text.removeprefix("\ufeff") if number == 1 else text
 
 
 def _command(line: str, conversation: "Conversation") -> bool:
@@ -107,17 +127,20 @@ def _command(line: str, conversation: "Conversation") -> bool:
     return True
 
 
-def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampling") -> None:
+def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampling", short: "Cut") -> None:
     """Write a reply as it comes. Ctrl-C ends it where it is, and what was written stays part of the conversation."""
     from weft.decode.writing import write
 
     reply = ""
-    stream = write(run.model, run.tokenizer, [conversation.ids(line)], settings, ends=conversation.ends)
+    ids, apart = conversation.ids(line), conversation.templated  # a template's reply is a text of its own
+    stream = write(run.model, run.tokenizer, [ids], settings, ends=conversation.ends, apart=apart)
     try:
         for piece in stream:
             reply += piece.text
             sys.stdout.write(piece.text)
             sys.stdout.flush()
+            if piece.finish is not None:
+                short.look(reply, piece.tokens, piece.finish)
     except KeyboardInterrupt:
         typer.echo(" …", nl=False)
     conversation.add(line, reply)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(
+    context: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    more: Annotated[list[str] | None, typer.Argument(metavar="SOURCE", hidden=True)] = None,
     data: Annotated[
         list[str] | None,
         typer.Option("--data", "-d", metavar="SOURCE...", help="Other text than the run's own held-out part."),
@@ -39,6 +39,7 @@ def evaluate(
     from weft.errors import ConfigError
     from weft.explain.figures import check_figure
 
+    more = context.args  # `--data *.txt` arrives as --data a.txt b.txt …
     if quantize is not None:
         check_bits(quantize)
     if figure is not None:
@@ -60,26 +61,32 @@ def evaluate(
     if goal.kind != "next-token":
         if quantize is not None:
             raise ConfigError(f"--quantize {quantize}: measured for language models alone")
-        figures = loaded.figures([*(data or []), *(more or [])] or None, targets or [])
+        figures = loaded.figures([*(data or []), *more] or None, targets or [])
         if figure is not None:
             _draw(figures, figure)
         _show(figures, as_json)
         return
-    sources = [*(data or []), *(more or [])] or None
+    sources = [*(data or []), *more] or None
     score = loaded.score(sources, stride=stride)
     smaller = None
     if quantize is not None:
         loaded.quantize(quantize)
         smaller = loaded.score(sources, stride=stride)
     figures = {**score.numbers(), "tokens": score.tokens, "bytes": score.bytes}
+    mark = loaded.results().get(BASELINE) if sources is None else None  # known of the run's own text
+    if mark is not None:
+        figures[BASELINE] = mark
     if as_json:
         typer.echo(json.dumps(figures if smaller is None else {**figures, quantize: smaller.numbers()}))
         return
-    _show_scores({"as trained": score} if smaller is None else {"as trained": score, str(quantize): smaller})
+    _show_scores({"as trained": score} if smaller is None else {"as trained": score, str(quantize): smaller}, mark)
 
 
-def _show_scores(scores: "dict[str, Score]") -> None:
-    """The figures of a language model; of two, what the second one costs."""
+BASELINE = "baseline_bits_per_byte"
+
+
+def _show_scores(scores: "dict[str, Score]", mark: float | None) -> None:
+    """The figures of a language model, and the mark to beat; of two, what the second one costs."""
     from rich.console import Console
     from rich.table import Table
 
@@ -97,6 +104,8 @@ def _show_scores(scores: "dict[str, Score]") -> None:
         cost = [f"{last.numbers()[key] / first.numbers()[key] - 1:+.2%}"] if several else []
         table.add_row(key.replace("_", " "), *told, *cost, unit)
     blanks = [""] * len(scores) if several else []
+    if mark is not None:
+        table.add_row("", f"{mark:.4f}", *blanks, "bits per byte of character frequencies alone")
     table.add_row("tokens", f"{first.tokens:,}", *blanks, f"each scored once; {first.bytes:,} bytes")
     Console().print(table)
 

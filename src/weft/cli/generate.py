@@ -1,5 +1,6 @@
 """`weft generate`: let a trained model write."""
 
+import json
 import sys
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from weft.decode.constrain import Pattern
     from weft.decode.writing import Completion
 
+LONGEST_MATCH = 1000  # tokens that --lookup may ask for
 CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "What the text must keep to", "Many texts", "Speed"
 
 
@@ -90,13 +92,18 @@ def generate(
     out: Annotated[
         Path | None, typer.Option(help="Write JSON lines here; an unfinished file goes on.", rich_help_panel=MANY)
     ] = None,
-    batch: Annotated[int, typer.Option(help="Prompts at once.", rich_help_panel=MANY)] = 16,
+    batch: Annotated[int | None, typer.Option(help="Prompts at once (default: 16).", rich_help_panel=MANY)] = None,
     logprobs: Annotated[
         int | None, typer.Option(help="Log-probabilities, and so many alternatives.", rich_help_panel=MANY)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a prompt.", rich_help_panel=MANY)] = False,
     draft: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="A smaller run that guesses ahead.", rich_help_panel=SPEED)
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="A smaller run that guesses ahead; a seed then draws another text, as likely as before.",
+            rich_help_panel=SPEED,
+        ),
     ] = None,
     lookup: Annotated[
         int | None, typer.Option(help="Guess from matches of up to so many tokens.", rich_help_panel=SPEED)
@@ -107,13 +114,18 @@ def generate(
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout, as it is written."""
     from weft.api import load
+    from weft.text.files import check_place
 
     if prompt is not None and file is not None:
         raise _mistake("--prompt and --file exclude each other")
     if n < 1:
         raise _mistake(f"--n {n}: at least one text")
-    if batch < 1:
+    if batch is not None and batch < 1:
         raise _mistake(f"--batch {batch}: at least one prompt")
+    if batch is not None and file is None:
+        raise _mistake(f"--batch {batch}: there is one prompt; many are read with --file")
+    if greedy and n > 1:
+        raise _mistake(f"--n {n}: greedy decoding draws nothing, so all texts would be the same; --beam finds others")
     rules = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
@@ -135,12 +147,14 @@ def generate(
         raise _mistake("--draft and --lookup guess for one text: leave out --n, --beam, --file, --out and --json")
     if draft is not None and lookup is not None:
         raise _mistake("--draft and --lookup exclude each other")
-    if lookup is not None and lookup < 1:
-        raise _mistake(f"--lookup {lookup}: at least one token has to match")
+    if lookup is not None and not 1 <= lookup <= LONGEST_MATCH:
+        raise _mistake(f"--lookup {lookup}: expected 1 … {LONGEST_MATCH} tokens")
     if (regex is not None or json_schema is not None) and beam is not None:
         raise _mistake("--regex and --json-schema don't apply to --beam")
     if regex is not None and json_schema is not None:
         raise _mistake("--regex and --json-schema exclude each other")
+    if out is not None:
+        check_place(out)
     prompts = _prompts(prompt, file)
     loaded = load(run, quantize=quantize)
     check_writes(loaded)
@@ -153,16 +167,48 @@ def generate(
     if ban:
         settings = settings.replace(banned=_ids(loaded, ban))
     pattern = _pattern(loaded, regex, json_schema)
+    short = Cut(loaded, settings, pattern)
     if single:
-        _stream(loaded, prompts[0], settings, pattern, draft, lookup)  # type: ignore[arg-type]
+        _stream(loaded, prompts[0], settings, pattern, draft, lookup, short)  # type: ignore[arg-type]
     elif out is not None or as_json or file is not None:
         asked = {"quantize": quantize, "amateur": amateur and str(amateur), "contrast": contrast}
         notes = {key: value for key, value in asked.items() if value is not None}
-        for line in loaded.bulk(prompts, settings, n=n, batch=batch, out=out, pattern=pattern, notes=notes):
+        for line in loaded.bulk(prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern, notes=notes):
+            for each in json.loads(line)["completions"]:
+                short.look(each["text"], each["tokens"], each["finish"])
             if out is None:
                 typer.echo(line)
     else:
-        _show(prompts[0], loaded.candidates(prompts, settings, n=n, pattern=pattern)[0])
+        texts = loaded.candidates(prompts, settings, n=n, pattern=pattern)[0]
+        for each in texts:
+            short.look(each.text, each.tokens, each.finish)
+        _show(prompts[0], texts)
+    short.tell()
+
+
+class Cut:
+    """Texts that end before they should: where the model's window is full, or before they match the pattern."""
+
+    def __init__(self, run: "Run", settings: "Sampling | Beam", pattern: "Pattern | None" = None):
+        from weft.decode.generate import longest_text
+
+        self.window, self.most, self.pattern = longest_text(run.model), settings.max_tokens, pattern
+        self.seen = self.full = self.unmatched = 0
+
+    def look(self, text: str, tokens: int, finish: str | None) -> None:
+        """Count a text that has ended."""
+        self.seen += 1
+        self.full += finish == "length" and tokens < self.most
+        self.unmatched += self.pattern is not None and not self.pattern.matches(text)
+
+    def tell(self) -> None:
+        """Say on stderr what was cut off, if anything was."""
+        if self.full:
+            which = "" if self.seen == 1 else f"{self.full} of {self.seen} texts "
+            typer.echo(f"weft: {which}stopped at the model's {self.window} positions, before --max-tokens", err=True)
+        if self.unmatched:
+            which = "the text ends" if self.seen == 1 else f"{self.unmatched} of {self.seen} texts end"
+            typer.echo(f"weft: {which} before matching the pattern; a larger --max-tokens leaves more room", err=True)
 
 
 def check_writes(run: "Run") -> None:
@@ -188,8 +234,9 @@ def _sampling(
     if power is not None or gnmt is not None:
         raise _mistake("--length-penalty and --gnmt-penalty belong to --beam")
     if greedy:
-        if drawing["temperature"] is not None:
-            raise _mistake("--greedy and --temperature exclude each other: greedy decoding draws nothing")
+        for name in ("temperature", "seed"):
+            if drawing[name] is not None:
+                raise _mistake(f"--greedy and --{name} exclude each other: greedy decoding draws nothing")
         drawing = {**drawing, "temperature": 0.0}
     return sampling(**drawing, **rules)
 
@@ -238,16 +285,22 @@ def _ids(run: "Run", texts: list[str]) -> tuple[int, ...]:
 
 
 def _pattern(run: "Run", regex: str | None, file: Path | None) -> "Pattern | None":
-    import json
+    from weft.errors import WeftError
 
     if regex is not None:
         return run.pattern(regex)
     if file is None:
         return None
     try:
-        return run.schema(json.loads(file.read_text(encoding="utf-8")))
+        schema = json.loads(file.read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise _mistake(f"{file}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise _mistake(f"{file}: JSON that is nested too deeply to be read") from None
+    try:
+        return run.schema(schema)
+    except WeftError as error:
+        raise _mistake(f"{file}: {error}") from None
 
 
 def _stream(
@@ -257,6 +310,7 @@ def _stream(
     pattern: "Pattern | None",
     draft: Path | None,
     lookup: int | None,
+    short: Cut,
 ) -> None:
     from weft.api import load
 
@@ -264,10 +318,15 @@ def _stream(
     stream = run.write(prompt, settings, pattern=pattern, draft=smaller, lookup=lookup)
     first = next(stream, None)  # what can't be done is refused before anything is shown
     sys.stdout.write(prompt)
+    text = ""
     for piece in stream if first is None else chain([first], stream):
+        text += piece.text
         sys.stdout.write(piece.text)
         sys.stdout.flush()
+        if piece.finish is not None:
+            short.look(text, piece.tokens, piece.finish)
     sys.stdout.write("\n")
+    sys.stdout.flush()
 
 
 def _show(prompt: str, texts: "list[Completion]") -> None:

@@ -4,6 +4,7 @@ Each command stands in a file of its own, which imports what it needs when it is
 """
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -46,7 +47,7 @@ START, WORK, LOOK = "Begin", "Train and use a model", "Look and prepare"
 app.command(rich_help_panel=START)(quickstart.quickstart)
 app.command(rich_help_panel=START)(doctor.doctor)
 app.command(rich_help_panel=WORK)(train.train)
-app.command(rich_help_panel=WORK)(evaluate.evaluate)
+app.command(rich_help_panel=WORK, context_settings={"allow_extra_args": True})(evaluate.evaluate)
 app.command(rich_help_panel=WORK)(generate.generate)
 app.command(rich_help_panel=WORK)(chat.chat)
 app.command(rich_help_panel=WORK)(translate.translate)
@@ -85,12 +86,25 @@ def _options(
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
+TOLD_TO_GO = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
 def main() -> None:
     """Run the command in sys.argv and exit: 0 done, 2 a mistake that a person can mend, 130 interrupted."""
     # whoever started us may have closed what we read and write: that is empty input, and output that nobody wants
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 — as long as the process lives
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for number in TOLD_TO_GO:
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _leave)
     sys.exit(run(sys.argv[1:]))
+
+
+def _leave(number: int, frame: object) -> None:
+    """Told to go: what is being built is cleared away, as after Ctrl-C, and a second word doesn't hinder that."""
+    for each in TOLD_TO_GO:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def run(arguments: list[str]) -> int:
@@ -98,17 +112,23 @@ def run(arguments: list[str]) -> int:
 
     WEFT_DEBUG=1 shows the traceback all the same.
     """
+    for number, word in enumerate(arguments, start=1):
+        if not _is_text(word):
+            print(f"weft: argument {number}, {word!a}: not valid UTF-8", file=sys.stderr)
+            return 2
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="weft", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
-        # whoever read our output has left; nothing more can be said there, not even at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+        return _unread()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # the command parser has made an exit of it
+            return _unread()
+        raise
     except Exception as error:
-        line = _one_line(error)
+        line = _one_line(error, next((word for word in arguments if not word.startswith("-")), ""))
         if line is None or os.environ.get("WEFT_DEBUG"):
             raise
         if line:
@@ -119,8 +139,23 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _one_line(error: Exception) -> str | None:
-    """What a person should read about an error, or None if it is a bug of ours."""
+def _is_text(word: str) -> bool:
+    """Whether an argument was valid UTF-8; bytes that were not stand in it as surrogates."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unread() -> int:
+    """Whoever read our output has left; nothing more can be said there, not even at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def _one_line(error: Exception, command: str = "") -> str | None:
+    """What a person should read about an error of a command, or None if it is a bug of ours."""
     from weft.errors import WeftError
 
     if isinstance(error, WeftError):
@@ -132,8 +167,24 @@ def _one_line(error: Exception) -> str | None:
         text = f"{text[0].lower()}{text[1:].rstrip('.')} (weft --help shows what there is)"
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        text = "out of memory; a smaller batch.micro, batch.length or model needs less"
+    elif _ran_out(error):
+        text = f"out of memory; {NEEDS_LESS.get(command, 'a smaller model, or fewer and shorter texts, need less')}"
     else:
         return None
     return " ".join(text.split())
+
+
+NEEDS_LESS = {
+    "train": "a smaller batch.micro, batch.length or model needs less",
+    "generate": "a smaller --max-tokens, --batch or --n, or --quantize int8, needs less",
+    "chat": "a smaller --max-tokens, or --quantize int8, needs less",
+    "translate": "a smaller --max-tokens or --beam needs less",
+}
+NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")  # as torch says it
+
+
+def _ran_out(error: Exception) -> bool:
+    """Whether there was too little memory, on the processor or on a GPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)

@@ -24,14 +24,26 @@ def prepare(
     validation: Annotated[
         str, typer.Option(metavar="SHARE|SOURCE", help="The share to hold out (0: none), or a source of its own.")
     ] = "0.1",
-    column: Annotated[str, typer.Option(help="The column of JSONL, CSV or Parquet that holds the text.")] = "text",
+    column: Annotated[
+        str | None, typer.Option(help="The column of JSONL, CSV or Parquet that holds the text (default: text).")
+    ] = None,
 ) -> None:
     """Turn text into token shards that training reads straight from disk."""
     from weft.data.prepare import prepare as write
+    from weft.errors import ConfigError
 
-    split = _split(validation)
-    chosen = _tokenizer(sources, tokenizer, vocab, split, column)
-    _report(write(sources, out, chosen, validation=split, column=column))
+    if column is not None and all(map(_is_plain, sources)):
+        raise ConfigError(f"--column {column}: {sources[0]} is plain text, which has no columns")
+    split, named = _split(validation), column or "text"
+    chosen = _tokenizer(sources, tokenizer, vocab, split, named)
+    _report(write(sources, out, chosen, validation=split, column=named))
+
+
+def _is_plain(source: str) -> bool:
+    """Whether a source is plain text for certain: a file that says so by its name, or standard input."""
+    from weft.data.documents import TEXT
+
+    return source == "-" or Path(source.removesuffix(".gz").removesuffix(".zst")).suffix in TEXT
 
 
 def _split(validation: str) -> "Split":

@@ -1,4 +1,4 @@
-"""`weft presets`: the models that have a name."""
+"""`weft presets`: the models and the recipes that have a name."""
 
 from typing import Annotated
 
@@ -6,9 +6,12 @@ import typer
 
 
 def presets(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The models as one JSON list, for scripts.")] = False,
 ) -> None:
-    """List the models that come with weft, with their sizes and where they come from."""
+    """List the models that come with weft, with their sizes and where they come from; and the recipes.
+
+    weft train takes the name of either.
+    """
     from weft.cli import columns
     from weft.explain.presets import rows
     from weft.explain.quantity import short
@@ -35,3 +38,23 @@ def presets(
         ],
         text=(0, 1, 6),
     )
+    typer.echo("")
+    columns.show(("recipe", "what it learns", "data"), _recipes(), text=(0, 1, 2))
+
+
+def _recipes() -> list[tuple[str, str, str]]:
+    """Every recipe that comes with weft: its name, what it is about, and the data it needs."""
+    import re
+    import tomllib
+    from pathlib import Path
+
+    rows: list[tuple[str, str, str]] = []
+    for file in sorted(Path(__file__).parents[1].glob("recipes/*.toml")):
+        text = file.read_text(encoding="utf-8")
+        head = " ".join(line.removeprefix("# ") for line in text.split("\n\n")[0].splitlines() if line[:1] == "#")
+        about = re.split(r"[:;.] |(?<=\?) ", head)[0]  # up to the end of the first clause
+        sources = tomllib.loads(text).get("data", {}).get("sources", [])
+        builtin = all(source.startswith("builtin:") for source in sources)
+        data = "your own: --data FILE" if not sources else "none needed" if builtin else ", ".join(sources)
+        rows.append((file.stem, about, data))
+    return rows

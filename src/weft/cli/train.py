@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="PRESET|RECIPE", help="A preset, a recipe's name, or a .toml file.", show_default=False),
+        typer.Argument(
+            metavar="PRESET|RECIPE",
+            help="A preset or a recipe (weft presets lists both), or a .toml file.",
+            show_default=False,
+        ),
     ] = None,
     words: Annotated[
         list[str] | None,

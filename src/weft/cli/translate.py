@@ -12,28 +12,33 @@ def translate(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Lines of text; standard input if not given.")] = "-",
     beam: Annotated[int, typer.Option(min=1, help="The width of beam search; 1 is greedy.")] = 5,
     length_penalty: Annotated[
-        float, typer.Option(help="Scores are divided by length to this power: higher writes longer.")
-    ] = 1.0,
+        float | None,
+        typer.Option(help="Scores are divided by length to this power: higher writes longer (default: 1)."),
+    ] = None,
     coverage_penalty: Annotated[
-        float, typer.Option(min=0.0, help="Lowers the score of answers that leave out parts of the line.")
-    ] = 0.0,
+        float | None,
+        typer.Option(min=0.0, help="Lowers the score of answers that leave out parts of the line (default: 0)."),
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; standard output if not given.")] = None,
 ) -> None:
     """Write a line for every line, in order, as the run learned it. Blank lines stay blank."""
     from weft import api
     from weft.data.streams import lines
-    from weft.errors import DataError
+    from weft.errors import ConfigError, DataError
     from weft.progress import bar
     from weft.text.files import check_place, write_text
 
+    for name, value in (("length", length_penalty), ("coverage", coverage_penalty)):
+        if beam == 1 and value is not None:
+            raise ConfigError(f"--{name}-penalty {value}: a beam of 1 has no scores to compare; leave it out")
     if out is not None:
         check_place(out)
-    read = list(lines(file))
+    read = [line.rstrip("\r\n") for line in lines(file)]  # as in training
     loaded = api.load(run)
     settings = api.beam(
         beams=beam,
-        length_penalty={"kind": "power", "alpha": length_penalty},
+        length_penalty=None if length_penalty is None else {"kind": "power", "alpha": length_penalty},
         coverage_penalty=coverage_penalty,
         max_tokens=max_tokens or loaded.config.batch.length,
     )

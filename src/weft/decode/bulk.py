@@ -15,7 +15,7 @@ Complete = Callable[[Sequence[str], int], list[list[Completion]]]  # prompts, th
 
 def read_prompts(read: Iterable[str], name: str) -> list[str]:
     """One prompt a line; where `name` ends in .jsonl a line is a JSON string, or an object with a "prompt"."""
-    lines = [line.removesuffix("\n") for line in read]
+    lines = [line.removesuffix("\n").removesuffix("\r") for line in read]
     if not lines:
         raise DataError(f"{name}: holds no prompts")
     if not name.endswith(".jsonl"):
@@ -28,6 +28,8 @@ def _prompt(line: str, where: str) -> str:
         value = json.loads(line)
     except ValueError as error:
         raise DataError(f"{where}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise DataError(f"{where}: JSON that is nested too deeply to be read") from None
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(prompt, str):
         raise DataError(f'{where}: expected a string, or an object like {{"prompt": "…"}}')
@@ -105,7 +107,7 @@ class Results:
             try:
                 value = json.loads(line)
                 known = (value["index"], value["prompt"], value["settings"])
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 raise DataError(
                     f"{self.path}, line {index + 1}: not a text of this command; name another file"
                 ) from None

@@ -9,6 +9,8 @@ from weft.config import Config
 StopString = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-1000.0, le=1000.0)]
+MOST = 10**9  # tokens in one text, and likeliest ones to draw from
+COLDEST = 1e-30  # below, logits divided by a temperature may be no numbers; above, only equals have a chance already
 
 
 class Rules(Config):
@@ -19,8 +21,8 @@ class Rules(Config):
     `forced` ones come first in any case, and the text cannot end by itself before `min_tokens`.
     """
 
-    max_tokens: PositiveInt = 128
-    min_tokens: NonNegativeInt = 0
+    max_tokens: PositiveInt = Field(default=128, le=MOST)
+    min_tokens: NonNegativeInt = Field(default=0, le=MOST)
     stop: tuple[StopString, ...] = ()
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
     frequency_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
@@ -53,7 +55,7 @@ class Sampling(Rules):
     """
 
     temperature: float = Field(default=1.0, ge=0.0, le=100.0)
-    top_k: PositiveInt | None = None
+    top_k: PositiveInt | None = Field(default=None, le=MOST)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     min_p: float | None = Field(default=None, gt=0.0, le=1.0)
     typical_p: float | None = Field(default=None, gt=0.0, le=1.0)
@@ -67,6 +69,11 @@ class Sampling(Rules):
                 "greedy decoding (temperature = 0) draws nothing, so top_k, top_p, min_p and typical_p don't apply"
             )
         return self
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken each time: the temperature is 0, or so low that it comes to the same."""
+        return self.temperature < COLDEST
 
 
 class PowerLength(Config):

@@ -51,12 +51,19 @@ class Pattern:
             self.first[token] = spelling if "\ufffd" in begun else begun.encode()
         self._trees = [_tree(self.first), _tree(self.later)]
         self._masks: dict[tuple[State, bool], Tensor] = {}
-        if not bool(self.mask(self.automaton.start, False).any()):
+        if not any(bool(self.mask(self.automaton.start, begun).any()) for begun in (False, True)):
             raise ModelError(f"pattern {expression[:60]!r}: no token of this vocabulary can begin it")
 
-    def begin(self) -> "PatternText":
-        """A text of this pattern, about to be written."""
-        return PatternText(self)
+    def begin(self, begun: bool = False) -> "PatternText":
+        """A text of this pattern, about to be written; after a prompt it goes on with a text that has `begun`."""
+        if not bool(self.mask(self.automaton.start, begun).any()):
+            where = "go on with a prompt; its words begin with a space" if begun else "begin a text"
+            raise ModelError(f"pattern {self.expression[:60]!r}: no token of this vocabulary can {where}")
+        return PatternText(self, begun)
+
+    def matches(self, text: str) -> bool:
+        """Whether a whole text matches, which one that was cut off may not."""
+        return self.automaton.matches(self.automaton.follow(self.automaton.start, text.encode()))
 
     def mask(self, state: State, begun: bool) -> Tensor:
         """(V,), True where a token may follow in this state; the end of the text where it matches."""
@@ -94,10 +101,10 @@ def schema_text(tokenizer: Tokenizer, schema: Any) -> Pattern:
 class PatternText:
     """One text that is being written within a pattern."""
 
-    def __init__(self, pattern: Pattern):
+    def __init__(self, pattern: Pattern, begun: bool):
         self.pattern = pattern
         self.state = pattern.automaton.start
-        self.begun = False
+        self.begun = begun
 
     def allowed(self) -> Tensor:
         """(V,), True where a token may follow."""

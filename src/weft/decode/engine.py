@@ -36,7 +36,7 @@ from weft.decode.memory import memory_of
 from weft.decode.request import Listener, OneSource, Request
 from weft.decode.sampling import check_logits, draw, filtered, greedy
 from weft.decode.shaping import Past, ban, check_ids, shaped
-from weft.decode.writing import piece, prompt_ids
+from weft.decode.writing import has_begun, piece, prompt_ids
 from weft.errors import ModelError, WeftError
 from weft.models.base import LanguageModel
 from weft.progress import bar
@@ -102,7 +102,8 @@ class Engine:
         """Ask for a text that continues `prompt`, or one that is written from a source.
 
         An empty prompt begins a new text. Ids in `ends` stop it too. `listener` is called with each piece, in the
-        thread that turns the engine. What can't be written at all is refused here.
+        thread that turns the engine. A pattern's text begins as `has_begun` says of the prompt. What can't be written
+        at all is refused here.
         """
         settings = settings or Sampling()
         ids = list(prompt_ids(self.tokenizer, prompt))
@@ -123,6 +124,7 @@ class Engine:
             settings=settings,
             prompt=len(ids),
             tokenizer=self.tokenizer,
+            begun=has_begun(self.tokenizer, prompt),
             constraint=constraint,
             ends=ends,
             listener=listener,
@@ -344,7 +346,7 @@ class Engine:
 
     def _choose(self, requests: list[Request], logits: Tensor) -> list[int]:
         """The next token of each row of logits (texts, V), each drawn with its own request's numbers."""
-        drawn = [place for place, request in enumerate(requests) if request.settings.temperature > 0.0]
+        drawn = [place for place, request in enumerate(requests) if not request.settings.greedy]
         if not drawn:
             return greedy(logits).tolist()
         some = [requests[place] for place in drawn]

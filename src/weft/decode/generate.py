@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.decode import fused, lean
 from weft.decode.config import Rules, Sampling
 from weft.decode.graphs import Chooser, FixedStep, can_be_fixed, run_ahead
+from weft.decode.room import make_room, start
 from weft.decode.sampling import choose
 from weft.decode.shaping import Past, ban, check_ids, needs_past, shaped
 from weft.errors import ModelError
@@ -109,8 +110,10 @@ def _steps(
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     lengths = [len(prompt) for prompt in prompts for _ in range(copies)]
     rows = list(range(len(lengths)))  # those still being continued, by batch row
-    state, logits = read_prompts(model, prompts, copies, max_room(lengths, settings, window), source)
-    if device.type == "cuda" and constraints is None and can_be_fixed(model, state) and all(map(unshaped, settings)):
+    room = max_room(lengths, settings, window)
+    state, logits = read_prompts(model, prompts, copies, room, source)
+    fixed = device.type == "cuda" and state.max_len == room and can_be_fixed(model, state)
+    if fixed and constraints is None and all(map(unshaped, settings)):
         yield from _ahead(model, state, logits, settings, generators, lengths, window, eos_id, vocab_size, stops)
         return
     step = stepper(model, state)
@@ -152,6 +155,8 @@ def _steps(
             longest = max(lengths[row] for row in rows)
             if state.longest > longest:
                 state.truncate(longest)  # forgets nothing: it gives the room of the ended rows to the others
+            step = stepper(model, state)
+        if make_room(state, 1, room):
             step = stepper(model, state)
         for row in rows:
             lengths[row] += 1
@@ -226,9 +231,9 @@ def reports(logits: Tensor, chosen: Sequence[int], settings: Sequence[Sampling])
 
 
 def read_prompts(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], copies: int, max_len: int, source: Source | None
+    model: LanguageModel, prompts: Sequence[Sequence[int]], copies: int, room: int, source: Source | None
 ) -> tuple[State, Tensor]:
-    """The state after the prompts, and logits (B · copies, V) after the last token of each.
+    """The state after the prompts, which can grow to `room`, and logits (B · copies, V) after the last token of each.
 
     Only these places go through the head, and a prompt that is continued several times is read once.
     """
@@ -240,7 +245,7 @@ def read_prompts(
         tokens[row, : len(prompt)] = torch.tensor(prompt)
     last = torch.tensor(lengths, device=device)
     ragged = min(lengths) < longest
-    state = model.start(len(prompts), max_len, source)
+    state = start(model, len(prompts), longest, room, device, source)
     features = fused.read(model, tokens.to(device), state, last if ragged else None)
     logits = model.head(features[torch.arange(len(prompts), device=device), last - 1].unsqueeze(1))[:, 0]
     if copies > 1:

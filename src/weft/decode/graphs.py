@@ -196,7 +196,7 @@ class Chooser:
         self.count = torch.zeros(1, dtype=torch.long, device=device)
         self.begun = 0  # what `restart` goes back to
         self.written = torch.zeros(steps, len(settings), dtype=torch.long, device=device)
-        drawn = [each.temperature > 0.0 for each in settings]
+        drawn = [not each.greedy for each in settings]
         self.any, self.all = any(drawn), all(drawn)
         if self.any:
             self.drawn = _sent(torch.tensor(drawn), device)
@@ -212,7 +212,7 @@ class Chooser:
             """On the device, where any row asks for something."""
             return _sent(torch.tensor(values), device) if any(value != neutral for value in values) else None
 
-        self.degrees = amounts([each.temperature or 1.0 for each in settings], 1.0)
+        self.degrees = amounts([1.0 if each.greedy else each.temperature for each in settings], 1.0)
         self.k: Tensor | int | None = None
         ks = [min(each.top_k or vocab_size, vocab_size) for each in settings]
         if min(ks) < vocab_size:

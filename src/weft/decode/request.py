@@ -36,6 +36,7 @@ class Request(Text):
     settings: Sampling = field(default_factory=Sampling)
     prompt: int = 0  # tokens of the prompt, at the beginning of `ids`
     tokenizer: Tokenizer = field(kw_only=True)
+    begun: bool = False  # the text goes on with what the prompt says
     constraint: Constraint | None = None
     ends: frozenset[int] = frozenset()
     listener: Listener | None = None
@@ -48,7 +49,7 @@ class Request(Text):
     def __post_init__(self) -> None:
         super().__post_init__()
         rules = self.settings
-        self.writer = Writer(self.tokenizer, rules.stop)
+        self.writer = Writer(self.tokenizer, rules.stop, self.begun)
         self.shapes = bool(
             rules.penalises or rules.logit_bias or rules.banned or rules.min_tokens or rules.forced or self.constraint
         )
@@ -80,7 +81,7 @@ class Request(Text):
         if self.finish is None:
             state = "was cancelled" if self.cancelled else "is still being written"
             raise ModelError(f"request {self.number} {state} after {self.written} tokens")
-        return gather(iter(self.pieces), self.tokenizer, 1)[0]
+        return gather(iter(self.pieces), self.tokenizer, [self.begun])[0]
 
     def uniform(self) -> float:
         """The next number in [0, 1) of this request's own sequence: one a token, as `choose` draws them."""

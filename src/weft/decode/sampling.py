@@ -84,7 +84,8 @@ def filtered(logits: Tensor, settings: Sampling | Sequence[Sampling]) -> Tensor:
     """
     several = [settings] if isinstance(settings, Sampling) else list(settings)
     logits = logits.float()
-    degrees = _amounts([each.temperature or 1.0 for each in several], 1.0)  # greedy rows stay as they are
+    # greedy rows stay as they are
+    degrees = _amounts([1.0 if each.greedy else each.temperature for each in several], 1.0)
     if degrees is not None:
         logits = temperature(logits, degrees)
     V = logits.shape[-1]
@@ -138,7 +139,7 @@ def choose(logits: Tensor, settings: Sampling | Sequence[Sampling], generators: 
     """The next token (B,) of each row of logits (B, V), where row i draws from its own CPU generator i."""
     check_logits(logits)
     several = [settings] * len(logits) if isinstance(settings, Sampling) else list(settings)
-    drawn = [each.temperature > 0.0 for each in several]
+    drawn = [not each.greedy for each in several]
     if not any(drawn):
         return greedy(logits)
     uniforms = torch.stack(

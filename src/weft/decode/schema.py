@@ -15,9 +15,11 @@ INTEGER = r"-?(?:0|[1-9][0-9]*)"
 NUMBER = INTEGER + r"(?:\.[0-9]+)?(?:[eE][+\-]?[0-9]+)?"
 SAYS_NOTHING = {"title", "description", "default", "examples", "$schema", "$id", "$defs", "definitions", "$comment"}
 UNQUOTABLE: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
+MOST_DIGITS = 18  # of a bound
+LONGEST = 1_000_000  # characters of an expression
 KEYWORDS = {
     "string": {"minLength", "maxLength", "pattern"},
-    "integer": set(),
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
     "number": set(),
     "boolean": set(),
     "null": set(),
@@ -28,7 +30,10 @@ KEYWORDS = {
 
 def schema_pattern(schema: Any) -> str:
     """The regular expression of a schema, given as JSON values."""
-    return _Compiler(schema).of(schema, "the schema", ())
+    try:
+        return _Compiler(schema).of(schema, "the schema", ())
+    except RecursionError:
+        raise ConfigError("the schema: nested too deeply") from None
 
 
 def literal(text: str) -> str:
@@ -57,11 +62,62 @@ def _in_class(point: int) -> str:
     return letter if letter.isalnum() else f"\\{letter}"
 
 
+def integers(low: int | None, high: int | None) -> list[str]:
+    """Expressions that together match the integers low … high; None is no bound."""
+    found: list[str] = []
+    if high is None or high >= 0:
+        found += _from_to(max(low or 0, 0), high)
+    if low is None or low < 0:
+        least = 1 if high is None else max(1, -high)
+        found += [f"-{each}" for each in _from_to(least, None if low is None else -low)]
+    return found
+
+
+def _from_to(low: int, high: int | None) -> list[str]:
+    """The same for integers of which none is negative: those of as many digits at a time."""
+    found: list[str] = []
+    longest = len(str(low if high is None else high))
+    for digits in range(len(str(low)), longest + 1):
+        first, last = 10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1
+        found += _same_digits(str(max(low, first)), str(last if high is None else min(high, last)))
+    return found if high is not None else [*found, f"[1-9][0-9]{{{longest},}}"]
+
+
+def _same_digits(low: str, high: str) -> list[str]:
+    if low[0] == high[0]:
+        return [low[0] + rest for rest in (_same_digits(low[1:], high[1:]) if low[1:] else [""])]
+    free = len(low) - 1
+    first, last = int(low[0]), int(high[0])
+    found: list[str] = []
+    if low[1:] != "0" * free:
+        found += [low[0] + rest for rest in _same_digits(low[1:], "9" * free)]
+        first += 1
+    if high[1:] != "9" * free:
+        found += [high[0] + rest for rest in _same_digits("0" * free, high[1:])]
+        last -= 1
+    return [*found, f"[{first}-{last}]" + "[0-9]" * free] if first <= last else found
+
+
+def _whole(value: Any, where: str) -> int:
+    """A bound of integers."""
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if not whole or isinstance(value, bool) or abs(value) >= 10**MOST_DIGITS:
+        raise ConfigError(f"{where} = {value!r}: expected a whole number of at most {MOST_DIGITS} digits")
+    return int(value)
+
+
 class _Compiler:
     def __init__(self, root: Any):
         self.root = root
 
     def of(self, schema: Any, where: str, inside: tuple[str, ...]) -> str:
+        """The expression of a part of the schema; one array in another makes it twice as long."""
+        found = self._expression(schema, where, inside)
+        if len(found) > LONGEST:
+            raise ConfigError("the schema: too large, or nested too deeply, for one expression")
+        return found
+
+    def _expression(self, schema: Any, where: str, inside: tuple[str, ...]) -> str:
         if schema is True or not isinstance(schema, dict):
             raise ConfigError(f"{where}: expected a schema with a type, got {json.dumps(schema)[:40]}")
         if "$ref" in schema:
@@ -95,12 +151,15 @@ class _Compiler:
                 return self._array(schema, where, inside)
             case "object":
                 return self._object(schema, where, inside)
-        return {"integer": INTEGER, "number": NUMBER, "boolean": "(?:true|false)", "null": "null"}[kind]
+            case "integer":
+                return self._integer(schema, where)
+        return {"number": NUMBER, "boolean": "(?:true|false)", "null": "null"}[kind]
 
     def _only(self, schema: dict[str, Any], known: set[str], where: str) -> None:
         other = sorted(set(schema) - known - SAYS_NOTHING)
         if other:
-            raise ConfigError(f"{where}.{other[0]}: this keyword is not supported here")
+            kind = f" for a {schema['type']}" if isinstance(schema.get("type"), str) else ""
+            raise ConfigError(f"{where}.{other[0]}: not supported{kind}; supported here: {', '.join(sorted(known))}")
 
     def _list(self, schema: dict[str, Any], word: str, where: str) -> list[Any]:
         values = schema[word]
@@ -145,6 +204,16 @@ class _Compiler:
             return f'"(?:{_quotable(parse(inner), f"{where}.pattern")})"'
         low, high = self._bounds(schema, "minLength", "maxLength", where)
         return f'"{CHARACTER}{{{low},{"" if high is None else high}}}"'
+
+    def _integer(self, schema: dict[str, Any], where: str) -> str:
+        def given(word: str, more: int) -> list[int]:
+            return [_whole(schema[word], f"{where}.{word}") + more] if word in schema else []
+
+        low = max([*given("minimum", 0), *given("exclusiveMinimum", 1)], default=None)
+        high = min([*given("maximum", 0), *given("exclusiveMaximum", -1)], default=None)
+        if low is not None and high is not None and low > high:
+            raise ConfigError(f"{where}: no integer lies between its bounds")
+        return INTEGER if low is high is None else self._either(integers(low, high))
 
     def _array(self, schema: dict[str, Any], where: str, inside: tuple[str, ...]) -> str:
         if "items" not in schema:

@@ -21,9 +21,10 @@ from weft.decode.generate import (
     max_room,
     read_prompts,
 )
+from weft.decode.room import make_room
 from weft.decode.sampling import check_logits
 from weft.decode.shaping import Past, check_ids, needs_past, shaped
-from weft.decode.writing import Completion, prompt_ids
+from weft.decode.writing import Completion, has_begun, prompt_ids, told
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel, Source
 from weft.text.tokenizer import Tokenizer
@@ -50,7 +51,7 @@ class _Search:
     over: bool = False
 
 
-Stops = Callable[[tuple[int, ...]], bool]
+Stops = Callable[[int, tuple[int, ...]], bool]  # a prompt's number, what was written after it
 
 
 @torch.inference_mode()
@@ -66,8 +67,9 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """For each of `prompts`, ragged lists of ids, the `settings.n` best continuations, best first.
 
-    A text ends with `eos_id`, where `stops(ids)` says so, after `max_tokens` or where the model's window is full. Fewer
-    than n come back only where fewer exist. Probabilities are those after the rules of `settings`, renormalised.
+    A text ends with `eos_id`, where `stops(prompt, ids)` says so, after `max_tokens` or where the model's window is
+    full. Fewer than n come back only where fewer exist. Probabilities are those after the rules of `settings`,
+    renormalised.
     """
     window = longest_text(model)
     check_prompts(model, prompts, window)
@@ -144,6 +146,7 @@ def _search(
         longest = max(len(prompts[search.prompt]) for search in searches) + count - 1
         if state.longest > longest:
             state.truncate(longest)  # forgets nothing: it gives the room of the searches that are over to the others
+        make_room(state, 1, room)
         logits = model.step(newest.unsqueeze(1), state)[:, -1]
         if watched is not None:
             watched.add()
@@ -200,7 +203,7 @@ def _advance(
         if logprob == -torch.inf or len(kept) == K:
             break
         ids = (*search.alive[int(parent)], int(token))
-        stopped = token != eos_id and stops is not None and stops(ids)
+        stopped = token != eos_id and stops is not None and stops(search.prompt, ids)
         full = len(ids) == search.limit
         finish: Finish | None = "eos" if token == eos_id else "stop" if stopped else "length" if full else None
         if finish is None:
@@ -241,9 +244,13 @@ def search_texts(
     source: Source | None = None,
 ) -> list[list[Completion]]:
     """For each prompt the `settings.n` best continuations as text, best first, without prompt and stop strings."""
+    if not prompts:
+        return []
 
-    def stops(ids: tuple[int, ...]) -> bool:
-        text = tokenizer.decode(ids)
+    begun = [has_begun(tokenizer, prompt) for prompt in prompts]
+
+    def stops(prompt: int, ids: tuple[int, ...]) -> bool:
+        text = told(tokenizer, ids, begun[prompt])
         return any(stop in text for stop in settings.stop)
 
     found = beam_search(
@@ -255,11 +262,14 @@ def search_texts(
         source=source,
         stops=stops if settings.stop else None,
     )
-    return [[_completion(tokenizer, hypothesis, settings.stop) for hypothesis in row] for row in found]
+    return [
+        [_completion(tokenizer, hypothesis, settings.stop, going_on) for hypothesis in row]
+        for row, going_on in zip(found, begun, strict=True)
+    ]
 
 
-def _completion(tokenizer: Tokenizer, hypothesis: Hypothesis, stop: Sequence[str]) -> Completion:
-    text = tokenizer.decode(hypothesis.ids)
+def _completion(tokenizer: Tokenizer, hypothesis: Hypothesis, stop: Sequence[str], begun: bool) -> Completion:
+    text = told(tokenizer, hypothesis.ids, begun)
     ends = [place for each in stop if (place := text.find(each)) >= 0]
     finish: Finish = "stop" if ends else hypothesis.finish
     return Completion(text[: min(ends)] if ends else text, len(hypothesis.ids), finish, score=hypothesis.score)

@@ -23,9 +23,10 @@ from weft.decode.generate import (
     max_room,
     reports,
 )
+from weft.decode.room import make_room, start
 from weft.decode.sampling import check_logits, choose, draw, filtered
 from weft.decode.shaping import Past, ban, check_ids, needs_past, shaped
-from weft.decode.writing import Piece, Writer, pieces, prompt_ids, stopper
+from weft.decode.writing import Piece, Writer, has_begun, pieces, prompt_ids, stopper
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State
 from weft.text.tokenizer import Tokenizer
@@ -79,7 +80,7 @@ class Draft:
         self.model, self.settings, self.vocab_size = model, settings, vocab_size
         self.room = room if window is None else min(room, window)
         self.generator = torch.Generator().manual_seed(seed)
-        self.state: State = model.start(1, self.room)
+        self.state: State = start(model, 1, 1, self.room, device_of(model))
         self.read: list[int] = []
         self.agreed = 0  # tokens that were read and have been written: they stay
 
@@ -92,7 +93,7 @@ class Draft:
         rows: list[Tensor] = []
         while True:
             check_logits(logits)
-            if self.settings.temperature == 0.0:
+            if self.settings.greedy:
                 token = int(choose(logits, self.settings, [self.generator]))
             else:
                 ready = filtered(logits, self.settings)
@@ -116,6 +117,7 @@ class Draft:
 
     def _step(self, tokens: Sequence[int]) -> Tensor:
         self.read += tokens
+        make_room(self.state, len(tokens), self.room)
         return _read(self.model, tokens, self.state, 1)[:, : self.vocab_size]
 
 
@@ -162,13 +164,15 @@ def _bursts(
     generator = torch.Generator().manual_seed(settings.seed)
     past = Past([prompt], vocab_size, device) if needs_past([settings]) else None
     room = max_room([len(prompt)], [settings], window)
-    state = model.start(1, room, source)
+    state = start(model, 1, len(prompt), room, device, source)
     text = list(prompt)
     count = known = 0  # tokens written; tokens of the text that the model has read
     while True:
         most = min(AHEAD, settings.max_tokens - count - 1, room - len(text))
         guess = guesser.guess(text, most) if most > 0 else Guess([], None)
-        logits = _read(model, [*text[known:], *guess.tokens], state, len(guess.tokens) + 1)[:, :vocab_size]
+        unread = [*text[known:], *guess.tokens]
+        make_room(state, len(unread), room)
+        logits = _read(model, unread, state, len(guess.tokens) + 1)[:, :vocab_size]
         for place in range(len(guess.tokens) + 1):
             here = logits[place : place + 1]
             ready = shaped(here, [settings], past, count, eos_id)
@@ -200,7 +204,7 @@ def _decide(ready: Tensor, guess: Guess, place: int, settings: Sampling, generat
     A guess x from q is kept with probability min(1, p(x) / q(x)); otherwise the token is drawn from max(0, p − q),
     normalised. Together that is p. A guess that was certain needs none of this: a draw from p agrees with it or not.
     """
-    if guess.probabilities is None or place == len(guess.tokens) or settings.temperature == 0.0:
+    if guess.probabilities is None or place == len(guess.tokens) or settings.greedy:
         return int(choose(ready, settings, [generator]))
     check_logits(ready)
     p = filtered(ready, settings)[0].double().softmax(dim=-1)
@@ -227,7 +231,7 @@ def write_ahead(
     """Continue one text with guesses from a `draft` model or from a `lookup` of up to so many tokens."""
     assert (draft is None) != (lookup is None), "guesses come from one of the two"
     ids = prompt_ids(tokenizer, prompt)
-    writers = [Writer(tokenizer, settings.stop)]
+    writers = [Writer(tokenizer, settings.stop, has_begun(tokenizer, prompt))]
     guesser: Guesser
     if draft is None:
         assert lookup is not None

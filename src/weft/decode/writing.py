@@ -52,14 +52,20 @@ def write(
     source: Source | None = None,
     constraints: Sequence[Constraint] | None = None,
     ends: frozenset[int] = frozenset(),
+    apart: bool = False,
 ) -> Iterator[Piece]:
     """Continue texts, or ids; the new text comes in pieces as it is written, without the prompts.
 
-    A piece never holds half a character nor any part of a stop string. An empty prompt begins a new text. Rows are
-    numbered as in `generate`: with `copies` the first ones belong to the first prompt. Ids in `ends` stop a row too.
+    A piece never holds half a character nor any part of a stop string. An empty prompt begins a new text, and with
+    `apart` what is written counts as a text of its own after any prompt. Rows are numbered as in `generate`: with
+    `copies` the first ones belong to the first prompt. Ids in `ends` stop a row too.
     """
     several = [settings] * len(prompts) if isinstance(settings, Sampling) else list(settings)
-    writers = [Writer(tokenizer, each.stop) for each in several for _ in range(copies)]
+    writers = [
+        Writer(tokenizer, each.stop, not apart and has_begun(tokenizer, prompt))
+        for prompt, each in zip(prompts, several, strict=True)
+        for _ in range(copies)
+    ]
     stream = generate(
         model,
         [prompt_ids(tokenizer, prompt) for prompt in prompts],
@@ -86,39 +92,41 @@ def complete(
     source: Source | None = None,
     constraints: Sequence[Constraint] | None = None,
 ) -> list[Completion]:
-    """Continue texts and return the new text of each row, without the prompts."""
+    """Continue texts and return the new text of each row, without the prompts. No prompts give no texts."""
+    if not prompts:
+        return []
     stream = write(
         model, tokenizer, prompts, settings, copies=copies, seeds=seeds, source=source, constraints=constraints
     )
-    return gather(stream, tokenizer, len(prompts) * copies)
+    return gather(stream, tokenizer, [has_begun(tokenizer, prompt) for prompt in prompts for _ in range(copies)])
 
 
-def gather(stream: Iterator[Piece], tokenizer: Tokenizer, rows: int) -> list[Completion]:
-    """The whole text of each row of a stream that has run to its end."""
-    parts: list[list[Piece]] = [[] for _ in range(rows)]
+def gather(stream: Iterator[Piece], tokenizer: Tokenizer, begun: Sequence[bool]) -> list[Completion]:
+    """The whole text of each row of a stream that has run to its end; `begun` says which rows go on with a text."""
+    parts: list[list[Piece]] = [[] for _ in begun]
     for piece in stream:
         parts[piece.row].append(piece)
     done: list[Completion] = []
-    for row in parts:
+    for row, going_on in zip(parts, begun, strict=True):
         last = row[-1]
         assert last.finish is not None, "every row ends"
         text = "".join(piece.text for piece in row)
-        done.append(Completion(text, last.tokens, last.finish, _scored(row, text, tokenizer)))
+        done.append(Completion(text, last.tokens, last.finish, _scored(row, text, tokenizer, going_on)))
     return done
 
 
-def _scored(row: Sequence[Piece], text: str, tokenizer: Tokenizer) -> tuple[Scored, ...]:
+def _scored(row: Sequence[Piece], text: str, tokenizer: Tokenizer, begun: bool) -> tuple[Scored, ...]:
     """The tokens of a row with their log-probabilities; those that lie wholly in a stop string don't show either."""
     scored: list[Scored] = []
-    stream = tokenizer.stream()
-    begun = 0  # characters before the token
+    stream = tokenizer.stream(begun=begun)
+    before = 0  # characters before the token
     for piece in row:
         token = piece.token
-        if token.logprob is None or (row[-1].finish == "stop" and begun >= len(text)):
+        if token.logprob is None or (row[-1].finish == "stop" and before >= len(text)):
             break
         top = tuple((_spelled(tokenizer, id), value) for id, value in token.top)
         scored.append(Scored(token.id, _spelled(tokenizer, token.id), token.logprob, top))
-        begun += len(stream.push(token.id))
+        before += len(stream.push(token.id))
     return tuple(scored)
 
 
@@ -133,6 +141,22 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> Sequence[in
     """The ids to continue; never none. A text begins as the tokenizer's own file has it begin."""
     ids = [*tokenizer.leading, *tokenizer.encode(prompt)] if isinstance(prompt, str) else prompt
     return ids or [opening(tokenizer)]
+
+
+def has_begun(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> bool:
+    """Whether what follows a prompt goes on with a text, so that its first word keeps its leading space.
+
+    Where the prompt ends in a space that the tokenizer doesn't keep, that space is the first word's.
+    """
+    text = tokenizer.decode(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+    lost = isinstance(prompt, str) and prompt[-1:].isspace() and not text[-1:].isspace()
+    return bool(text) and not lost
+
+
+def told(tokenizer: Tokenizer, ids: Sequence[int], begun: bool) -> str:
+    """The text of ids, which go on with a text that has `begun` or begin one."""
+    stream = tokenizer.stream(begun=begun)
+    return stream.extend(ids) + stream.flush()
 
 
 def stopper(
@@ -176,8 +200,8 @@ def opening(tokenizer: Tokenizer) -> int:
 class Writer:
     """Turns the tokens of one row into text that may be shown, and notices stop strings."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
-        self.stream = tokenizer.stream()
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], begun: bool = False):
+        self.stream = tokenizer.stream(begun=begun)
         self.stop = stop
         self.held = ""  # written, but it may be the beginning of a stop string
         self.ready = ""  # may be shown

@@ -1,0 +1,135 @@
+"""What is written after a prompt goes on with it: prompt and told text together are the text of all ids."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.decode.small import decoder
+from tests.text.test_sentencepiece import PIECES, PLAIN, block, made, number, piece
+
+from weft.decode.config import Beam, Sampling
+from weft.decode.constrain import Pattern
+from weft.decode.engine import Engine
+from weft.decode.search import search_texts
+from weft.decode.speculative import write_ahead
+from weft.decode.writing import complete, gather, has_begun, prompt_ids, write
+from weft.errors import ModelError
+from weft.text.config import BPE, Byte, Char, Unigram, Word, WordPiece
+from weft.text.tokenizer import Tokenizer
+
+TEXTS = ["the cat sees a dog and the dog sees a cat, no more.", "a cat and a dog go home, and the cat sleeps."] * 8
+PROMPTS = ["the cat", "a", "ab a", "and the dog sees", "the cat "]
+MAKERS: dict[str, Callable[[], Tokenizer]] = {
+    "word": lambda: Word().train(TEXTS),
+    "char": lambda: Char().train(TEXTS),
+    "byte": lambda: Byte().train(TEXTS),
+    "bpe": lambda: BPE(vocab_size=280).train(TEXTS),
+    "wordpiece": lambda: WordPiece(vocab_size=60).train(TEXTS),
+    "unigram": lambda: Unigram(vocab_size=280).train(TEXTS),
+    "sentencepiece": lambda: made(PIECES + piece("▁b", -3) + block(2, number(3, 2)) + PLAIN),
+}
+SETTINGS = Sampling(max_tokens=9, seed=3, logprobs=0)
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return MAKERS[request.param]()
+
+
+def texts_of(tokenizer: Tokenizer) -> list[str]:
+    """Prompts that this tokenizer gives back."""
+    found = [text for text in PROMPTS if tokenizer.decode(tokenizer.encode(text)) == text]
+    assert found
+    return found
+
+
+def test_every_way_of_writing_goes_on_with_the_prompt(tokenizer: Tokenizer) -> None:
+    model = decoder(vocab_size=tokenizer.vocab_size)
+    engine = Engine(model, tokenizer, blocks=8)
+    for prompt in texts_of(tokenizer):
+        ids = list(prompt_ids(tokenizer, prompt))
+        written = list(write(model, tokenizer, [prompt], SETTINGS))
+        whole = tokenizer.decode([*ids, *(each.token.id for each in written)])
+        assert prompt + "".join(each.text for each in written) == whole
+        assert complete(model, tokenizer, [prompt], SETTINGS)[0].text == whole.removeprefix(prompt)
+        request = engine.submit(prompt, SETTINGS)
+        engine.run()
+        assert request.completion().text == whole.removeprefix(prompt)
+        guessed = write_ahead(model, tokenizer, prompt, SETTINGS, lookup=2)
+        assert gather(guessed, tokenizer, [True])[0].text == whole.removeprefix(prompt)
+        (best,) = search_texts(model, tokenizer, [prompt], Beam(beams=1, max_tokens=9))[0]
+        assert best.text == complete(model, tokenizer, [prompt], Sampling(temperature=0.0, max_tokens=9))[0].text
+
+
+def test_the_tokens_that_are_told_with_their_probabilities_spell_the_text(tokenizer: Tokenizer) -> None:
+    model = decoder(vocab_size=tokenizer.vocab_size)
+    settings = SETTINGS.replace(banned=tuple(tokenizer.special_tokens.values()), max_tokens=5)
+    only = complete(model, tokenizer, [texts_of(tokenizer)[0]], settings)[0]
+    if "�" not in only.text:
+        assert "".join(each.text for each in only.scored) == only.text
+
+
+def test_an_empty_prompt_begins_a_text_without_a_space(tokenizer: Tokenizer) -> None:
+    model = decoder(vocab_size=tokenizer.vocab_size)
+    written = list(write(model, tokenizer, [""], SETTINGS))
+    assert "".join(each.text for each in written) == tokenizer.decode([each.token.id for each in written])
+    apart = list(write(model, tokenizer, [texts_of(tokenizer)[0]], SETTINGS, apart=True))
+    assert "".join(each.text for each in apart) == tokenizer.decode([each.token.id for each in apart])
+
+
+def test_stop_strings_with_a_space_are_found_in_the_first_word() -> None:
+    tokenizer = MAKERS["word"]()
+    model = decoder(vocab_size=tokenizer.vocab_size)
+    forced = tokenizer.encode("dog sees")
+    settings = {"forced": tuple(forced), "max_tokens": 4, "stop": (" dog",)}
+    assert complete(model, tokenizer, ["the"], Sampling(**settings))[0].text == ""
+    assert search_texts(model, tokenizer, ["the"], Beam(**settings))[0][0].text == ""
+
+
+def test_a_space_that_the_tokenizer_does_not_keep_is_the_first_words() -> None:
+    word, byte = MAKERS["word"](), MAKERS["byte"]()
+    assert [has_begun(word, prompt) for prompt in ("the", "the ", "", " ")] == [True, False, False, False]
+    assert [has_begun(byte, prompt) for prompt in ("the", "the ", "", " ")] == [True, True, False, True]
+    assert has_begun(word, word.encode("the")) and not has_begun(word, [])
+    bos = MAKERS["sentencepiece"]()
+    assert not has_begun(bos, [bos.need("bos")])
+
+
+@pytest.mark.parametrize("kind", ["word", "unigram", "sentencepiece"])
+def test_patterns_know_whether_the_text_has_begun(kind: str) -> None:
+    tokenizer = MAKERS[kind]()
+    model, text = decoder(vocab_size=tokenizer.vocab_size), "a" if kind == "sentencepiece" else "the"
+    for expression, begun, prompt in ((" (a|b|cat)+", True, text), ("(a|b|cat)+", False, "")):
+        pattern = Pattern(tokenizer, expression)
+        constraints = [pattern.begin(begun)]
+        settings = Sampling(max_tokens=3, seed=1)
+        told = complete(model, tokenizer, [prompt], settings, constraints=constraints)[0].text
+        assert told and pattern.matches(told)
+        assert not pattern.matches(told + "!")
+
+
+def test_a_word_after_a_prompt_begins_with_a_space() -> None:
+    with pytest.raises(ModelError, match="go on with a prompt; its words begin with a space"):
+        Pattern(MAKERS["word"](), "cat").begin(True)
+    with pytest.raises(ModelError, match="no token of this vocabulary can begin a text"):
+        Pattern(MAKERS["word"](), " cat").begin(False)
+
+
+@pytest.mark.parametrize("degree", [1e-31, 1e-37, 1e-38, 1e-45, 1e-320])
+def test_the_coldest_temperatures_are_greedy(degree: float) -> None:
+    tokenizer = MAKERS["byte"]()
+    model = decoder(vocab_size=tokenizer.vocab_size)
+    with torch.no_grad():
+        model.embedding.weight.mul_(50.0)
+    best = complete(model, tokenizer, ["the"], Sampling(temperature=0.0, max_tokens=12))
+    cold = Sampling(temperature=degree, max_tokens=12, seed=5)
+    assert complete(model, tokenizer, ["the"], cold) == best
+    assert complete(model, tokenizer, ["the"], [cold.replace(top_p=0.9)]) == best
+    mixed = complete(model, tokenizer, ["the", "a"], [cold, Sampling(max_tokens=12)])
+    assert mixed[0] == best[0]
+    guessed = write_ahead(model, tokenizer, "the", cold, draft=model)
+    assert gather(guessed, tokenizer, [True]) == best
+    engine = Engine(model, tokenizer, blocks=8)
+    request = engine.submit("the", cold)
+    engine.run()
+    assert request.completion().text == best[0].text

@@ -1,0 +1,74 @@
+"""Room that grows with the text gives the same text as room that was there from the start."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from tests.decode.small import VOCAB, decoder
+
+from weft.decode import room
+from weft.decode.config import Beam, Sampling
+from weft.decode.contrast import Contrasted
+from weft.decode.generate import generate
+from weft.decode.search import beam_search
+from weft.decode.speculative import Draft, speculate
+from weft.errors import ConfigError
+from weft.models.base import LanguageModel
+from weft.models.config import NGram, Recurrent
+from weft.nn.config import LayerNorm
+from weft.runs import sampling
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11]]
+
+
+def build(name: str) -> LanguageModel:
+    torch.manual_seed(0)
+    match name:
+        case "lean":
+            return decoder()
+        case "general":
+            return decoder(norm=LayerNorm())
+        case "lstm":
+            return Recurrent(vocab_size=VOCAB, d_model=16, cell="lstm", layers=2).build().eval()
+        case "contrast":
+            return Contrasted(decoder(), decoder(d_model=8)).eval()
+        case _:
+            model = NGram(vocab_size=VOCAB, order=3).build()
+            model.fit(np.arange(400) ** 2 % VOCAB)
+            return model.eval()
+
+
+@pytest.mark.parametrize("name", ["lean", "general", "lstm", "ngram", "contrast"])
+def test_a_text_that_outgrows_its_room(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(name)
+    settings = Sampling(max_tokens=40, seed=2)
+
+    def texts() -> list[object]:
+        one = list(generate(model, PROMPTS[:1], settings))
+        many = list(generate(model, PROMPTS, settings, copies=2))
+        best = beam_search(model, PROMPTS, Beam(beams=3, max_tokens=30))
+        draft = Draft(model, settings, VOCAB, 43, seed=4)
+        return [one, many, best, list(speculate(model, draft, PROMPTS[0], settings))]
+
+    whole = texts()
+    grown: list[int] = []
+    make = room.make_room
+    for module in ("generate", "search", "speculative"):
+        monkeypatch.setattr(f"weft.decode.{module}.make_room", lambda *given: grown.append(make(*given)) or grown[-1])
+    monkeypatch.setattr(room, "FIRST", 2)
+    assert texts() == whole
+    assert any(grown) == (name != "contrast")  # which has all of its room from the start
+
+
+def test_room_for_a_thousand_million_tokens_is_not_taken_beforehand() -> None:
+    tokens = generate(decoder(), [[1, 2]], Sampling(max_tokens=10**9, temperature=0.0))
+    expected = list(generate(decoder(), [[1, 2]], Sampling(max_tokens=20, temperature=0.0)))
+    assert [each.id for each in islice(tokens, 20)] == [each.id for each in expected]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "top_k"])
+@pytest.mark.parametrize("value", [10**9 + 1, 2**63 - 1, 99999999999999999999])
+def test_more_than_anyone_needs_is_refused(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} = {value}: expected less than or equal to 1000000000"):
+        sampling(**{name: value})
