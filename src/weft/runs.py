@@ -101,9 +101,12 @@ class Run:
             self.model, self.tokenizer, prompt, settings, draft=guess, lookup=lookup, constraint=constraint
         )
 
-    def complete(self, prompts: Sequence[str], settings: Sampling) -> list[Completion]:
-        """Continue several texts at once; each has its own seed, counted up from settings.seed."""
+    def complete(self, prompts: Sequence[str], settings: Sampling | Beam) -> list[Completion]:
+        """Continue several texts at once; each has its own seed, counted up from settings.seed. Beam search gives the
+        best of each."""
         check_several(prompts, "prompts")
+        if isinstance(settings, Beam):
+            return [best[0] for best in self.candidates(prompts, settings)]
         return complete(self.model, self.tokenizer, prompts, settings)
 
     def candidates(

@@ -448,6 +448,8 @@ def test_line_ends_and_byte_order_marks_are_no_words(
 def test_what_a_person_may_get_wrong_in_python(trained: Path, tmp_path: Path) -> None:
     loaded, settings = api.load(trained), api.sampling(max_tokens=3)
     assert loaded.complete([], settings) == loaded.candidates([], api.beam()) == []
+    search = api.beam(beams=2, n=2, max_tokens=3)
+    assert loaded.complete(["a", "b"], search) == [best for best, _ in loaded.candidates(["a", "b"], search)]
     out = str(tmp_path / "x.jsonl")
     lines = list(loaded.bulk(["The", "A"], settings, out=out))
     assert Path(out).read_text().splitlines() == lines

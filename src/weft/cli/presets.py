@@ -49,7 +49,7 @@ def _recipes() -> list[tuple[str, str, str]]:
     from pathlib import Path
 
     rows: list[tuple[str, str, str]] = []
-    for file in sorted(Path(__file__).parents[1].glob("recipes/*.toml")):
+    for file in sorted(Path(__file__).parents[1].glob("recipes/*.toml"), key=lambda file: file.stem):
         text = file.read_text(encoding="utf-8")
         head = " ".join(line.removeprefix("# ") for line in text.split("\n\n")[0].splitlines() if line[:1] == "#")
         about = re.split(r"[:;.] |(?<=\?) ", head)[0]  # up to the end of the first clause
