@@ -115,9 +115,12 @@ def _describe(kind: type[Config], tree: Any, problem: Any) -> str:
             return f"{key} = {given!r}: {suggestion(given, options)}"
         case "model_type" | "model_attributes_type":
             field = here.model_fields.get(keys[-1]) if here and keys else None
-            kinds = field is not None and any("kind" in member.model_fields for member in _members(field.annotation))
-            hint = f"; its kind is set as {key}.kind={given}" if kinds and isinstance(given, str) else ""
-            return f"{key} = {given!r}: expected a table{hint}"
+            members = [] if field is None else _members(field.annotation)
+            kinds = [str(member.model_fields["kind"].default) for member in members if "kind" in member.model_fields]
+            if not kinds or not isinstance(given, str):
+                return f"{key} = {given!r}: expected a table"
+            hint = f"={given}" if given in kinds else f", one of {', '.join(kinds)}"
+            return f"{key} = {given!r}: expected a table; its kind is set as {key}.kind{hint}"
         case "tuple_type":
             return f"{key} = {given!r}: expected a list, such as [{given!r}]"
         case "value_error":

@@ -94,6 +94,12 @@ def test_scores_and_tags_of_new_text(tmp_path: Path, capsys: Capture) -> None:
     plain, whole = told["tag"]
     assert [row["words"] for row in whole] == [["the", "frog", "7"], ["the", "dog"]]
     assert plain == [" ".join(map("/".join, zip(row["words"], row["tags"], strict=True))) for row in whole]
+    same = "\n".join(json.dumps({"text": " ".join(w), "score": 1}) for w in words)
+    (tmp_path / "same.jsonl").write_text(same)
+    capsys.readouterr()
+    assert run(["evaluate", str(tmp_path / "score"), "--data", str(tmp_path / "same.jsonl"), "--json"]) == 0
+    figures = capsys.readouterr().out
+    assert "NaN" not in figures and json.loads(figures)["pearson"] is None
     assert run(["classify", str(tmp_path / "tag"), str(tmp_path / "rows.jsonl")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 80
     assert run(["classify", str(tmp_path / "tag"), str(tmp_path / "new.txt"), "--second", "x"]) == 2

@@ -161,3 +161,15 @@ def test_a_template_that_rewrites_history_is_refused() -> None:
     forgetful = Tokenizer.from_json(plain.to_json(), plain.roles, "{{ messages[-1]['content'] + eos_token }}")
     with pytest.raises(TokenizerError, match="rewrites earlier turns"):
         encode_chat(forgetful, turns("a", "b", "c", "d"))
+
+
+def test_other_spellings_of_a_conversation() -> None:
+    turns = [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello"}]
+    shared = [{"from": "human", "value": "Hi there"}, {"from": "gpt", "value": "Hello"}]
+    parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
+    assert conversation({"conversations": shared}, "conversations") == turns
+    assert conversation({"messages": [{"role": "user", "content": parts}, turns[1]]}) == turns
+    with pytest.raises(DataError, match="neither 'talk' nor 'instruction' and 'output'; its columns: messages"):
+        conversation({"messages": turns}, "talk")
+    with pytest.raises(DataError, match="a content that is no text: message 1"):
+        conversation({"messages": [{"role": "user", "content": [{"type": "image"}]}, turns[1]]})

@@ -1,6 +1,7 @@
 """Each goal from data to a finished run, small: what is written, measured and saved."""
 
 import json
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from weft.api import Run
 from weft.data.collate import tagged_example
 from weft.errors import ConfigError, DataError, ModelError, RunError
 from weft.lessons.tags import _pieces
+from weft.train import tensors
 from weft.train.run import RunFolder, read_lines
 
 WORDS = (
@@ -373,3 +375,64 @@ def test_answers_that_are_no_numbers_are_refused(tmp_path: Path, kind: str) -> N
     ask = {"classify": run.classify, "score": run.rate, "tag": lambda texts: run.tag([texts])}[kind]
     with pytest.raises(ModelError, match="its answers are no numbers"):
         ask(["text"])  # type: ignore[operator]
+
+
+# ---- adapters, with a head that the base does not have
+
+
+def labelled(folder: Path) -> str:
+    return rows(folder, [{"text": sentence(n), "label": str(n % 2)} for n in range(80)])
+
+
+def test_the_new_head_beside_an_adapter_is_learned_and_kept(tmp_path: Path) -> None:
+    """It was drawn anew at every load, and answered at random."""
+    learn(tmp_path, text(tmp_path), transformer("decoder"), "base")
+    given: dict[str, Any] = {"init": str(tmp_path / "base"), "adapter": {"kind": "lora", "rank": 2}}
+    data = labelled(tmp_path)
+    run = learn(tmp_path, data, None, "tuned", objective={"kind": "classify"}, **given)
+    saved = tensors.load(RunFolder(run.path).checkpoints / "best/model.safetensors")
+    assert any(name.startswith("output.") for name in saved)
+    asked = [sentence(n) for n in range(9)]
+    again = api.load(run.path).classify(asked)
+    assert again == api.load(run.path).classify(asked)
+    assert api.load(run.path).figures()["accuracy"] == last(run)["accuracy"]
+    resumed = api.resume(run.path, say=lambda line: None)
+    assert resumed.classify(asked) == again
+
+
+def test_an_adapter_goes_on_beside_its_own_base_alone(tmp_path: Path) -> None:
+    learn(tmp_path, text(tmp_path), transformer("decoder"), "base")
+    learn(tmp_path, text(tmp_path), transformer("decoder"), "other", seed=5, tokenizer=pretrained(tmp_path / "base"))
+    given: dict[str, Any] = {"init": str(tmp_path / "base"), "adapter": {"kind": "lora", "rank": 2}}
+    run = learn(tmp_path, text(tmp_path), None, "tuned", **given)
+    before = (run.path / "metrics.jsonl").read_text()
+    settings = run.path / "config.toml"
+    settings.write_text(settings.read_text().replace("steps = 6\n", "steps = 12\n"))  # there is more to do
+    (tmp_path / "base").rename(tmp_path / "away")
+    (tmp_path / "other").rename(tmp_path / "base")
+    with pytest.raises(RunError, match="its adapter was learned beside the weights of"):
+        api.resume(run.path, say=lambda line: None)
+    assert (run.path / "metrics.jsonl").read_text() == before
+
+
+def pretrained(path: Path) -> dict[str, str]:
+    return {"kind": "pretrained", "path": str(path)}
+
+
+def test_conversations_that_leave_no_room_for_an_answer_are_measured_and_not_answered(tmp_path: Path) -> None:
+    long = " ".join(sentence(n) for n in range(9))
+    asked = [f"{n} {long}" if n % 2 else f"Hi {n}" for n in range(80)]
+    made = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": "dog"}]} for a in asked]
+    small = transformer("decoder", context=48)
+    run = learn(tmp_path, rows(tmp_path, made), small, objective={"kind": "chat"}, batch={"length": 48})
+    assert last(run)["loss"] > 0
+
+
+def test_masked_words_and_next_sentences_are_measured_as_they_are_learned(tmp_path: Path) -> None:
+    """ln V + ln 2 before anything is known: both tasks, in training and on what is held out."""
+    encoder = transformer("encoder", head={"kind": "mlm+nsp"}, segments=2)
+    run = learn(tmp_path, text(tmp_path), encoder, batch={"length": 40}, optimizer={"lr": 1e-9})
+    learned = [line["loss"] for line in read_lines(RunFolder(run.path).metrics) if "loss" in line]
+    chance = math.log(run.config.model.vocab_size) + math.log(2)
+    assert learned[-1] == pytest.approx(chance, abs=0.25)
+    assert last(run)["loss"] == pytest.approx(chance, abs=0.25)

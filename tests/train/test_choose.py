@@ -77,3 +77,8 @@ def test_a_model_that_sees_both_sides_is_refused() -> None:
         check_trainable(resolve("bert-tiny", ["objective=next-token"]), 100)
     with pytest.raises(ConfigError, match=r"model\.vocab_size = 10: the tokenizer has 11"):
         check_trainable(resolve("gpt-tiny", ["model.vocab_size=10"]), 11)
+
+
+def test_checkpoints_come_with_the_evaluations() -> None:
+    recipe, _ = settle(resolve("gpt-tiny", ["steps=1000", "evaluate.every=250"]), TextFacts(1_000_000))
+    assert recipe.checkpoint.every == 250

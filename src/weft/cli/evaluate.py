@@ -113,7 +113,9 @@ def _show_scores(scores: "dict[str, Score]", mark: float | None) -> None:
 def _show(figures: dict[str, Any], as_json: bool) -> None:
     """The figures of a goal, and the confusion matrix where there is one."""
     if as_json:
-        typer.echo(json.dumps(figures, ensure_ascii=False))
+        from weft.train.run import record
+
+        typer.echo(record(figures))
         return
     from rich.console import Console
     from rich.table import Table

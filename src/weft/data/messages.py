@@ -24,33 +24,48 @@ TEMPLATE = (
 )
 
 
-def conversation(record: Any) -> list[Message]:
-    """The messages of a row: its `messages`, or those that `instruction`, `input` (may be absent) and `output` make.
+def conversation(record: Any, column: str = "messages") -> list[Message]:
+    """The messages of a row: those in `column`, or what `instruction`, `input` (may be absent) and `output` make.
 
-    Raises DataError with the reason alone; who reads the file knows where.
+    Messages may also say who speaks with `from` and `value` (human, gpt), and what in several parts of text. Raises
+    DataError with the reason alone; who reads the file knows where.
     """
     if not isinstance(record, Mapping):
-        raise DataError(f"a conversation is an object with 'messages', not {type(record).__name__}")
-    if "messages" in record:
-        return _checked(record["messages"])
+        raise DataError(f"a conversation is an object with '{column}', not {type(record).__name__}")
+    if column in record:
+        return _checked(record[column], column)
     if "instruction" in record and "output" in record:
         task, details, reply = (record.get(key) or "" for key in ("instruction", "input", "output"))
         if not all(isinstance(text, str) for text in (task, details, reply)):
             raise DataError("'instruction', 'input' and 'output' hold text")
         asked = f"{task}\n\n{details}" if details.strip() else task
-        return _checked([{"role": "user", "content": asked}, {"role": "assistant", "content": reply}])
+        return _checked([{"role": "user", "content": asked}, {"role": "assistant", "content": reply}], column)
     known = ", ".join(map(str, record)) or "none"
-    raise DataError(f"neither 'messages' nor 'instruction' and 'output'; its columns: {known}")
+    raise DataError(f"neither '{column}' nor 'instruction' and 'output'; its columns: {known}")
 
 
-def _checked(messages: Any) -> list[Message]:
+SPEAKERS = {"human": "user", "gpt": "assistant"}
+
+
+def _said(message: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Who says what in a message, in either spelling."""
+    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in content
+    ):
+        content = "".join(part["text"] for part in content)
+    return SPEAKERS.get(role, role) if isinstance(role, str) else role, content
+
+
+def _checked(messages: Any, column: str) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        raise DataError("'messages' is no list of messages, or an empty one")
+        raise DataError(f"'{column}' is no list of messages, or an empty one")
     turns: list[Message] = []
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
             raise DataError(f"a message is no object with 'role' and 'content': message {number}")
-        role, content = message.get("role"), message.get("content")
+        role, content = _said(message)
         if role not in ROLES:
             raise DataError(f"unknown role: message {number} has {role!r}; {suggestion(str(role), ROLES)}")
         if not isinstance(content, str):

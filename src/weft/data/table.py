@@ -233,7 +233,7 @@ def _lines(name: str) -> Iterator[str]:
 
 def _value(record: Any, column: str, kind: Kind) -> Any:
     if kind == "messages":
-        return conversation(record)
+        return conversation(record, column)
     if isinstance(record, str):
         record = {"text": record}
     elif isinstance(record, list):

@@ -77,6 +77,6 @@ class PairCraft:
             length=length,
         )
         measured = translated(told, wanted)
-        figures |= measured.numbers() | {"bleu_signature": measured.bleu.signature}
+        figures |= measured.numbers() | {"bleu_signature": measured.bleu.signature, "decoding": "greedy"}
         shown = [f"{sources[n]}\n→ {told[n]}" for n in range(min(SHOWN, len(told)))]
         return Ending(figures, shown)

@@ -85,8 +85,8 @@ def settle(recipe: Recipe, text: TextFacts, device: str = "cpu") -> tuple[Recipe
     assert steps is not None
     chosen.open("precision", "bf16" if gpu else "fp32", "what this kind of device does well")
     chosen.open("compile", gpu and steps >= 500, "compiling takes a minute and pays on a long GPU run")
-    every = max(1, steps // 10)
-    chosen.open("evaluate.every", every, "ten times a run")
+    chosen.open("evaluate.every", max(1, steps // 10), "ten times a run")
+    every = chosen.recipe.evaluate.every
     if not gpu:
         chosen.open("evaluate.tokens", 32768, "enough to see the trend; the last evaluation reads everything")
     chosen.open("checkpoint.every", every, "with each evaluation")

@@ -1,6 +1,6 @@
 """Learning a small addition to a model whose own weights stay as they are."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from typing import TypeVar
 
@@ -14,10 +14,11 @@ from weft.nn.lora import LowRank, block_linears
 M = TypeVar("M", bound=nn.Module)
 
 
-def add_adapters(model: nn.Module, settings: LoRA) -> list[str]:
+def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) -> list[str]:
     """Freeze `model` and put trained low-rank matrices beside the layers that `settings` names; their names.
 
-    In place. The model computes what it did before, until it is trained.
+    In place. The model computes what it did before, until it is trained. Parameters that are `fresh`, a new head's,
+    know nothing yet and are trained too.
     """
     heights = block_linears(model)
     if not heights:
@@ -33,7 +34,8 @@ def add_adapters(model: nn.Module, settings: LoRA) -> list[str]:
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
         model.set_submodule(name, LowRank(linear, heights[name], settings))
-    for parameter in head:
+    new = [parameter for name, parameter in model.named_parameters() if name in fresh]
+    for parameter in [*head, *new]:
         parameter.requires_grad_(True)
     return names
 

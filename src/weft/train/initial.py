@@ -23,14 +23,15 @@ HANDED_ON = {"output.follows.pooler.": "output.pooler."}
 def first_model(recipe: "Recipe") -> LanguageModel:
     """The recipe's model before its first step: freshly drawn, then filled from `init` where the recipe names a run.
 
-    With an adapter all that was filled is frozen, and what is learned stands beside it.
+    With an adapter all that was filled is frozen; what is learned stands beside it, and in a head that is new.
     """
     model = recipe.model.build()
+    fresh: list[str] = []
     if recipe.init is not None:
         _check_alike(recipe.model.model_dump(mode="json"), recipe.init)
-        take_over(model, recipe.init)
+        fresh = take_over(model, recipe.init)
     if recipe.adapter is not None:
-        add_adapters(model, recipe.adapter)
+        add_adapters(model, recipe.adapter, fresh)
     return model
 
 
@@ -39,6 +40,14 @@ def learned_model(run: RunFolder, recipe: "Recipe", path: Path) -> LanguageModel
 
     The run holds the addition alone. Weights that are no longer those it was learned beside are refused.
     """
+    check_base(run, recipe)
+    model = first_model(recipe)
+    load_weights(path, model)
+    return merged(model)
+
+
+def check_base(run: RunFolder, recipe: "Recipe") -> None:
+    """Refuse a run whose adapter was learned beside other weights than those that `init` has now."""
     assert recipe.init is not None
     noted = json.loads(run.base.read_text(encoding="utf-8")) if run.base.exists() else {}
     if noted.get("sha256") != base_hash(recipe.init):
@@ -46,9 +55,6 @@ def learned_model(run: RunFolder, recipe: "Recipe", path: Path) -> LanguageModel
             f"{run.path}: its adapter was learned beside the weights of {recipe.init}, which have changed since; "
             "restore them, or train the adapter again"
         )
-    model = first_model(recipe)
-    load_weights(path, model)
-    return merged(model)
 
 
 def base_hash(origin: str) -> str:

@@ -81,7 +81,8 @@ def masked_words() -> Objective:
         if batch.follows is not None and batch.follows_weight is not None:
             logits = model.output.follows(features, None)  # type: ignore[union-attr,operator]
             losses = F.cross_entropy(logits.float(), batch.follows, reduction="none")
-            loss = loss + (losses * batch.follows_weight).sum()
+            follows = (losses * batch.follows_weight).sum()
+            loss, extras["nll"] = loss + follows, nll + follows.detach()
             extras["next_correct"] = (logits.argmax(-1) == batch.follows).sum()
         return loss, count, extras
 

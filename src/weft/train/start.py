@@ -18,6 +18,7 @@ from weft.train.config import Recipe
 from weft.train.counting import count_corpus
 from weft.train.evaluation import Evaluator, Writer
 from weft.train.feed import Corpus, Feed, share
+from weft.train.initial import check_base
 from weft.train.loop import Loop
 from weft.train.metrics import Say, check_log, say_on_stderr
 from weft.train.precision import pick_device
@@ -106,6 +107,8 @@ def resume(
             raise RunError(f"{run.config}: {missing[0]} is missing; a run that has started leaves nothing open")
         if run.checkpoints.exists() and not run.checkpoints.is_dir():
             raise RunError(f"{run.checkpoints}: expected a folder of checkpoints")
+        if recipe.adapter is not None:
+            check_base(run, recipe)
         check_log(recipe.log)
         place = device or pick_device()
         torch.manual_seed(recipe.seed)
