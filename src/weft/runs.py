@@ -26,9 +26,9 @@ from weft.decode.writing import Completion, Piece, complete, has_begun, write
 from weft.errors import ConfigError, DataError, ModelError
 from weft.evaluate.perplexity import Score
 from weft.lessons.labels import predict
-from weft.lessons.lesson import Tokenizers, lesson_for
+from weft.lessons.lesson import Tokenizers, check_cut, lesson_for
 from weft.lessons.tags import tag_words
-from weft.lessons.text import corpora, held_out, score_texts
+from weft.lessons.text import corpora, held_out, noted_tokenizer, score_texts
 from weft.models.base import LanguageModel
 from weft.models.heads import WordHead
 from weft.models.transformer import Transformer
@@ -355,7 +355,9 @@ def load(
         say_on_stderr(f"weft: {line}")
     if isinstance(model, Transformer):
         model.to(dtype or _written_in(recipe, model))
-    loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path))
+    tokenizer = Tokenizer.load(folder.path)
+    check_cut(folder, Tokenizers(tokenizer, tokenizer), noted_tokenizer(folder))
+    loaded = Run(folder.path, recipe, model, tokenizer)
     if quantize is not None:
         loaded.quantize(quantize)
     return loaded

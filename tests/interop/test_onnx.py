@@ -153,15 +153,20 @@ def test_one_line_for_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytes
     scaled = llama(1, D, HEADS, FF, 32, VOCAB).replace(position=Rotary(scaling=DynamicNTK(factor=2.0)))
     with pytest.raises(InteropError, match="dynamic-ntk"):
         export_onnx(made(scaled), None, tmp_path / "new")
-    with pytest.raises(InteropError, match="already exists"):
-        export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path)
     (tmp_path / "file").write_text("")
+    with pytest.raises(InteropError, match="something is there already"):
+        export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path)
     with pytest.raises(InteropError, match="cannot be written"):
         export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path / "file" / "new")
     monkeypatch.setattr(onnx, "find_spec", lambda name: None)
     with pytest.raises(InteropError, match=r"pip install 'weft\[onnx\]'"):
         export_onnx(recurrent, None, tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    assert export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path).files
 
 
 def test_nothing_is_left_where_drawing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

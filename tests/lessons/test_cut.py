@@ -39,6 +39,17 @@ def test_another_tokenizer_in_the_folder_is_noticed(tmp_path: Path, preset: str,
         api.resume(run, say=lambda line: None)
 
 
+def test_a_model_does_not_write_with_another_tokenizer(tmp_path: Path) -> None:
+    run = learn(tmp_path, "gpt-tiny")
+    (tmp_path / "other").mkdir()
+    other = learn(tmp_path / "other", "gpt-tiny", "tokenizer.kind=bpe", "tokenizer.vocab_size=300")
+    shutil.copy(other / "tokenizer.json", run / "tokenizer.json")
+    with pytest.raises(RunError, match="not the tokenizer that this run's text was cut with"):
+        api.load(run)
+    shutil.rmtree(run / "data")  # nothing says so any more
+    api.load(run)
+
+
 def test_a_run_goes_on_with_its_own(tmp_path: Path) -> None:
     run = learn(tmp_path, "gpt-tiny")
     api.resume(run, say=lambda line: None)

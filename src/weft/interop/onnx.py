@@ -61,8 +61,8 @@ def export_onnx(
     position = model.config.position
     if isinstance(position, Rotary) and isinstance(position.scaling, DynamicNTK):
         raise InteropError("position.scaling.kind = 'dynamic-ntk' depends on the length, which an ONNX file can't")
-    if dest.exists():
-        raise InteropError(f"{dest}: already exists; ONNX files are written to a new folder")
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise InteropError(f"{dest}: something is there already; ONNX files are written to a new or an empty folder")
     parts = _parts(_readied(model))
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)

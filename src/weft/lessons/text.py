@@ -1,5 +1,6 @@
 """Lessons from running text: the next token, masked words, or spans that were cut out."""
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from weft.data.config import Part
 from weft.data.corrupt import Masking, Spans, masked_batch, spans_batch
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.sampler import rows
-from weft.data.shards import Shards, Tokens
+from weft.data.shards import INDEX, Shards, Tokens
 from weft.data.split import train_texts
 from weft.decode.config import Sampling
 from weft.decode.writing import complete
@@ -111,6 +112,15 @@ def corpora(recipe: Recipe, folder: RunFolder) -> list[Shards]:
         return [Shards.open(place) for place in _places(recipe, folder)]
     except DataError as error:
         raise RunError(f"{folder.path}: its text can't be read: {error}") from None
+
+
+def noted_tokenizer(folder: RunFolder) -> dict[str, str]:
+    """The fingerprint of the tokenizer that cut a run's own text, where it has text and that says so."""
+    try:
+        noted = json.loads((folder.data / INDEX).read_text(encoding="utf-8"))["tokenizer"]
+    except (OSError, ValueError, LookupError, TypeError):  # no text of its own, or damage, which concerns others
+        return {}
+    return {"tokenizer": noted} if isinstance(noted, str) else {}
 
 
 def held_out(found: Sequence[Shards]) -> list[Tokens]:
