@@ -39,6 +39,17 @@ class InteropError(WeftError):
     """A model in another program's format that cannot be read, or one that such a format cannot hold."""
 
 
+# as torch says that a processor has too little; a GPU's error has a type of its own
+_NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory, on whichever device."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
 def suggestion(name: str, known: Iterable[str], most: int = 12) -> str:
     """The tail of an error about an unknown name: the nearest known ones, or a few of all."""
     known = sorted(set(known))

@@ -33,7 +33,6 @@ from weft.train.run import RunFolder, checkpoint_path, found, load_model, open_r
 Format = Literal["hf", "gguf", "onnx", "weft"]
 FORMATS: tuple[Format, ...] = ("hf", "gguf", "onnx", "weft")
 READS = "a Hugging Face folder or hub name, .gguf, a CTranslate2 folder, llama2.c's .bin, nanoGPT's .pt"
-ORIGIN = "origin"  # in a run's folder: notes.json, unused.safetensors and files/ of what was imported
 LONGEST_WINDOW = 2048  # read at once when an imported model is measured, however long its context
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
@@ -200,7 +199,7 @@ def _write_run(run: RunFolder, loaded: Loaded, place: Path, own: Recipe | None =
     if loaded.source_tokenizer is not None:
         (run.path / SOURCE_TOKENIZER).mkdir()
         loaded.source_tokenizer.save(run.path / SOURCE_TOKENIZER)
-    _write_origin(run.path / ORIGIN, loaded)
+    _write_origin(run.origin, loaded)
     found(run, _recipe(loaded, place) if own is None else _as_learned(_recipe(loaded, place), own))
     run.event("import", origin=loaded.origin, parameters=parameters(loaded.model))
 
@@ -313,7 +312,7 @@ def read_run(run: RunFolder) -> tuple[Loaded, Path]:
     recipe = run.recipe()
     path, _ = checkpoint_path(run)
     weights = _merged(run) if recipe.adapter is not None else _stored(path, recipe.model)
-    origin, notes = run.path / ORIGIN, {}
+    origin, notes = run.origin, {}
     tokenizer = Tokenizer.load(run.path)
     files: dict[str, bytes] = {}
     unused: Weights = {}

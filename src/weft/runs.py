@@ -41,8 +41,6 @@ from weft.train.metrics import say_on_stderr
 from weft.train.precision import autocast, pick_device
 from weft.train.run import RunFolder, load_model, open_run, read_lines
 
-ORIGIN = "origin"  # in the folder of a run that was imported: what else came with it
-
 
 def sampling(**given: Any) -> Sampling:
     """How to write: temperature, top_k, top_p, max_tokens, seed, stop …; what is None keeps its default."""
@@ -293,7 +291,7 @@ class Run:
             if len(second) != len(texts):
                 raise ConfigError(f"second: {len(second)} texts, but there are {len(texts)} to stand before them")
         # what came from another program may have learned pairs: its files don't tell
-        either = goal.second is None and (self.path / ORIGIN).is_dir()
+        either = goal.second is None and RunFolder(self.path).origin.is_dir()
         if not either and (goal.second is None) != (second is None):
             asked = "one text" if goal.second is None else f"two texts, '{goal.text}' and '{goal.second}'"
             raise ConfigError(f"{self.path}: it learned to judge {asked} at a time")

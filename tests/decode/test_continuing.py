@@ -133,3 +133,17 @@ def test_the_coldest_temperatures_are_greedy(degree: float) -> None:
     request = engine.submit("the", cold)
     engine.run()
     assert request.completion().text == best[0].text
+
+
+def test_the_end_of_a_long_prompt_tells_whether_it_has_begun() -> None:
+    """A long one is not cut into tokens again; and never inside a word, which a tokenizer of words may not know."""
+    tokenizer = Word().train(TEXTS)
+    for long in ("the cat sees a dog " * 40 + "and", "and " + "the dog sees a cat " * 40):
+        for size in range(40):
+            prompt = long[size:] if long[size - 1 : size] in ("", " ") else "the " + long
+            text = tokenizer.decode(tokenizer.encode(prompt))
+            lost = prompt[-1:].isspace() and not text[-1:].isspace()
+            assert has_begun(tokenizer, prompt) == (bool(text) and not lost)
+    ids = tokenizer.encode("the cat sees a dog " * 40)
+    assert has_begun(tokenizer, ids)
+    assert not has_begun(tokenizer, [])

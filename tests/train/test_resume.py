@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.errors import RunError
-from weft.train import checkpoint, loop
+from weft.errors import DamageError, RunError
+from weft.train import checkpoint, loop, tensors
 from weft.train.run import RunFolder, claimed, held, load_model, open_run
 from weft.train.start import resume, train
 
@@ -109,6 +109,34 @@ def test_damaged_newest_checkpoint_is_passed_over_and_said(  # type: ignore[no-u
     assert "damaged" in said[0]
     assert weights_hash(again.run) == expected
     assert again.run.metrics.read_text() == lines
+
+
+def test_each_checkpoint_is_tried_once(tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "evaluators": [evaluator], "quiet": True}
+    run = train(recipe("checkpoint.keep=3"), tmp_path / "run", tokenizer=tokenizer, **given).run
+    newest = (run.checkpoints / "latest").resolve()
+    data = bytearray((newest / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (newest / "model.safetensors").write_bytes(data)
+    hashed: list[str] = []
+    checksums = tensors.checksums
+    monkeypatch.setattr(tensors, "checksums", lambda path: (hashed.append(path.parent.name), checksums(path))[1])
+    _, damage = load_model(run, "latest")
+    assert len(damage) == 1
+    assert hashed.count(newest.name) == 1
+
+
+def test_too_little_memory_is_no_damage(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """An older checkpoint would not fit either, and must not be taken in silence."""
+    run = train(recipe("checkpoint.keep=3"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True).run
+
+    def full(path: Path, framework: str) -> None:
+        raise RuntimeError("unable to mmap 99 bytes from file: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(tensors, "safe_open", full)
+    with pytest.raises(RunError, match=r"model\.safetensors: cannot be read: unable to mmap") as caught:
+        load_model(run, "latest")
+    assert not isinstance(caught.value, DamageError)
 
 
 def test_a_finished_run_resumes_to_itself(tmp_path, recipe, corpus, tokenizer, evaluator) -> None:  # type: ignore[no-untyped-def]

@@ -86,5 +86,6 @@ def _tags(run: "Run", file: str, column: str | None, second: str | None) -> Told
 
 def _has_lines(file: str) -> bool:
     """Whether a file holds plain lines of text."""
-    suffixes = Path(file).suffixes
-    return file == "-" or not suffixes or suffixes[0] in (".txt", ".md")
+    from weft.data.documents import is_plain
+
+    return is_plain(file) or not Path(file).suffix

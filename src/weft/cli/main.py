@@ -112,8 +112,10 @@ def run(arguments: list[str]) -> int:
 
     WEFT_DEBUG=1 shows the traceback all the same.
     """
+    from weft.text.files import is_text
+
     for number, word in enumerate(arguments, start=1):
-        if not _is_text(word):
+        if not is_text(word):
             print(f"weft: argument {number}, {word!a}: not valid UTF-8", file=sys.stderr)
             return 2
     try:
@@ -139,15 +141,6 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _is_text(word: str) -> bool:
-    """Whether an argument was valid UTF-8; bytes that were not stand in it as surrogates."""
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _unread() -> int:
     """Whoever read our output has left; nothing more can be said there, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -156,7 +149,7 @@ def _unread() -> int:
 
 def _one_line(error: Exception, command: str = "") -> str | None:
     """What a person should read about an error of a command, or None if it is a bug of ours."""
-    from weft.errors import WeftError
+    from weft.errors import WeftError, out_of_memory
 
     if isinstance(error, WeftError):
         text = str(error)
@@ -167,7 +160,7 @@ def _one_line(error: Exception, command: str = "") -> str | None:
         text = f"{text[0].lower()}{text[1:].rstrip('.')} (weft --help shows what there is)"
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    elif _ran_out(error):
+    elif out_of_memory(error):
         text = f"out of memory; {NEEDS_LESS.get(command, 'a smaller model, or fewer and shorter texts, need less')}"
     else:
         return None
@@ -180,11 +173,3 @@ NEEDS_LESS = {
     "chat": "a smaller --max-tokens, or --quantize int8, needs less",
     "translate": "a smaller --max-tokens or --beam needs less",
 }
-NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")  # as torch says it
-
-
-def _ran_out(error: Exception) -> bool:
-    """Whether there was too little memory, on the processor or on a GPU."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)

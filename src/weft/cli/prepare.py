@@ -29,21 +29,15 @@ def prepare(
     ] = None,
 ) -> None:
     """Turn text into token shards that training reads straight from disk."""
+    from weft.data.documents import is_plain
     from weft.data.prepare import prepare as write
     from weft.errors import ConfigError
 
-    if column is not None and all(map(_is_plain, sources)):
+    if column is not None and all(map(is_plain, sources)):
         raise ConfigError(f"--column {column}: {sources[0]} is plain text, which has no columns")
     split, named = _split(validation), column or "text"
     chosen = _tokenizer(sources, tokenizer, vocab, split, named)
     _report(write(sources, out, chosen, validation=split, column=named))
-
-
-def _is_plain(source: str) -> bool:
-    """Whether a source is plain text for certain: a file that says so by its name, or standard input."""
-    from weft.data.documents import TEXT
-
-    return source == "-" or Path(source.removesuffix(".gz").removesuffix(".zst")).suffix in TEXT
 
 
 def _split(validation: str) -> "Split":

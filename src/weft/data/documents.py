@@ -42,6 +42,11 @@ class Document:
     ends: bool
 
 
+def is_plain(source: str) -> bool:
+    """Whether a source is plain text for certain: a file that says so by its name, or standard input."""
+    return source == "-" or Path(source.removesuffix(".gz").removesuffix(".zst")).suffix in TEXT
+
+
 def read(sources: Sequence[str], *, column: str = "text", section: int = SECTION) -> Iterator[Document]:
     """The documents of all sources, in order. What can't be read raises DataError when the iterator gets there."""
     found = False

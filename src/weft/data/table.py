@@ -23,6 +23,7 @@ from weft.data.rows import Malformed, csv_rows, json_line_rows, json_rows, missi
 from weft.data.shards import Side
 from weft.data.streams import PACKED, lines
 from weft.errors import DataError, suggestion
+from weft.text.files import is_text
 
 # text: some text; optional: text, or nothing; label: a name, or a whole number; score: a number; words: a list of
 # words, or text that white space cuts into them; messages: a conversation, made from the row as a whole
@@ -265,20 +266,12 @@ def _text(value: Any, column: str, *, empty: bool) -> str:
         raise DataError(f"'{column}' is empty")
     if not isinstance(value, str):
         raise DataError(f"'{column}' holds {type(value).__name__}, not text")
-    if "\0" in value or not _encodable(value):
+    if "\0" in value or not is_text(value):
         raise DataError(f"'{column}' holds a NUL character or a lone surrogate, which is no text")
     value = value.strip()
     if not value and not empty:
         raise DataError(f"'{column}' is empty")
     return value
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _label(value: Any, column: str) -> str:

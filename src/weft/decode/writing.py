@@ -8,6 +8,8 @@ from weft.decode.generate import Constraint, Finish, Token, generate
 from weft.models.base import LanguageModel, Source
 from weft.text.tokenizer import Tokenizer
 
+TAIL = 64  # characters, or tokens, of a prompt that tell how it ends
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -148,7 +150,12 @@ def has_begun(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> bool:
 
     Where the prompt ends in a space that the tokenizer doesn't keep, that space is the first word's.
     """
-    text = tokenizer.decode(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+    # how it ends is all that is asked, and a prompt may be long: its last words will do
+    first = max(0, len(prompt) - TAIL)
+    if isinstance(prompt, str):
+        text = tokenizer.decode(tokenizer.encode(prompt[prompt.rfind(" ", 0, first) + 1 :]))
+    else:
+        text = tokenizer.decode(prompt[first:])
     lost = isinstance(prompt, str) and prompt[-1:].isspace() and not text[-1:].isspace()
     return bool(text) and not lost
 

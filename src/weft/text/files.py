@@ -7,6 +7,15 @@ from pathlib import Path
 from weft.errors import DataError
 
 
+def is_text(text: str) -> bool:
+    """Whether a string can be written as UTF-8: bytes that were not, and half of a pair, stand in it as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_place(path: Path) -> None:
     """Refuse, before any work is done, a place where no file can be written; nothing is made there yet."""
     there = path.parent

@@ -310,11 +310,8 @@ def manifest_of(path: Path) -> dict[str, Any]:
 def verify(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are all as they were written; else an error that names the damage."""
     manifest = manifest_of(path)
-    try:
-        for name, expected in manifest["files"].items():
-            tensors.check(path / name, expected["sha256"])
-    except OSError as error:
-        raise DamageError(f"{path}: cannot be read: {error.strerror}") from None
+    for name, expected in manifest["files"].items():
+        tensors.check(path / name, expected["sha256"])
     return manifest
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import optim
 
 from weft.data.batch import Batch
-from weft.errors import RunError
+from weft.errors import RunError, out_of_memory
 from weft.explain.quantity import memory
 from weft.models.base import LanguageModel
 from weft.train import checkpoint
@@ -170,11 +170,6 @@ def one_pass(model: LanguageModel) -> Iterator[None]:
             del model.features
         else:
             model.features = own
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, on whichever device."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -98,6 +98,11 @@ class RunFolder:
         return self.path / "base.json"
 
     @property
+    def origin(self) -> Path:
+        """What came with an imported model: notes.json, unused.safetensors and files/."""
+        return self.path / "origin"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
@@ -198,13 +203,15 @@ def held(run: RunFolder) -> Iterator[None]:
         while True:
             handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                with _where_known():
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(handle)
                 raise RunError(
                     f"{run.path}: another process is training there; wait for it, or choose another folder with --run"
                 ) from None
+            except OSError as error:  # some network folders know no locks; there we trust whoever starts runs
+                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                    raise
             if lock.exists() and os.path.samestat(os.fstat(handle), lock.stat()):
                 break
             os.close(handle)  # whoever held it has removed it in between
@@ -215,16 +222,6 @@ def held(run: RunFolder) -> Iterator[None]:
     finally:
         lock.unlink(missing_ok=True)
         os.close(handle)
-
-
-@contextmanager
-def _where_known() -> Iterator[None]:
-    """Some network folders know no locks; there we trust whoever starts runs."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-            raise
 
 
 def open_run(path: Path | str) -> RunFolder:
@@ -264,7 +261,8 @@ def _first_good(run: RunFolder, which: Literal["best", "latest"], use: Callable[
         raise RunError(f"{run.path}: no checkpoint yet; go on with `weft train --resume {run.path}`")
     link = run.checkpoints / which
     asked = [link.resolve()] if link.exists() else []
-    return first_good(run.checkpoints, [*asked, *reversed(checkpoints(run.checkpoints))], use)
+    others = [path for path in reversed(checkpoints(run.checkpoints)) if path.resolve() not in asked]
+    return first_good(run.checkpoints, [*asked, *others], use)
 
 
 def load_model(

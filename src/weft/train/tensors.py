@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weft.errors import DamageError
+from weft.errors import DamageError, RunError
 
 PIECE = 1 << 25  # bytes that one thread hashes, or sends to a GPU, at a time
 THREADS = min(16, os.cpu_count() or 1)
@@ -60,9 +60,13 @@ def checksums(path: Path) -> list[str]:
 
 
 def check(path: Path, sums: Sequence[str]) -> None:
-    """Refuse a file whose `checksums` are others, and tell which of its tensors were hit."""
-    for number, (found, expected) in enumerate(zip_longest(checksums(path), sums)):
-        if found != expected:
+    """Refuse a file whose `checksums` are others, or that can't be read, and tell which of its tensors were hit."""
+    try:
+        found = checksums(path)
+    except OSError as error:
+        raise DamageError(f"{path}: cannot be read: {error.strerror}") from None
+    for number, (own, expected) in enumerate(zip_longest(found, sums)):
+        if own != expected:
             raise _damage(path, number)
 
 
@@ -110,8 +114,10 @@ def each(path: Path) -> Iterator[tuple[str, Tensor]]:
         with safe_open(path, "pt") as file:  # refuses a file that is not what it says
             for name in file.keys():  # noqa: SIM118
                 yield name, file.get_tensor(name)
-    except (SafetensorError, OSError, RuntimeError) as error:  # torch maps files, and may lack the room for it
+    except SafetensorError as error:
         raise DamageError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    except (OSError, RuntimeError) as error:  # torch maps files, and may lack the room for it: an older one won't help
+        raise RunError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def placed(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
