@@ -26,7 +26,7 @@ import torch
 
 from weft.decode import generate as decoding
 from weft.decode.config import Sampling
-from weft.decode.quantize import quantize, weight_bytes
+from weft.decode.fast.quantize import quantize, weight_bytes
 from weft.models.config import Decoder
 from weft.models.presets import llama
 

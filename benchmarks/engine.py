@@ -19,9 +19,9 @@ import time
 import torch
 
 from weft.decode.config import Sampling
-from weft.decode.engine import Counts, Engine
+from weft.decode.engine.blocks import Paged
+from weft.decode.engine.engine import Counts, Engine
 from weft.decode.generate import device_of
-from weft.decode.memory import Paged
 from weft.decode.writing import complete
 from weft.explain.memory import cache_bytes
 from weft.models.base import LanguageModel

@@ -25,11 +25,11 @@ from torch.nn import functional as F
 from weft.data.batch import Batch, Source
 from weft.models.config import MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
-from weft.train.compiled import Compiled
-from weft.train.config import AdamW, NextToken
-from weft.train.objective import masked_words
-from weft.train.precision import check_precision, use_eight_bits
-from weft.train.step import optimisation_step
+from weft.objectives.losses import masked_words
+from weft.recipe.config import AdamW, NextToken
+from weft.training.compiled import Compiled
+from weft.training.precision import check_precision, use_eight_bits
+from weft.training.step import optimisation_step
 
 Step = Callable[[], Tensor]
 LR, BETAS, DECAY, CLIP = 6e-4, (0.9, 0.95), 0.1, 1.0

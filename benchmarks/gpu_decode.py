@@ -30,10 +30,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from torch import Tensor
 
-from weft.decode import fused, graphs
 from weft.decode.config import Sampling
+from weft.decode.fast import cuda as fused
+from weft.decode.fast import cuda_graphs as graphs
+from weft.decode.fast.quantize import quantize, weight_bytes
 from weft.decode.generate import generate
-from weft.decode.quantize import quantize, weight_bytes
 from weft.explain.memory import cache_bytes
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
@@ -154,7 +155,7 @@ def check(bench: Bench) -> None:
 
 def alone(bench: Bench) -> None:
     """From here on, kernels that don't overlap: to tell whether that was what went wrong."""
-    from weft.decode import kernels
+    from weft.decode.fast import kernels
 
     if bench.device.type == "cuda" and kernels.has_pdl(bench.device):
         kernels.has_pdl = lambda device: False
@@ -308,7 +309,7 @@ def tune(bench: Bench) -> None:
 
     The lines `TILES` and `CROWD, BLOCK` are what `decode/kernels.py` and `decode/attend.py` keep.
     """
-    from weft.decode import attend, kernels
+    from weft.decode.fast import attend, kernels
 
     D, d_ff = bench.config.d_model, bench.config.feedforward.d_ff
     shapes = {"qkv": (3 * D, D), "out": (D, D), "gate_up": (2 * d_ff, D), "down": (D, d_ff)}
@@ -353,7 +354,7 @@ def matvec_seconds(
     device: torch.device, N: int, K: int, eight: bool, gated: bool, normed: bool
 ) -> dict[tuple[int, int, int] | None, float]:
     """Seconds of a product by tile, and of the library's (None)."""
-    from weft.decode import kernels
+    from weft.decode.fast import kernels
 
     weights = many_weights(device, N, K, eight)
     scale = torch.ones(N, device=device) if eight else None
@@ -380,7 +381,7 @@ def matvec_seconds(
 
 def attention_seconds(bench: Bench, eight: bool) -> dict[tuple[int, int], float]:
     """Seconds of an attention and the product after it, by programs a processor and keys a block."""
-    from weft.decode import attend, kernels
+    from weft.decode.fast import attend, kernels
 
     heads, D, device = bench.config.attention.heads, bench.config.d_model, bench.device
     weights = many_weights(device, D, D, eight)

@@ -22,21 +22,21 @@ from pathlib import Path
 
 import torch
 
-from weft.exchange import RunFolder, _write_run
+from weft.api.exchange import RunFolder, _write_run
 from weft.interop.loaded import Loaded
 from weft.interop.mapping import shapes
 from weft.models.presets import preset
+from weft.runs.tensors import checksums
 from weft.text.config import Byte
-from weft.train.tensors import checksums
 
 LOAD = """
 import json, resource, sys, time
-import torch, weft.api, weft.runs
+import torch, weft.api.train, weft.api.run
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.zeros(1, device=device)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 began = time.perf_counter()
-model = weft.api.load(sys.argv[1], device=device).model
+model = weft.api.train.load(sys.argv[1], device=device).model
 device == "cuda" and torch.cuda.synchronize()
 seconds = time.perf_counter() - began
 rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

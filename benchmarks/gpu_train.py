@@ -35,8 +35,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from gpu_cases import CASES, SIZES, Bench, Size, Step, flops_of, tokens_of
-from weft.train.precision import arithmetic
-from weft.train.throughput import peak_flops
+from weft.training.precision import arithmetic
+from weft.training.throughput import peak_flops
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -266,12 +266,12 @@ def overhead(given: argparse.Namespace) -> None:
     """
     from weft.data.batch import Batch
     from weft.models.presets import gpt
-    from weft.train import loop
-    from weft.train.choose import TextFacts, settle
-    from weft.train.feed import Feed
-    from weft.train.resolve import resolve
-    from weft.train.start import train
-    from weft.train.step import fit, optimisation_step
+    from weft.recipe.resolve import resolve
+    from weft.recipe.settle import TextFacts, settle
+    from weft.training import loop
+    from weft.training.loader import Feed
+    from weft.training.start import train
+    from weft.training.step import fit, optimisation_step
 
     sizes = (12, 768, 12, 256, 8192) if GPU and not given.tiny else (2, 64, 2, 32, 256)
     rows, steps = 16, 100

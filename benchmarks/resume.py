@@ -27,13 +27,13 @@ import torch
 
 from weft.data.shards import Tokens
 from weft.models.base import LanguageModel
-from weft.train.choose import TextFacts, settle
-from weft.train.config import Recipe
-from weft.train.feed import feed
-from weft.train.objective import next_token
-from weft.train.resolve import resolve
-from weft.train.run import RunFolder, read_lines
-from weft.train.start import resume, train
+from weft.objectives.losses import next_token
+from weft.recipe.config import Recipe
+from weft.recipe.resolve import resolve
+from weft.recipe.settle import TextFacts, settle
+from weft.runs.folder import RunFolder, read_lines
+from weft.training.loader import feed
+from weft.training.start import resume, train
 
 VOCAB = 23
 

@@ -19,8 +19,8 @@ import torch
 
 from weft.data.batch import Batch
 from weft.models.presets import gpt
-from weft.train.config import AdamW, NextToken
-from weft.train.step import optimisation_step
+from weft.recipe.config import AdamW, NextToken
+from weft.training.step import optimisation_step
 
 # layers, heads, d_model, length, rows, words; the first two are nanoGPT's character models for a processor and a GPU
 SHAPES = [(4, 4, 128, 64, 12, 65), (6, 6, 384, 256, 8, 65), (4, 12, 768, 256, 4, 8192)]

@@ -9,36 +9,26 @@
 Importing weft imports nothing heavy; the first call does.
 """
 
-from types import ModuleType
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from weft import train
-
 if TYPE_CHECKING:
-    from weft.api import Run, beam, load, prepare, resume, sampling
+    from weft.api.run import Run, beam, load, sampling
+    from weft.api.train import prepare, resume, train
 
 __version__ = "0.1.0"
 __all__ = ["Run", "__version__", "beam", "load", "prepare", "resume", "sampling", "train"]
 
-
-class _TrainingRoom(ModuleType):
-    """The package `weft.train` stands where the function of that name belongs, so it can be called as one."""
-
-    def __call__(self, *args: Any, **given: Any) -> "Run":
-        """`weft.api.train`."""
-        from weft.api import train
-
-        return train(*args, **given)
-
-
-train.__class__ = _TrainingRoom
+_HOMES = {
+    "weft.api.run": ("Run", "beam", "load", "sampling"),
+    "weft.api.train": ("prepare", "resume", "train"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from weft import api
-
-        return getattr(api, name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'weft' has no attribute '{name}'")
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from weft import api
+from weft.api import train as api
 from weft.cli.main import run
 from weft.evaluate.embedding import embed
 

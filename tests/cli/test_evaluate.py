@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft import api
+from weft.api import train as api
 from weft.cli.main import run
 
 Capture = pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft import api
+from weft.api import train as api
 from weft.cli.main import run
 from weft.errors import ConfigError
 

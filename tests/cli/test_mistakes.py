@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import _one_line, run
-from weft.train.resolve import recipe_names
+from weft.recipe.resolve import recipe_names
 
 TEXT = "The cat sat on the mat. The dog sat on the log, and the cat looked at the dog.\n"
 
@@ -152,7 +152,7 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object, **more: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("weft.train.resolve.resolve", broken)
+    monkeypatch.setattr("weft.recipe.resolve.resolve", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         run(["config", "show", "quickstart"])
 

@@ -11,7 +11,7 @@ from weft.cli.main import run
 from weft.config import to_toml
 from weft.explain.count import count
 from weft.models.presets import PRESETS, preset
-from weft.train.resolve import resolve
+from weft.recipe.resolve import resolve
 
 
 def test_presets_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:

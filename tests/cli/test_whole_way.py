@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from weft import api
+from weft.api import train as api
 from weft.cli.main import run
 from weft.data.config import NoSplit
 from weft.errors import ConfigError, DataError, RunError
+from weft.runs.folder import read_lines
 from weft.text.config import Byte, Char
 from weft.text.tokenizer import Tokenizer
-from weft.train.run import read_lines
 
 SMALL = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=32"]
 SMALL += ["batch.length=16", "batch.size=4", "steps=6", "tokenizer.kind=byte"]

@@ -7,10 +7,10 @@ import torch
 from tests.decode.small import decoder
 from tests.text.test_sentencepiece import PIECES, PLAIN, block, made, number, piece
 
+from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Pattern
-from weft.decode.engine import Engine
-from weft.decode.search import search_texts
+from weft.decode.engine.engine import Engine
 from weft.decode.speculative import write_ahead
 from weft.decode.writing import complete, gather, has_begun, prompt_ids, write
 from weft.errors import ModelError

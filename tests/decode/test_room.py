@@ -7,17 +7,17 @@ import pytest
 import torch
 from tests.decode.small import VOCAB, decoder
 
+from weft.api.run import sampling
 from weft.decode import room
+from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Sampling
-from weft.decode.contrast import Contrasted
+from weft.decode.contrastive import Contrasted
 from weft.decode.generate import generate
-from weft.decode.search import beam_search
 from weft.decode.speculative import Draft, speculate
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
 from weft.models.config import NGram, Recurrent
 from weft.nn.config import LayerNorm
-from weft.runs import sampling
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11]]
 
@@ -54,7 +54,7 @@ def test_a_text_that_outgrows_its_room(name: str, monkeypatch: pytest.MonkeyPatc
     whole = texts()
     grown: list[int] = []
     make = room.make_room
-    for module in ("generate", "search", "speculative"):
+    for module in ("generate", "beam", "speculative"):
         monkeypatch.setattr(f"weft.decode.{module}.make_room", lambda *given: grown.append(make(*given)) or grown[-1])
     monkeypatch.setattr(room, "FIRST", 2)
     assert texts() == whole

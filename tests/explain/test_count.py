@@ -253,7 +253,7 @@ def test_bytes_a_parameter() -> None:
 
 
 def test_the_loss_cuts_logits_as_counted() -> None:
-    from weft.train.loss import CPU_LOGITS
+    from weft.nn.loss import CPU_LOGITS
 
     assert LOGITS_AT_A_TIME == CPU_LOGITS
 

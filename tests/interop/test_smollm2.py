@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft import exchange
+from weft.api import exchange
 from weft.interop import gguf
 from weft.interop.loaded import Loaded
 from weft.models.base import LanguageModel

@@ -1,12 +1,12 @@
 """F9: lrate = d_model^−0.5 · min(step^−0.5, step · warmup^−1.5).
 
-See it: python -c "from weft.train.schedule import noam; print(noam(4000, 512, 4000))"
+See it: python -c "from weft.training.schedule import noam; print(noam(4000, 512, 4000))"
 """
 
 import pytest
 
-from weft.train.config import Noam
-from weft.train.schedule import noam
+from weft.recipe.config import Noam
+from weft.training.schedule import noam
 
 
 def test_peak_is_at_warmup() -> None:

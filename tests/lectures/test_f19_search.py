@@ -8,9 +8,9 @@ import math
 import torch
 from scipy.stats import chisquare
 
+from weft.decode.beam import beam_search
 from weft.decode.config import Beam, PowerLength, Sampling
 from weft.decode.generate import generate
-from weft.decode.search import beam_search
 from weft.models.base import LanguageModel, State
 from weft.models.config import Recurrent
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from weft.data.shards import Tokens
-from weft.train.choose import TextFacts, settle
-from weft.train.config import NextToken, Recipe
-from weft.train.resolve import resolve
-from weft.train.run import RunResult, read_lines
-from weft.train.start import train
+from weft.recipe.config import NextToken, Recipe
+from weft.recipe.resolve import resolve
+from weft.recipe.settle import TextFacts, settle
+from weft.runs.folder import RunResult, read_lines
+from weft.training.start import train
 
 VOCAB = 23
 SIZE = ["model.layers=2", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=24"]

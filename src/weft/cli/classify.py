@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from weft.runs import Run
+    from weft.api.run import Run
 
 
 def classify(
@@ -30,7 +30,7 @@ def classify(
 
     Standard input is read if no FILE is given. Words are what spaces divide, or the lists in a column.
     """
-    from weft import api
+    from weft.api import train as api
 
     loaded = api.load(run)
     tell = _tags if loaded.config.objective.kind == "tag" else _answers

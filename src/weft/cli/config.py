@@ -16,7 +16,7 @@ def show(
 ) -> None:
     """Print the resolved recipe as TOML. What it leaves out is chosen when the text is known."""
     from weft.config import to_toml
-    from weft.train.resolve import resolve
+    from weft.recipe.resolve import resolve
 
     typer.echo(to_toml(resolve(recipe, changes or [])), nl=False)
 
@@ -27,6 +27,6 @@ def schema() -> None:
     import json
 
     from weft.config import json_schema
-    from weft.train.config import Recipe
+    from weft.recipe.config import Recipe
 
     typer.echo(json.dumps(json_schema(Recipe), indent=2))

@@ -32,10 +32,10 @@ def embed(
     if out is not None and out.suffix not in (".npy", ".jsonl"):
         raise ConfigError(f"--out {out}: vectors are written as .npy or .jsonl")
 
-    from weft import api
+    from weft.api import train as api
     from weft.evaluate.embedding import embed as vectors_of
     from weft.evaluate.embedding import npy, read_texts
-    from weft.text.files import check_place, write_bytes
+    from weft.files import check_place, write_bytes
 
     if out is not None:
         check_place(out)

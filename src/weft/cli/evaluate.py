@@ -34,8 +34,8 @@ def evaluate(
     """Measure loss, perplexity and bits per byte on the held-out part of the run's text, or on other text."""
     import torch
 
-    from weft import api
-    from weft.decode.quantize import check_bits
+    from weft.api import train as api
+    from weft.decode.fast.quantize import check_bits
     from weft.errors import ConfigError
     from weft.explain.figures import check_figure
 
@@ -113,7 +113,7 @@ def _show_scores(scores: "dict[str, Score]", mark: float | None) -> None:
 def _show(figures: dict[str, Any], as_json: bool) -> None:
     """The figures of a goal, and the confusion matrix where there is one."""
     if as_json:
-        from weft.train.run import record
+        from weft.runs.folder import record
 
         typer.echo(record(figures))
         return

@@ -21,6 +21,6 @@ def export(
 
     The last makes one run of an adapter and what it was learned beside.
     """
-    from weft import exchange
+    from weft.api import exchange
 
     typer.echo(exchange.export_model(run, to, dest, dtype=dtype))

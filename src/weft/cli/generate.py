@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from weft.api import Run
+    from weft.api.train import Run
     from weft.decode.config import Beam, Sampling
     from weft.decode.constrain import Pattern
     from weft.decode.writing import Completion
@@ -113,8 +113,8 @@ def generate(
     ] = None,
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout, as it is written."""
-    from weft.api import load
-    from weft.text.files import check_place
+    from weft.api.train import load
+    from weft.files import check_place
 
     if prompt is not None and file is not None:
         raise _mistake("--prompt and --file exclude each other")
@@ -229,7 +229,7 @@ def _mistake(line: str) -> Exception:
 def _sampling(
     greedy: bool, drawing: dict[str, Any], rules: dict[str, Any], power: float | None, gnmt: float | None
 ) -> "Sampling":
-    from weft.api import sampling
+    from weft.api.train import sampling
 
     if power is not None or gnmt is not None:
         raise _mistake("--length-penalty and --gnmt-penalty belong to --beam")
@@ -250,7 +250,7 @@ def _beam(
     power: float | None,
     gnmt: float | None,
 ) -> "Beam":
-    from weft.api import beam
+    from weft.api.train import beam
 
     wrong = next((key for key, value in {**drawing, "greedy": greedy or None}.items() if value is not None), None)
     if wrong is not None:
@@ -312,7 +312,7 @@ def _stream(
     lookup: int | None,
     short: Cut,
 ) -> None:
-    from weft.api import load
+    from weft.api.train import load
 
     smaller = None if draft is None else load(draft)
     stream = run.write(prompt, settings, pattern=pattern, draft=smaller, lookup=lookup)

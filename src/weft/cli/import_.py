@@ -21,7 +21,7 @@ def import_(
     ] = None,
 ) -> None:
     """Make a run of a model that was trained elsewhere. Nothing in its files is run."""
-    from weft import exchange
+    from weft.api import exchange
 
     folder, loaded = exchange.import_model(source, run, tokenizer=tokenizer)
     model = loaded.model

@@ -112,7 +112,7 @@ def run(arguments: list[str]) -> int:
 
     WEFT_DEBUG=1 shows the traceback all the same.
     """
-    from weft.text.files import is_text
+    from weft.files import is_text
 
     for number, word in enumerate(arguments, start=1):
         if not is_text(word):

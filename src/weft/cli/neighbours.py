@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from weft.api import Run
+    from weft.api.train import Run
 
 
 def neighbours(
@@ -32,7 +32,7 @@ def neighbours(
     if pairs is not None and (text or top):
         raise ConfigError("--text and --top belong to a WORD; --pairs compares words without a sentence")
 
-    from weft import api
+    from weft.api import train as api
 
     if pairs is not None:
         _measure(api.load(run), pairs, as_json)

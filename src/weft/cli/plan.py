@@ -70,7 +70,7 @@ def plan(
     from weft.explain.memory import cache_bytes, training_memory
     from weft.explain.plan import TOKENS_PER_PARAMETER, device_named, journey
     from weft.explain.quantity import quantity
-    from weft.train.resolve import resolve
+    from weft.recipe.resolve import resolve
 
     recipe = resolve(source, changes or [])
     machine = device_named(device)

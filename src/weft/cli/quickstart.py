@@ -21,7 +21,7 @@ def quickstart(
     from rich.console import Console
     from rich.text import Text
 
-    from weft import api
+    from weft.api import train as api
     from weft.cli.train import conclude
 
     folder = run or api.free_folder(RUN)

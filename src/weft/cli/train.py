@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from weft.api import Run
+    from weft.api.train import Run
 
 
 def train(
@@ -44,7 +44,7 @@ def train(
     Ctrl-C saves the run before it stops; --resume goes on from there. On several GPUs start it with torchrun:
     torchrun --nproc-per-node 4 --no-python -- weft train ...
     """
-    from weft import api
+    from weft.api import train as api
     from weft.errors import ConfigError
     from weft.parallel.ranks import join
 

@@ -23,11 +23,11 @@ def translate(
     out: Annotated[Path | None, typer.Option(help="Where to write; standard output if not given.")] = None,
 ) -> None:
     """Write a line for every line, in order, as the run learned it. Blank lines stay blank."""
-    from weft import api
+    from weft.api import train as api
     from weft.data.streams import lines
     from weft.errors import ConfigError, DataError
+    from weft.files import check_place, write_text
     from weft.progress import bar
-    from weft.text.files import check_place, write_text
 
     for name, value in (("length", length_penalty), ("coverage", coverage_penalty)):
         if beam == 1 and value is not None:

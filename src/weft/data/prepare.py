@@ -22,8 +22,8 @@ from weft.data.documents import stamps
 from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for, sync_folder, write_index
 from weft.data.split import Piece, check_sides, section_for, split_pieces
 from weft.errors import DataError, WeftError
+from weft.files import write_text
 from weft.progress import bar
-from weft.text.files import write_text
 from weft.text.tokenizer import Tokenizer
 
 JOURNAL = "journal.jsonl"

@@ -317,7 +317,7 @@ def sync_folder(folder: Path) -> None:
 
 def write_index(folder: Path, index: Index) -> None:
     """The last step of preparing: from now on the folder is finished."""
-    from weft.text.files import write_text
+    from weft.files import write_text
 
     write_text(folder / INDEX, json.dumps(index.model_dump(), indent=1) + "\n")
     sync_folder(folder)

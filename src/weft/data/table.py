@@ -23,7 +23,7 @@ from weft.data.rows import Malformed, csv_rows, json_line_rows, json_rows, missi
 from weft.data.shards import Side
 from weft.data.streams import PACKED, lines
 from weft.errors import DataError, suggestion
-from weft.text.files import is_text
+from weft.files import is_text
 
 # text: some text; optional: text, or nothing; label: a name, or a whole number; score: a number; words: a list of
 # words, or text that white space cuts into them; messages: a conversation, made from the row as a whole

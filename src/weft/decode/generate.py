@@ -11,9 +11,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from weft.decode import fused, lean
 from weft.decode.config import Rules, Sampling
-from weft.decode.graphs import Chooser, FixedStep, can_be_fixed, run_ahead
+from weft.decode.fast import cpu as lean
+from weft.decode.fast import cuda as fused
+from weft.decode.fast.cuda_graphs import Chooser, FixedStep, can_be_fixed, run_ahead
 from weft.decode.room import make_room, start
 from weft.decode.sampling import choose
 from weft.decode.shaping import Past, ban, check_ids, needs_past, shaped

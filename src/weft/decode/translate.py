@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from weft.data.batch import Source, pad
+from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
-from weft.decode.search import search_texts
 from weft.decode.writing import complete
 from weft.models.base import LanguageModel
 from weft.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from weft.errors import ConfigError, DataError
-from weft.text.files import check_place, write_bytes
+from weft.files import check_place, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.errors import DataError, suggestion
-from weft.text.files import write_text
+from weft.files import write_text
 
 NAMES = ("python",)
 FORMAT = 1  # of the cached file; raise it when the text below changes

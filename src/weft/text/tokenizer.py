@@ -18,9 +18,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from weft.errors import TokenizerError, suggestion
+from weft.files import write_text
 from weft.text import vocabularies
 from weft.text.config import ROLES, Pattern, Role, TrainedConfig
-from weft.text.files import write_text
 from weft.text.surface import BYTE_TOKEN, Surface, TextStream
 from weft.text.template import render
 from weft.text.training import learn, look_alikes, refuse_surrogates

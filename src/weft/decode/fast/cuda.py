@@ -1,0 +1,257 @@
+"""LLaMA's step on a GPU, in five kernels a layer: norm and projection, attention, projection and skip, norm and gate,
+projection and skip.
+
+It reads a Transformer's own weights, 8-bit ones too, and gives the logits that `model.step` gives but for rounding.
+Reading a prompt goes the same way, with torch's attention. Models of another shape take the general way
+(`decode/graphs.py`).
+"""
+
+import importlib.util
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from weft.decode.engine.paging import PagedCache
+from weft.decode.fast.quantize import Plain8, QuantizedHead, QuantizedLinear
+from weft.models import heads
+from weft.models.base import LanguageModel, State
+from weft.models.config import Decoder, LMHead
+from weft.models.transformer import Transformer, TransformerState
+from weft.nn.cache import KeyValueCache
+from weft.nn.config import Attention, DynamicNTK, Gated, RMSNorm, Rotary
+
+# cuDNN's attention is the fastest over long prompts, but prepares itself for every new length
+LONG = 4096
+LONG_ATTENTION = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+SHORT_ATTENTION = LONG_ATTENTION[1:]
+
+
+def fits(model: LanguageModel, state: State) -> bool:
+    """Whether model and state are of the shape that the kernels are written for, on a GPU, in 16 bits."""
+    if not isinstance(model, Transformer) or not isinstance(state, TransformerState):
+        return False
+    table = model.embedding.weight
+    if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if not has_kernels() or not isinstance(state.cache, KeyValueCache | PagedCache):
+        return False
+    return llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and not watched(model)
+
+
+def watched(model: Transformer) -> bool:
+    """Whether somebody looks at the probabilities of attention, which only the plain way has."""
+    assert model.decoder is not None
+    return any(block.attention.weights._forward_hooks for block in model.decoder.blocks)  # type: ignore[union-attr]
+
+
+@cache
+def has_kernels() -> bool:
+    """Whether Triton is installed, for NVIDIA's GPUs: the kernels speak PTX in places."""
+    return torch.version.hip is None and importlib.util.find_spec("triton") is not None
+
+
+def llama_like(config: Any) -> bool:
+    """Whether a config is LLaMA's with other sizes: every setting that these kernels don't know is at its default."""
+    if not isinstance(config, Decoder) or not isinstance(config.head, LMHead):
+        return False
+    position, feedforward, norm = config.position, config.feedforward, config.norm
+    if not (isinstance(position, Rotary) and isinstance(feedforward, Gated) and isinstance(norm, RMSNorm)):
+        return False
+    attention = config.attention
+    same = Decoder(
+        vocab_size=config.vocab_size,
+        context=config.context,
+        layers=config.layers,
+        d_model=config.d_model,
+        attention=Attention(
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            d_head=attention.d_head,
+            scale=attention.scale,
+            dropout=attention.dropout,
+        ),
+        feedforward=Gated(d_ff=feedforward.d_ff, dropout=feedforward.dropout),
+        norm=RMSNorm(eps=norm.eps),
+        position=Rotary(base=position.base, scaling=position.scaling),
+        head=config.head,
+        dropout=config.dropout,
+        embedding_scale=config.embedding_scale,
+        init=config.init,
+    )
+    return config == same and not isinstance(position.scaling, DynamicNTK)
+
+
+class Fused:
+    """The kernels of one model, for the rows of one state, whose cache is in one piece or in blocks."""
+
+    def __init__(self, model: Transformer, state: TransformerState):
+        from weft.decode.fast import attend, kernels
+
+        assert model.decoder is not None
+        self.kernels, self.attend, self.model, self.state = kernels, attend, model, state
+        self.blocks: list[Any] = list(model.decoder.blocks)
+        config, table = model.config, model.embedding.weight
+        self.device, self.dtype = table.device, table.dtype
+        self.heads, self.kv_heads, self.d_head = config.attention.heads, config.attention.groups, config.d_head
+        self.pdl = kernels.has_pdl(self.device)
+        places = torch.arange(state.max_len, device=self.device)[None]
+        angles = model.decoder.position.angles(places, state.max_len, torch.float32)
+        assert angles is not None
+        self.angles = angles[0][0, 0].contiguous(), angles[1][0, 0].contiguous()
+        batch = state.lengths.shape[0]
+        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        shape = batch, self.heads, self.kv_heads, self.d_head
+        programs = attend.CROWD * processors
+        self.attention = attend.Attention(*shape, self.device, programs, attend.BLOCK)
+        self.mixed = torch.empty(batch, self.heads * self.d_head, dtype=self.dtype, device=self.device)
+        self.logits = torch.empty(1, config.vocab_size, dtype=torch.float32, device=self.device)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, 1) → logits (batch, vocab_size). Every row's length grows by one, on the device."""
+        return self._words(self._blocks(tokens))
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, 1) → features (batch, d_model). Every row's length grows by one, on the device."""
+        assert self.model.decoder is not None and self.model.decoder.norm is not None
+        return self.model.decoder.norm(self._blocks(tokens))
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, time), the first that the state reads → features (batch, time, d_model)."""
+        store, stack = self.state.cache.store, self.model.decoder
+        assert stack is not None and stack.norm is not None
+        x = self._embed(tokens)
+        with sdpa_kernel(LONG_ATTENTION if tokens.shape[1] >= LONG else SHORT_ATTENTION, set_priority=True):
+            for number, block in enumerate(self.blocks):
+                x = self._read_attention(block, x, store[number, 0], store[number, 1])
+                x = self._read_feedforward(block, x)
+        return stack.norm(x)
+
+    # ---- inside
+
+    def _blocks(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, 1) through all blocks → (batch, d_model), before the last norm."""
+        state, cache = self.state, self.state.cache
+        tables = cache.tables if isinstance(cache, PagedCache) else None
+        x = self._embed(tokens[:, 0])
+        for number, block in enumerate(self.blocks):
+            attention, forward = block.attention, block.feedforward
+            qkv = self._times(attention.qkv, x, norm=block.attention_skip.norm)
+            keys, values = cache.store[number].unbind(0 if tables is None else 1)
+            given = qkv, self.angles, keys, values, state.lengths, attention.scale, self.mixed
+            self.attention(*given, pdl=self.pdl, tables=tables)
+            x = self._times(attention.out, self.mixed, residual=x)
+            h = self._times(forward.gate_up, x, norm=block.feedforward_skip.norm, gated=True)
+            x = self._times(forward.down, h, residual=x)
+        state.lengths.add_(1)
+        return x
+
+    def _read_attention(self, block: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """x (batch, time, d_model) plus what it attends to; its keys and values are put at the cache's start."""
+        T, attention = x.shape[1], block.attention
+        qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
+        self.attend.turn_and_keep(qkv, self.angles, keys, values, self.heads, self.kv_heads)
+        q = qkv[..., : self.heads * self.d_head].unflatten(-1, (self.heads, self.d_head)).transpose(1, 2)
+        shared = self.heads != self.kv_heads
+        mixed = F.scaled_dot_product_attention(
+            q, keys[:, :, :T], values[:, :, :T], is_causal=True, scale=attention.scale, enable_gqa=shared
+        )
+        return self._plus(attention.out, mixed.transpose(1, 2).flatten(2), x)
+
+    def _read_feedforward(self, block: Any, x: Tensor) -> Tensor:
+        """x (batch, time, d_model) plus its gated layer."""
+        forward = block.feedforward
+        both = self._plain(forward.gate_up, block.feedforward_skip.norm(x))
+        gated = self.kernels.gate(both.flatten(0, 1)).view(*x.shape[:-1], -1)
+        del both  # the widest of all
+        return self._plus(forward.down, gated, x)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        x = F.embedding(tokens, self.model.embedding.weight)
+        return x * self.model.config.d_model**0.5 if self.model.config.embedding_scale else x
+
+    def _times(
+        self,
+        part: nn.Module,
+        x: Tensor,
+        norm: Any = None,
+        residual: Tensor | None = None,
+        gated: bool = False,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """A linear layer with what stands around it: one kernel for one row, the library's product for more."""
+        found = _matrix(part) if x.shape[0] == 1 else None
+        if found is not None:
+            gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            return self.kernels.matvec(x, *found, gain, eps, residual, gated, out, self.pdl)
+        h = x if norm is None else norm(x)
+        if residual is not None:
+            return self._plus(part, h, residual)
+        y = self._plain(part, h)
+        return self.kernels.gate(y) if gated else y
+
+    def _plain(self, part: nn.Module, x: Tensor) -> Tensor:
+        """x Wᵀ."""
+        numbers = _numbers(part) if x.numel() <= self.kernels.FEW * x.shape[-1] else None
+        return part(x) if numbers is None else self.kernels.product(x.contiguous(), *numbers)
+
+    def _plus(self, part: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + x Wᵀ, added where the product is summed up."""
+        if type(part) is nn.Linear:  # an adapter is one as well, with more to it
+            flat = torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), part.weight.t())
+            return flat.view_as(residual)
+        numbers = _numbers(part) if x.numel() <= self.kernels.FEW * x.shape[-1] else None
+        return residual + part(x) if numbers is None else self.kernels.product(x.contiguous(), *numbers, residual)
+
+    def _words(self, x: Tensor) -> Tensor:
+        """x (batch, d_model) → logits (batch, vocab_size)."""
+        head, stack = self.model.output, self.model.decoder
+        assert isinstance(head, heads.WordHead) and stack is not None and stack.norm is not None
+        found = None
+        if x.shape[0] == 1 and head.scale is None:
+            if isinstance(head, QuantizedHead):
+                found = _matrix(head.words)
+            elif head.bias is None:
+                found = (self.model.embedding.weight if head.weight is None else head.weight), None
+        if found is not None:
+            gain, eps = stack.norm.weight, stack.norm.eps
+            return self.kernels.matvec(x, *found, gain, eps, out=self.logits, pdl=self.pdl)  # type: ignore[arg-type]
+        features = stack.norm(x)
+        numbers = _numbers(head.words) if isinstance(head, QuantizedHead) and head.scale is None else None
+        if numbers is not None and len(x) <= self.kernels.FEW:
+            return self.kernels.product(features, *numbers)
+        return self.model.head(features.unsqueeze(1))[:, 0]
+
+
+def _matrix(part: nn.Module) -> tuple[Tensor, Tensor | None] | None:
+    """The weights of a layer and, for 8-bit ones, their scales; None where the kernels can't read them."""
+    if part.bias is not None:
+        return None
+    return (part.weight, None) if type(part) is nn.Linear else _numbers(part)
+
+
+def _numbers(part: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """The 8-bit weights of a layer and their scales, where it has such, and no bias."""
+    if isinstance(part, QuantizedLinear) and isinstance(part.product, Plain8) and part.bias is None:
+        return part.product.numbers, part.product.scales
+    return None
+
+
+def read(model: LanguageModel, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
+    """As `model.advance`, by these kernels where nothing was read before and they fit."""
+    if state.longest or not fits(model, state):
+        return model.advance(tokens, state, lengths)
+    assert isinstance(model, Transformer) and isinstance(state, TransformerState)
+    assert isinstance(state.cache, KeyValueCache), "a prompt is read into one piece"
+    state.reserve(tokens.shape[1])
+    features = Fused(model, state).read(tokens)
+    state.advance(tokens.shape[1], lengths)
+    return features

@@ -1,0 +1,205 @@
+"""Cross entropy, with label smoothing and z-loss, in two forms that give the same numbers.
+
+`cross_entropy` reads logits that exist. `linear_cross_entropy` reads features and the output table and never holds
+the logits of a whole batch: it works through the rows in chunks and finds the gradient of each chunk while its logits
+are there. Memory then grows with batch + vocabulary, not with their product.
+
+For logits z of a row with target t, Z = Σ exp z, smoothing ε and z-loss weight ζ:
+
+    loss = log Z − (1 − ε) z_t − ε mean(z) + ζ log²Z
+    ∂loss/∂z = softmax(z) · (1 + 2ζ log Z) − (1 − ε) onehot(t) − ε/V
+"""
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# Logits held at a time: few enough to be nothing, many enough for good matrix products.
+CPU_LOGITS = 1 << 22  # 16 MiB in fp32
+GPU_SHARE = 128  # one logit for so many bytes of a GPU's memory: in 16 bits 1/64 of it, and the gradient needs no more
+ALIGNED = 128  # on a GPU the table is filled up to a multiple of so many rows: odd sizes take slow products
+
+ChunkLoss = Callable[[Tensor, Tensor, Tensor, int, float, float], tuple[Tensor, Tensor, Tensor]]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0) -> Tensor:
+    """The loss of each row. logits (N, V), targets (N,); gives (N,) in fp32."""
+    logits = logits.float()
+    log_z = logits.logsumexp(-1)
+    loss = log_z - (1.0 - smoothing) * logits.gather(-1, targets[:, None]).squeeze(-1)
+    if smoothing:
+        loss = loss - smoothing * logits.mean(-1)
+    if z_loss:
+        loss = loss + z_loss * log_z.square()
+    return loss
+
+
+def chunk_loss(
+    logits: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ weights · loss, Σ weights · −log p, and the first one's gradient by the logits, in their type.
+
+    logits (N, V or more), which are used up; targets and weights (N,). Columns from `vocab_size` on are no words and
+    get gradient 0. One exponential serves the loss and its gradient. `loss_kernel.py` does the same on a GPU.
+    """
+    exact = logits.float()
+    words = torch.arange(logits.shape[-1], device=logits.device) < vocab_size if logits.shape[-1] > vocab_size else None
+    at_target = exact.gather(-1, targets[:, None])
+    mean = (exact if words is None else exact * words).sum(-1, keepdim=True) / vocab_size if smoothing else None
+    if words is not None:
+        exact = exact.masked_fill(~words, float("-inf"))
+    top = exact.amax(-1, keepdim=True)
+    powers = exact.sub_(top).exp_()
+    total = powers.sum(-1, keepdim=True)
+    log_z = top + total.log()
+    nll = log_z - at_target
+    loss, slope = nll, 1.0 / total
+    if mean is not None:
+        loss = loss + smoothing * (at_target - mean)
+    if z_loss:
+        loss = loss + z_loss * log_z.square()
+        slope = slope * (1.0 + 2.0 * z_loss * log_z)
+    scale = weights[:, None]
+    slope, even = slope * scale, scale * (smoothing / vocab_size)
+    gradient = powers.mul_(slope)
+    if smoothing:
+        gradient = gradient.sub_(even if words is None else even * words)
+    gradient = gradient.to(logits.dtype)
+    at_target_slope = (at_target - top).exp() * slope - even - (1.0 - smoothing) * scale
+    gradient.scatter_(-1, targets[:, None], at_target_slope.to(logits.dtype))
+    return (loss * scale).sum(), (nll * scale).sum(), gradient
+
+
+@cache
+def gpu_chunk_loss() -> ChunkLoss:
+    """The kernel, where there is Triton to compile it, else `chunk_loss`."""
+    if importlib.util.find_spec("triton") is None:
+        return chunk_loss
+    from weft.nn.loss_kernel import fused_chunk_loss
+
+    return fused_chunk_loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Loss and gradients in one pass over the chunks; backward only scales what forward found, in place, once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        weights: Tensor,
+        smoothing: float,
+        z_loss: float,
+        rows: int,
+        chunk: ChunkLoss,
+    ) -> tuple[Tensor, Tensor]:
+        need_features, need_weight, need_bias = ctx.needs_input_grad[:3]
+        vocab_size = weight.shape[0]
+        extra = _filling(vocab_size, features)
+        table = _filled(weight, extra, features.dtype)
+        offset = None if bias is None else _filled(bias, extra, features.dtype)
+        d_features = torch.empty_like(features) if need_features else None
+        d_weight = None
+        d_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and need_bias else None
+        total = features.new_zeros((), dtype=torch.float32)
+        plain = features.new_zeros((), dtype=torch.float32)
+        for begin in range(0, features.shape[0], rows):
+            part = slice(begin, begin + rows)
+            logits = F.linear(features[part], table, offset)
+            loss, nll, gradient = chunk(logits, targets[part], weights[part], vocab_size, smoothing, z_loss)
+            total += loss
+            plain += nll
+            if d_bias is not None:
+                d_bias += gradient.sum(0, dtype=torch.float32)[:vocab_size]
+            if d_features is not None:
+                torch.mm(gradient, table, out=d_features[part])
+            if need_weight:
+                d_weight = _add_product(d_weight, gradient.T, features[part])
+        if d_weight is not None:
+            d_weight = d_weight[:vocab_size]
+        ctx.found = d_features, d_weight, d_bias
+        ctx.dtypes = features.dtype, weight.dtype, bias.dtype if bias is not None else None
+        ctx.mark_non_differentiable(plain)
+        return total, plain
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        scale = upstream[0]
+        found, ctx.found = ctx.found, None
+        assert found is not None, "the gradients were scaled in place; a second backward pass needs a second forward"
+        scaled = [None if d is None else d.mul_(scale).to(t) for d, t in zip(found, ctx.dtypes, strict=True)]
+        return *scaled, None, None, None, None, None, None
+
+
+def _filling(vocab_size: int, features: Tensor) -> int:
+    """How many rows of zeros to put below the table."""
+    return -vocab_size % ALIGNED if features.is_cuda else 0
+
+
+def _filled(table: Tensor, extra: int, dtype: torch.dtype) -> Tensor:
+    """The table (V, …) in `dtype`, with `extra` rows of zeros below it: one pass over it, or none."""
+    if not extra:
+        return table.to(dtype)
+    filled = table.new_empty(table.shape[0] + extra, *table.shape[1:], dtype=dtype)
+    filled[: table.shape[0]] = table
+    filled[table.shape[0] :] = 0.0
+    return filled
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total + a · b in fp32, also where a and b are narrower; the total, where there is one, is used up."""
+    if a.is_cuda and a.dtype != torch.float32:
+        product = torch.mm(a, b, out_dtype=torch.float32)
+        return product if total is None else total.add_(product)
+    a, b = a.float(), b.float()
+    return a @ b if total is None else total.addmm_(a, b)
+
+
+def chunk_rows(features: Tensor, vocab_size: int) -> int:
+    """How many rows of logits to hold at a time, a power of two."""
+    held = CPU_LOGITS
+    if features.is_cuda:
+        held = torch.cuda.get_device_properties(features.device).total_memory // GPU_SHARE
+    return 1 << max(0, (held // vocab_size).bit_length() - 1)
+
+
+def linear_cross_entropy(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    mask: Tensor | None = None,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    rows: int | None = None,
+    chunk: ChunkLoss | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The summed loss of logits = features · weightᵀ + bias where `mask` is true, and the summed plain −log p.
+
+    features (N, D), weight (V, D), bias (V,), targets (N,), mask (N,) bool; `rows` logits are held at a time, and
+    `chunk` finds their loss and gradient (the device's fastest, unless given). Only the first result has a gradient,
+    and can be led back once.
+    """
+    rows = chunk_rows(features, weight.shape[0]) if rows is None else rows
+    if chunk is None:
+        chunk = gpu_chunk_loss() if features.is_cuda else chunk_loss
+    device = features.device.type
+    if torch.is_autocast_enabled(device):  # what a linear layer would do
+        features = features.to(torch.get_autocast_dtype(device))
+    weights = targets.new_ones(targets.shape, dtype=torch.float32)
+    if mask is not None:
+        weights = mask.float()
+        features = features.masked_fill(~mask[:, None], 0.0)  # whatever stands there, not even 0 · inf gets out
+    with torch.autocast(device, enabled=False):
+        total, plain = _LinearCrossEntropy.apply(
+            features, weight, bias, targets, weights, smoothing, z_loss, rows, chunk
+        )
+    return total, plain

@@ -1,0 +1,165 @@
+"""From a name, a file and changes to a recipe, with what they imply written out."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from weft.config import Tree, assignments, merge, read_toml, validate
+from weft.errors import ConfigError, suggestion
+from weft.models.presets import PRESETS, preset
+from weft.recipe.config import SOURCE_TOKENIZER, Recipe
+from weft.recipe.objective import GOALS
+
+
+def resolve(source: str, changes: Iterable[str] | Tree = (), data: Sequence[str] = ()) -> Recipe:
+    """The recipe that `source` names, with `changes` laid over it and `data` as its text.
+
+    `source` is a .toml file, a run's folder, a recipe that comes with weft, or a preset; `changes` are key=value words
+    or a table. `model` may be a preset's name, or a table with `preset = "…"` and what differs from it; for a setting
+    that comes in kinds, the kind's name alone will do (`tokenizer=char`).
+    """
+    tree, where = _find(source)
+    above = _expand(dict(changes), "model") if isinstance(changes, Mapping) else _words(changes)
+    if "init" in above:  # that run's model and tokenizers, whatever the recipe was written for
+        tree = {key: value for key, value in tree.items() if key not in ("model", "tokenizer", "source_tokenizer")}
+    tree = merge(_expand(tree, where), above)
+    blamed = "" if above else where
+    _check_tables(tree, blamed)
+    tree = _with_head(_with_goal(_after(tree)))
+    if data:
+        named = ("sources", "prepared", "mixture")
+        kept = {key: value for key, value in tree.get("data", {}).items() if key not in named}
+        tree["data"] = {**kept, "sources": list(data)}
+    return validate(Recipe, merge(_kinds(tree), tree), blamed)
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with weft."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _shipped().iterdir() if entry.name.endswith(".toml"))
+
+
+def _shipped() -> Traversable:
+    return resources.files("weft") / "recipes"
+
+
+def _find(source: str) -> tuple[Tree, str]:
+    """The tables that a name stands for, and what to call them in errors."""
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        return {"name": _name(path.stem), **read_toml(path)}, source
+    if (path / "config.toml").is_file():
+        return read_toml(path / "config.toml"), source
+    if source in recipe_names():
+        with resources.as_file(_shipped() / f"{source}.toml") as file:
+            return {"name": source, **read_toml(file)}, source
+    if source in PRESETS:
+        return {"name": source, "model": source}, source
+    raise ConfigError(f"'{source}': no such recipe or preset; {suggestion(source, [*recipe_names(), *PRESETS])}")
+
+
+def _words(words: Iterable[str]) -> Tree:
+    """The table that key=value words make. `tokenizer=char` stands before `tokenizer.lowercase=true`, which adds to it,
+    whichever was written first."""
+    tree: Tree = {}
+    for word in sorted(words, key=lambda word: word.partition("=")[0].count(".")):
+        tree = merge(tree, _expand(assignments([word]), "model"))
+    return tree
+
+
+def _name(stem: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-._+") or "run"
+
+
+def _expand(tree: Tree, where: str) -> Tree:
+    """`model = "llama-tiny"` and `model.preset = "llama-tiny"` written out, and bare kinds as tables."""
+    tree = dict(tree)
+    for key in ("objective", "optimizer", "schedule", "tokenizer", "source_tokenizer"):
+        if isinstance(tree.get(key), str):
+            tree[key] = {"kind": tree[key]}
+    model = tree.get("model")
+    if isinstance(model, str):
+        model = {"preset": model}
+    if isinstance(model, Mapping) and "preset" in model:
+        rest = {key: value for key, value in model.items() if key != "preset"}
+        if not isinstance(model["preset"], str):
+            raise ConfigError(f"{where}: model.preset = {model['preset']!r}: expected a preset's name")
+        tree["model"] = merge(preset(model["preset"]).model_dump(mode="json", exclude_none=True), rest)
+    return tree
+
+
+def _check_tables(tree: Tree, source: str) -> None:
+    """Refuse what can't be looked into, as is done before the whole is validated."""
+    where = f"{source}: " if source else ""
+    model = tree.get("model", {})
+    tables = {"data": tree.get("data", {}), "objective": tree.get("objective", {}), "model": model}
+    if isinstance(model, Mapping):
+        tables["model.head"] = model.get("head", {})
+    for key, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{where}{key} = {table!r}: expected a table")
+        if not isinstance(table.get("kind", ""), str):
+            raise ConfigError(f"{where}{key}.kind = {table['kind']!r}: expected a kind's name")
+
+
+def _after(tree: Tree) -> Tree:
+    """What `init` says where the recipe is silent: that run's model and tokenizers."""
+    init = tree.get("init")
+    if not isinstance(init, str):
+        return tree
+    if not (Path(init) / "config.toml").is_file():
+        raise ConfigError(f"init = '{init}': not a run: there is no config.toml in it")
+    earlier = read_toml(Path(init) / "config.toml")
+    if not isinstance(earlier.get("model"), Mapping):
+        raise ConfigError(f"init = '{init}': there is no model in its config.toml; it is no run's, or damaged")
+    taken: Tree = {"tokenizer": {"kind": "pretrained", "path": init}}
+    if "source_tokenizer" in earlier:
+        taken["source_tokenizer"] = {"kind": "pretrained", "path": str(Path(init) / SOURCE_TOKENIZER)}
+    return {**taken, **tree, "model": merge(earlier["model"], tree.get("model", {}))}
+
+
+def _with_goal(tree: Tree) -> Tree:
+    """What a model is made to learn, where the recipe doesn't say: its kind and its head tell."""
+    model, goal = tree.get("model", {}), tree.get("objective", {})
+    if "kind" in goal:
+        return tree
+    head = model.get("head", {}).get("kind")
+    usual = {"encoder-decoder": "pairs", "bahdanau": "pairs"}.get(model.get("kind", ""), "next-token")
+    if model.get("kind") == "encoder":
+        usual = next((name for name, its in GOALS.items() if its.kinds[0] == "encoder" and head in its.heads), usual)
+    return {**tree, "objective": {"kind": usual, **goal}}
+
+
+def _with_head(tree: Tree) -> Tree:
+    """A Transformer with the head that its goal needs, where it has another."""
+    model, goal = tree.get("model", {}), GOALS.get(tree["objective"]["kind"])
+    if goal is None or model.get("kind") not in ("encoder", "decoder"):
+        return tree
+    pooling = tree["objective"].get("pooling")
+    if model["kind"] in goal.kinds and model.get("head", {}).get("kind") in goal.heads:
+        return {**tree, "model": {**model, "head": {**model["head"], "pooling": pooling}}} if pooling else tree
+    if model["kind"] not in goal.kinds:
+        return tree
+    kind, decodes = goal.heads[0], model["kind"] == "decoder"
+    head: Tree = {"kind": kind}
+    if kind in ("sequence", "token"):
+        head["labels"] = 2  # as many as there are, once the rows were read
+    if kind in ("sequence", "embedding") and decodes:
+        head["pooling"] = "last"  # the last token has read all others, the first none
+    if kind == "sequence" and decodes:
+        head["pooler"] = False
+    if pooling:
+        head["pooling"] = pooling
+    return {**tree, "model": {**model, "head": head}}
+
+
+def _kinds(tree: Tree) -> Tree:
+    """The default kinds, so that `optimizer.lr=…` alone changes the default optimizer."""
+    kinds: Tree = {"optimizer": {"kind": "adamw"}, "schedule": {"kind": "cosine"}}
+    if "tokenizer" in tree:
+        encodes = tree.get("model", {}).get("kind") == "encoder"  # which needs the special tokens of WordPiece
+        kinds["tokenizer"] = {"kind": "wordpiece" if encodes else "bpe"}
+    if "validation" in tree.get("data", {}):
+        kinds["data"] = {"validation": {"kind": "hash"}}
+    return kinds

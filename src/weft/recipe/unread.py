@@ -1,0 +1,83 @@
+"""Settings that nothing would read for a recipe's goal and model: refused, so that none is thrown away in silence."""
+
+from collections.abc import Iterator
+
+from weft.data.config import FilesSplit, HashSplit, NoSplit
+from weft.errors import ConfigError, suggestion
+from weft.models.config import NGram, TransformerConfig
+from weft.recipe.config import Recipe
+from weft.recipe.objective import Words
+
+LARGEST_SEED = 2**62  # torch's generators take eight bytes, and evaluations and further tries count up from here
+
+
+def refuse_unread(recipe: Recipe) -> None:
+    """Raise for the first setting that would have no effect, and say why."""
+    for line in _unread(recipe):
+        raise ConfigError(line)
+
+
+def _unread(recipe: Recipe) -> Iterator[str]:
+    yield from _of_the_data(recipe)
+    yield from _of_the_evaluation(recipe)
+    if isinstance(recipe.model, NGram):
+        yield from _of_counting(recipe)
+    goal, adapter = recipe.objective.kind, recipe.adapter
+    if recipe.source_tokenizer is not None and goal != "pairs":
+        yield f"source_tokenizer: the goal '{goal}' has no source of its own to cut; leave it out"
+    if adapter is not None and isinstance(recipe.model, TransformerConfig) and adapter.rank > recipe.model.d_model:
+        yield f"adapter.rank = {adapter.rank}: a matrix of this model has a rank of {recipe.model.d_model} at most"
+    if recipe.seed >= LARGEST_SEED:
+        yield f"seed = {recipe.seed}: expected less than {LARGEST_SEED}"
+
+
+def _of_the_data(recipe: Recipe) -> Iterator[str]:
+    data, goal = recipe.data, recipe.objective
+    of_validation = data.validation.targets if isinstance(data.validation, FilesSplit) else ()
+    if goal.reads != "rows":
+        if data.targets or of_validation:
+            which = "data.targets" if data.targets else "data.validation.targets"
+            yield f"{which}: the goal '{goal.kind}' learns from text alone; answers to it are for objective=pairs"
+        if data.on_error != "stop":
+            yield f"data.on_error = '{data.on_error}': the goal '{goal.kind}' reads running text, with no rows to skip"
+    elif data.column != "text":
+        yield f"data.column = '{data.column}': the goal '{goal.kind}' names its columns itself, in the objective's keys"
+    if data.document_mask and (goal.reads != "text" or goal.kind == "spans"):
+        yield f"data.document_mask: the goal '{goal.kind}' packs no documents into one row; leave it out"
+    if data.parts and all(part.prepared is not None for part in data.parts) and data.validation != HashSplit():
+        yield "data.validation: a prepared folder holds out what it was prepared to; leave it out"
+
+
+def _of_the_evaluation(recipe: Recipe) -> Iterator[str]:
+    metric, goal = recipe.evaluate.metric, recipe.objective
+    if metric not in goal.measured:
+        yield f"evaluate.metric = '{metric}': the goal '{goal.kind}' has none such; {suggestion(metric, goal.measured)}"
+    if not isinstance(recipe.data.validation, NoSplit):
+        return
+    none = "nothing is held out to measure (data.validation.kind = 'none')"
+    for key in ("every", "tokens", "patience"):
+        value = getattr(recipe.evaluate, key)
+        if value is not None:
+            yield f"evaluate.{key} = {value}: {none}"
+    if metric != "loss":
+        yield f"evaluate.metric = '{metric}': {none}"
+    if recipe.checkpoint.average:
+        yield f"checkpoint.average = {recipe.checkpoint.average}: {none}"
+
+
+def _of_counting(recipe: Recipe) -> Iterator[str]:
+    """An n-gram model takes no steps: it reads its text once and counts."""
+    counted = "an n-gram model is counted in one pass"
+    if recipe.init is not None:
+        yield f"init = '{recipe.init}': {counted}, from nothing; train on both texts instead"
+    if recipe.steps not in (None, 1):
+        yield f"steps = {recipe.steps}: {counted}; leave it out"
+    if isinstance(recipe.objective, Words) and (recipe.objective.smoothing or recipe.objective.z_loss):
+        key = "smoothing" if recipe.objective.smoothing else "z_loss"
+        yield f"objective.{key}: {counted}; counts are smoothed by model.smoothing"
+    if recipe.evaluate.patience is not None:
+        yield f"evaluate.patience: {counted}; leave it out"
+    if recipe.checkpoint.average:
+        yield f"checkpoint.average: {counted}, so there are no checkpoints to average"
+    if recipe.data.mixture:
+        yield "data.mixture: an n-gram model counts one text; give sources or a prepared folder"

@@ -1,0 +1,101 @@
+"""The mean of a run's last checkpoints: often better than each of them (Vaswani et al. 2017, §6.1).
+
+    averaged/
+      model.safetensors        the mean of each weight
+      state/state.json         which steps it was taken over
+      manifest.json            as every checkpoint has one
+
+It is loaded as any checkpoint is, and a link may point at it. No run resumes from it: it has no moments.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from weft.errors import RunError
+from weft.runs import checkpoint, tensors
+
+NAME = "averaged"
+
+
+def average_checkpoints(folder: Path, last: int = 5) -> tuple[Path, list[int]]:
+    """Write the mean of the newest `last` whole checkpoints in a run's `checkpoints` folder to `averaged` beside them.
+
+    Its path, and the steps it is the mean of, oldest first: fewer than `last` where fewer stand. Damaged checkpoints
+    are passed over; an earlier average is replaced.
+    """
+    assert last > 0, last
+    chosen = _newest_whole(folder, last)
+    steps = [checkpoint.step_of(path) for path, _ in chosen]
+    tied = chosen[-1][1]
+    if any(others != tied for _, others in chosen):
+        raise RunError(f"{folder}: the checkpoints hold different models, so they have no mean")
+    weights = _mean([path / "model.safetensors" for path, _ in chosen])
+    target = folder / NAME
+    # should this be killed, the next checkpoint sweeps it away by this name
+    beside = folder / f".step-{NAME}.{os.getpid()}"
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        (beside / "state").mkdir(parents=True)
+        _write(beside, weights, steps, tied)
+        if target.exists():
+            checkpoint.remove(target)
+        os.rename(beside, target)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{target}: the averaged checkpoint cannot be written: {reason}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return target, steps
+
+
+def _newest_whole(folder: Path, last: int) -> list[tuple[Path, dict[str, str]]]:
+    """Up to `last` checkpoints that are as they were written, oldest first, with what is tied in each."""
+    found: list[tuple[Path, dict[str, str]]] = []
+    for path in reversed(checkpoint.checkpoints(folder)):
+        if len(found) == last:
+            break
+        try:
+            found.append((path, checkpoint.verify(path)["tied"]))
+        except RunError:
+            continue
+    if not found:
+        raise RunError(f"{folder}: no whole checkpoint to take the mean of")
+    return found[::-1]
+
+
+def _mean(files: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of each tensor, summed in 64 bits, in the type it has; whole numbers as the last file has them."""
+    sums: dict[str, Tensor] = {}
+    for number, file in enumerate(files):
+        with safe_open(file, "pt") as opened:
+            names = set(opened.keys())
+            if number and names != set(sums):
+                raise RunError(f"{file}: other weights than in the checkpoint before it, so they have no mean")
+            for name in names:
+                tensor = opened.get_tensor(name)
+                if not number or not tensor.is_floating_point():
+                    sums[name] = tensor.double() if tensor.is_floating_point() else tensor.clone()
+                elif tensor.shape != sums[name].shape:
+                    raise RunError(f"{file}: {name} has another shape than in the checkpoint before it")
+                else:
+                    sums[name] += tensor
+    with safe_open(files[-1], "pt") as opened:
+        types = {name: opened.get_tensor(name).dtype for name in sums}
+    return {
+        name: (total / len(files)).to(types[name]) if total.is_floating_point() else total
+        for name, total in sums.items()
+    }
+
+
+def _write(folder: Path, weights: Mapping[str, Tensor], steps: Sequence[int], tied: Mapping[str, str]) -> None:
+    """The files of a checkpoint, the manifest last."""
+    tensors.save(folder / "model.safetensors", weights)
+    state = {"step": steps[-1], "notes": {"averaged": list(steps)}}
+    checkpoint.write_synced(folder / "state/state.json", json.dumps(state, indent=1))
+    checkpoint.seal(folder, steps[-1], tied)

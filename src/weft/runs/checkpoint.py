@@ -1,0 +1,420 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped.
+
+    step-00000500/
+      model.safetensors        weights; tensors that share memory are stored once
+      state/optimizer.safetensors, state/random.safetensors, state/state.json
+      manifest.json            size and SHA-256 of each file, 32 MiB at a time; written last
+
+A checkpoint is written into a folder beside, synced, read back, and only then renamed: a folder called `step-…` is
+whole or was damaged later, and the manifest tells which. Old ones are removed after the new one stands.
+Loading runs no code: safetensors and JSON only (`runs/tensors.py`).
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn, optim
+
+from weft.errors import DamageError, RunError
+from weft.runs import tensors
+from weft.training.optimizer import load_state_tensors, state_tensors
+
+FORMAT = 2
+_NAME = re.compile(r"step-(\d{8,})$")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What besides weights and moments was saved: the step, and whatever the loop wrote down for itself."""
+
+    path: Path
+    step: int
+    notes: dict[str, Any]
+
+
+def checkpoint_name(step: int) -> str:
+    """step-00000500"""
+    return f"step-{step:08d}"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a run's `checkpoints` folder, oldest first."""
+    found = [p for p in folder.glob("step-*") if _NAME.match(p.name) and p.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = _NAME.match(path.resolve().name)
+    assert match, path
+    return int(match[1])
+
+
+# ---- writing
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of everything resumable in the host's memory; training may go on while it is written."""
+
+    step: int
+    weights: dict[str, Tensor]
+    tied: dict[str, str]
+    moments: dict[str, Tensor] | None
+    random: dict[str, Tensor]
+    state: str  # JSON
+
+
+def snapshot(step: int, model: nn.Module, optimizer: optim.Optimizer | None, notes: Mapping[str, Any]) -> Snapshot:
+    """Copy weights, moments, random generators and `notes`."""
+    weights, tied = _untie(learned_state(model))
+    moments = _copies(state_tensors(optimizer, _names(model))) if optimizer is not None else None
+    kind = None if optimizer is None else type(optimizer).__name__
+    state = json.dumps({"step": step, "optimizer": kind, "notes": dict(notes)}, indent=1)
+    return Snapshot(step, _copies(weights), tied, moments, _random_state(), state)
+
+
+def try_moments(folder: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Write what an optimizer remembers, as a checkpoint would: it is most of one, and comes with the first update."""
+    file = folder / "moments.safetensors"
+    try:
+        tensors.save(file, _copies(state_tensors(optimizer, _names(model))))
+        file.unlink()
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{file}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def needed(model: nn.Module, optimizer: optim.Optimizer) -> int:
+    """Bytes that a checkpoint takes on the disk, nearly."""
+    tensors = [*_untie(learned_state(model))[0].values(), *state_tensors(optimizer, _names(model)).values()]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def learned_state(model: nn.Module) -> dict[str, Tensor]:
+    """All that training may change. What is frozen was there before, and is kept where it came from."""
+    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of their own on the host: safetensors refuses views, and training must not change them."""
+    return {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()) for name, tensor in tensors.items()
+    }
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: optim.Optimizer | None,
+    notes: Mapping[str, Any],
+    keep: int,
+    best: bool = False,
+) -> Path:
+    """Write a checkpoint, point `latest` (and `best`) at it, and drop all but the newest `keep` and the best one."""
+    return write(folder, snapshot(step, model, optimizer, notes), keep, best)
+
+
+def write(folder: Path, copy: Snapshot, keep: int, best: bool = False, spare: int | None = None) -> Path:
+    """Bring a snapshot to the disk as `save` does; the newest checkpoint before step `spare` stays, whatever `keep`."""
+    target = folder / checkpoint_name(copy.step)
+    beside = folder / f".{checkpoint_name(copy.step)}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
+        if not _stands(target):
+            (beside / "state").mkdir(parents=True)
+            _write(beside, copy)
+            os.rename(beside, target)
+            _sync(folder)
+        link(folder, "latest", target)
+        if best:
+            link(folder, "best", target)
+        _prune(folder, keep, spare)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{target}: the checkpoint cannot be written: {reason}") from None
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    return target
+
+
+def _stands(target: Path) -> bool:
+    """Whether this step's checkpoint is there and whole; a damaged one is cleared away."""
+    if not target.exists():
+        return False
+    try:
+        verify(target)
+    except RunError:
+        remove(target)
+        return False
+    return True
+
+
+def link(folder: Path, name: str, target: Path) -> None:
+    """Make `name` a link to the checkpoint `target`, at once: there is always either the old link or the new."""
+    if (folder / name).is_dir() and not (folder / name).is_symlink():
+        raise RunError(f"{folder / name}: a folder, where weft keeps a link to a checkpoint; move it away")
+    fresh = folder / f".{name}.{os.getpid()}"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target.name)
+    os.replace(fresh, folder / name)
+    _sync(folder)
+
+
+def _write(folder: Path, copy: Snapshot) -> None:
+    tensors.save(folder / "model.safetensors", copy.weights)
+    if copy.moments is not None:
+        tensors.save(folder / "state/optimizer.safetensors", copy.moments)
+    tensors.save(folder / "state/random.safetensors", copy.random)
+    write_synced(folder / "state/state.json", copy.state)
+    seal(folder, copy.step, copy.tied)
+
+
+def seal(folder: Path, step: int, tied: Mapping[str, str]) -> None:
+    """Write the manifest of a checkpoint whose other files are all there, and sync the folder."""
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": tensors.checksums(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "tied": dict(tied), "files": files}
+    write_synced(folder / "manifest.json", json.dumps(manifest, indent=1))
+    _sync(folder / "state")
+    _sync(folder)
+
+
+def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor once, and alias → name for those that are one tensor under several names."""
+    first: dict[tuple[Any, ...], str] = {}
+    kept: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and place in first:
+            tied[name] = first[place]
+        else:
+            first[place] = name
+            kept[name] = tensor
+    return kept, tied
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a small text file and wait until it is on the disk."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a small text file beside and rename it: a reader sees the old text or the new, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write_synced(beside, text)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for left in folder.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _prune(folder: Path, keep: int, spare: int | None) -> None:
+    best = (folder / "best").resolve() if (folder / "best").exists() else None
+    found = checkpoints(folder)
+    spared = [path for path in found if spare is not None and step_of(path) < spare][-1:]
+    for old in found[:-keep]:
+        if old.resolve() != best and old not in spared:
+            remove(old)
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps: a run that went back will write them again. Links never hang."""
+    for later in checkpoints(folder):
+        if step_of(later) > step:
+            remove(later)
+    standing = checkpoints(folder)
+    if standing:
+        link(folder, "latest", standing[-1])
+    else:
+        (folder / "latest").unlink(missing_ok=True)
+    if not (folder / "best").exists():
+        (folder / "best").unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint. Its manifest goes first: what is half deleted must not look whole."""
+    (path / "manifest.json").unlink(missing_ok=True)
+    shutil.rmtree(path)
+
+
+# ---- reading
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all there and as long as it says."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        version, files = manifest["format"], manifest["files"]
+        if version != FORMAT:
+            raise DamageError(f"{path}: checkpoint format {version}; this version of weft reads {FORMAT}")
+        for name, expected in files.items():
+            file = path / name
+            size = file.stat().st_size
+            if size != expected["bytes"]:
+                raise DamageError(f"{file}: {size} bytes instead of {expected['bytes']}; the checkpoint is damaged")
+            if not isinstance(expected["sha256"], list):
+                raise TypeError
+        manifest["tied"].items()
+        if "model.safetensors" not in files:
+            raise KeyError
+        name = path.resolve().name
+        if _NAME.match(name) and name != checkpoint_name(manifest["step"]):
+            raise DamageError(f"{path}: the manifest is that of step {manifest['step']}; the checkpoint is damaged")
+    except FileNotFoundError as error:
+        missing = Path(error.filename) if error.filename else path
+        raise DamageError(f"{missing}: missing; the checkpoint is damaged") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        raise DamageError(f"{path / 'manifest.json'}: not a manifest; the checkpoint is damaged") from None
+    except OSError as error:
+        raise DamageError(f"{path}: cannot be read: {error.strerror}") from None
+    return manifest
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all as they were written; else an error that names the damage."""
+    manifest = manifest_of(path)
+    for name, expected in manifest["files"].items():
+        tensors.check(path / name, expected["sha256"])
+    return manifest
+
+
+def newest_good(folder: Path) -> tuple[Path, list[str]]:
+    """The newest checkpoint that is whole, and a line for each damaged one that was passed over."""
+    return first_good(folder, reversed(checkpoints(folder)), whole)
+
+
+def whole(path: Path) -> Path:
+    """The checkpoint itself, verified."""
+    verify(path)
+    return path
+
+
+def first_good(folder: Path, candidates: Iterable[Path], use: Callable[[Path], T]) -> tuple[T, list[str]]:
+    """What `use` makes of the first checkpoint in which it finds no damage, and a line for each that it passed over."""
+    damage: dict[str, None] = {}  # in order, each once
+    for path in candidates:
+        try:
+            return use(path), list(damage)
+        except DamageError as error:
+            damage[str(error)] = None
+    if not damage:
+        raise RunError(f"{folder}: no checkpoint here yet; start the run again")
+    raise RunError(f"{folder}: no checkpoint can be read: {'; '.join(damage)}")
+
+
+def newest_before(folder: Path, step: int) -> Path | None:
+    """The newest whole checkpoint of an earlier step, if there is one."""
+    for path in reversed([path for path in checkpoints(folder) if step_of(path) < step]):
+        try:
+            verify(path)
+        except RunError:
+            continue
+        return path
+    return None
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Put a checkpoint's weights into `model`, wherever it is. The checkpoint was verified before."""
+    tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
+    found = tensors.load(path / "model.safetensors")
+    found |= {alias: found[name] for alias, name in tied.items()}
+    _fill(path, model, found, assign=False)
+
+
+def _fill(path: Path, model: nn.Module, found: Mapping[str, Tensor], assign: bool) -> None:
+    try:
+        if model.state_dict().keys() - learned_state(model).keys() and not assign:
+            found = {**model.state_dict(), **found}  # what is frozen is in no checkpoint
+        model.load_state_dict(found, assign=assign)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(f"{path}: the weights do not fit the model in config.toml: {reason}") from None
+
+
+def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
+    """Give a model that was built `hollow` a checkpoint's weights, straight on `device`, one by one, hashed on the way.
+
+    On a CPU they are the file's own pages until they are written to, so no second copy is held. All weights take the
+    type that most have, in which the model then computes; a CPU widens 16 bits to 32, for few multiply those fast.
+    """
+    manifest = manifest_of(path)
+    assert not manifest["tied"], "a model that holds one tensor under two names is filled by load_weights"
+    file = path / "model.safetensors"
+    dtype = tensors.common_type(file)
+    if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
+    sums = manifest["files"][file.name]["sha256"]
+    found = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.placed(file, device, sums)
+    }
+    _fill(path, model, found, assign=True)
+
+
+def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Saved:
+    """Put back weights, moments and random generators, bit for bit. The checkpoint was verified before."""
+    load_weights(path, model)
+    state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
+    if optimizer is not None:
+        kind, own = state.get("optimizer"), type(optimizer).__name__
+        if kind is not None and kind != own:
+            raise RunError(f"{path}: saved by {kind}, whose memory {own} can't go on with; put optimizer.kind back")
+        load_state_tensors(optimizer, _names(model), tensors.load(path / "state/optimizer.safetensors"))
+    _restore_random(tensors.load(path / "state/random.safetensors"))
+    return Saved(path, state["step"], state["notes"])
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def _random_state() -> dict[str, Tensor]:
+    """The states of torch's generators; nothing in training draws from any other."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state |= {f"cuda:{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return state
+
+
+def _restore_random(state: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    for name, value in state.items():
+        if name.startswith("cuda:") and torch.cuda.is_available() and int(name[5:]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(value, int(name[5:]))

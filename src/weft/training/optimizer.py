@@ -1,0 +1,233 @@
+"""Optimizers built from their settings. Tensors of two or more dimensions decay; gains and biases do not."""
+
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from weft.errors import ConfigError
+from weft.models.transformer import Stack
+from weft.nn.lora import LowRank, block_linears
+from weft.recipe import config
+
+# ---- which parameters are treated how
+
+
+def decay_groups(
+    model: nn.Module, weight_decay: float, without: Container[Tensor] = (), layer_decay: float = 1.0
+) -> list[dict[str, Any]]:
+    """Trainable parameters in groups: matrices (embeddings among them) with decay, vectors and scalars without.
+
+    Those in `without` are left out. With `layer_decay` below 1 each layer has groups of its own, with the `factor` of
+    its learning rate.
+    """
+    factors = layer_factors(model, layer_decay) if layer_decay < 1.0 else {}
+    groups: dict[tuple[bool, float], list[Tensor]] = {}
+    for p in model.parameters():
+        if p.requires_grad and p not in without:
+            groups.setdefault((p.dim() < 2, factors.get(p, 1.0)), []).append(p)
+    return [
+        {"params": groups[vectors, factor], "weight_decay": 0.0 if vectors else weight_decay, "factor": factor}
+        for vectors, factor in sorted(groups)
+    ]
+
+
+def layer_factors(model: nn.Module, decay: float) -> dict[Tensor, float]:
+    """decay ** (depth from the top) for every parameter (Howard and Ruder 2018, §3.2; Clark et al. 2020, appendix A).
+
+    The head and the norm before it have depth 0, the last block 1, and so on down; embeddings and positions lie below
+    the first block. An encoder and a decoder are counted each from its own top.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    if not stacks:
+        raise ConfigError("optimizer.layer_decay: only a Transformer has layers to tell apart; leave it out")
+    below = decay ** (1 + max(len(stack.blocks) for stack in stacks))
+    factors: dict[Tensor, float] = dict.fromkeys(model.parameters(), below)
+    for stack in stacks:
+        for depth, block in enumerate(reversed(stack.blocks), start=1):
+            factors |= dict.fromkeys(block.parameters(), decay**depth)
+        if stack.norm is not None:
+            factors |= dict.fromkeys(stack.norm.parameters(), 1.0)
+    return factors | dict.fromkeys(model.get_submodule("output").parameters(), 1.0)
+
+
+def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
+    """The trainable matrices inside Transformer blocks, each with the heights of those that lie in it."""
+    heights: dict[Tensor, list[int]] = {}
+    for name, sizes in block_linears(model).items():
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        if isinstance(linear, LowRank):
+            heights |= {linear.a: [linear.rank] * len(sizes), linear.b: sizes}
+        if linear.weight.requires_grad:
+            heights[linear.weight] = sizes
+    return heights
+
+
+# ---- the optimizers
+
+
+def adamw(settings: config.AdamW, model: nn.Module) -> optim.Optimizer:
+    """AdamW; one fused kernel updates all parameters. The rate is set at every step."""
+    groups = decay_groups(model, settings.weight_decay, layer_decay=settings.layer_decay)
+    return optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def adam(settings: config.Adam, model: nn.Module) -> optim.Optimizer:
+    """Adam without decay."""
+    groups = decay_groups(model, 0.0)
+    return optim.Adam(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def sgd(settings: config.SGD, model: nn.Module) -> optim.Optimizer:
+    """SGD with momentum."""
+    groups = decay_groups(model, settings.weight_decay)
+    optimizer = optim.SGD(groups, lr=0.0, momentum=settings.momentum, fused=True)
+    if settings.momentum:  # the fused kernel leaves them uninitialised where the first update is held back
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def muon(settings: config.Muon, model: nn.Module) -> optim.Optimizer:
+    """Muon for the matrices inside blocks, AdamW for embeddings, heads, gains and biases."""
+    matrices = block_matrices(model)
+    if not matrices:
+        raise ConfigError("optimizer.kind = 'muon': it needs a model made of Transformer blocks; use adamw here")
+    rest = decay_groups(model, settings.weight_decay, without=matrices)
+    return Muon(settings, matrices, rest)
+
+
+class Muon(optim.Optimizer):
+    """Momentum made orthogonal (Jordan et al. 2024), and a fused AdamW beside it, as one optimizer with one state.
+
+    The first group holds the matrices; the others, and what is remembered of them, are shared with the AdamW inside.
+    The gradients of the matrices are used up: the step leaves something else in their place.
+    """
+
+    # as torch.amp's gradient scaling hands them to a fused optimizer: a divisor, and 1 where the step is to be skipped
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+    def __init__(self, settings: config.Muon, matrices: dict[Tensor, list[int]], rest: list[dict[str, Any]]):
+        first = {"params": list(matrices), "weight_decay": settings.weight_decay, "momentum": settings.momentum}
+        super().__init__([first, *rest], {"lr": 0.0})
+        self.heights = list(matrices.values())
+        self.adamw = None  # where an adapter's matrices are all that is trained
+        if rest:
+            self.adamw = optim.AdamW(self.param_groups[1:], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+            self.adamw.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        assert closure is None
+        if self.adamw is not None:
+            self.adamw.grad_scale, self.adamw.found_inf = self.grad_scale, self.found_inf  # type: ignore[attr-defined]
+            self.adamw.step()
+        group = self.param_groups[0]
+        momentum = group["momentum"]
+        lr: float | Tensor = group["lr"]  # 0 for a step that is held back; the device is not asked which it is
+        if self.found_inf is not None:
+            lr = lr * (1.0 - self.found_inf)
+        alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}  # (weights, direction) by shape
+        for parameter, heights in zip(group["params"], self.heights, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            state = self.state[parameter]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            memory = state["momentum_buffer"]
+            if self.grad_scale is not None:
+                gradient.div_(self.grad_scale)
+            if self.found_inf is not None:  # then the gradient, be it what it may, leaves the memory alone
+                gradient.copy_(torch.where(self.found_inf > 0, memory, gradient))
+            memory.lerp_(gradient, 1.0 - momentum)
+            gradient.lerp_(memory, momentum)  # Nesterov's look ahead
+            parameter.mul_(1.0 - lr * group["weight_decay"])
+            for weights, way in zip(parameter.split(heights), gradient.split(heights), strict=True):
+                alike.setdefault(tuple(way.shape), []).append((weights, way))
+        for shape, pairs in alike.items():
+            # root mean square 0.2, what AdamW's steps have (Liu et al. 2025, §2.2)
+            pace = lr * 0.2 * max(shape) ** 0.5
+            count = max(1, AT_ONCE // (shape[0] * shape[1]))
+            for begin in range(0, len(pairs), count):
+                some = pairs[begin : begin + count]
+                updates = orthogonalise(torch.stack([way for _, way in some])).float() * pace
+                for (weights, _), update in zip(some, updates, strict=True):
+                    weights.sub_(update)
+
+
+AT_ONCE = 1 << 26  # numbers in a batch of matrices
+QUINTIC = (3.4445, -4.7750, 2.0315)  # steep at 0: small singular values reach 1 in few rounds (Jordan et al. 2024)
+
+
+def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
+    """The singular values of each matrix (…, rows, columns) brought near 1 by Newton and Schulz's iteration.
+
+    They end between about 0.7 and 1.2, which serves as well as 1. In bf16 on a GPU, in fp32 elsewhere.
+    """
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    a, b, c = QUINTIC
+    for _ in range(rounds):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.mT if tall else x
+
+
+# ---- what every optimizer is asked
+
+
+def set_rate(optimizer: optim.Optimizer, lr: float) -> None:
+    """The learning rate of the next update, for every group; one with a `factor` has its own."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("factor", 1.0)
+
+
+def gradients(optimizer: optim.Optimizer) -> list[Tensor]:
+    """The gradients that the next update will read."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def update(optimizer: optim.Optimizer, divisor: Tensor | None, overflow: Tensor | None = None) -> None:
+    """One update with gradients / divisor, or none where overflow is 1; both () on the device, which nobody waits for.
+
+    The division happens inside the fused kernel, by the door that torch.amp's gradient scaling uses, so that clipping
+    costs no pass over the gradients of its own.
+    """
+    optimizer.grad_scale, optimizer.found_inf = divisor, overflow  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+    optimizer.zero_grad(set_to_none=True)
+
+
+def state_tensors(optimizer: optim.Optimizer, names: dict[int, str]) -> dict[str, Tensor]:
+    """The optimizer's memory as named tensors, `moment/parameter`. names: id of a parameter → its name.
+
+    What belongs to no parameter stands under a name of its own (the loss scale of fp16: `scale/loss`).
+    """
+    return {
+        f"{key}/{names[id(of)] if isinstance(of, Tensor) else of}": value
+        for of, values in optimizer.state.items()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_state_tensors(optimizer: optim.Optimizer, names: dict[int, str], tensors: dict[str, Tensor]) -> None:
+    """Put back what `state_tensors` gave, bit for bit. The groups' settings stay those of the recipe."""
+    parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
+    anywhere = next(iter(parameters.values())).device
+    optimizer.state.clear()
+    for key, value in tensors.items():
+        moment, _, name = key.partition("/")
+        of: Any = parameters.get(name, name)
+        place = of.device if isinstance(of, Tensor) else anywhere
+        optimizer.state[of][moment] = torch.empty_like(value, device=place).copy_(value)  # ours, wherever it came from

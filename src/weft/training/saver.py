@@ -1,0 +1,102 @@
+"""Checkpoints beside the training: the loop waits for a copy in memory, a thread brings it to the disk.
+
+One write is in flight at most. One that fails, on a full disk for instance, is told and the training goes on: the
+checkpoints that stand are untouched, and the next write may succeed. Only the last one must.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn, optim
+
+from weft.errors import RunError
+from weft.runs import checkpoint
+from weft.runs.folder import RunFolder
+
+
+class Saver:
+    """Writes a run's checkpoints. `before` comes first each time: it brings the metrics to the disk."""
+
+    def __init__(self, run: RunFolder, keep: int, before: Callable[[], None]):
+        self._run, self._keep, self._before = run, keep, before
+        self._thread: threading.Thread | None = None
+        self._failure: RunError | None = None
+        self._bug: BaseException | None = None
+        self._untold = False
+        self.lost_best = False  # the best weights so far never reached the disk
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        notes: Mapping[str, Any],
+        best: bool,
+        spare: int | None,
+    ) -> None:
+        """Copy the state and start to write it, after the write before it has ended."""
+        self.wait()
+        try:
+            self._before()
+        except OSError as error:
+            self._fail(step, f"{self._run.metrics}: cannot be written: {error.strerror or error}", best)
+            return
+        copy = checkpoint.snapshot(step, model, optimizer, notes)
+        self._thread = threading.Thread(target=self._write, args=(copy, best, spare), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self, copy: checkpoint.Snapshot, best: bool, spare: int | None) -> None:
+        try:
+            path = checkpoint.write(self._run.checkpoints, copy, self._keep, best, spare)
+        except RunError as error:
+            self._fail(copy.step, str(error), best)
+        except BaseException as error:  # a bug: it is raised where the loop waits
+            self._bug = error
+        else:
+            self._failure = None
+            self.lost_best = self.lost_best and not best
+            self._run.event("checkpoint", step=copy.step, path=path.name, best=best)
+
+    def _fail(self, step: int, reason: str, best: bool) -> None:
+        self._failure, self._untold = RunError(reason), True
+        self.lost_best = self.lost_best or best
+        self._run.event("checkpoint failed", step=step, reason=reason)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._bug is not None:
+            raise self._bug
+
+    def news(self) -> str | None:
+        """A line about a write that has failed since the last time, without waiting for one in flight."""
+        if self._untold:
+            self._untold = False
+            return f"{self._failure}; training goes on, and the next checkpoint may succeed"
+        return None
+
+    def finish(self) -> None:
+        """Wait, and raise if the newest state is not on the disk."""
+        self.wait()
+        if self._failure is not None:
+            standing = checkpoint.checkpoints(self._run.checkpoints)
+            left = f"the newest whole checkpoint is {standing[-1].name}" if standing else "no checkpoint was written"
+            raise RunError(f"{self._failure}; {left}; `weft train --resume {self._run.path}` goes on from there")
+
+
+class Unsaved(Saver):
+    """For a process that helps another one, which saves for both: they hold the same state."""
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        notes: Mapping[str, Any],
+        best: bool,
+        spare: int | None,
+    ) -> None:
+        """Nothing is written here."""

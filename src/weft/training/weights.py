@@ -1,0 +1,116 @@
+"""The weights that a run begins with: fresh ones, or another run's."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import ConfigError, RunError
+from weft.models.base import LanguageModel
+from weft.runs.checkpoint import load_weights
+from weft.runs.folder import RunFolder, checkpoint_path, load_model, open_run
+from weft.training.finetune import add_adapters, merged
+
+if TYPE_CHECKING:
+    from weft.recipe.config import Recipe
+
+# what a pretrained head holds that the next head can go on with: BERT's pooler (Devlin et al. 2019, §3.2)
+HANDED_ON = {"output.follows.pooler.": "output.pooler."}
+
+
+def first_model(recipe: "Recipe") -> LanguageModel:
+    """The recipe's model before its first step: freshly drawn, then filled from `init` where the recipe names a run.
+
+    With an adapter all that was filled is frozen; what is learned stands beside it, and in a head that is new.
+    """
+    model = recipe.model.build()
+    fresh: list[str] = []
+    if recipe.init is not None:
+        _check_alike(recipe.model.model_dump(mode="json"), recipe.init)
+        fresh = take_over(model, recipe.init)
+    if recipe.adapter is not None:
+        add_adapters(model, recipe.adapter, fresh)
+    return model
+
+
+def learned_model(run: RunFolder, recipe: "Recipe", path: Path) -> LanguageModel:
+    """The model of a run with an adapter: the weights that it began with, and the addition merged into them.
+
+    The run holds the addition alone. Weights that are no longer those it was learned beside are refused.
+    """
+    check_base(run, recipe)
+    model = first_model(recipe)
+    load_weights(path, model)
+    return merged(model)
+
+
+def check_base(run: RunFolder, recipe: "Recipe") -> None:
+    """Refuse a run whose adapter was learned beside other weights than those that `init` has now."""
+    assert recipe.init is not None
+    noted = json.loads(run.base.read_text(encoding="utf-8")) if run.base.exists() else {}
+    if noted.get("sha256") != base_hash(recipe.init):
+        raise RunError(
+            f"{run.path}: its adapter was learned beside the weights of {recipe.init}, which have changed since; "
+            "restore them, or train the adapter again"
+        )
+
+
+def base_hash(origin: str) -> str:
+    """The hash of the weights that a run's adapters stand beside."""
+    path, _ = checkpoint_path(open_run(origin))
+    files = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]
+    return " ".join(files["model.safetensors"]["sha256"])
+
+
+# what may differ from the run that weights come from: nothing that changes what the weights mean
+FREE = ("head", "dropout", "attention.dropout", "init", "vocab_size", "source_vocab_size")
+
+
+def _check_alike(settings: dict[str, Any], origin: str) -> None:
+    """Refuse a model that would compute something else with the same weights."""
+    earlier = _flat(open_run(origin).recipe().model.model_dump(mode="json"))
+    for key, value in _flat(settings).items():
+        free = any(key == name or key.startswith(f"{name}.") for name in FREE)
+        if not free and key in earlier and earlier[key] != value:
+            raise ConfigError(
+                f"model.{key} = {value!r}: the weights of init = '{origin}' were trained with {earlier[key]!r}; "
+                "leave it out, and it is taken from there"
+            )
+
+
+def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return flat
+
+
+def take_over(model: LanguageModel, origin: str) -> list[str]:
+    """Fill `model` with the best weights of the run `origin`; the names of what stays fresh: a new head at most.
+
+    Everything below the head must be there and of the same shape.
+    """
+    earlier = load_model(open_run(origin))[0].state_dict()
+    for old, new in HANDED_ON.items():
+        earlier |= {new + name.removeprefix(old): value for name, value in earlier.items() if name.startswith(old)}
+    own = model.state_dict()
+    fitting = {name: earlier[name] for name, value in own.items() if _same(earlier.get(name), value)}
+    fresh = [name for name in own if name not in fitting]
+    body = [name for name in fresh if not name.startswith("output.")]
+    if body:
+        name, there = body[0], earlier.get(body[0])
+        had = "lacks it" if there is None else f"has it as {tuple(there.shape)}"
+        raise ConfigError(
+            f"init = '{origin}': {name} {tuple(own[name].shape)} can't begin with that run's weights, which {had}; "
+            "leave the model's sizes out of the recipe, and they are taken from there"
+        )
+    with torch.no_grad():
+        for name, value in fitting.items():
+            own[name].copy_(value)
+    return fresh
+
+
+def _same(there: Tensor | None, here: Tensor) -> bool:
+    return there is not None and there.shape == here.shape

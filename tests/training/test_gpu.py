@@ -1,0 +1,95 @@
+"""What only a GPU can show: memory that really runs out, and runs that repeat to the last bit."""
+
+import gc
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.errors import RunError
+from weft.runs.folder import read_lines
+from weft.training.start import train
+
+pytestmark = pytest.mark.gpu
+
+WIDE = ("model.d_model=256", "model.attention.heads=4", "model.feedforward.d_ff=1024", "model.dropout=0.0")
+
+
+@pytest.fixture
+def little_memory() -> Any:
+    """A quarter of a gibibyte above what is held already."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 28)) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_memory_that_runs_out_names_a_batch_that_fits(tmp_path, recipe, corpus, tokenizer, little_memory) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "tokenizer": tokenizer, "quiet": True, "device": torch.device("cuda")}
+    many = (*WIDE, "batch.size=2048", "batch.length=128", "steps=2")
+    with pytest.raises(RunError, match=r"batch\.micro=\d+ does") as caught:
+        train(recipe(*many), tmp_path / "refused", **given)
+    line = str(caught.value)
+    assert "\n" not in line
+    fits = re.search(r"batch\.micro=(\d+) does", line)
+    assert fits is not None
+    del caught  # holds the frames of the run that failed, and they its weights
+    gc.collect()
+    torch.cuda.empty_cache()
+    train(recipe(*many, f"batch.micro={fits[1]}"), tmp_path / "named", **given)
+    found = train(recipe(*many, "batch.micro=auto"), tmp_path / "auto", **given)
+    (event,) = [line for line in read_lines(found.run.events) if line["event"] == "preflight"]
+    assert 1 <= event["micro"] <= int(fits[1])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_deterministic_run_repeats_bit_for_bit(
+    tmp_path: Path, recipe: Any, corpus: Any, tokenizer: Any, precision: str
+) -> None:
+    settings = recipe("deterministic=true", f"precision={precision}", "steps=20")
+    runs = [
+        train(settings, tmp_path / name, corpus=corpus, tokenizer=tokenizer, quiet=True, device=torch.device("cuda"))
+        for name in ("one", "two")
+    ]
+    assert runs[0].run.metrics.read_text() == runs[1].run.metrics.read_text()
+    for one, two in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
+
+
+@pytest.mark.parametrize("changes", [(), ("batch.micro=2",), ("optimizer.kind=muon",)])
+def test_recorded_steps_learn_what_plain_ones_do(
+    tmp_path: Path, recipe: Any, corpus: Any, tokenizer: Any, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay, replayed = torch.cuda.CUDAGraph.replay, []
+
+    def noted(graph: torch.cuda.CUDAGraph) -> None:
+        replayed.append(graph)
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", noted)
+    given = {"corpus": corpus, "tokenizer": tokenizer, "quiet": True, "device": torch.device("cuda")}
+    given["evaluators"] = [lambda model: {"loss": float(model.features(torch.ones(2, 5).long().cuda()).sum())}]
+    settings = (*WIDE, "steps=24", "log.every=1", "evaluate.every=5", "checkpoint.every=8", "precision=fp32", *changes)
+    train(recipe(*settings, "compile=false"), tmp_path / "plain", **given)
+    assert not replayed
+    train(recipe(*settings, "compile=true"), tmp_path / "recorded", **given)
+    assert bool(replayed) == ("batch.micro=2" not in changes)  # pieces of a batch are not recorded
+    assert losses(tmp_path / "recorded") == pytest.approx(losses(tmp_path / "plain"), rel=2e-3)
+
+
+def test_a_recorded_run_survives_a_rollback(tmp_path: Path, recipe: Any, corpus: Any, tokenizer: Any) -> None:
+    given = {"corpus": corpus, "tokenizer": tokenizer, "quiet": True, "device": torch.device("cuda")}
+    found = train(
+        recipe(*WIDE, "steps=60", "compile=true", "log.every=2", "checkpoint.every=10", "optimizer.lr=1"),
+        tmp_path / "run",
+        **given,
+    )
+    assert any(line["event"] == "rollback" for line in read_lines(found.run.events))
+    assert torch.isfinite(torch.tensor(losses(tmp_path / "run"))).all()

@@ -1,0 +1,235 @@
+"""The guard: an odd batch is passed over, spoilt weights are taken back, and both happen again in a resumed run."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from weft.errors import RunError
+from weft.objectives.losses import next_token
+from weft.recipe.config import SGD, Adam, AdamW, GuardConfig, NextToken
+from weft.runs import checkpoint
+from weft.runs.folder import read_lines
+from weft.training import loop
+from weft.training.guard import LARGEST, Guard, Row
+from weft.training.loader import feed
+from weft.training.start import resume, train
+from weft.training.step import optimisation_step
+
+CHANCE = math.log(23)
+CPU = torch.device("cpu")
+
+
+def calm(guard: Guard, steps: int, settings: GuardConfig, loss: float = 2.0) -> None:
+    """Ordinary steps: losses around `loss`, norms around 1."""
+    rows = [Row(loss + 0.02 * (i % 5 - 2), 1.0 + 0.1 * (i % 3 - 1), False) for i in range(steps)]
+    assert guard.observe(rows, settings, CHANCE) is None
+
+
+# ---- what is out of the ordinary
+
+
+def test_at_first_only_finiteness_counts() -> None:
+    guard, settings = Guard(), GuardConfig()
+    assert guard.limits(settings) == (LARGEST, LARGEST)
+    calm(guard, 31, settings)
+    assert guard.limits(settings) == (LARGEST, LARGEST)
+    calm(guard, 1, settings)
+    loss, norm = guard.limits(settings)
+    assert 2.5 < loss < 4.0
+    assert 3.0 < norm < 10.0
+
+
+def test_limits_follow_the_median_and_ignore_outliers() -> None:
+    guard, settings = Guard(), GuardConfig()
+    calm(guard, 64, settings)
+    before = guard.limits(settings)
+    guard.observe([Row(50.0, 900.0, True)] * 3, settings, CHANCE)
+    assert guard.limits(settings) == pytest.approx(before, rel=0.1)
+    calm(guard, 128, settings, loss=1.0)
+    assert guard.limits(settings)[0] < 2.0
+
+
+def test_without_spikes_any_number_will_do() -> None:
+    guard, settings = Guard(), GuardConfig(spike=0.0)
+    rows = [Row(2.0, 1.0, False)] * 40 + [Row(1e6, 1e6, False)] * 40
+    assert guard.observe(rows, settings, CHANCE) is None
+    assert guard.limits(settings) == (LARGEST, LARGEST)
+    assert guard.observe([Row(math.nan, 1.0, True)] * 8, settings, CHANCE) == 81
+
+
+def test_single_bad_steps_are_no_trouble_and_many_are() -> None:
+    guard, settings = Guard(), GuardConfig(patience=4)
+    calm(guard, 40, settings)
+    for _ in range(10):  # three in eight
+        assert guard.observe([Row(math.inf, math.nan, True)] * 3, settings, CHANCE) is None
+        calm(guard, 8, settings)
+    assert guard.observe([Row(9.0, 1.0, True)] * 4, settings, CHANCE) == 40 + 10 * 11 + 1
+
+
+def test_worse_than_knowing_nothing_is_trouble_from_the_start() -> None:
+    guard = Guard()
+    rows = [Row(CHANCE, 1.0, False)] + [Row(1.5 * CHANCE, 1.0, False)] * 8
+    assert guard.observe(rows, GuardConfig(), CHANCE) == 2
+
+
+def test_a_loss_that_creeps_up_is_noticed() -> None:
+    """Each step is close to the one before it, yet the loss doubles: the measure is the lowest median."""
+    guard, settings = Guard(), GuardConfig(window=32)
+    calm(guard, 100, settings, loss=1.0)
+    noticed = [guard.observe([Row(1.0 + 0.002 * i, 1.0, False)], settings, CHANCE) for i in range(500)]
+    assert any(noticed)
+
+
+def test_tries_count_until_the_run_gets_further() -> None:
+    settings = GuardConfig(patience=2)
+    guard = Guard(step=100, shift=3)
+    guard = guard.go_back(Guard(step=80), settings)
+    assert (guard.tries, guard.rate, guard.back_to, guard.shift) == (1, 0.5, 80, 23)  # batch 104 comes next
+    guard.step = 90
+    guard = guard.go_back(Guard(step=60), settings)
+    assert (guard.tries, guard.rate, guard.furthest, guard.shift) == (2, 0.125, 100, 53)
+    calm(guard, 44, settings)
+    assert guard.tries == 2
+    calm(guard, 1, settings)
+    assert guard.tries == 0
+
+
+# ---- an update that is not made
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(), Adam(), SGD()])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_discarded_update_leaves_everything_as_it_was(recipe, corpus, optimizer, first) -> None:  # type: ignore[no-untyped-def]
+    """Weights and moments are the same bits after a step over the limit, and later steps are as if it had not been."""
+    settings = recipe("model.dropout=0.0")
+    batches, objective = feed(settings, corpus), next_token(NextToken())
+    wide, narrow = torch.tensor([LARGEST, LARGEST]), torch.tensor([LARGEST, 1e-6])
+
+    def steps(limits: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
+        torch.manual_seed(0)
+        model = settings.model.build()
+        made = optimizer.build(model)
+        found = [
+            optimisation_step(model, made, objective, batches.parts(1), 0.01, 1.0, "fp32", CPU, limit).discarded
+            for limit in limits
+        ]
+        moments = [value for values in made.state.values() for value in values.values()]
+        return [*model.parameters(), *moments], [float(d) for d in found if d is not None]
+
+    with_one, discarded = steps([narrow, wide] if first else [wide, narrow])
+    without, _ = steps([wide])
+    assert discarded == ([1.0, 0.0] if first else [0.0, 1.0])
+    assert len(with_one) == len(without)
+    assert all(torch.equal(a, b) for a, b in zip(with_one, without, strict=True))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_what_is_no_number_is_discarded(recipe, corpus, number) -> None:  # type: ignore[no-untyped-def]
+    settings = recipe("model.dropout=0.0")
+    model = settings.model.build()
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def objective(model: Any, batch: Any) -> Any:
+        loss, count, extras = next_token(NextToken())(model, batch)
+        return loss * number, count, extras
+
+    limits = torch.tensor([LARGEST, LARGEST])
+    optimizer = AdamW().build(model)
+    result = optimisation_step(
+        model, optimizer, objective, feed(settings, corpus).parts(1), 0.01, 1.0, "fp32", CPU, limits
+    )
+    assert result.discarded == 1.0
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+# ---- going back
+
+
+def spoil_at(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
+    """Overwrite the weights with noise before some of the updates, as a failing device might."""
+    done = -2  # the pre-flight makes two
+    original = loop.optimisation_step
+
+    def step(model: Any, *rest: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done in calls:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.copy_(torch.linspace(-3.0, 3.0, p.numel()).reshape(p.shape))
+        return original(model, *rest)
+
+    monkeypatch.setattr(loop, "optimisation_step", step)
+
+
+LONG = ["steps=80", "log.every=5", "checkpoint.every=20", "evaluate.every=40", "optimizer.lr=0.01"]
+LONG += ["guard.window=32", "guard.patience=4"]
+
+
+def test_spoilt_weights_are_taken_back(tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    spoil_at(monkeypatch, 50)
+    said: list[str] = []
+    given = {"corpus": corpus, "tokenizer": tokenizer, "evaluators": [evaluator]}
+    result = train(recipe(*LONG), tmp_path / "run", say=said.append, **given)
+    (event,) = [line for line in read_lines(result.run.events) if line["event"] == "rollback"]
+    assert (event["to"], event["since"]) == (40, 50)
+    assert event["rate"] == 0.5
+    assert any("back to step 40" in line and "try 1 of 4" in line for line in said)
+    lines = [line for line in read_lines(result.run.metrics) if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(5, 81, 5))  # each step once, whatever happened
+    assert lines[-1]["loss"] < lines[7]["loss"] < lines[0]["loss"]
+    assert lines[-1]["lr"] < recipe(*LONG).optimizer.lr / 2
+    # the text goes on after what was read before the return
+    assert lines[8]["epoch"] == pytest.approx(feed(recipe(), corpus).epoch(45 + event["shift"]))
+
+
+def test_no_further_means_further_back_and_then_the_end(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    spoil_at(monkeypatch, *range(50, 400))
+    settings = recipe(*LONG, "guard.rollbacks=2")
+    with pytest.raises(
+        RunError, match=r"went wrong at step \d+ and 2 returns to a checkpoint did not help; lower"
+    ) as e:
+        train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert "\n" not in str(e.value)
+    back = [line["to"] for line in read_lines(tmp_path / "run/events.jsonl") if line["event"] == "rollback"]
+    assert back == [40, 20]
+
+
+def test_a_run_that_went_back_resumes_to_the_same(tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A rate so high that the run goes back more than once, stopped in the middle of it all."""
+    wild = ["optimizer.lr=3.0", "steps=60", "log.every=5", "checkpoint.every=10", "schedule.warmup=1"]
+    settings = recipe(*wild, "guard.patience=4")
+    given = {"corpus": corpus, "evaluators": [evaluator], "quiet": True}
+    straight = train(settings, tmp_path / "straight", tokenizer=tokenizer, **given)
+    turns = [line for line in read_lines(straight.run.events) if line["event"] == "rollback"]
+    assert len(turns) >= 2
+    for stop in (17, 45):
+        done, original = -1, loop.optimisation_step
+
+        def crash(*args: Any, last: int = stop, original: Any = original) -> Any:
+            nonlocal done
+            done += 1
+            if done > last:
+                raise RuntimeError("power cut")
+            return original(*args)
+
+        monkeypatch.setattr(loop, "optimisation_step", crash)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(settings, tmp_path / f"cut-{stop}", tokenizer=tokenizer, **given)
+        monkeypatch.undo()
+        resumed = resume(tmp_path / f"cut-{stop}", **given)
+        assert resumed.run.metrics.read_text() == straight.run.metrics.read_text()
+        same = zip(resumed.model.parameters(), straight.model.parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in same)
+
+
+def test_the_last_good_checkpoint_outlives_those_of_the_trouble(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model = torch.nn.Linear(2, 2)
+    for step in (10, 20, 30):
+        checkpoint.write(tmp_path, checkpoint.snapshot(step, model, None, {}), keep=1, spare=15 if step > 10 else None)
+    assert [checkpoint.step_of(path) for path in checkpoint.checkpoints(tmp_path)] == [10, 30]
+    found = checkpoint.newest_before(tmp_path, 30)
+    assert found is not None
+    assert checkpoint.step_of(found) == 10

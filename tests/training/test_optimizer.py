@@ -1,0 +1,183 @@
+"""Muon: orthogonal steps for the matrices in blocks, part by part; and every optimizer's memory saved bit for bit."""
+
+import pytest
+import torch
+from torch import nn
+
+from weft.errors import ConfigError
+from weft.explain.memory import training_memory
+from weft.models.base import LanguageModel
+from weft.models.presets import gpt, llama, vaswani
+from weft.recipe.config import SGD, Adam, AdamW, Muon
+from weft.recipe.resolve import resolve
+from weft.training.optimizer import block_matrices, load_state_tensors, orthogonalise, set_rate, state_tensors, update
+
+ALL = [AdamW(), Adam(), SGD(), Muon()]
+
+
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    return llama(2, 16, 4, 24, 16, 11, kv_heads=2).build()
+
+
+def give_gradients(net: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in net.parameters():
+        p.grad = torch.randn(p.shape, generator=generator)
+
+
+def names(net: nn.Module) -> dict[int, str]:
+    return {id(p): name for name, p in net.named_parameters()}
+
+
+def test_orthogonal_means_singular_values_near_one() -> None:
+    torch.manual_seed(0)
+    for rows, columns in ((16, 16), (8, 24), (24, 8)):
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(3, rows, columns)))
+        assert values.min() > 0.3
+        assert values.max() < 1.3
+
+
+def test_orthogonalising_turns_nothing() -> None:
+    """Singular vectors stay: the result is U S′ Vᵀ, so its product with the matrix's polar factor is symmetric."""
+    matrix = torch.randn(6, 9, dtype=torch.float64).float()
+    u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
+    turned = orthogonalise(matrix) @ (u @ vt).T
+    assert torch.allclose(turned, turned.T, atol=1e-4)
+
+
+def test_each_part_of_a_fused_matrix_steps_as_torchs_muon_has_it() -> None:
+    """qkv as three matrices, gate and up as two, each with torch.optim.Muon at AdamW's size of steps."""
+    net = model()
+    settings = Muon(weight_decay=0.1, momentum=0.9)
+    optimizer = settings.build(net)
+    heights = block_matrices(net)
+    assert len(heights) == 2 * 4
+    assert [16, 8, 8] in heights.values()
+    assert [24, 24] in heights.values()
+    pieces = {p: [nn.Parameter(part.clone()) for part in p.detach().split(sizes)] for p, sizes in heights.items()}
+    theirs = torch.optim.Muon(
+        [part for parts in pieces.values() for part in parts],
+        lr=0.01,
+        weight_decay=0.1,
+        momentum=0.9,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for seed in range(3):
+        give_gradients(net, seed)
+        for p, parts in pieces.items():
+            for part, gradient in zip(parts, p.grad.split(heights[p]), strict=True):
+                part.grad = gradient.clone()
+        set_rate(optimizer, 0.01)
+        update(optimizer, None)
+        theirs.step()
+    before = dict(model().named_parameters())
+    for name, p in net.named_parameters():
+        if p in pieces:
+            expected = torch.cat([part.detach() for part in pieces[p]])
+            moved = (expected - before[name]).norm()
+            assert (p - expected).norm() < 0.02 * moved  # torch's iteration is in bf16
+
+
+def test_embeddings_heads_and_gains_step_as_adamw() -> None:
+    ours, reference = model(), model()
+    optimizers = Muon().build(ours), AdamW().build(reference)
+    for seed in range(2):
+        for net, optimizer in zip((ours, reference), optimizers, strict=True):
+            give_gradients(net, seed)
+            set_rate(optimizer, 0.01)
+            update(optimizer, None)
+    matrices = block_matrices(ours)
+    expected = dict(reference.named_parameters())
+    others = [(name, p) for name, p in ours.named_parameters() if p not in matrices]
+    assert {name for name, _ in others} >= {"embedding.weight", "output.weight"}
+    for name, p in others:
+        assert torch.equal(p, expected[name])
+
+
+def test_every_block_of_an_encoder_decoder_is_found() -> None:
+    net = vaswani(2, 16, 2, 32, 0.0, 11).build()
+    sizes = list(block_matrices(net).values())
+    assert len(sizes) == 2 * 4 + 2 * 7
+    assert sizes.count([16, 16]) == 2  # keys and values of the source
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda s: s.kind)
+def test_memory_is_saved_and_loaded_bit_for_bit(settings) -> None:  # type: ignore[no-untyped-def]
+    """Two updates, save, load into a fresh optimizer, two more: the same weights as four in a row."""
+    straight, broken = model(), model()
+    optimizer = settings.build(straight)
+    for seed in range(4):
+        give_gradients(straight, seed)
+        set_rate(optimizer, 0.01)
+        update(optimizer, torch.tensor(2.0))
+    first = settings.build(broken)
+    for seed in range(2):
+        give_gradients(broken, seed)
+        set_rate(first, 0.01)
+        update(first, torch.tensor(2.0))
+    saved = {name: tensor.clone() for name, tensor in state_tensors(first, names(broken)).items()}
+    assert len(saved) >= len(list(broken.parameters()))
+    second = settings.build(broken)
+    load_state_tensors(second, names(broken), saved)
+    for seed in range(2, 4):
+        give_gradients(broken, seed)
+        set_rate(second, 0.01)
+        update(second, torch.tensor(2.0))
+    for ours, theirs in zip(broken.parameters(), straight.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    for name, tensor in state_tensors(second, names(broken)).items():
+        assert torch.equal(tensor, state_tensors(optimizer, names(straight))[name])
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda s: s.kind)
+def test_dividing_in_the_update_is_dividing_before_it(settings) -> None:  # type: ignore[no-untyped-def]
+    ours, reference = model(), model()
+    for net, divisor in ((ours, torch.tensor(8.0)), (reference, None)):
+        optimizer = settings.build(net)
+        give_gradients(net, 0)
+        if divisor is None:
+            for p in net.parameters():
+                p.grad /= 8.0
+        set_rate(optimizer, 0.1)
+        update(optimizer, divisor)
+    for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda s: s.kind)
+def test_an_update_that_is_held_back_leaves_no_trace(settings) -> None:  # type: ignore[no-untyped-def]
+    """Not even of gradients that are no numbers; and the next update is as if there had been none."""
+    ours, reference = model(), model()
+    optimizers = settings.build(ours), settings.build(reference)
+    for net, optimizer in zip((ours, reference), optimizers, strict=True):
+        for seed in range(3):
+            give_gradients(net, seed)
+            held = seed == 1
+            if held and net is reference:
+                continue
+            if held:
+                for p in net.parameters():
+                    p.grad.fill_(float("nan"))
+            set_rate(optimizer, 0.1)
+            update(optimizer, torch.tensor(1.0), torch.tensor(float(held)))
+    for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_muon_remembers_as_much_as_planned() -> None:
+    """One number a weight inside blocks, two elsewhere."""
+    settings = gpt(2, 32, 2, 16, 64)
+    net = settings.build()
+    optimizer = Muon().build(net)
+    give_gradients(net, 0)
+    update(optimizer, None)
+    kept = sum(t.nbytes for name, t in state_tensors(optimizer, names(net)).items() if not name.startswith("step/"))
+    assert training_memory(settings, 1, 16, "fp32", "muon").optimizer == pytest.approx(kept, rel=0.03)
+
+
+def test_muon_needs_blocks() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon': made for Transformer blocks"):
+        resolve("lstm", ["optimizer=muon"])
+    with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon'"):
+        Muon().build(nn.Linear(3, 2))

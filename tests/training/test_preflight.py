@@ -1,0 +1,189 @@
+"""The pre-flight: it finds what would fail later, and leaves no trace in what follows."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from weft.errors import ConfigError, RunError
+from weft.runs import tensors
+from weft.runs.folder import open_run, read_lines
+from weft.training import loop, preflight
+from weft.training.expect import expectations
+from weft.training.loader import feed
+from weft.training.preflight import one_pass
+from weft.training.start import train
+
+
+def too_large(monkeypatch: pytest.MonkeyPatch, rows: int) -> list[int]:
+    """A device with room for `rows` sequences at a time; the sizes that were tried."""
+    tried: list[int] = []
+    original = loop.optimisation_step
+
+    def step(model: Any, optimizer: Any, objective: Any, parts: Any, *rest: Any) -> Any:
+        most = max(len(part.tokens) for part in parts)
+        tried.append(most)
+        if most > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return original(model, optimizer, objective, parts, *rest)
+
+    monkeypatch.setattr(loop, "optimisation_step", step)
+    return tried
+
+
+def test_the_run_is_the_same_with_and_without_it(tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Dropout and moments included, which a step too many would change."""
+    given = {"corpus": corpus, "tokenizer": tokenizer, "evaluators": [evaluator], "quiet": True}
+    checked = train(recipe(), tmp_path / "checked", **given)
+    (event,) = [line for line in read_lines(checked.run.events) if line["event"] == "preflight"]
+    assert event["memory"] > 0
+    assert event["checkpoint"] > 0
+    assert not checked.run.scratch.exists()
+    monkeypatch.setattr(loop.Loop, "_preflight", lambda *args: None)
+    bare = train(recipe(), tmp_path / "bare", **given)
+    assert checked.run.metrics.read_text() == bare.run.metrics.read_text()
+    same = zip(checked.model.parameters(), bare.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in same)
+
+
+def test_a_batch_that_does_not_fit_names_one_that_does(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    tried = too_large(monkeypatch, rows=3)
+    with pytest.raises(
+        RunError, match=r"batch\.micro = 16: 16 times a sequence of 12 .* batch\.micro=2 does"
+    ) as caught:
+        train(recipe("batch.size=16"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert "\n" not in str(caught.value)
+    assert tried == [16, 8, 4, 2, 2]
+    assert not (tmp_path / "run/config.toml").exists()  # it never became a run
+    train(recipe("batch.size=16", "batch.micro=2"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+
+
+def test_auto_finds_what_fits_and_writes_it_down(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    too_large(monkeypatch, rows=3)
+    settings = recipe("batch.size=6", "batch.micro=auto", "steps=3")
+    result = train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert result.steps == 3
+    assert open_run(tmp_path / "run").recipe().batch.micro == 3
+
+
+def test_neither_a_number_nor_auto_is_one_line(recipe) -> None:  # type: ignore[no-untyped-def]
+    for wrong in ("some", "0", "-2", "true", "1.5"):
+        with pytest.raises(ConfigError, match=r"batch\.micro: .* expected a whole number above 0, or auto"):
+            recipe(f"batch.micro={wrong}")
+
+
+def test_auto_is_the_whole_batch_where_there_is_room(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    settings = recipe("batch.micro=auto", "steps=2")
+    train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert open_run(tmp_path / "run").recipe().batch.micro == 4
+
+
+def test_not_even_one_sequence_is_one_line(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    too_large(monkeypatch, rows=0)
+    with pytest.raises(RunError, match=r"too little memory for one sequence of 12 tokens; shorten batch\.length"):
+        train(recipe("batch.micro=auto"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_the_optimizers_moments_count(recipe, corpus, auto) -> None:  # type: ignore[no-untyped-def]
+    """They come with the first update, so that a second step needs more room than the first."""
+    settings, moments = recipe("batch.size=8"), 0
+
+    def step(parts: Any) -> None:
+        nonlocal moments
+        if 10 * len(parts[0].tokens) + moments > 85:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        moments = 20
+
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    given = feed(settings, corpus), auto, 1, step, optimizer, torch.device("cpu")
+    if auto:
+        assert preflight._fitting(*given) == 4
+    else:
+        with pytest.raises(RunError, match=r"batch\.micro=4 does"):
+            preflight._fitting(*given)
+
+
+def test_an_evaluation_that_does_not_fit_is_found_at_once(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    def hungry(model: Any) -> dict[str, float]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(RunError, match="the evaluation runs out of memory although training fits"):
+        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, evaluators=[hungry], quiet=True)
+
+
+def test_a_disk_without_room_is_found_at_once(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(preflight.checkpoint.tensors, "save_file", full)
+    with pytest.raises(RunError, match="the checkpoint cannot be written: No space left on device"):
+        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert not (tmp_path / "run/.preflight").exists()
+
+
+def test_a_disk_that_will_be_full_is_told(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Weights and two moments of 4,800 fp32 numbers: 57,600 bytes a checkpoint, four of them at once."""
+    for free, warned in ((240_000, False), (200_000, True)):
+        said: list[str] = []
+        monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        run = tmp_path / str(free)
+        train(recipe("steps=1"), run, corpus=corpus, tokenizer=tokenizer, say=said.append)
+        assert any("checkpoint.keep = 2 needs up to 22" in line for line in said) is warned
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: SimpleNamespace(free=50_000))
+    with pytest.raises(RunError, match=r"48\.8 KiB left on the disk; a checkpoint needs 56\.\d KiB"):
+        train(recipe("steps=1"), tmp_path / "none", corpus=corpus, tokenizer=tokenizer, quiet=True)
+
+
+def test_other_errors_are_not_hidden(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def broken(*args: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(loop, "optimisation_step", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+
+
+def test_one_pass_of_an_evaluation_is_enough(recipe, corpus) -> None:  # type: ignore[no-untyped-def]
+    model = recipe().model.build()
+    tokens = feed(recipe(), corpus).parts(1)[0].tokens
+    seen = 0
+    with one_pass(model):
+        for _ in range(5):
+            model(tokens)
+            seen += 1
+    assert seen == 1
+    assert "features" not in vars(model)
+    assert model(tokens).shape == (4, 12, 23)
+
+
+def test_moments_that_cannot_be_written_are_noticed_before_the_first_step(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, tokenizer, monkeypatch
+) -> None:
+    """They come with the first update, and are two thirds of a checkpoint."""
+    save = tensors.save
+
+    def full(path: Path, given: Any) -> None:
+        if sum(tensor.nbytes for tensor in given.values()) > 25_000:
+            raise OSError(27, "File too large")
+        save(path, given)
+
+    monkeypatch.setattr(tensors, "save", full)
+    weights = 4 * sum(p.numel() for p in recipe().model.build().parameters())
+    assert weights < 25_000 < 2 * weights
+    with pytest.raises(RunError, match=r"moments\.safetensors: cannot be written: File too large"):
+        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_announced_is_true_of_weights_that_are_not_fresh(recipe) -> None:  # type: ignore[no-untyped-def]
+    settings = recipe()
+    model = settings.model.build()
+    first, second = expectations(settings, model, 0, torch.device("cpu"))
+    assert "from fresh weights" in first and "ln 23 = 3.14" in first and "operations in all" in second
+    later, _ = expectations(settings, model, 5, torch.device("cpu"))
+    assert "from step 5" in later and "ln 23" not in later
+    (only,) = expectations(settings.replace(init="runs/other"), model, 0, torch.device("cpu"))
+    assert "from runs/other" in only and "ln 23" not in only
