@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from weft.errors import ConfigError, suggestion
@@ -83,6 +83,20 @@ def _value(text: str) -> Any:
 
 
 C = TypeVar("C", bound="Config")
+
+
+def variants(base: type[C]) -> dict[str, type[C]]:
+    """Every config type that is declared under `base` and has a `kind`, by its kind, in the order of declaration."""
+    found: dict[str, type[C]] = {}
+    for declared in base.__subclasses__():
+        kind = declared.model_fields.get("kind")
+        found |= {kind.default: declared} if kind is not None and isinstance(kind.default, str) else variants(declared)
+    return found
+
+
+def union(declared: Mapping[str, type[Config]]) -> Any:
+    """The type of a setting that is any of some variants, chosen by `kind`."""
+    return Annotated[Union[tuple(declared.values())], Field(discriminator="kind")]  # noqa: UP007
 
 
 def validate(kind: type[C], tree: Mapping[str, Any], source: str = "") -> C:

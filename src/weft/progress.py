@@ -32,3 +32,11 @@ def bar(
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(what, total=total)
         yield lambda done: shown.advance(task, done)
+
+
+Log = Callable[[str], None]
+
+
+def log_to_stderr(line: str) -> None:
+    """A message for a person, kept away from results on standard output."""
+    print(line, file=sys.stderr, flush=True)

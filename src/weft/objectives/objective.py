@@ -1,22 +1,29 @@
-"""What stands around the trainer for a goal: where its data comes from, how it is fed, how progress is measured.
+"""What can be learned, one file an objective: its data, its loss, its metrics, and how the trained model is used.
 
-A lesson knows one way to read data: running text, sentences in their documents, or rows with columns. `lesson_for`
-finds the one that a recipe's goal needs.
+An objective belongs to a run: to its recipe, to its folder with the prepared data, and to its tokenizers. Running text
+(`text.py`) and rows with columns (`rows.py`) have what the objectives that read them share.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
+from weft.data.batch import Batch
+from weft.data.shards import Side
 from weft.errors import RunError
 from weft.models.base import LanguageModel
-from weft.recipe.config import SOURCE_TOKENIZER, Recipe
-from weft.recipe.settle import Choice, TextFacts
+from weft.progress import Log
+from weft.recipe.config import Recipe
+from weft.recipe.objective import ObjectiveConfig
 from weft.runs.folder import RunFolder
-from weft.runs.journal import Say
 from weft.text.tokenizer import FILE, Tokenizer
-from weft.training.evaluation import Evaluator, Writer
-from weft.training.loader import Corpus, Feed
+from weft.training.loader import Loader
+from weft.training.objective import Loss
+
+S = TypeVar("S", bound=ObjectiveConfig)
+EVALUATED_TOKENS = 8192  # read at once during evaluation, padding included
 
 
 @dataclass(frozen=True)
@@ -26,63 +33,128 @@ class Tokenizers:
     target: Tokenizer
     source: Tokenizer
 
+    @classmethod
+    def load(cls, recipe: Recipe, folder: RunFolder) -> "Tokenizers":
+        """A run's tokenizers."""
+        target = Tokenizer.load(folder.path)
+        return cls(target, target if recipe.source_tokenizer is None else Tokenizer.load(folder.source_tokenizer))
+
 
 @dataclass(frozen=True)
-class Ending:
-    """What a finished model is told to show: figures, and some texts."""
+class Prepared:
+    """What was found while the data was prepared: bytes of training text, rows and labels where it has them."""
 
-    figures: dict[str, Any] = field(default_factory=dict)
+    bytes: int
+    rows: int | None = None
+    labels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """What an evaluation found: metrics by name, and some of what the model wrote."""
+
+    metrics: dict[str, Any] = field(default_factory=dict)
     samples: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Material:
-    """Prepared data with all that is asked of a model that learns from it."""
+class Objective(ABC, Generic[S]):
+    """One thing that can be learned, in one run."""
 
-    corpus: Feed | Corpus | Sequence[Corpus]
-    evaluators: list[Evaluator]
-    writer: Writer | None
-    conclude: Callable[[LanguageModel], Ending]
+    usage: ClassVar[str]  # the command that uses such a run
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, tokenizers: Tokenizers | None = None):
+        """Before `prepare` the recipe may have gaps; afterwards it is settled. Nothing is read yet."""
+        self.recipe, self.folder = recipe, folder
+        self.settings = cast(S, recipe.objective)
+        if tokenizers is not None:
+            self.tokenizers = tokenizers
+
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """Those in the run's folder, unless they were given."""
+        return Tokenizers.load(self.recipe, self.folder)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of what is written."""
+        return self.tokenizers.target
+
+    @property
+    def length(self) -> int:
+        """How many tokens are read in one row at most."""
+        assert self.recipe.batch.length is not None, "a run that was trained has it, and so has one that was imported"
+        return self.recipe.batch.length
+
+    def check_tokenizer(self, noted: Mapping[str, Any]) -> None:
+        """Refuse a tokenizer in the run's folder that is not the `noted` one, which made its tokens."""
+        places = {"tokenizer": self.folder.path, "source_tokenizer": self.folder.source_tokenizer}
+        own = {"tokenizer": self.tokenizers.target, "source_tokenizer": self.tokenizers.source}
+        for key, tokenizer in own.items():
+            if noted.get(key, tokenizer.fingerprint) != tokenizer.fingerprint:
+                file = (places[key] if (places[key] / FILE).is_file() else self.folder.path) / FILE
+                raise RunError(f"{file}: not the tokenizer that this run's text was tokenized with; put that one back")
+
+    # ---- before the run
+
+    @abstractmethod
+    def amount(self) -> int:
+        """About how many bytes of training text there are, from the sizes of the files."""
+
+    @abstractmethod
+    def texts(self, side: Literal["target", "source"] = "target") -> Iterator[str]:
+        """The training text, for a tokenizer to learn from: what is written, or what is read."""
+
+    @abstractmethod
+    def prepare(self, log: Log) -> Prepared:
+        """Write the data into the run's folder as tokens, in one pass."""
+
+    # ---- what the trainer asks
+
+    @property
+    @abstractmethod
+    def fingerprints(self) -> tuple[str, ...]:
+        """Hashes of the prepared data."""
+
+    @property
+    @abstractmethod
+    def loader(self) -> Loader:
+        """The batches to train on."""
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there is held-out data to evaluate on."""
+        return self.recipe.data.validation.kind != "none"
+
+    @abstractmethod
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        """The sum of the losses of a batch, the count of its targets, and extras (`weft.training.objective`)."""
+
+    @abstractmethod
+    def evaluate(self, model: LanguageModel) -> dict[str, float]:
+        """Metrics on up to `evaluate.tokens` held-out tokens."""
+
+    def sample(self, model: LanguageModel) -> list[str]:
+        """A few texts that the model writes by now, if it writes."""
+        return []
+
+    # ---- after the run
+
+    @abstractmethod
+    def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
+        """All metrics, over all data of a side."""
+
+    def final_evaluation(self, model: LanguageModel) -> Results:
+        """What a finished run reports: by default all metrics over what was held out."""
+        return self.measure(model) if self.holds_out else Results()
 
 
-def check_cut(folder: RunFolder, tokenizers: Tokenizers, noted: Mapping[str, Any]) -> None:
-    """Refuse a tokenizer in the run's folder that is another one than the `noted` one, which made its tokens."""
-    for key, own, place in (
-        ("tokenizer", tokenizers.target, folder.path),
-        ("source_tokenizer", tokenizers.source, folder.path / SOURCE_TOKENIZER),
-    ):
-        if noted.get(key, own.fingerprint) != own.fingerprint:
-            file = (place if (place / FILE).is_file() else folder.path) / FILE
-            raise RunError(f"{file}: not the tokenizer that this run's text was cut with; put that one back")
-
-
-class Lesson(Protocol):
-    """One way to read data."""
-
-    def texts(self, recipe: Recipe, side: str = "target") -> Iterator[str]:
-        """The training text, to measure it and to train a tokenizer; `side` is source or target."""
-        ...
-
-    def measure(self, recipe: Recipe) -> TextFacts:
-        """How much there is to learn from."""
-        ...
-
-    def prepare(
-        self, recipe: Recipe, folder: RunFolder, tokenizers: Tokenizers, say: Say
-    ) -> tuple[Recipe, list[Choice]]:
-        """Write the data into the run's folder as tokens; the recipe with what only the data could tell."""
-        ...
-
-    def open(self, recipe: Recipe, folder: RunFolder, tokenizers: Tokenizers) -> Material:
-        """What `prepare` wrote, ready to learn from."""
-        ...
-
-
-def lesson_for(recipe: Recipe) -> Lesson:
-    """The lesson that the recipe's goal needs."""
-    from weft.objectives.rows import RowLesson
-    from weft.objectives.sentences import SentenceLesson
-    from weft.objectives.text import TextLesson
-
-    lessons: dict[str, type[Lesson]] = {"text": TextLesson, "sentences": SentenceLesson, "rows": RowLesson}
-    return lessons[recipe.objective.reads]()
+def model_inputs(batch: Batch) -> dict[str, Any]:
+    """What a batch holds besides its tokens, as keyword arguments of `model.features`."""
+    named = {
+        "positions": batch.positions,
+        "documents": batch.documents,
+        "mask": batch.mask,
+        "segments": batch.segments,
+        "source": batch.source,
+    }
+    return {key: value for key, value in named.items() if value is not None}

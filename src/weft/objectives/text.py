@@ -1,256 +1,163 @@
-"""Lessons from running text: the next token, masked words, or spans that were cut out."""
+"""What objectives share that learn from running text: documents become shards of tokens, read in windows."""
 
-import json
-import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeVar
 
-from weft.data.batch import Batch, evaluation_batches
-from weft.data.config import Part
-from weft.data.corrupt import Masking, Spans, masked_batch, spans_batch
+from weft.data.batch import Batch, evaluation_batches, mixture_batch, windows_batch
+from weft.data.mixture import Mixture
 from weft.data.prepare import prepare as prepare_shards
-from weft.data.sampler import rows
-from weft.data.shards import INDEX, Shards, Tokens
+from weft.data.sampler import Windows, rows
+from weft.data.shards import Shards, Side, Tokens
 from weft.data.split import train_texts
-from weft.decode.config import Sampling
-from weft.decode.writing import complete
 from weft.errors import DataError, RunError
-from weft.evaluate import baseline
 from weft.evaluate.objective import mean_loss
-from weft.evaluate.perplexity import Score, score, score_counts
 from weft.models.base import LanguageModel
-from weft.models.ngram import NGram
-from weft.objectives.objective import Ending, Material, Tokenizers, check_cut
-from weft.recipe import objective as goals
-from weft.recipe.config import Recipe
-from weft.recipe.settle import Choice, TextFacts, measure
-from weft.runs.folder import RunFolder
-from weft.runs.journal import Say
-from weft.text.tokenizer import Tokenizer
-from weft.training.loader import feed
+from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Results
+from weft.progress import Log
+from weft.recipe.objective import ObjectiveConfig
+from weft.training.loader import Loader, micro_rows
 
-EVALUATED_TOKENS = 8192  # read at once when scoring
-BASELINE_TOKENS = 4_000_000  # of the training text, for the character frequencies
-SAMPLES = 3
+S = TypeVar("S", bound=ObjectiveConfig)
 
 
-class TextLesson:
-    """Documents become shards of tokens, read in windows."""
+class TextObjective(Objective[S]):
+    """Documents, part by part of the recipe's data."""
 
-    def texts(self, recipe: Recipe, side: str = "target") -> Iterator[str]:
+    def amount(self) -> int:
+        """Bytes of the files, less what is held out."""
+        ...
+
+    def texts(self, side: Literal["target", "source"] = "target") -> Iterator[str]:
         """The training text of all parts."""
-        for part in recipe.data.parts:
-            yield from train_texts(part.sources, recipe.data.validation, column=recipe.data.column)
+        data = self.recipe.data
+        for part in data.parts:
+            yield from train_texts(part.sources, data.validation, column=data.column)
 
-    def measure(self, recipe: Recipe) -> TextFacts:
-        """Bytes of text, of prepared parts too."""
-        sizes = [_measure(recipe, part) for part in recipe.data.parts]
-        return TextFacts(sum(size.bytes for size in sizes), all(size.whole for size in sizes))
-
-    def prepare(
-        self, recipe: Recipe, folder: RunFolder, tokenizers: Tokenizers, say: Say
-    ) -> tuple[Recipe, list[Choice]]:
+    def prepare(self, log: Log) -> Prepared:
         """Shards for every part that isn't prepared yet."""
-        tokenizer = tokenizers.target
-        if (folder.data / "plan.json").exists():  # from a start that was killed; it may have been of another text
-            shutil.rmtree(folder.data)
-        for part, place in zip(recipe.data.parts, _places(recipe, folder), strict=True):
+        data = self.recipe.data
+        if (self.folder.data / "plan.json").exists():  # from a start that was killed; it may have been of another text
+            shutil.rmtree(self.folder.data)
+        for part, place in zip(data.parts, self._places(), strict=True):
             if part.prepared is None:
-                prepare_shards(
-                    part.sources, place, tokenizer, validation=recipe.data.validation, column=recipe.data.column
-                )
-        for part, corpus in zip(recipe.data.parts, corpora(recipe, folder), strict=True):
-            if corpus.index.tokenizer != tokenizer.fingerprint:
+                prepare_shards(part.sources, place, self.tokenizer, validation=data.validation, column=data.column)
+        for part, shards in zip(data.parts, self.corpora, strict=True):
+            if shards.index.tokenizer != self.tokenizer.fingerprint:
                 raise DataError(
                     f"{part.prepared}: prepared with another tokenizer than this run's; "
                     f'set tokenizer={{kind="pretrained", path="{part.prepared}"}}'
                 )
-        return recipe, []
+        return Prepared(sum(shards.train.bytes for shards in self.corpora))
 
-    def open(self, recipe: Recipe, folder: RunFolder, tokenizers: Tokenizers) -> Material:
-        """The shards, and what is measured on their held-out part."""
-        found, tokenizer = corpora(recipe, folder), tokenizers.target
-        for corpus in found:
-            check_cut(folder, tokenizers, {"tokenizer": corpus.index.tokenizer})
-        held = held_out(found)
-        if isinstance(recipe.objective, goals.Masked | goals.Spans):
-            return _corrupted(recipe, found, held, tokenizer)
+    def _places(self) -> list[Path]:
+        """Where each part's tokens are: the prepared folder it names, or one inside the run."""
+        parts, own = self.recipe.data.parts, self.folder.data
+        inside = [own] if len(parts) == 1 else [own / f"part-{n}" for n in range(1, len(parts) + 1)]
+        return [
+            Path(part.prepared) if part.prepared is not None else place
+            for part, place in zip(parts, inside, strict=True)
+        ]
 
-        def figures(model: LanguageModel) -> dict[str, float]:
-            return score_texts(recipe, tokenizer, model, held, limit=recipe.evaluate.tokens).numbers()
+    # ---- tokens
 
-        return Material(
-            corpus=found if len(found) > 1 else found[0],
-            evaluators=[figures] if held else [],
-            writer=a_few_words(tokenizer),
-            conclude=lambda model: _conclude(recipe, model, tokenizer, found),
+    @cached_property
+    def corpora(self) -> list[Shards]:
+        """The prepared text, part by part."""
+        try:
+            found = [Shards.open(place) for place in self._places()]
+        except DataError as error:
+            raise RunError(f"{self.folder.path}: its text can't be read: {error}") from None
+        for shards in found:
+            self.check_tokenizer({"tokenizer": shards.index.tokenizer})
+        return found
+
+    def tokens(self, side: Side) -> list[Tokens]:
+        """The tokens of one side, part by part."""
+        if side == "train":
+            return [shards.train for shards in self.corpora]
+        return [shards.validation for shards in self.corpora if shards.validation is not None]
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        return tuple(shards.fingerprint for shards in self.corpora)
+
+    @property
+    def holds_out(self) -> bool:
+        return bool(self.tokens("validation"))
+
+    @property
+    def size(self) -> int:
+        """Windows a step."""
+        assert self.recipe.batch.size is not None, "running text is batched by sequences"
+        return self.recipe.batch.size
+
+    def windows(self, length: int) -> Loader:
+        """Windows of `length` tokens. Several parts are mixed by the weights of `data.mixture`."""
+        recipe, texts, size = self.recipe, self.tokens("train"), self.size
+        apart = recipe.data.document_mask
+        weights = tuple(part.weight for part in recipe.data.parts) if len(texts) > 1 else (1.0,)
+        mixture = Mixture(tuple(Windows(len(text), length, recipe.seed) for text in texts), weights)
+
+        def make(step: int, rank: int, ranks: int) -> Batch:
+            if len(texts) == 1:
+                return windows_batch(texts[0], mixture.windows[0], step - 1, size, rank, ranks, document_mask=apart)
+            return mixture_batch(texts, mixture, step - 1, size, rank, ranks, document_mask=apart)
+
+        return Loader(
+            make=make,
+            epochs=lambda step: max(mixture.epochs(step * size)),
+            fewest=size,
+            row=f"sequence of {self.length} tokens",
+            micro=micro_rows(recipe.batch, size),
+            even=True,
         )
 
 
-# ---- the text
-
-
-def _measure(recipe: Recipe, part: Part) -> TextFacts:
-    if part.prepared is not None:
-        return TextFacts(Shards.open(part.prepared).train.bytes)
-    return measure(train_texts(part.sources, recipe.data.validation, column=recipe.data.column))
-
-
-def _places(recipe: Recipe, folder: RunFolder) -> list[Path]:
-    """Where each part's tokens are: the prepared folder it names, or one inside the run."""
-    parts = recipe.data.parts
-    inside = [folder.data] if len(parts) == 1 else [folder.data / f"part-{n}" for n in range(1, len(parts) + 1)]
-    return [Path(part.prepared) if part.prepared is not None else own for part, own in zip(parts, inside, strict=True)]
-
-
-def corpora(recipe: Recipe, folder: RunFolder) -> list[Shards]:
-    """The prepared text of a run, part by part."""
-    try:
-        return [Shards.open(place) for place in _places(recipe, folder)]
-    except DataError as error:
-        raise RunError(f"{folder.path}: its text can't be read: {error}") from None
-
-
-def noted_tokenizer(folder: RunFolder) -> dict[str, str]:
-    """The fingerprint of the tokenizer that cut a run's own text, where it has text and that says so."""
-    try:
-        noted = json.loads((folder.data / INDEX).read_text(encoding="utf-8"))["tokenizer"]
-    except (OSError, ValueError, LookupError, TypeError):  # no text of its own, or damage, which concerns others
-        return {}
-    return {"tokenizer": noted} if isinstance(noted, str) else {}
-
-
-def held_out(found: Sequence[Shards]) -> list[Tokens]:
-    """What isn't learned from."""
-    return [corpus.validation for corpus in found if corpus.validation is not None]
-
-
-# ---- text that is corrupted first
-
-# windows of text and their numbers → what is read, and what should be said
-Spoil = Callable[[Batch, Sequence[int]], Batch]
-
-
-def _corrupted(recipe: Recipe, found: Sequence[Shards], held: Sequence[Tokens], tokenizer: Tokenizer) -> Material:
+class CorruptedTextObjective(TextObjective[S]):
     """Windows of text, in which words are masked or from which spans are cut as they are read."""
-    size, length = recipe.batch.size, recipe.batch.length
-    assert size is not None and length is not None
-    spoil, frame = _spoiler(recipe, tokenizer, recipe.seed)
-    # held-out text is spoiled the same way each time, and so that evaluations compare, by a seed of its own
-    spoil_held, _ = _spoiler(recipe, tokenizer, recipe.seed + 1)
-    inside = length - frame
-    windows = recipe.replace(batch={**recipe.batch.model_dump(exclude_none=True), "length": inside})
-    plain = feed(windows, found if len(found) > 1 else found[0])
-    batches = replace(
-        plain,
-        make=lambda step, rank, ranks: spoil(plain.make(step, rank, ranks), rows(step - 1, size, rank, ranks).tolist()),
-        row=f"sequence of {length} tokens",
-        fingerprints=tuple(corpus.fingerprint for corpus in found),
-    )
-    objective = recipe.objective.build()
-    few = max(1, EVALUATED_TOKENS // length)
 
-    def held_batches(most: int | None) -> Iterator[Batch]:
-        read = 0
-        for text in held:
-            for batch in evaluation_batches(text, inside, few):
-                if batch.tokens.shape[1] < inside or (most is not None and read >= most):
+    @property
+    @abstractmethod
+    def added(self) -> int:
+        """How many tokens a window gains when it is corrupted."""
+
+    @abstractmethod
+    def corrupt(self, batch: Batch, numbers: Sequence[int], seed: int) -> Batch:
+        """Windows of text with their numbers → what is read, and what should be predicted."""
+
+    @cached_property
+    def loader(self) -> Loader:
+        """Corrupted windows, drawn anew each time they are read."""
+        plain, size, seed = self.windows(self.length - self.added), self.size, self.recipe.seed
+
+        def make(step: int, rank: int, ranks: int) -> Batch:
+            return self.corrupt(plain.make(step, rank, ranks), rows(step - 1, size, rank, ranks).tolist(), seed)
+
+        return replace(plain, make=make)
+
+    @property
+    def holds_out(self) -> bool:
+        return any(len(text) > self.length - self.added for text in self.tokens("validation"))
+
+    def evaluate(self, model: LanguageModel) -> dict[str, float]:
+        """The mean loss of what was corrupted."""
+        return mean_loss(self.loss, model, self._batches("validation", self.recipe.evaluate.tokens))
+
+    def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
+        """The same over all text of a side."""
+        return Results(dict(mean_loss(self.loss, model, self._batches(side, None))))
+
+    def _batches(self, side: Side, most: int | None) -> Iterator[Batch]:
+        """Text that is corrupted the same way each time, by a seed of its own, so that evaluations compare."""
+        length, few, read = self.length - self.added, max(1, EVALUATED_TOKENS // self.length), 0
+        for text in self.tokens(side):
+            for batch in evaluation_batches(text, length, few):
+                if batch.tokens.shape[1] < length or (most is not None and read >= most):
                     break
-                yield spoil_held(batch, range(read, read + len(batch.tokens)))
+                yield self.corrupt(batch, range(read, read + len(batch.tokens)), self.recipe.seed + 1)
                 read += batch.tokens.numel()
-
-    enough = any(len(text) > inside for text in held)
-    return Material(
-        corpus=batches,
-        evaluators=[lambda model: mean_loss(objective, model, held_batches(recipe.evaluate.tokens))] if enough else [],
-        writer=None,
-        conclude=lambda model: Ending(dict(mean_loss(objective, model, held_batches(None))) if enough else {}),
-    )
-
-
-def _spoiler(recipe: Recipe, tokenizer: Tokenizer, seed: int) -> tuple[Spoil, int]:
-    """How windows are spoiled, and how many tokens a row gains by it."""
-    goal = recipe.objective
-    if isinstance(goal, goals.Masked):
-        masking = Masking.of(tokenizer, goal.rate, goal.whole_words)
-        return lambda batch, numbers: masked_batch(batch, numbers, masking, seed), masking.frame
-    assert isinstance(goal, goals.Spans)
-    spans = Spans.of(tokenizer, goal.rate, goal.mean)
-    return lambda batch, numbers: spans_batch(batch.tokens.numpy(), numbers, spans, seed), 0
-
-
-# ---- measuring
-
-
-def score_texts(
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    model: LanguageModel,
-    texts: Sequence[Tokens],
-    *,
-    limit: int | None = None,
-    stride: int | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> Score:
-    """One score over several texts, each read in the windows that the model was trained on."""
-    if isinstance(model, NGram):
-        scores = [score_counts(model, text, limit=limit) for text in texts]
-    else:
-        length = recipe.batch.length
-        assert length is not None, "the recipe is settled"
-        mask = recipe.data.document_mask
-        scores = [
-            score(
-                model,
-                text,
-                length=length,
-                batch=max(1, EVALUATED_TOKENS // length),
-                stride=stride,
-                first=None if mask else tokenizer.eos_id,
-                limit=limit,
-                document_mask=mask,
-                progress=progress,
-            )
-            for text in texts
-        ]
-    return Score(sum(s.nats for s in scores), sum(s.tokens for s in scores), sum(s.bytes for s in scores))
-
-
-def a_few_words(tokenizer: Tokenizer) -> Callable[[LanguageModel], list[str]]:
-    """What the loop asks after each evaluation: a few words, to see in the report how they become better."""
-    settings = Sampling(max_tokens=30, temperature=0.8, top_p=0.95)
-    return lambda model: [complete(model, tokenizer, [""], settings)[0].text]
-
-
-def character_baseline(tokenizer: Tokenizer, found: Sequence[Shards]) -> baseline.Measure:
-    """What character frequencies of the training text need for the held-out text."""
-    model = baseline.fit(
-        text for corpus in found for text in _decoded(tokenizer, corpus.train, BASELINE_TOKENS // len(found))
-    )
-    return baseline.measure(model, (t for held in held_out(found) for t in _decoded(tokenizer, held)))
-
-
-def _decoded(tokenizer: Tokenizer, tokens: Tokens, most: int | None = None) -> Iterator[str]:
-    """The text that tokens spell, a part at a time."""
-    end = len(tokens) if most is None else min(most, len(tokens))
-    for start in range(0, end, 1 << 16):
-        yield tokenizer.decode(tokens.read(start, min(1 << 16, end - start)).tolist())
-
-
-def _conclude(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, found: Sequence[Shards]) -> Ending:
-    """The figures over everything that was held out, beside what character frequencies give, and some texts."""
-    figures: dict[str, Any] = {}
-    held = held_out(found)
-    if held:
-        scored, characters = score_texts(recipe, tokenizer, model, held), character_baseline(tokenizer, found)
-        figures = {
-            **scored.numbers(),
-            "nats_per_character": scored.nats / characters.characters if characters.characters else math.nan,
-            "baseline_bits_per_byte": characters.bits_per_byte,
-        }
-    settings = Sampling(max_tokens=100, temperature=0.8, top_p=0.95)
-    texts = complete(model, tokenizer, [""] * SAMPLES, settings, seeds=range(SAMPLES))
-    return Ending(figures, [text.text for text in texts])

@@ -1,11 +1,11 @@
 """A recipe: everything that decides what a training run does, in one file.
 
-What a recipe leaves out is chosen from the text and the machine (`weft.recipe.settle`), said aloud, and written
-into the run's config.toml; so a saved recipe has nothing left to choose and repeats the run.
+What a recipe leaves out is chosen from the text and the machine (`weft.recipe.settle`). What comes out of that is a
+`SettledRecipe`, which has no gaps and is never changed again: it is saved as the run's config.toml and repeats the run.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -21,13 +21,10 @@ from weft.config import Config
 from weft.data.config import Data
 from weft.models.config import Model, TransformerConfig
 from weft.nn.config import LoRA
-from weft.recipe.objective import AnyGoal, NextToken, Twins
+from weft.recipe.objective import AnyObjective, NextToken
 from weft.text.config import TokenizerConfig
 
-if TYPE_CHECKING:
-    from torch import nn, optim
-
-SOURCE_TOKENIZER = "source"  # the folder in a run's that holds it
+SOURCE_TOKENIZER = "source"  # the folder inside a run's folder that holds it
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
@@ -51,11 +48,6 @@ class AdamW(Config):
     clip: NonNegativeFloat = 1.0
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
 
-    def build(self, model: "nn.Module") -> "optim.Optimizer":
-        from weft.training.optimizer import adamw
-
-        return adamw(self, model)
-
 
 class Adam(Config):
     """Kingma and Ba 2015; the defaults are those of the 2017 Transformer (Vaswani et al., §5.3)."""
@@ -66,11 +58,6 @@ class Adam(Config):
     eps: PositiveFloat = 1e-9
     clip: NonNegativeFloat = 0.0
 
-    def build(self, model: "nn.Module") -> "optim.Optimizer":
-        from weft.training.optimizer import adam
-
-        return adam(self, model)
-
 
 class SGD(Config):
     """Stochastic gradient descent with momentum; matrices decay, gains and biases do not."""
@@ -80,11 +67,6 @@ class SGD(Config):
     momentum: Momentum = 0.9
     weight_decay: NonNegativeFloat = 0.0
     clip: NonNegativeFloat = 1.0
-
-    def build(self, model: "nn.Module") -> "optim.Optimizer":
-        from weft.training.optimizer import sgd
-
-        return sgd(self, model)
 
 
 class Muon(Config):
@@ -101,18 +83,11 @@ class Muon(Config):
     weight_decay: NonNegativeFloat = 0.1
     clip: NonNegativeFloat = 1.0
 
-    def build(self, model: "nn.Module") -> "optim.Optimizer":
-        from weft.training.optimizer import muon
-
-        return muon(self, model)
-
 
 Optimizer = Annotated[AdamW | Adam | SGD | Muon, Field(discriminator="kind")]
 
 
 # ---- learning rates over time
-
-Rate = Callable[[int], float]
 
 
 class Constant(Config):
@@ -120,11 +95,6 @@ class Constant(Config):
 
     kind: Literal["constant"] = "constant"
     warmup: NonNegativeInt | None = None
-
-    def build(self, lr: float, steps: int, d_model: int) -> Rate:
-        from weft.training.schedule import constant
-
-        return lambda step: constant(step, lr, self.warmup or 0)
 
 
 class Linear(Config):
@@ -134,11 +104,6 @@ class Linear(Config):
     warmup: NonNegativeInt | None = None
     floor: Fraction = 0.0
 
-    def build(self, lr: float, steps: int, d_model: int) -> Rate:
-        from weft.training.schedule import linear
-
-        return lambda step: linear(step, steps, lr, self.warmup or 0, self.floor)
-
 
 class Cosine(Config):
     """A linear rise over `warmup` steps, then half a cosine down to `floor` times the peak at the last step."""
@@ -146,11 +111,6 @@ class Cosine(Config):
     kind: Literal["cosine"] = "cosine"
     warmup: NonNegativeInt | None = None
     floor: Fraction = 0.1
-
-    def build(self, lr: float, steps: int, d_model: int) -> Rate:
-        from weft.training.schedule import cosine
-
-        return lambda step: cosine(step, steps, lr, self.warmup or 0, self.floor)
 
 
 class WSD(Config):
@@ -161,11 +121,6 @@ class WSD(Config):
     decay: Fraction = 0.2
     floor: Fraction = 0.0
 
-    def build(self, lr: float, steps: int, d_model: int) -> Rate:
-        from weft.training.schedule import wsd
-
-        return lambda step: wsd(step, steps, lr, self.warmup or 0, self.decay, self.floor)
-
 
 class Noam(Config):
     """scale · d_model^−0.5 · min(step^−0.5, step · warmup^−1.5) (Vaswani et al. 2017, §5.3), without `optimizer.lr`."""
@@ -174,19 +129,14 @@ class Noam(Config):
     warmup: PositiveInt = 4000
     scale: PositiveFloat = 1.0
 
-    def build(self, lr: float, steps: int, d_model: int) -> Rate:
-        from weft.training.schedule import noam
-
-        return lambda step: noam(step, d_model, self.warmup, self.scale)
-
 
 Schedule = Annotated[Constant | Linear | Cosine | WSD | Noam, Field(discriminator="kind")]
 
 
-# ---- sizes and rhythms
+# ---- batches, evaluations, checkpoints, logs
 
 
-def _pieces(given: object) -> object:
+def _rows_at_once(given: object) -> object:
     """One error for both kinds of value, instead of one for each."""
     if given is None or given == "auto" or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
         return given
@@ -194,27 +144,27 @@ def _pieces(given: object) -> object:
 
 
 class BatchConfig(Config):
-    """`size` sequences of `length` tokens a step, read `micro` at a time where memory is short ("auto": what fits).
+    """`size` sequences of `length` tokens a step, `micro` at a time where memory is short ("auto": as many as fit).
 
-    Rows of their own length (pairs, labelled texts, conversations) are cut at `length` and put with others of about
+    Rows of varying length (pairs, labelled texts, conversations) are cut at `length` and batched with others of about
     the same length; instead of `size` rows, `tokens` of them, padding included, can make a step.
 
-    The gradient is that of the whole batch however it is cut. `recompute` keeps the input of each Transformer block
-    alone and runs the block again in the backward pass (Chen et al. 2016): a third more work, far less memory.
+    The gradient is that of the whole batch however it is divided. `recompute` keeps only the input of each Transformer
+    block and runs the block again in the backward pass (Chen et al. 2016): a third more work, far less memory.
     """
 
     size: PositiveInt | None = None
     tokens: PositiveInt | None = None
-    micro: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_pieces)] = None
+    micro: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_rows_at_once)] = None
     length: PositiveInt | None = None
     recompute: bool = False
 
 
 class EvaluateConfig(Config):
-    """Every `every` steps, and after the last, the loss on at most `tokens` held-out tokens (GPU: absent is all).
+    """Every `every` steps, and after the last, the loss on at most `tokens` held-out tokens (absent: on all of them).
 
-    `metric` decides which checkpoint is the best: the loss, or another of the evaluation's figures. With `patience`
-    the run ends early, once so many evaluations in a row were no better than the best.
+    `metric` decides which checkpoint is the best: the loss, or another metric of the evaluation. With `patience`
+    the run ends early, after that many evaluations in a row without an improvement.
     """
 
     every: PositiveInt | None = None
@@ -224,10 +174,10 @@ class EvaluateConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """A checkpoint every `every` steps, at the end and when interrupted; the last `keep` and the best one stay.
+    """A checkpoint every `every` steps, at the end and when interrupted; the last `keep` and the best one are kept.
 
-    With `average` the mean of the weights of so many last checkpoints is tried at the end, and taken if it is better
-    than the best of them (Vaswani et al. 2017, §6.1).
+    With `average` the mean of the weights of that many last checkpoints is evaluated at the end, and becomes the best
+    checkpoint if it is better than all of them (Vaswani et al. 2017, §6.1).
     """
 
     every: PositiveInt | None = None
@@ -235,9 +185,9 @@ class CheckpointConfig(Config):
     average: NonNegativeInt = 0
 
     @model_validator(mode="after")
-    def _are_there(self) -> Self:
+    def _kept(self) -> Self:
         if self.average > self.keep:
-            raise ValueError(f"average = {self.average} of the last checkpoints, but keep = {self.keep} of them stay")
+            raise ValueError(f"average = {self.average} of the last checkpoints, but only keep = {self.keep} are kept")
         return self
 
 
@@ -255,11 +205,11 @@ class LogConfig(Config):
 class GuardConfig(Config):
     """What to do when training goes wrong.
 
-    An update whose loss or gradient is no number, or lies more than `spike` deviations above the median of the last
-    `window` steps, is not made (`spike` 0: any number will do). When half of the last 2 × `patience` steps went wrong,
-    the run goes back to the last good checkpoint, skips the text it met since, and goes on with the learning rate times
-    `slower`; a try that gets no further than the one before is followed by one that slows down twice as hard. After
-    `rollbacks` such tries in a row the run gives up.
+    An update is discarded if its loss or gradient is not finite, or lies more than `spike` deviations above the median
+    of the last `window` steps (`spike` 0: any finite value is accepted). When half of the last 2 × `patience` steps
+    went wrong, the run rolls back to the last good checkpoint, skips the data it has read since, and continues with the
+    learning rate times `slower`; an attempt that gets no further than the one before slows down twice as much. After
+    `rollbacks` such attempts in a row the run gives up.
     """
 
     spike: NonNegativeFloat = 10.0
@@ -269,10 +219,13 @@ class GuardConfig(Config):
     slower: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
 
 
+# ---- the whole
+
+
 class Recipe(Config):
     """A training run. What is absent is chosen from the text and the machine before the run starts.
 
-    `init` names a run whose weights are the beginning; `adapter` leaves them as they are and learns a small addition.
+    `init` names a run whose weights training starts from; `adapter` freezes them and learns a small addition.
     `source_tokenizer` gives the source of a pair a vocabulary of its own.
     """
 
@@ -288,7 +241,7 @@ class Recipe(Config):
     init: Annotated[str, Field(min_length=1)] | None = None
     adapter: LoRA | None = None
     model: Model
-    objective: AnyGoal = NextToken()
+    objective: AnyObjective = NextToken()
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Cosine()
     batch: BatchConfig = BatchConfig()
@@ -298,34 +251,90 @@ class Recipe(Config):
     guard: GuardConfig = GuardConfig()
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if isinstance(self.schedule, Noam):
-            if self.optimizer.lr is not None:
-                raise ValueError(
-                    f"optimizer.lr = {self.optimizer.lr}: the noam schedule sets the rate; use schedule.scale instead"
-                )
-        elif self.steps is not None and (self.schedule.warmup or 0) > self.steps:
-            raise ValueError(f"schedule.warmup = {self.schedule.warmup} is longer than the {self.steps} steps")
-        size, micro = self.batch.size, self.batch.micro
-        if size is not None and isinstance(micro, int) and micro > size:
-            raise ValueError(f"batch.micro = {micro} is more than batch.size = {size}")
-        if self.batch.tokens is not None and self.objective.reads != "rows":
-            raise ValueError(f"batch.tokens: '{self.objective.kind}' reads rows of one length; set batch.size instead")
-        if self.batch.tokens is not None and size is not None:
-            raise ValueError("batch.tokens and batch.size: a step is measured by one of them")
-        if self.adapter is not None and self.init is None:
-            raise ValueError("adapter: it adds to weights that were trained before; name their run with init=")
-        if isinstance(self.objective, Twins) and micro is not None:
-            raise ValueError("batch.micro: the rows of a batch are each other's wrong answers, so it can't be cut")
-        if not isinstance(self.model, TransformerConfig):
-            kind = self.model.kind
-            if self.batch.recompute:
-                raise ValueError(f"batch.recompute: only a Transformer has blocks to run again, not a '{kind}' model")
-            if isinstance(self.optimizer, Muon):
-                raise ValueError(f"optimizer.kind = 'muon': made for Transformer blocks; use adamw for '{kind}'")
-        longest = getattr(self.model, "longest", None)
-        if longest is not None and self.batch.length is not None and self.batch.length > longest:
-            raise ValueError(
-                f"batch.length = {self.batch.length}: the model's positions end at model.context = {longest}"
-            )
+    def _fits_together(self) -> Self:
+        for problem in (*_schedule_problems(self), *_batch_problems(self), *_model_problems(self)):
+            raise ValueError(problem)
+        return self
+
+
+def _schedule_problems(recipe: Recipe) -> Iterator[str]:
+    lr, schedule = recipe.optimizer.lr, recipe.schedule
+    if isinstance(schedule, Noam):
+        if lr is not None:
+            yield f"optimizer.lr = {lr}: the noam schedule sets the rate; use schedule.scale instead"
+    elif recipe.steps is not None and (schedule.warmup or 0) > recipe.steps:
+        yield f"schedule.warmup = {schedule.warmup} is longer than the {recipe.steps} steps"
+
+
+def _batch_problems(recipe: Recipe) -> Iterator[str]:
+    batch, objective = recipe.batch, recipe.objective
+    if batch.size is not None and isinstance(batch.micro, int) and batch.micro > batch.size:
+        yield f"batch.micro = {batch.micro} is more than batch.size = {batch.size}"
+    if batch.tokens is not None and objective.reads != "rows":
+        yield f"batch.tokens: objective '{objective.kind}' reads rows of one length; set batch.size instead"
+    if batch.tokens is not None and batch.size is not None:
+        yield "batch.tokens and batch.size: a step is measured by one of them"
+    if not objective.divisible and batch.micro is not None:
+        yield f"batch.micro: objective '{objective.kind}' compares the rows of a batch, so it can't be divided"
+    longest = getattr(recipe.model, "longest", None)
+    if longest is not None and batch.length is not None and batch.length > longest:
+        yield f"batch.length = {batch.length}: the model's positions end at model.context = {longest}"
+
+
+def _model_problems(recipe: Recipe) -> Iterator[str]:
+    if recipe.adapter is not None and recipe.init is None:
+        yield "adapter: it adds to weights that were trained before; name their run with init="
+    if isinstance(recipe.model, TransformerConfig):
+        return
+    kind = recipe.model.kind
+    if recipe.batch.recompute:
+        yield f"batch.recompute: only a Transformer has blocks to run again, not a '{kind}' model"
+    if isinstance(recipe.optimizer, Muon):
+        yield f"optimizer.kind = 'muon': made for Transformer blocks; use adamw for '{kind}'"
+
+
+# ---- with nothing left open
+
+
+class SettledBatch(BatchConfig):
+    length: PositiveInt
+
+    @model_validator(mode="after")
+    def _measured(self) -> Self:
+        if self.size is None and self.tokens is None:
+            raise ValueError("size is missing")
+        return self
+
+
+class SettledEvaluate(EvaluateConfig):
+    every: PositiveInt
+
+
+class SettledCheckpoint(CheckpointConfig):
+    every: PositiveInt
+
+
+class SettledLog(LogConfig):
+    every: PositiveInt
+
+
+class SettledRecipe(Recipe):
+    """A recipe with nothing left open, as a run's config.toml holds it."""
+
+    steps: PositiveInt
+    precision: Precision
+    compile: bool
+    tokenizer: TokenizerConfig
+    batch: SettledBatch
+    evaluate: SettledEvaluate
+    checkpoint: SettledCheckpoint
+    log: SettledLog
+
+    @model_validator(mode="after")
+    def _has_a_rate(self) -> Self:
+        if not isinstance(self.schedule, Noam):
+            if self.optimizer.lr is None:
+                raise ValueError("optimizer.lr: missing")
+            if self.schedule.warmup is None:
+                raise ValueError("schedule.warmup: missing")
         return self

@@ -1,117 +1,121 @@
-"""What can be learned, as settings: one type a goal. Each says which data it reads and which models can learn it.
+"""What can be learned, as settings: one type an objective. `weft.objectives` holds what each of them does.
 
-A goal reads running text (`reads = "text"`), sentences in their documents (`"sentences"`), or rows with named columns
-(`"rows"`): CSV, TSV, JSON lines, Parquet, or two text files whose lines belong together.
+An objective reads running text (`reads = "text"`), sentences in their documents (`"sentences"`), or rows with named
+columns (`"rows"`): CSV, TSV, JSON lines, Parquet, or two text files whose lines belong together.
+
+To add one, declare its settings here, write its class in `weft/objectives/` and name the class in the table there.
 """
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
-from weft.config import Config
+from weft.config import Config, union, variants
 from weft.errors import ConfigError
-
-if TYPE_CHECKING:
-    from weft.objectives.losses import Objective
 
 Reads = Literal["text", "sentences", "rows"]
 Column = Annotated[str, Field(min_length=1)]
-Smoothing = Annotated[float, Field(ge=0.0, lt=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
-LABELLED = ("loss", "accuracy", "macro_f1", "matthews")  # what is measured of labels
+CLASSIFIED = ("loss", "accuracy", "macro_f1", "matthews")
 
 
-class Goal(Config):
-    """What every goal answers."""
+class ObjectiveConfig(Config):
+    """What is known of every objective before anything is read."""
 
     reads: ClassVar[Reads] = "rows"
     kinds: ClassVar[tuple[str, ...]] = ()  # of models that can learn it
-    heads: ClassVar[tuple[str, ...]] = ("lm",)  # that such a Transformer needs; the first one is put there
-    wants: ClassVar[str] = ""  # the same in words
-    measured: ClassVar[tuple[str, ...]] = ("loss",)  # on the way; `evaluate.metric` names one of them
+    heads: ClassVar[tuple[str, ...]] = ("lm",)  # that such a Transformer needs; the first one is its default
+    needs: ClassVar[str] = ""  # the same in words
+    metrics: ClassVar[tuple[str, ...]] = ("loss",)  # during training; `evaluate.metric` names one of them
+    by_tokens: ClassVar[bool] = False  # whether a batch of rows is measured in tokens unless the recipe says otherwise
+    divisible: ClassVar[bool] = True  # whether a batch may be divided: its rows are not compared with each other
+    marks: ClassVar[int] = 0  # special tokens that stand for something in the text
+
+    kind: str
 
     def chance(self, vocab_size: int) -> float:
-        """The loss of knowing nothing."""
+        """The loss of a model that has learned nothing."""
         return math.log(vocab_size)
+
+    def outputs(self) -> int | None:
+        """How many outputs the model's head needs; None where the vocabulary decides."""
+        return None
 
     def check(self, model: Any) -> None:
         """Refuse a model that can't learn this."""
         head = getattr(getattr(model, "head", None), "kind", "lm")
-        if model.kind not in self.kinds or head not in self.heads:
-            kind = f"model.kind = '{model.kind}'"
-            raise ConfigError(
-                f"{kind if model.kind not in self.kinds else f'model.head.kind = {head!r}'}: "
-                f"the goal '{self.kind}' needs {self.wants}"  # type: ignore[attr-defined]
-            )
+        if model.kind not in self.kinds:
+            raise ConfigError(f"model.kind = '{model.kind}': objective '{self.kind}' needs {self.needs}")
+        if head not in self.heads:
+            raise ConfigError(f"model.head.kind = '{head}': objective '{self.kind}' needs {self.needs}")
 
 
-class Words(Goal):
-    """What goals share that learn to say the next word.
+class WordObjective(ObjectiveConfig):
+    """What objectives share whose targets are tokens that a decoder writes.
 
     `smoothing` moves that much probability from the target to all tokens alike (Szegedy et al. 2016);
     `z_loss` times log²Z keeps the softmax's normaliser near 1 (Chowdhery et al. 2022).
     """
 
-    smoothing: Smoothing = 0.0
+    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     z_loss: NonNegativeFloat = 0.0
 
-    def build(self) -> "Objective":
-        from weft.objectives.losses import next_token
 
-        return next_token(self)
-
-
-class NextToken(Words):
+class NextToken(WordObjective):
     """Each token from those before it: −log p, summed over the places that the loss mask keeps."""
 
     reads = "text"
     kinds = ("decoder", "recurrent", "ngram")
-    wants = "a model that reads left to right and says words (a decoder with an lm head, recurrent, or ngram)"
-    measured = ("loss", "perplexity", "bits_per_byte")
+    needs = "a model that predicts the next token (a decoder with an lm head, recurrent, or ngram)"
+    metrics = ("loss", "perplexity", "bits_per_byte")
 
     kind: Literal["next-token"] = "next-token"
 
 
-class Spans(Words):
-    """Spans of the text are cut out, and told one after the other (T5; Raffel et al. 2020).
+class Spans(WordObjective):
+    """Spans of the text are cut out, and written one after the other (T5; Raffel et al. 2020).
 
-    `rate` of the tokens go, in spans of `mean` tokens.
+    `rate` of the tokens are cut out, in spans of `mean` tokens.
     """
 
     reads = "text"
     kinds = ("encoder-decoder", "bahdanau")
-    wants = "a model that reads one text and writes another (encoder-decoder or bahdanau)"
+    needs = "a model that reads one text and writes another (encoder-decoder or bahdanau)"
+
+    marks = 100
 
     kind: Literal["spans"] = "spans"
     rate: Rate = 0.15
     mean: Annotated[float, Field(ge=1.0)] = 3.0
 
 
-class Pairs(Words):
-    """One text from another: translation, summaries, answers. `source` and `target` are the columns' names."""
+class Pairs(WordObjective):
+    """One text from another: translation, summaries, answers. `source` and `target` name the columns."""
 
     kinds = ("encoder-decoder", "bahdanau")
-    wants = "a model that reads one text and writes another (encoder-decoder or bahdanau)"
-    measured = ("loss", "perplexity")
+    needs = "a model that reads one text and writes another (encoder-decoder or bahdanau)"
+    metrics = ("loss", "perplexity")
+    by_tokens = True
 
     kind: Literal["pairs"] = "pairs"
     source: Column = "source"
     target: Column = "target"
 
 
-class Chat(Words):
-    """Conversations: lists of messages in `column`. Only what the assistant says is learned; the rest is read."""
+class Chat(WordObjective):
+    """Conversations: lists of messages in `column`. Only the assistant's replies are targets."""
 
     kinds = ("decoder",)
-    wants = "a decoder with an lm head"
-    measured = ("loss", "perplexity")
+    needs = "a decoder with an lm head"
+    metrics = ("loss", "perplexity")
+    by_tokens = True
 
     kind: Literal["chat"] = "chat"
     column: Column = "messages"
 
 
-class _Masked(Goal):
+class MaskedObjective(ObjectiveConfig):
     """What both ways to learn masked words share."""
 
     kinds = ("encoder",)
@@ -119,32 +123,27 @@ class _Masked(Goal):
     rate: Rate = 0.15
     whole_words: bool = False
 
-    def build(self) -> "Objective":
-        from weft.objectives.losses import masked_words
 
-        return masked_words()
-
-
-class Masked(_Masked):
+class Masked(MaskedObjective):
     """Words that were masked (BERT; Devlin et al. 2019, §3.1): `rate` of them, drawn anew each time they are read.
 
-    Of these 80 % become [MASK], 10 % another word, 10 % stay. `whole_words` masks all pieces of a word together.
+    Of these 80 % become [MASK], 10 % another word, 10 % stay. `whole_words` masks all tokens of a word together.
     """
 
     reads = "text"
     heads = ("mlm", "mlm+nsp")
-    wants = "an encoder with a head of kind mlm"
+    needs = "an encoder with a head of kind mlm"
 
     kind: Literal["masked"] = "masked"
 
 
-class MaskedAndNext(_Masked):
+class MaskedNext(MaskedObjective):
     """Masked words, and whether the second sentence follows the first: both of BERT's tasks at once."""
 
     reads = "sentences"
     heads = ("mlm+nsp",)
-    wants = "an encoder with a head of kind mlm+nsp"
-    measured = ("loss", "next_accuracy")
+    needs = "an encoder with a head of kind mlm+nsp"
+    metrics = ("loss", "next_accuracy")
 
     kind: Literal["masked+next"] = "masked+next"
 
@@ -152,99 +151,92 @@ class MaskedAndNext(_Masked):
         return math.log(vocab_size) + math.log(2)
 
 
-class _Labelled(Goal):
-    """What goals share that give a whole text, or a pair of texts, one answer."""
+class SequenceObjective(ObjectiveConfig):
+    """What objectives share that predict something about a whole text, or about a pair of texts."""
 
     kinds = ("encoder", "decoder")
     heads = ("sequence",)
-    wants = "an encoder or decoder with a head of kind 'sequence'"
+    needs = "an encoder or decoder with a head of kind 'sequence'"
 
     text: Column = "text"
     second: Column | None = None
     pooling: Literal["first", "mean", "last"] | None = None
 
     @property
-    def answer(self) -> str:
-        """The column that holds what is to be found."""
-        raise AssertionError("every labelled goal has one")
+    def texts(self) -> tuple[str, ...]:
+        """The columns that hold the text, or both texts."""
+        return (self.text,) if self.second is None else (self.text, self.second)
 
 
-class Classify(_Labelled):
-    """One of several labels for a text, or for a pair of texts if `second` names the other one's column.
+class LabelObjective(ObjectiveConfig):
+    """What objectives share that choose one of several `labels`: those of the training rows unless they are given."""
 
-    `labels` are found in the training rows unless they are given, and saved with the run.
-    """
+    metrics = CLASSIFIED
 
-    measured = LABELLED
+    labels: tuple[str, ...] | None = None
+
+    @field_validator("labels")
+    @classmethod
+    def _distinct(cls, given: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if given is not None and (len(given) < 2 or len(set(given)) < len(given)):
+            raise ValueError(f"{list(given)}: expected two or more labels, each of them once")
+        return given
+
+    def chance(self, vocab_size: int) -> float:
+        return math.log(self.outputs() or 2)
+
+    def outputs(self) -> int | None:
+        return None if self.labels is None else len(self.labels)
+
+    def with_labels(self, labels: tuple[str, ...]) -> Self:
+        """The same objective over these labels."""
+        return self.replace(labels=labels)
+
+
+class Classify(LabelObjective, SequenceObjective):
+    """One of several labels for a text, or for a pair of texts if `second` names the other one's column."""
 
     kind: Literal["classify"] = "classify"
     label: Column = "label"
-    labels: tuple[str, ...] | None = None
-
-    @property
-    def answer(self) -> str:
-        return self.label
-
-    def chance(self, vocab_size: int) -> float:
-        return math.log(len(self.labels or (0, 1)))
-
-    def build(self) -> "Objective":
-        from weft.objectives.losses import classify
-
-        return classify
 
 
-class Score(_Labelled):
+class Regress(SequenceObjective):
     """A number for a text, or for a pair of texts: regression with the squared error."""
 
-    measured = ("loss", "pearson", "spearman")
+    metrics = ("loss", "pearson", "spearman")
 
-    kind: Literal["score"] = "score"
+    kind: Literal["regress"] = "regress"
     score: Column = "score"
 
-    @property
-    def answer(self) -> str:
-        return self.score
-
     def chance(self, vocab_size: int) -> float:
-        return math.inf  # the scale of the scores is the user's
+        return math.inf  # the scale of the numbers is the user's
 
-    def build(self) -> "Objective":
-        from weft.objectives.losses import score
-
-        return score
+    def outputs(self) -> int | None:
+        return 1
 
 
-class Tag(Goal):
+class Tag(LabelObjective):
     """One of several labels for every word: `words` and `tags` are columns with as many entries each."""
 
     kinds = ("encoder", "decoder")
     heads = ("token",)
-    wants = "an encoder or decoder with a head of kind 'token'"
-    measured = LABELLED
+    needs = "an encoder or decoder with a head of kind 'token'"
 
     kind: Literal["tag"] = "tag"
     words: Column = "words"
     tags: Column = "tags"
-    labels: tuple[str, ...] | None = None
-
-    def chance(self, vocab_size: int) -> float:
-        return math.log(len(self.labels or (0, 1)))
-
-    def build(self) -> "Objective":
-        from weft.objectives.losses import tag
-
-        return tag
 
 
-class Twins(Goal):
+class Contrastive(ObjectiveConfig):
     """Texts that belong together lie close, all others of the batch far (InfoNCE; van den Oord et al. 2018)."""
 
     kinds = ("encoder", "decoder")
     heads = ("embedding",)
-    wants = "an encoder or decoder with a head of kind 'embedding'"
+    needs = "an encoder or decoder with a head of kind 'embedding'"
 
-    kind: Literal["twins"] = "twins"
+    divisible = False
+
+    kind: Literal["contrastive"] = "contrastive"
     first: Column = "first"
     second: Column = "second"
     temperature: PositiveFloat = 0.05
@@ -252,17 +244,10 @@ class Twins(Goal):
     def chance(self, vocab_size: int) -> float:
         return math.inf  # ln of the batch's size, which may vary
 
-    def build(self) -> "Objective":
-        from weft.objectives.losses import twins
 
-        return twins(self.temperature)
+OBJECTIVES = variants(ObjectiveConfig)
 
-
-AnyGoal = Annotated[
-    NextToken | Spans | Pairs | Chat | Masked | MaskedAndNext | Classify | Score | Tag | Twins,
-    Field(discriminator="kind"),
-]
-GOALS: dict[str, type[Goal]] = {
-    goal.model_fields["kind"].default: goal
-    for goal in (NextToken, Spans, Pairs, Chat, MaskedAndNext, Masked, Classify, Score, Tag, Twins)
-}
+if TYPE_CHECKING:
+    AnyObjective = ObjectiveConfig
+else:
+    AnyObjective = union(OBJECTIVES)

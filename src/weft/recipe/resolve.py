@@ -9,25 +9,31 @@ from pathlib import Path
 from weft.config import Tree, assignments, merge, read_toml, validate
 from weft.errors import ConfigError, suggestion
 from weft.models.presets import PRESETS, preset
+from weft.progress import Log, log_to_stderr
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
-from weft.recipe.objective import GOALS
+from weft.recipe.objective import OBJECTIVES
+from weft.recipe.upgrade import upgrade
 
 
-def resolve(source: str, changes: Iterable[str] | Tree = (), data: Sequence[str] = ()) -> Recipe:
+def resolve(
+    source: str, changes: Iterable[str] | Tree = (), data: Sequence[str] = (), log: Log = log_to_stderr
+) -> Recipe:
     """The recipe that `source` names, with `changes` laid over it and `data` as its text.
 
     `source` is a .toml file, a run's folder, a recipe that comes with weft, or a preset; `changes` are key=value words
     or a table. `model` may be a preset's name, or a table with `preset = "…"` and what differs from it; for a setting
-    that comes in kinds, the kind's name alone will do (`tokenizer=char`).
+    that comes in kinds, the kind's name alone will do (`tokenizer=char`). Names of earlier versions are logged.
     """
     tree, where = _find(source)
     above = _expand(dict(changes), "model") if isinstance(changes, Mapping) else _words(changes)
     if "init" in above:  # that run's model and tokenizers, whatever the recipe was written for
         tree = {key: value for key, value in tree.items() if key not in ("model", "tokenizer", "source_tokenizer")}
-    tree = merge(_expand(tree, where), above)
+    tree, notes = upgrade(merge(_expand(tree, where), above))
+    for note in notes:
+        log(note)
     blamed = "" if above else where
     _check_tables(tree, blamed)
-    tree = _with_head(_with_goal(_after(tree)))
+    tree = _with_head(_with_objective(_with_init(tree)))
     if data:
         named = ("sources", "prepared", "mixture")
         kept = {key: value for key, value in tree.get("data", {}).items() if key not in named}
@@ -103,8 +109,8 @@ def _check_tables(tree: Tree, source: str) -> None:
             raise ConfigError(f"{where}{key}.kind = {table['kind']!r}: expected a kind's name")
 
 
-def _after(tree: Tree) -> Tree:
-    """What `init` says where the recipe is silent: that run's model and tokenizers."""
+def _with_init(tree: Tree) -> Tree:
+    """The model and the tokenizers of the run that `init` names, where the recipe is silent."""
     init = tree.get("init")
     if not isinstance(init, str):
         return tree
@@ -119,32 +125,31 @@ def _after(tree: Tree) -> Tree:
     return {**taken, **tree, "model": merge(earlier["model"], tree.get("model", {}))}
 
 
-def _with_goal(tree: Tree) -> Tree:
-    """What a model is made to learn, where the recipe doesn't say: its kind and its head tell."""
-    model, goal = tree.get("model", {}), tree.get("objective", {})
-    if "kind" in goal:
+def _with_objective(tree: Tree) -> Tree:
+    """The objective that suits the model's kind and head, where the recipe names none."""
+    model, objective = tree.get("model", {}), tree.get("objective", {})
+    if "kind" in objective:
         return tree
-    head = model.get("head", {}).get("kind")
     usual = {"encoder-decoder": "pairs", "bahdanau": "pairs"}.get(model.get("kind", ""), "next-token")
     if model.get("kind") == "encoder":
-        usual = next((name for name, its in GOALS.items() if its.kinds[0] == "encoder" and head in its.heads), usual)
-    return {**tree, "objective": {"kind": usual, **goal}}
+        head = model.get("head", {}).get("kind")
+        fitting = (kind for kind, its in OBJECTIVES.items() if its.kinds[0] == "encoder" and head == its.heads[0])
+        usual = next(fitting, usual)
+    return {**tree, "objective": {"kind": usual, **objective}}
 
 
 def _with_head(tree: Tree) -> Tree:
-    """A Transformer with the head that its goal needs, where it has another."""
-    model, goal = tree.get("model", {}), GOALS.get(tree["objective"]["kind"])
-    if goal is None or model.get("kind") not in ("encoder", "decoder"):
+    """A Transformer with the head that its objective needs, where it has another."""
+    model, objective = tree.get("model", {}), OBJECTIVES.get(tree["objective"]["kind"])
+    if objective is None or model.get("kind") not in ("encoder", "decoder") or model["kind"] not in objective.kinds:
         return tree
     pooling = tree["objective"].get("pooling")
-    if model["kind"] in goal.kinds and model.get("head", {}).get("kind") in goal.heads:
+    if model.get("head", {}).get("kind") in objective.heads:
         return {**tree, "model": {**model, "head": {**model["head"], "pooling": pooling}}} if pooling else tree
-    if model["kind"] not in goal.kinds:
-        return tree
-    kind, decodes = goal.heads[0], model["kind"] == "decoder"
+    kind, decodes = objective.heads[0], model["kind"] == "decoder"
     head: Tree = {"kind": kind}
     if kind in ("sequence", "token"):
-        head["labels"] = 2  # as many as there are, once the rows were read
+        head["labels"] = 2  # until the rows are read
     if kind in ("sequence", "embedding") and decodes:
         head["pooling"] = "last"  # the last token has read all others, the first none
     if kind == "sequence" and decodes:

@@ -1,25 +1,27 @@
-"""What a recipe leaves open, chosen from the amount of text and the kind of machine, with a reason for each choice.
+"""What a recipe leaves open, chosen from the data and the kind of machine, with a reason for each choice.
 
-The choices are a function of the recipe, the text's size and the kind of device alone, never of a measured speed: the
-same text on another machine of the kind gives the same run.
+The choices depend on the recipe, the amount of data and the kind of device alone, never on a measured speed: the same
+text on another machine of the kind gives the same run. The tokenizer is chosen first, from the size of the files;
+everything else once the data is tokens and its amount is known.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from weft.config import Tree, merge, validate
-from weft.errors import ConfigError
 from weft.models.config import NGram, TransformerConfig
 from weft.nn.config import Gated
-from weft.recipe.config import Noam, Recipe
-from weft.text.config import BPE, Unigram, WordPiece
+from weft.recipe.config import Noam, Recipe, SettledRecipe
+from weft.recipe.objective import LabelObjective
+from weft.text.config import BPE, TokenizerConfig, Unigram, WordPiece
 
 # What a run may cost where the recipe doesn't say how long it is.
-CPU_FLOPS = 5.5e12  # two or three minutes of two slow cores
-GPU_FLOPS = 5e17  # half an hour or so of one large GPU
-MEASURED = 64 << 20  # bytes of text that are read to size it up
+CPU_FLOPS = 5.5e12  # two or three minutes on two slow cores
+GPU_FLOPS = 5e17  # about half an hour on one large GPU
+
+# what matters for n-grams, which are counted; the other settings get values too, but nobody needs to see them
+COUNTING = ("tokenizer", "tokenizer.vocab_size", "steps", "batch.length", "model.vocab_size")
 
 
 @dataclass(frozen=True)
@@ -35,105 +37,96 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class TextFacts:
-    """How much text there is; `whole` is False where reading stopped before its end. Rows are counted if there are."""
+class Facts:
+    """What is known of the data once it is prepared: the training text in bytes, rows and labels where it has them,
+    and the tokenizer with the size of its vocabulary, and of the source's own where there is one."""
 
+    tokenizer: TokenizerConfig
     bytes: int
-    whole: bool = True
+    vocab_size: int
+    source_vocab_size: int | None = None
     rows: int | None = None
+    labels: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
-        if self.rows is not None:
-            return f"{self.rows:,} rows"
-        size = f"{self.bytes / 1e6:,.1f} MB" if self.bytes >= 100_000 else f"{self.bytes:,} bytes"
-        return size if self.whole else f"more than {size}"
+        return f"{size_of(self.bytes)} of text" if self.rows is None else f"{self.rows:,} rows"
 
 
-def measure(texts: Iterable[str], most: int = MEASURED) -> TextFacts:
-    """Size up a text; beyond `most` bytes the choices no longer depend on it, so reading stops."""
-    total = 0
-    for text in texts:
-        total += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-        if total > most:
-            return TextFacts(total, whole=False)
-    return TextFacts(total)
+def size_of(bytes_: int) -> str:
+    """An amount of text in words."""
+    return f"{bytes_ / 1e6:,.1f} MB" if bytes_ >= 100_000 else f"{bytes_:,} bytes"
 
 
-# what matters where nothing is learned step by step; the rest has values too, which nobody needs to hear of
-COUNTING = ("tokenizer", "tokenizer.vocab_size", "steps", "batch.length")
+# ---- before the text is read
 
 
-def settle(recipe: Recipe, text: TextFacts, device: str = "cpu") -> tuple[Recipe, list[Choice]]:
-    """The recipe with nothing left open, and what was chosen. `device` is "cpu" or "cuda"."""
+def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[TokenizerConfig, list[Choice]]:
+    """The tokenizer for about `bytes_` of text, and what was chosen of it. `device` is "cpu" or "cuda"."""
     chosen = _Choices(recipe)
-    gpu = device == "cuda"
-    _tokenizer(chosen, text, gpu)
+    if recipe.model.kind == "encoder":
+        chosen.open("tokenizer", {"kind": "wordpiece"}, "BERT's pieces of words, with the special tokens it reads")
+    elif recipe.objective.marks:
+        extra = [f"<extra_id_{n}>" for n in range(recipe.objective.marks)]
+        specials = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "extra": extra}
+        chosen.open("tokenizer", {"kind": "bpe", "specials": specials}, "pieces of words, and marks for what was cut")
+    chosen.open("tokenizer", {"kind": "bpe"}, "pieces of words: it can spell any text, in fewer steps than characters")
+    if isinstance(chosen.recipe.tokenizer, BPE | WordPiece | Unigram):
+        # each token should occur often enough to be learned: twice as many for four times the text
+        size = 2 ** round(11 + 0.5 * math.log2(max(1, bytes_) / 1.5e6))
+        size = max(512, min(32768 if device == "cuda" else 8192, size))
+        chosen.open("tokenizer.vocab_size", size, f"suits {size_of(bytes_)} of text")
+    assert chosen.recipe.tokenizer is not None
+    return chosen.recipe.tokenizer, chosen.made
+
+
+# ---- once it is tokens
+
+
+def settle(recipe: Recipe, facts: Facts, device: str = "cpu") -> tuple[SettledRecipe, list[Choice]]:
+    """The recipe with nothing left open, and what was chosen. `device` is "cpu" or "cuda"."""
+    chosen, gpu = _Choices(recipe), device == "cuda"
+    chosen.put("tokenizer", facts.tokenizer.model_dump(mode="json", exclude_none=True))
     if isinstance(recipe.model, NGram):
         chosen.open("steps", 1, "n-grams are counted in one pass")
         chosen.open("batch.size", 1, "n-grams are counted in one pass")
         chosen.open("batch.length", 256, "the window that evaluation reads")
-    tokens = round(0.9 * text.bytes / bytes_per_token(chosen.recipe))
-    parameters = count_parameters(chosen.recipe)
+    scale = _Scale.of(chosen.recipe, facts, gpu)
     if recipe.objective.reads == "rows":
-        _row_batch(chosen, text, gpu)
-        _row_steps(chosen, text, tokens, parameters, gpu)
+        _row_batch(chosen, facts, gpu)
+        _row_steps(chosen, facts, scale)
     else:
-        _batch(chosen, tokens, parameters, gpu)
-        _steps(chosen, tokens, parameters, gpu)
-    _rates(chosen, parameters)
-    steps = chosen.recipe.steps
-    assert steps is not None
-    chosen.open("precision", "bf16" if gpu else "fp32", "what this kind of device does well")
-    chosen.open("compile", gpu and steps >= 500, "compiling takes a minute and pays on a long GPU run")
-    chosen.open("evaluate.every", max(1, steps // 10), "ten times a run")
-    every = chosen.recipe.evaluate.every
-    if not gpu:
-        chosen.open("evaluate.tokens", 32768, "enough to see the trend; the last evaluation reads everything")
-    chosen.open("checkpoint.every", every, "with each evaluation")
-    chosen.open("log.every", max(1, min(10, steps // 20)), "a smooth curve")
+        _batch(chosen, scale)
+        _steps(chosen, scale)
+    _rates(chosen, scale)
+    _intervals(chosen, gpu)
+    _labels(chosen, facts)
+    _vocabulary(chosen, facts)
+    made = chosen.made
     if isinstance(recipe.model, NGram):
-        return chosen.recipe, [choice for choice in chosen.made if choice.key in COUNTING]
-    return chosen.recipe, chosen.made
+        made = [choice for choice in made if choice.key in COUNTING]
+    return validate(SettledRecipe, chosen.tree), made
 
 
-def fit_vocabulary(recipe: Recipe, vocab_size: int, source: int | None = None) -> tuple[Recipe, list[Choice]]:
-    """The recipe with a model as large as the trained tokenizer's vocabulary, and `source`'s where that has its own.
+@dataclass(frozen=True)
+class _Scale:
+    """How large the run is: tokens of training text, weights that multiply each of them, and what may be spent."""
 
-    A model's table may be longer than the vocabulary if it only rounds it up to a multiple of 64 or 128, which some
-    kernels like; the extra rows are never a target.
-    """
-    model, made = recipe.model, []
-    if not _covers(model.vocab_size, vocab_size):
-        model = model.replace(vocab_size=vocab_size)
-        made.append(Choice("model.vocab_size", vocab_size, "as many as the tokenizer has"))
-    if recipe.source_tokenizer is not None and source is not None:
-        now = getattr(model, "source_vocab_size", None)
-        if now is None or not _covers(now, source):
-            model = model.replace(source_vocab_size=source)
-            made.append(Choice("model.source_vocab_size", source, "as many as the source's tokenizer has"))
-    return (recipe.replace(model=model.model_dump(exclude_none=True)) if made else recipe), made
+    tokens: int
+    parameters: int
+    gpu: bool
 
+    @classmethod
+    def of(cls, recipe: Recipe, facts: Facts, gpu: bool) -> "_Scale":
+        return cls(round(0.9 * facts.bytes / bytes_per_token(recipe)), count_parameters(recipe), gpu)
 
-def _covers(now: int, vocab_size: int) -> bool:
-    return now == vocab_size or any(now == -(-vocab_size // block) * block for block in (64, 128))
+    @property
+    def flops(self) -> float:
+        return GPU_FLOPS if self.gpu else CPU_FLOPS
 
-
-def unsettled(recipe: Recipe) -> list[str]:
-    """The keys that `settle` would still choose."""
-    tree = recipe.model_dump()
-    keys = ["steps", "precision", "compile", "tokenizer", "batch.length"]
-    keys += ["batch.size"] if recipe.batch.tokens is None else []
-    keys += ["evaluate.every", "checkpoint.every", "log.every"]
-    if not isinstance(recipe.schedule, Noam):
-        keys += ["optimizer.lr", "schedule.warmup"]
-    return [key for key in keys if _get(tree, key) is None]
-
-
-def check_trainable(recipe: Recipe, vocab_size: int) -> None:
-    """Refuse a model that this objective cannot teach, or that lacks rows for some tokens."""
-    recipe.objective.check(recipe.model)
-    if recipe.model.vocab_size < vocab_size:
-        raise ConfigError(f"model.vocab_size = {recipe.model.vocab_size}: the tokenizer has {vocab_size} tokens")
+    @property
+    def time(self) -> str:
+        """What the operations take, in words."""
+        return "half an hour on a large GPU" if self.gpu else "minutes on two slow cores"
 
 
 def bytes_per_token(recipe: Recipe) -> float:
@@ -173,16 +166,22 @@ class _Choices:
         self.made: list[Choice] = []
         self.recipe = recipe
 
-    def open(self, key: str, value: Any, why: str) -> None:
-        """Set `key` if the recipe leaves it open."""
-        if _get(self.tree, key) is None:
-            table: Any = value
-            for part in reversed(key.split(".")):
-                table = {part: table}
-            self.tree = merge(self.tree, table)
-            self.recipe = validate(Recipe, self.tree)
-            shown = value if not isinstance(value, dict) else value["kind"]
-            self.made.append(Choice(key, shown, why))
+    def open(self, key: str, value: Any, why: str) -> Any:
+        """Set `key` if the recipe leaves it open; what it is set to."""
+        given = _get(self.tree, key)
+        if given is not None:
+            return given
+        self.put(key, value)
+        self.made.append(Choice(key, value["kind"] if isinstance(value, dict) else value, why))
+        return value
+
+    def put(self, key: str, value: Any) -> None:
+        """Set `key`."""
+        table: Any = value
+        for part in reversed(key.split(".")):
+            table = {part: table}
+        self.tree = merge(self.tree, table)
+        self.recipe = validate(Recipe, self.tree)
 
 
 def _get(tree: Tree, key: str) -> Any:
@@ -192,107 +191,125 @@ def _get(tree: Tree, key: str) -> Any:
     return here
 
 
-def _tokenizer(chosen: _Choices, text: TextFacts, gpu: bool) -> None:
-    goal, model = chosen.recipe.objective, chosen.recipe.model
-    if model.kind == "encoder":
-        chosen.open("tokenizer", {"kind": "wordpiece"}, "BERT's pieces of words, with the special tokens it reads")
-    elif goal.kind == "spans":
-        marks = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "extra": [f"<extra_id_{n}>" for n in range(100)]}
-        chosen.open("tokenizer", {"kind": "bpe", "specials": marks}, "pieces of words, and marks for what was cut out")
-    chosen.open("tokenizer", {"kind": "bpe"}, "pieces of words: no text it cannot spell, fewer steps than characters")
-    if isinstance(chosen.recipe.tokenizer, BPE | WordPiece | Unigram):
-        # each token should be met often enough to be learned: a doubling for every fourfold text
-        size = 2 ** round(11 + 0.5 * math.log2(max(1, text.bytes) / 1.5e6))
-        size = max(512, min(32768 if gpu else 8192, size))
-        chosen.open("tokenizer.vocab_size", size, f"suits {text} of text")
-
-
-def _batch(chosen: _Choices, tokens: int, parameters: int, gpu: bool) -> None:
+def _batch(chosen: _Choices, scale: _Scale) -> None:
     model = chosen.recipe.model
     context = getattr(model, "context", 256)
-    most = context if gpu else min(context, 256)
-    length = max(8, min(most, tokens // 8))
-    chosen.open("batch.length", length, "the model's context" if length == context else "what fits text and device")
-    length = chosen.recipe.batch.length
-    assert length is not None
-    if gpu:
-        wanted = 2 ** round(math.log2(max(2**14, min(2**19, 2**19 * math.sqrt(max(1, parameters) / 1e8)))))
-    else:
-        wanted = 512  # where compute is short, many small steps learn more than few large ones
-    size = max(1, min(wanted // length, max(1, tokens // (4 * length))))
-    chosen.open("batch.size", size, f"{size * length:,} tokens a step")
-    if gpu:
+    length = max(8, min(context if scale.gpu else min(context, 256), scale.tokens // 8))
+    why = "the model's context" if length == context else "suits the text and the device"
+    length = chosen.open("batch.length", length, why)
+    wanted = 512  # where compute is scarce, many small steps learn more than few large ones
+    if scale.gpu:
+        wanted = 2 ** round(math.log2(max(2**14, min(2**19, 2**19 * math.sqrt(max(1, scale.parameters) / 1e8)))))
+    size = max(1, min(wanted // length, max(1, scale.tokens // (4 * length))))
+    size = chosen.open("batch.size", size, f"{size * length:,} tokens a step")
+    if scale.gpu:
         width = getattr(model, "d_model", 1024)
         at_once = 2**15 if width <= 1024 else 2**14 if width <= 2048 else 2**13
-        size = chosen.recipe.batch.size or size
         micro = max(1, min(size, at_once // length))
         if micro < size:
-            chosen.open("batch.micro", micro, "what one pass holds in memory")
+            chosen.open("batch.micro", micro, "as many as one pass holds in memory")
 
 
-def _steps(chosen: _Choices, tokens: int, parameters: int, gpu: bool) -> None:
-    batch, model = chosen.recipe.batch, chosen.recipe.model
-    assert batch.size is not None and batch.length is not None
-    per_step = batch.size * batch.length
+def _steps(chosen: _Choices, scale: _Scale) -> None:
+    batch, model = chosen.tree["batch"], chosen.recipe.model
+    per_step = batch["size"] * batch["length"]
     width, layers = getattr(model, "d_model", 0), getattr(model, "layers", 0)
-    work = 6 * max(1, parameters) + 12 * width * layers * batch.length
-    affordable = (GPU_FLOPS if gpu else CPU_FLOPS) / work
-    epochs = 20 * max(1, tokens)
-    wanted = min(affordable, epochs)
-    steps = max(100, round(wanted / per_step / 50) * 50)
+    affordable = scale.flops / (6 * max(1, scale.parameters) + 12 * width * layers * batch["length"])
+    epochs = 20 * max(1, scale.tokens)
+    steps = max(100, round(min(affordable, epochs) / per_step / 50) * 50)
     if steps == 100 and affordable / per_step < 100:
         why = "few, because this model is large for this device; set steps= for a real run"
     elif affordable <= epochs:
-        why = f"{'half an hour of a large GPU' if gpu else 'minutes on two slow cores'}; more steps, lower loss"
+        why = f"{scale.time}; more steps, lower loss"
     else:
-        why = f"{steps * per_step / max(1, tokens):.0f} times through the text"
+        why = f"{steps * per_step / max(1, scale.tokens):.0f} times through the text"
     chosen.open("steps", steps, why)
 
 
-def _row_batch(chosen: _Choices, text: TextFacts, gpu: bool) -> None:
+def _row_batch(chosen: _Choices, facts: Facts, gpu: bool) -> None:
     length = min(getattr(chosen.recipe.model, "context", 256), 512)
     chosen.open("batch.length", length, "longer rows are cut there")
     if chosen.recipe.batch.size is None and chosen.recipe.batch.tokens is None:
-        if chosen.recipe.objective.kind in ("pairs", "chat"):
-            chosen.open("batch.tokens", 8192 if gpu else 2048, "rows of like length, padding counted")
+        if chosen.recipe.objective.by_tokens:
+            chosen.open("batch.tokens", 8192 if gpu else 2048, "rows of similar length, padding included")
         else:
-            size = max(1, min(32 if gpu else 16, (text.rows or 1) // 4))
-            chosen.open("batch.size", size, "rows of like length")
+            size = max(1, min(32 if gpu else 16, (facts.rows or 1) // 4))
+            chosen.open("batch.size", size, "rows of similar length")
 
 
-def _row_steps(chosen: _Choices, text: TextFacts, tokens: int, parameters: int, gpu: bool) -> None:
-    recipe = chosen.recipe
-    rows = max(1, text.rows or 1)
-    if recipe.batch.size is not None:
-        per_epoch, per_step = rows / recipe.batch.size, recipe.batch.size * max(1, tokens / rows)
+def _row_steps(chosen: _Choices, facts: Facts, scale: _Scale) -> None:
+    batch, rows = chosen.tree["batch"], max(1, facts.rows or 1)
+    if "size" in batch:
+        per_epoch, per_step = rows / batch["size"], batch["size"] * max(1, scale.tokens / rows)
     else:
-        assert recipe.batch.tokens is not None
-        per_epoch, per_step = max(1.0, tokens / recipe.batch.tokens), float(recipe.batch.tokens)
-    epochs = 3 if recipe.init is not None else 20
-    affordable = (GPU_FLOPS if gpu else CPU_FLOPS) / (6 * max(1, parameters)) / per_step
+        per_epoch, per_step = max(1.0, scale.tokens / batch["tokens"]), float(batch["tokens"])
+    epochs = 3 if chosen.recipe.init is not None else 20
+    affordable = scale.flops / (6 * max(1, scale.parameters)) / per_step
     steps = max(50, round(min(epochs * per_epoch, affordable) / 10) * 10)
     if affordable < epochs * per_epoch:
-        why = f"{'half an hour of a large GPU' if gpu else 'minutes on two slow cores'}; more steps, lower loss"
+        why = f"{scale.time}; more steps, lower loss"
     else:
         why = f"about {steps / per_epoch:.0f} times through the rows"
     chosen.open("steps", steps, why)
 
 
-def _rates(chosen: _Choices, parameters: int) -> None:
+def _rates(chosen: _Choices, scale: _Scale) -> None:
     if isinstance(chosen.recipe.schedule, Noam):
         return
-    steps, batch = chosen.recipe.steps, chosen.recipe.batch
-    assert steps is not None and batch.length is not None
+    steps, batch = chosen.tree["steps"], chosen.tree["batch"]
     if chosen.recipe.init is not None:
-        # BERT's 5e-5 at 110 M parameters (Devlin et al. 2019, §A.3); small additions bear ten times that
-        gentle = 5e-5 * (max(1, parameters) / 1.1e8) ** -0.33 * (1 if chosen.recipe.adapter is None else 10)
+        # BERT's 5e-5 at 110 M parameters (Devlin et al. 2019, §A.3); small additions tolerate ten times that
+        gentle = 5e-5 * (max(1, scale.parameters) / 1.1e8) ** -0.33 * (1 if chosen.recipe.adapter is None else 10)
         chosen.open("optimizer.lr", float(f"{min(2e-3, gentle):.2g}"), "gentle with weights that were trained before")
         chosen.open("schedule.warmup", max(1, steps // 10), "a tenth of the steps")
         return
     # GPT-3's table of rates (Brown et al. 2020, table 2.1) follows this power of the size closely
-    rate = min(3e-3, 3e-3 * (max(1, parameters) / 1e6) ** -0.33)
-    rate *= min(1.0, (batch.tokens or (batch.size or 1) * batch.length) / 2048) ** 0.25
+    rate = min(3e-3, 3e-3 * (max(1, scale.parameters) / 1e6) ** -0.33)
+    rate *= min(1.0, (batch.get("tokens") or batch["size"] * batch["length"]) / 2048) ** 0.25
     if chosen.recipe.optimizer.kind == "sgd":
         rate *= 100
-    chosen.open("optimizer.lr", float(f"{rate:.2g}"), "smaller models and larger batches bear larger steps")
+    why = "smaller models and larger batches tolerate higher learning rates"
+    chosen.open("optimizer.lr", float(f"{rate:.2g}"), why)
     chosen.open("schedule.warmup", min(2000, max(1, steps // 20)), "a twentieth of the steps")
+
+
+def _intervals(chosen: _Choices, gpu: bool) -> None:
+    steps = chosen.tree["steps"]
+    chosen.open("precision", "bf16" if gpu else "fp32", "what this kind of device does well")
+    chosen.open("compile", gpu and steps >= 500, "compiling takes a minute and pays off in a long GPU run")
+    chosen.open("evaluate.every", max(1, steps // 10), "ten times a run")
+    if not gpu:
+        chosen.open("evaluate.tokens", 32768, "enough to see the trend; the last evaluation reads everything")
+    chosen.open("checkpoint.every", chosen.recipe.evaluate.every, "with each evaluation")
+    chosen.open("log.every", max(1, min(10, steps // 20)), "a smooth curve")
+
+
+def _labels(chosen: _Choices, facts: Facts) -> None:
+    """The labels of the training rows, and a head with as many outputs."""
+    if isinstance(chosen.recipe.objective, LabelObjective) and chosen.recipe.objective.labels is None:
+        names = facts.labels or ()
+        some = ", ".join(names[:8]) + (f" … ({len(names)})" if len(names) > 8 else "")
+        chosen.put("objective.labels", list(names))
+        chosen.made.append(Choice("objective.labels", some, "those of the training rows"))
+    outputs = chosen.recipe.objective.outputs()
+    if outputs is not None:
+        chosen.put("model.head.labels", outputs)
+
+
+def _vocabulary(chosen: _Choices, facts: Facts) -> None:
+    """A model as large as the trained tokenizer's vocabulary, and the source's where that has its own.
+
+    A model's table may be longer than the vocabulary if it only rounds it up to a multiple of 64 or 128, which some
+    kernels like; the extra rows are never a target.
+    """
+    if not _covers(chosen.recipe.model.vocab_size, facts.vocab_size):
+        chosen.put("model.vocab_size", facts.vocab_size)
+        chosen.made.append(Choice("model.vocab_size", facts.vocab_size, "as many as the tokenizer has"))
+    size = facts.source_vocab_size
+    if size is not None and not _covers(getattr(chosen.recipe.model, "source_vocab_size", None), size):
+        chosen.put("model.source_vocab_size", size)
+        chosen.made.append(Choice("model.source_vocab_size", size, "as many as the source's tokenizer has"))
+
+
+def _covers(now: int | None, vocab_size: int) -> bool:
+    return now == vocab_size or any(now == -(-vocab_size // block) * block for block in (64, 128))

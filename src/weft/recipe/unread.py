@@ -1,4 +1,4 @@
-"""Settings that nothing would read for a recipe's goal and model: refused, so that none is thrown away in silence."""
+"""Settings that would have no effect with a recipe's objective and model: refused, so that none is ignored in silence."""
 
 from collections.abc import Iterator
 
@@ -6,9 +6,9 @@ from weft.data.config import FilesSplit, HashSplit, NoSplit
 from weft.errors import ConfigError, suggestion
 from weft.models.config import NGram, TransformerConfig
 from weft.recipe.config import Recipe
-from weft.recipe.objective import Words
+from weft.recipe.objective import WordObjective
 
-LARGEST_SEED = 2**62  # torch's generators take eight bytes, and evaluations and further tries count up from here
+LARGEST_SEED = 2**62  # torch's generators take eight bytes, and evaluations and further attempts count up from here
 
 
 def refuse_unread(recipe: Recipe) -> None:
@@ -22,39 +22,48 @@ def _unread(recipe: Recipe) -> Iterator[str]:
     yield from _of_the_evaluation(recipe)
     if isinstance(recipe.model, NGram):
         yield from _of_counting(recipe)
-    goal, adapter = recipe.objective.kind, recipe.adapter
-    if recipe.source_tokenizer is not None and goal != "pairs":
-        yield f"source_tokenizer: the goal '{goal}' has no source of its own to cut; leave it out"
+    objective, adapter = recipe.objective.kind, recipe.adapter
+    if recipe.source_tokenizer is not None and objective != "pairs":
+        yield f"source_tokenizer: objective '{objective}' has no source text of its own; leave it out"
     if adapter is not None and isinstance(recipe.model, TransformerConfig) and adapter.rank > recipe.model.d_model:
-        yield f"adapter.rank = {adapter.rank}: a matrix of this model has a rank of {recipe.model.d_model} at most"
+        yield f"adapter.rank = {adapter.rank}: no matrix of this model has a rank above {recipe.model.d_model}"
     if recipe.seed >= LARGEST_SEED:
         yield f"seed = {recipe.seed}: expected less than {LARGEST_SEED}"
 
 
 def _of_the_data(recipe: Recipe) -> Iterator[str]:
-    data, goal = recipe.data, recipe.objective
+    data, objective = recipe.data, recipe.objective
     of_validation = data.validation.targets if isinstance(data.validation, FilesSplit) else ()
-    if goal.reads != "rows":
+    if objective.reads != "rows":
         if data.targets or of_validation:
             which = "data.targets" if data.targets else "data.validation.targets"
-            yield f"{which}: the goal '{goal.kind}' learns from text alone; answers to it are for objective=pairs"
+            yield f"{which}: objective '{objective.kind}' learns from text alone; targets are for objective=pairs"
         if data.on_error != "stop":
-            yield f"data.on_error = '{data.on_error}': the goal '{goal.kind}' reads running text, with no rows to skip"
+            yield (
+                f"data.on_error = '{data.on_error}': objective '{objective.kind}' reads running text, "
+                "which has no rows to skip"
+            )
     elif data.column != "text":
-        yield f"data.column = '{data.column}': the goal '{goal.kind}' names its columns itself, in the objective's keys"
-    if data.document_mask and (goal.reads != "text" or goal.kind == "spans"):
-        yield f"data.document_mask: the goal '{goal.kind}' packs no documents into one row; leave it out"
+        yield (
+            f"data.column = '{data.column}': objective '{objective.kind}' names its columns itself, "
+            "in the objective's keys"
+        )
+    if data.document_mask and (objective.reads != "text" or objective.kind == "spans"):
+        yield f"data.document_mask: objective '{objective.kind}' packs no documents into one row; leave it out"
     if data.parts and all(part.prepared is not None for part in data.parts) and data.validation != HashSplit():
-        yield "data.validation: a prepared folder holds out what it was prepared to; leave it out"
+        yield "data.validation: a prepared folder has its own held-out part; leave it out"
 
 
 def _of_the_evaluation(recipe: Recipe) -> Iterator[str]:
-    metric, goal = recipe.evaluate.metric, recipe.objective
-    if metric not in goal.measured:
-        yield f"evaluate.metric = '{metric}': the goal '{goal.kind}' has none such; {suggestion(metric, goal.measured)}"
+    metric, objective = recipe.evaluate.metric, recipe.objective
+    if metric not in objective.metrics:
+        yield (
+            f"evaluate.metric = '{metric}': objective '{objective.kind}' has no such metric; "
+            f"{suggestion(metric, objective.metrics)}"
+        )
     if not isinstance(recipe.data.validation, NoSplit):
         return
-    none = "nothing is held out to measure (data.validation.kind = 'none')"
+    none = "nothing is held out to evaluate on (data.validation.kind = 'none')"
     for key in ("every", "tokens", "patience"):
         value = getattr(recipe.evaluate, key)
         if value is not None:
@@ -72,7 +81,7 @@ def _of_counting(recipe: Recipe) -> Iterator[str]:
         yield f"init = '{recipe.init}': {counted}, from nothing; train on both texts instead"
     if recipe.steps not in (None, 1):
         yield f"steps = {recipe.steps}: {counted}; leave it out"
-    if isinstance(recipe.objective, Words) and (recipe.objective.smoothing or recipe.objective.z_loss):
+    if isinstance(recipe.objective, WordObjective) and (recipe.objective.smoothing or recipe.objective.z_loss):
         key = "smoothing" if recipe.objective.smoothing else "z_loss"
         yield f"objective.{key}: {counted}; counts are smoothed by model.smoothing"
     if recipe.evaluate.patience is not None:

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -25,7 +25,14 @@ from torch import Tensor, nn, optim
 
 from weft.errors import DamageError, RunError
 from weft.runs import tensors
-from weft.training.optimizer import load_state_tensors, state_tensors
+from weft.runs.snapshot import (
+    Snapshot,
+    copies,
+    learned_state,
+    load_optimizer_state,
+    optimizer_state,
+    restore_random_state,
+)
 
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})$")
@@ -62,71 +69,21 @@ def step_of(path: Path) -> int:
 # ---- writing
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A copy of everything resumable in the host's memory; training may go on while it is written."""
-
-    step: int
-    weights: dict[str, Tensor]
-    tied: dict[str, str]
-    moments: dict[str, Tensor] | None
-    random: dict[str, Tensor]
-    state: str  # JSON
-
-
-def snapshot(step: int, model: nn.Module, optimizer: optim.Optimizer | None, notes: Mapping[str, Any]) -> Snapshot:
-    """Copy weights, moments, random generators and `notes`."""
-    weights, tied = _untie(learned_state(model))
-    moments = _copies(state_tensors(optimizer, _names(model))) if optimizer is not None else None
-    kind = None if optimizer is None else type(optimizer).__name__
-    state = json.dumps({"step": step, "optimizer": kind, "notes": dict(notes)}, indent=1)
-    return Snapshot(step, _copies(weights), tied, moments, _random_state(), state)
-
-
 def try_moments(folder: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Write what an optimizer remembers, as a checkpoint would: it is most of one, and comes with the first update."""
+    """Write the optimizer's state as a checkpoint would: it is most of one, and exists after the first update only."""
     file = folder / "moments.safetensors"
     try:
-        tensors.save(file, _copies(state_tensors(optimizer, _names(model))))
+        tensors.save(file, copies(optimizer_state(optimizer, model)))
         file.unlink()
     except (OSError, SafetensorError) as error:
         raise RunError(f"{file}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
-def needed(model: nn.Module, optimizer: optim.Optimizer) -> int:
-    """Bytes that a checkpoint takes on the disk, nearly."""
-    tensors = [*_untie(learned_state(model))[0].values(), *state_tensors(optimizer, _names(model)).values()]
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def learned_state(model: nn.Module) -> dict[str, Tensor]:
-    """All that training may change. What is frozen was there before, and is kept where it came from."""
-    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of their own on the host: safetensors refuses views, and training must not change them."""
-    return {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()) for name, tensor in tensors.items()
-    }
-
-
-def save(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizer: optim.Optimizer | None,
-    notes: Mapping[str, Any],
-    keep: int,
-    best: bool = False,
-) -> Path:
-    """Write a checkpoint, point `latest` (and `best`) at it, and drop all but the newest `keep` and the best one."""
-    return write(folder, snapshot(step, model, optimizer, notes), keep, best)
-
-
 def write(folder: Path, copy: Snapshot, keep: int, best: bool = False, spare: int | None = None) -> Path:
-    """Bring a snapshot to the disk as `save` does; the newest checkpoint before step `spare` stays, whatever `keep`."""
+    """Write a checkpoint, point `latest` (and `best`) at it, and remove all but the newest `keep` and the best one.
+
+    The newest checkpoint before step `spare` stays too.
+    """
     target = folder / checkpoint_name(copy.step)
     beside = folder / f".{checkpoint_name(copy.step)}.{os.getpid()}"
     try:
@@ -194,21 +151,6 @@ def seal(folder: Path, step: int, tied: Mapping[str, str]) -> None:
     write_synced(folder / "manifest.json", json.dumps(manifest, indent=1))
     _sync(folder / "state")
     _sync(folder)
-
-
-def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each tensor once, and alias → name for those that are one tensor under several names."""
-    first: dict[tuple[Any, ...], str] = {}
-    kept: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
-    for name, tensor in tensors.items():
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and place in first:
-            tied[name] = first[place]
-        else:
-            first[place] = name
-            kept[name] = tensor
-    return kept, tied
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -339,6 +281,16 @@ def first_good(folder: Path, candidates: Iterable[Path], use: Callable[[Path], T
     raise RunError(f"{folder}: no checkpoint can be read: {'; '.join(damage)}")
 
 
+def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
+    """What `use` makes of the checkpoint asked for, or of the newest in which it finds no damage; and that damage."""
+    if not folder.is_dir():
+        raise RunError(f"{folder.parent}: no checkpoint yet; go on with `weft train --resume {folder.parent}`")
+    link = folder / which
+    asked = [link.resolve()] if link.exists() else []
+    others = [path for path in reversed(checkpoints(folder)) if path.resolve() not in asked]
+    return first_good(folder, [*asked, *others], use)
+
+
 def newest_before(folder: Path, step: int) -> Path | None:
     """The newest whole checkpoint of an earlier step, if there is one."""
     for path in reversed([path for path in checkpoints(folder) if step_of(path) < step]):
@@ -395,26 +347,7 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Sav
     if optimizer is not None:
         kind, own = state.get("optimizer"), type(optimizer).__name__
         if kind is not None and kind != own:
-            raise RunError(f"{path}: saved by {kind}, whose memory {own} can't go on with; put optimizer.kind back")
-        load_state_tensors(optimizer, _names(model), tensors.load(path / "state/optimizer.safetensors"))
-    _restore_random(tensors.load(path / "state/random.safetensors"))
+            raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
+        load_optimizer_state(optimizer, model, tensors.load(path / "state/optimizer.safetensors"))
+    restore_random_state(tensors.load(path / "state/random.safetensors"))
     return Saved(path, state["step"], state["notes"])
-
-
-def _names(model: nn.Module) -> dict[int, str]:
-    return {id(parameter): name for name, parameter in model.named_parameters()}
-
-
-def _random_state() -> dict[str, Tensor]:
-    """The states of torch's generators; nothing in training draws from any other."""
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state |= {f"cuda:{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
-    return state
-
-
-def _restore_random(state: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    for name, value in state.items():
-        if name.startswith("cuda:") and torch.cuda.is_available() and int(name[5:]) < torch.cuda.device_count():
-            torch.cuda.set_rng_state(value, int(name[5:]))

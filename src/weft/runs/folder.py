@@ -1,14 +1,14 @@
-"""A run's folder: what is in it, how it is claimed, and how a finished one is read back.
+"""A run's folder: what is in it, and how a process claims it.
 
 runs/NAME/
-  config.toml        the recipe with nothing left to choose; `weft train runs/NAME/config.toml` repeats the run
+  config.toml        the recipe with nothing left open; `weft train runs/NAME/config.toml` repeats the run
   tokenizer.json     Hugging Face format
   metrics.jsonl      losses, rates and norms, a line a logged step: the same again when the run is repeated
   timings.jsonl      seconds and tokens a second, which no two runs share
-  events.jsonl       starts, resumes, evaluations, checkpoints, discarded updates, returns to a checkpoint
+  events.jsonl       starts, resumes, evaluations, checkpoints, discarded updates, rollbacks
   checkpoints/       step-00000500/ …; `latest` and `best` are links
   data/              the prepared text, where the run prepared it
-  base.json          the hash of the weights that an adapter stands beside
+  base.json          the hash of the weights that an adapter was learned for
   report.html        curves, samples, counts
 """
 
@@ -20,25 +20,17 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any
 
-from weft.config import read_toml, to_toml, validate
-from weft.errors import RunError
-from weft.models.config import TransformerConfig
-from weft.recipe.config import SOURCE_TOKENIZER, Recipe
+from weft.config import read_toml, validate
+from weft.errors import ConfigError, RunError
+from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
+from weft.recipe.upgrade import upgrade
 
-if TYPE_CHECKING:
-    import torch
-
-    from weft.models.base import LanguageModel
-
-T = TypeVar("T")
-
-# what may stand in a folder whose run never came to its first step
+# what may stand in a folder whose run never reached its first step
 BEFORE_START = {
     "data",
     "tokenizer.json",
@@ -51,67 +43,40 @@ BEFORE_START = {
 LOCK = ".lock"  # there while a process writes to the run, and in what a killed one left
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The places of a run."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timings(self) -> Path:
-        return self.path / "timings.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def wandb(self) -> Path:
-        return self.path / "wandb"
-
-    @property
-    def scratch(self) -> Path:
-        return self.path / ".preflight"
-
-    @property
-    def data(self) -> Path:
-        return self.path / "data"
-
-    @property
-    def base(self) -> Path:
-        return self.path / "base.json"
-
-    @property
-    def origin(self) -> Path:
-        """What came with an imported model: notes.json, unused.safetensors and files/."""
-        return self.path / "origin"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
+    def __init__(self, path: Path | str):
+        self.path = path = Path(path)
+        self.config = path / "config.toml"
+        self.metrics = path / "metrics.jsonl"
+        self.timings = path / "timings.jsonl"
+        self.events = path / "events.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self.scratch = path / ".preflight"
+        self.data = path / "data"
+        self.source_tokenizer = path / SOURCE_TOKENIZER
+        self.base = path / "base.json"
+        self.origin = path / "origin"  # what came with an imported model: notes.json, unused.safetensors and files/
+        self.report = path / "report.html"
 
     def recipe(self) -> Recipe:
-        """The run's recipe as it was saved."""
-        return validate(Recipe, read_toml(self.config), str(self.config))
+        """The run's recipe as it was saved. Of a model that was imported it holds what is known."""
+        return validate(Recipe, self._tables(), str(self.config))
+
+    def settled_recipe(self) -> SettledRecipe:
+        """The recipe of a run that was started here."""
+        try:
+            return validate(SettledRecipe, self._tables(), str(self.config))
+        except ConfigError as error:
+            raise RunError(f"{error}; the recipe of a run that has started has no gaps") from None
+
+    def _tables(self) -> dict[str, Any]:
+        return upgrade(read_toml(self.config))[0]
 
     def event(self, what: str, /, **details: Any) -> None:
-        """Note that something happened, with the time of day. A disk that is full does not end what goes on."""
+        """Note that something happened, with the time of day. A full disk does not end the run."""
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": what, **details}
         try:
             with open(self.events, "a", encoding="utf-8") as file:
@@ -120,30 +85,21 @@ class RunFolder:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
 
+    def results(self) -> dict[str, Any]:
+        """The metrics and samples of the final evaluation; empty for a run that hasn't finished."""
+        ends = [line for line in read_lines(self.events) if line.get("event") == "result"]
+        return {key: value for key, value in ends[-1].items() if key not in ("time", "event")} if ends else {}
 
-@dataclass(frozen=True)
+
 class FollowedRun(RunFolder):
     """A run that another process leads and writes: it is read from here, and nothing is written into its folder."""
 
-    @property
-    def scratch(self) -> Path:
-        return Path(tempfile.gettempdir()) / f"weft-preflight-{os.getpid()}"
+    def __init__(self, path: Path | str):
+        super().__init__(path)
+        self.scratch = Path(tempfile.gettempdir()) / f"weft-preflight-{os.getpid()}"
 
     def event(self, what: str, /, **details: Any) -> None:
-        """The process that leads notes it."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What came out of a run. `validation` holds the last evaluation's numbers, empty where nothing was held out."""
-
-    run: RunFolder
-    model: "LanguageModel"
-    steps: int
-    loss: float
-    validation: dict[str, float]
-    best_step: int | None
-    seconds: float
+        """The leading process notes it."""
 
 
 @contextmanager
@@ -153,7 +109,7 @@ def claimed(path: Path | str) -> Iterator[RunFolder]:
     An existing run, a folder with other things in it and an unwritable place are refused, before any work starts. What
     a start that was killed left behind is taken over; one that fails in here leaves nothing of its own.
     """
-    run = RunFolder(Path(path))
+    run = RunFolder(path)
     try:
         _refuse_run(run)
         there = run.path.exists()
@@ -226,74 +182,11 @@ def held(run: RunFolder) -> Iterator[None]:
 
 def open_run(path: Path | str) -> RunFolder:
     """The folder of a run that has started."""
-    run = RunFolder(Path(path))
+    run = RunFolder(path)
     if not run.config.is_file():
         known = "no such folder" if not run.path.exists() else "there is no config.toml in it"
         raise RunError(f"{run.path}: not a run: {known}")
     return run
-
-
-def found(run: RunFolder, recipe: Recipe) -> None:
-    """Write config.toml: from here on the folder is a run."""
-    from weft.runs.checkpoint import write_atomic
-    from weft.training.weights import base_hash
-
-    try:
-        if recipe.adapter is not None and recipe.init is not None:
-            write_atomic(run.base, json.dumps({"init": recipe.init, "sha256": base_hash(recipe.init)}))
-        write_atomic(run.config, to_toml(recipe))
-    except OSError as error:
-        raise RunError(f"{run.config}: cannot be written: {error.strerror or error}") from None
-
-
-def checkpoint_path(run: RunFolder, which: Literal["best", "latest"] = "best") -> tuple[Path, list[str]]:
-    """A whole checkpoint: the one asked for, or the newest good one with lines that say why it was not that."""
-    from weft.runs.checkpoint import whole
-
-    return _first_good(run, which, whole)
-
-
-def _first_good(run: RunFolder, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
-    """What `use` makes of the checkpoint asked for, or of the newest in which it finds no damage; and that damage."""
-    from weft.runs.checkpoint import checkpoints, first_good
-
-    if not run.checkpoints.is_dir():
-        raise RunError(f"{run.path}: no checkpoint yet; go on with `weft train --resume {run.path}`")
-    link = run.checkpoints / which
-    asked = [link.resolve()] if link.exists() else []
-    others = [path for path in reversed(checkpoints(run.checkpoints)) if path.resolve() not in asked]
-    return first_good(run.checkpoints, [*asked, *others], use)
-
-
-def load_model(
-    run: RunFolder, which: Literal["best", "latest"] = "best", device: "torch.device | str" = "cpu"
-) -> "tuple[LanguageModel, list[str]]":
-    """The run's model with its best (or latest) weights, ready to use, and lines about damage that was passed over."""
-    import torch
-
-    from weft.nn.init import hollow
-    from weft.runs.checkpoint import load_weights, place_weights, verify
-
-    recipe = run.recipe()
-    settings = recipe.model
-
-    def filled(path: Path) -> "LanguageModel":
-        if isinstance(settings, TransformerConfig) and recipe.adapter is None:
-            with hollow():
-                model: LanguageModel = settings.build()
-            place_weights(path, model, torch.device(device))
-            return model
-        verify(path)
-        if recipe.adapter is not None:
-            from weft.training.weights import learned_model
-
-            return learned_model(run, recipe, path)
-        model = settings.build()
-        load_weights(path, model)
-        return model
-
-    model, damage = _first_good(run, which, filled)
-    return model.to(device).eval(), damage
 
 
 def record(values: Mapping[str, Any]) -> str:

@@ -1,34 +1,21 @@
-"""What a run says while it goes: metrics.jsonl and timings.jsonl, TensorBoard, Weights & Biases, a progress bar.
+"""What a run writes down as it goes: metrics.jsonl and timings.jsonl, and the same for TensorBoard and W&B.
 
 metrics.jsonl holds only what the recipe decides, so that a resumed run's file equals that of a run that never
-stopped, line for line. Whatever depends on the machine's mood is in timings.jsonl.
+stopped, line for line. What varies from machine to machine is in timings.jsonl.
 """
 
 import hashlib
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, Self
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import Any, Protocol
 
 from weft.errors import ConfigError
 from weft.recipe.config import LogConfig, Recipe
 from weft.runs.checkpoint import write_atomic
 from weft.runs.folder import RunFolder, read_lines, record
-
-Say = Callable[[str], None]
-
-
-def say_on_stderr(line: str) -> None:
-    """A line for a person, kept away from results on stdout."""
-    print(line, file=sys.stderr, flush=True)
-
 
 class Journal:
     """Appends records to a run's metrics and timings, and to what else the recipe asks for."""
@@ -88,14 +75,14 @@ class Journal:
             watcher.close()
 
 
-class Unwritten(Journal):
-    """For a process that helps another one, which writes for both: they know the same numbers."""
+class FollowerJournal(Journal):
+    """For a process that another one leads, which writes for both: they know the same numbers."""
 
     def _open(self, after: int) -> None:
         """There are no files."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """A line that the other one writes."""
+        """The leading process writes it."""
 
     def timings(self, step: int, values: Mapping[str, float]) -> None:
         """Likewise."""
@@ -189,97 +176,3 @@ def check_log(settings: LogConfig) -> None:
             raise ConfigError(
                 f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb, or leave it out"
             ) from None
-
-
-class Clock:
-    """Seconds of training since the last reading, without what evaluations and checkpoints took."""
-
-    def __init__(self, step: int, tokens: int):
-        self._since, self._step, self._tokens = time.perf_counter(), step, tokens
-
-    def lap(self, step: int, tokens: int) -> dict[str, float]:
-        """Speed since the last lap."""
-        now = time.perf_counter()
-        seconds, steps, read = max(1e-9, now - self._since), step - self._step, tokens - self._tokens
-        self._since, self._step, self._tokens = now, step, tokens
-        return {"seconds": round(seconds, 6), "steps": steps, "tokens_per_second": read / seconds}
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time that doesn't count."""
-        began = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - began
-
-
-class Display:
-    """A progress bar when stderr is a terminal, else a plain line now and then; `quiet` shows neither."""
-
-    def __init__(self, recipe: Recipe, first: int, say: Say, quiet: bool):
-        assert recipe.steps is not None
-        self._say, self._steps, self._first = say, recipe.steps, first
-        self._quiet = quiet
-        self._started = time.perf_counter()
-        self._every = max(1, recipe.steps // 20)
-        self._told = first
-        self._progress: Progress | None = None
-        console = Console(stderr=True)
-        if not quiet and console.is_terminal:
-            self._progress = Progress(
-                TextColumn("training"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(),
-                console=console,
-                transient=False,
-                expand=True,
-            )
-            self._task = self._progress.add_task("", total=recipe.steps, completed=first, figures="")
-
-    def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def step(self, step: int) -> None:
-        """One more step is done."""
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step)
-
-    def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """The latest numbers."""
-        text = " · ".join(_figure(key, value) for key, value in figures.items())
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step, figures=text)
-        elif not self._quiet and (step - self._told >= self._every or self._told == self._first):
-            self._told = step
-            self._say(f"step {step}/{self._steps} · {text} · {self._left(step)} left")
-
-    def line(self, text: str) -> None:
-        """A line that stays."""
-        if self._progress is not None:
-            self._progress.console.print(text, highlight=False, markup=False)
-        elif not self._quiet:
-            self._say(text)
-
-    def _left(self, step: int) -> str:
-        spent = time.perf_counter() - self._started
-        seconds = round(spent / max(1, step - self._first) * (self._steps - step))
-        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-
-
-def _figure(key: str, value: float) -> str:
-    match key:
-        case "tokens_per_second":
-            return f"{value:,.0f} tok/s"
-        case "mfu":
-            return f"{value:.0%} MFU"
-        case "gradient_norm":
-            return f"grad {value:.2f}"
-        case _:
-            return f"{key} {value:.3f}"

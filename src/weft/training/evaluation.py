@@ -1,96 +1,92 @@
-"""How good the weights are on the way, and which of them are the best."""
+"""Evaluation during training: how good the weights are by now, and which of them are the best."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from weft.errors import ConfigError, suggestion
 from weft.models.base import LanguageModel
-from weft.parallel.ranks import Ranks
-from weft.recipe.config import Recipe
+from weft.recipe.config import SettledRecipe
+from weft.recipe.metrics import metric
 from weft.runs import checkpoint
 from weft.runs.average import average_checkpoints
 from weft.runs.folder import RunFolder
-from weft.runs.journal import Display, Journal
+from weft.runs.journal import Journal
+from weft.training.display import Display
+from weft.training.objective import Objective
 from weft.training.precision import autocast
-from weft.training.recovery import Progress
-
-Evaluator = Callable[[LanguageModel], Mapping[str, float]]  # gives the loss, and what else tells how good it is
-LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "error")
-Writer = Callable[[LanguageModel], Sequence[str]]  # what the model writes so far, without touching torch's generators
+from weft.training.state import TrainingState
+from weft.training.worker import Worker
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is asked of a run's model. The best so far stands in the run's progress, so that it is saved with it."""
+    """The evaluations of a run. The best so far is part of the run's state, so that it is saved with it."""
 
-    recipe: Recipe
+    recipe: SettledRecipe
     run: RunFolder
     model: LanguageModel
-    evaluators: Sequence[Evaluator]
-    writer: Writer | None
-    device: torch.device
-    ranks: Ranks
+    objective: Objective
+    worker: Worker
 
-    def ask(self) -> dict[str, float]:
-        """The evaluators' numbers."""
-        assert self.recipe.precision is not None
-        values: dict[str, float] = {}
+    def measure(self) -> dict[str, float]:
+        """The objective's metrics on held-out data."""
+        if not self.objective.holds_out:
+            return {}
         self.model.eval()
         try:
-            with torch.no_grad(), autocast(self.recipe.precision, self.device):
-                for evaluator in self.evaluators:
-                    values |= evaluator(self.model)
+            with torch.no_grad(), autocast(self.recipe.precision, self.worker.device):
+                return self.objective.evaluate(self.model)
         finally:
             self.model.train()
-        return values
 
-    def evaluate(self, progress: Progress, journal: Journal, display: Display) -> bool:
-        """Ask, and tell; whether the weights are the best so far. The first of several processes asks for all."""
-        values, progress.best = self.ranks.share(lambda: (self.ask(), progress.best))
-        progress.validation = values
-        journal.metrics(progress.step, {f"validation_{key}": value for key, value in values.items()})
-        self.run.event("evaluation", step=progress.step, **values)
-        if self.writer is not None:
-            self.run.event("samples", step=progress.step, texts=list(self.writer(self.model.eval())))
+    def evaluate(self, state: TrainingState, journal: Journal, display: Display) -> bool:
+        """Measure, and report; whether the weights are the best so far. The leading process does it for all."""
+        values, state.best = self.worker.ranks.share(lambda: (self.measure(), state.best))
+        state.validation = values
+        journal.metrics(state.step, {f"validation_{key}": value for key, value in values.items()})
+        self.run.event("evaluation", step=state.step, **values)
+        if self.worker.ranks.leads:
+            texts = self.objective.sample(self.model.eval())
             self.model.train()
-        better = self._better(values, progress.best)
+            if texts:
+                self.run.event("samples", step=state.step, texts=texts)
+        better = self._better(values, state.best)
         if better:
-            progress.best, progress.best_step = values[self.recipe.evaluate.metric], progress.step
-        progress.worse = 0 if better else progress.worse + 1
-        display.line(f"step {progress.step}: {_told(values, better)}")
+            state.best, state.best_step = values[self.recipe.evaluate.metric], state.step
+        state.worse = 0 if better else state.worse + 1
+        display.line(f"step {state.step}: {_printed(values, better)}")
         return better
 
-    def average(self, progress: Progress, display: Display) -> None:
-        """Try the mean of the last checkpoints' weights; where it is better than the best of them, it is the best."""
-        last, steps = self.recipe.checkpoint.average, self.recipe.steps
-        assert steps is not None
-        if not last or not self.evaluators or not self.ranks.leads or progress.step < steps:
+    def average(self, state: TrainingState, display: Display) -> None:
+        """Evaluate the mean of the last checkpoints' weights; where it is better than all of them, it is the best."""
+        last = self.recipe.checkpoint.average
+        if not last or not self.objective.holds_out or not self.worker.ranks.leads or state.step < self.recipe.steps:
             return
         path, over = average_checkpoints(self.run.checkpoints, last)
         own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         checkpoint.load_weights(path, self.model)
-        values = self.ask()
+        values = self.measure()
         self.model.load_state_dict(own)
-        better = self._better(values, progress.best)
+        better = self._better(values, state.best)
         if better:
             checkpoint.link(self.run.checkpoints, "best", path)
         self.run.event("averaged", steps=over, best=better, **values)
-        display.line(f"mean of {len(over)} checkpoints: {_told(values, better)}")
+        display.line(f"mean of {len(over)} checkpoints: {_printed(values, better)}")
 
     def _better(self, values: Mapping[str, float], best: float | None) -> bool:
-        """Whether the figure that counts is the best so far: the lowest loss, or the highest of anything else."""
-        metric = self.recipe.evaluate.metric
-        if metric not in values:
-            raise ConfigError(f"evaluate.metric = '{metric}': not measured here; {suggestion(metric, list(values))}")
-        value = values[metric]
+        """Whether `evaluate.metric` is the best so far."""
+        name = self.recipe.evaluate.metric
+        if name not in values:
+            raise ConfigError(f"evaluate.metric = '{name}': not measured here; {suggestion(name, list(values))}")
+        value = values[name]
         if not math.isfinite(value):
             return False
-        return best is None or (value < best if metric in LOWER_IS_BETTER else value > best)
+        return best is None or (value < best if metric(name).lower_is_better else value > best)
 
 
-def _told(values: Mapping[str, float], better: bool) -> str:
-    figures = " · ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in values.items())
-    return f"validation {figures}{' (best so far)' if better else ''}"
+def _printed(values: Mapping[str, float], better: bool) -> str:
+    metrics = " · ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in values.items())
+    return f"validation {metrics}{' (best so far)' if better else ''}"

@@ -1,7 +1,7 @@
 """Optimizers built from their settings. Tensors of two or more dimensions decay; gains and biases do not."""
 
 from collections.abc import Container
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn, optim
@@ -68,8 +68,23 @@ def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
 # ---- the optimizers
 
 
+def build(settings: config.Optimizer, model: nn.Module) -> optim.Optimizer:
+    """The optimizer of a model's trainable parameters. The learning rate is set at every step."""
+    match settings:
+        case config.AdamW():
+            return adamw(settings, model)
+        case config.Adam():
+            return adam(settings, model)
+        case config.SGD():
+            return sgd(settings, model)
+        case config.Muon():
+            return muon(settings, model)
+        case _:
+            assert_never(settings)
+
+
 def adamw(settings: config.AdamW, model: nn.Module) -> optim.Optimizer:
-    """AdamW; one fused kernel updates all parameters. The rate is set at every step."""
+    """AdamW; one fused kernel updates all parameters."""
     groups = decay_groups(model, settings.weight_decay, layer_decay=settings.layer_decay)
     return optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
 
@@ -206,28 +221,3 @@ def update(optimizer: optim.Optimizer, divisor: Tensor | None, overflow: Tensor 
     finally:
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
     optimizer.zero_grad(set_to_none=True)
-
-
-def state_tensors(optimizer: optim.Optimizer, names: dict[int, str]) -> dict[str, Tensor]:
-    """The optimizer's memory as named tensors, `moment/parameter`. names: id of a parameter → its name.
-
-    What belongs to no parameter stands under a name of its own (the loss scale of fp16: `scale/loss`).
-    """
-    return {
-        f"{key}/{names[id(of)] if isinstance(of, Tensor) else of}": value
-        for of, values in optimizer.state.items()
-        for key, value in values.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def load_state_tensors(optimizer: optim.Optimizer, names: dict[int, str], tensors: dict[str, Tensor]) -> None:
-    """Put back what `state_tensors` gave, bit for bit. The groups' settings stay those of the recipe."""
-    parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
-    anywhere = next(iter(parameters.values())).device
-    optimizer.state.clear()
-    for key, value in tensors.items():
-        moment, _, name = key.partition("/")
-        of: Any = parameters.get(name, name)
-        place = of.device if isinstance(of, Tensor) else anywhere
-        optimizer.state[of][moment] = torch.empty_like(value, device=place).copy_(value)  # ours, wherever it came from

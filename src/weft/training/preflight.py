@@ -1,8 +1,8 @@
 """Before the long work: a step, one pass of evaluation, one checkpoint written and read back.
 
 What would fail after hours fails in the first seconds: a batch that doesn't fit in memory, an evaluation that needs
-more than training does, a disk without room. The checkpoint is written first and read back last, which puts weights,
-moments and random generators back bit for bit: the run that follows is the run that would have been.
+more than training does, a full disk. The checkpoint is written first and read back last, which restores weights,
+moments and random generators bit for bit: the run that follows is the run that would have been.
 """
 
 import shutil
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import optim
 
 from weft.data.batch import Batch
 from weft.errors import RunError, out_of_memory
 from weft.explain.quantity import memory
 from weft.models.base import LanguageModel
-from weft.runs import checkpoint
-from weft.training.loader import Feed
+from weft.runs import checkpoint, snapshot
+from weft.training.learner import Learner
+from weft.training.loader import Loader
 
 FULL = 0.92  # of a GPU's memory: "auto" leaves the rest to what varies from step to step
 
@@ -38,7 +38,7 @@ class Findings:
     seconds: float
 
     def crowded(self, keep: int) -> str | None:
-        """A warning where the disk won't hold `keep` checkpoints, the best one, and one that is being written."""
+        """A warning if the disk can't hold `keep` checkpoints, the best one, and one that is being written."""
         if self.free >= (keep + 2) * self.checkpoint:
             return None
         return (
@@ -48,103 +48,102 @@ class Findings:
 
     def __str__(self) -> str:
         return (
-            f"a step, an evaluation and a checkpoint ({memory(self.checkpoint)}) went well in {self.seconds:.1f} s, "
-            f"with {memory(self.memory)} of memory at most"
+            f"a step, an evaluation and a checkpoint ({memory(self.checkpoint)}) succeeded in {self.seconds:.1f} s, "
+            f"using at most {memory(self.memory)} of memory"
         )
 
 
-def preflight(
-    scratch: Path,
-    model: LanguageModel,
-    optimizer: optim.Optimizer,
-    notes: Mapping[str, Any],
-    batches: Feed,
-    auto: bool,
-    first: int,
-    step: Callable[[list[Batch]], object],
-    evaluate: Callable[[], object],
-    device: torch.device,
-) -> Findings:
-    """Try everything once in the folder `scratch`, which is removed again. The run's state is as before afterwards.
+@dataclass(frozen=True)
+class Preflight:
+    """What is tried: `step` updates with the parts of step `first`, `evaluate` evaluates.
 
-    `step` makes the update of the given pieces, which are those of step `first`; with `auto` they are halved until
-    they fit. Otherwise a batch that doesn't fit is an error that names the pieces which would.
+    With `auto` the parts are halved until they fit; otherwise a batch that doesn't fit is an error that names the size
+    which would.
     """
-    began = time.perf_counter()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        saved = checkpoint.save(scratch, 0, model, optimizer, notes, keep=1)
-        micro = _fitting(batches, auto, first, step, optimizer, device)
-        room = checkpoint.needed(model, optimizer)  # only now are there moments
-        free = shutil.disk_usage(scratch).free
-        if free < room:
-            raise RunError(f"{scratch.parent}: {memory(free)} left on the disk; a checkpoint needs {memory(room)}")
-        checkpoint.try_moments(scratch, model, optimizer)
+
+    learner: Learner
+    loader: Loader
+    step: Callable[[list[Batch]], object]
+    evaluate: Callable[[], object]
+    device: torch.device
+    first: int = 1
+    auto: bool = False
+
+    def run(self, scratch: Path, notes: Mapping[str, Any]) -> Findings:
+        """Try everything once in the folder `scratch`, which is removed again. The run's state is restored."""
+        began = time.perf_counter()
+        model, optimizer = self.learner.model, self.learner.optimizer
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        shutil.rmtree(scratch, ignore_errors=True)
         try:
-            with one_pass(model):
-                evaluate()
+            saved = checkpoint.write(scratch, self.learner.snapshot(0, notes), keep=1)
+            micro = self._fitting()
+            needed = snapshot.size(model, optimizer)  # only now are there moments
+            free = shutil.disk_usage(scratch).free
+            if free < needed:
+                raise RunError(
+                    f"{scratch.parent}: {memory(free)} left on the disk; a checkpoint needs {memory(needed)}"
+                )
+            checkpoint.try_moments(scratch, model, optimizer)
+            self._evaluate()
+            self.learner.load(saved)
+        finally:
+            optimizer.zero_grad(set_to_none=True)
+            shutil.rmtree(scratch, ignore_errors=True)
+        return Findings(micro, needed, free, peak_memory(self.device), time.perf_counter() - began)
+
+    def _evaluate(self) -> None:
+        try:
+            with one_pass(self.learner.model):
+                self.evaluate()
         except Exception as error:
             if not out_of_memory(error):
                 raise
             raise RunError(
                 "the evaluation runs out of memory although training fits; shorten batch.length or use a smaller model"
             ) from None
-        checkpoint.load(saved, model, optimizer)
-    finally:
-        optimizer.zero_grad(set_to_none=True)
-        shutil.rmtree(scratch, ignore_errors=True)
-    return Findings(micro, room, free, peak_memory(device), time.perf_counter() - began)
 
+    def _fitting(self) -> int:
+        """The rows to read at a time: as the recipe says if that fits, else an error or, with `auto`, what fits."""
+        wanted = micro = self.loader.micro
+        while not self._fits(micro):
+            if micro == 1:
+                raise RunError(
+                    f"{_place(self.device)} has too little memory for one {self.loader.row}; shorten batch.length, "
+                    "set batch.recompute=true or use a smaller model"
+                )
+            micro = -(-micro // 2)
+        if micro < wanted and not self.auto:
+            raise RunError(
+                f"batch.micro = {wanted}: {wanted} times a {self.loader.row} do not fit at once in the memory of "
+                f"{_place(self.device)}; batch.micro={micro} does, with the same gradient (batch.micro=auto finds it)"
+            )
+        return micro
 
-def _fitting(
-    batches: Feed,
-    auto: bool,
-    first: int,
-    step: Callable[[list[Batch]], object],
-    optimizer: optim.Optimizer,
-    device: torch.device,
-) -> int:
-    """The pieces to cut the batch into: as the recipe says if that fits, else an error or, with `auto`, what fits."""
-
-    def fits(micro: int) -> bool:
+    def _fits(self, micro: int) -> bool:
+        gpu = self.device.type == "cuda"
         try:
-            # twice: moments come with the first update, and only then a compiled step is recorded
-            step(batches.cut(micro).parts(first))
-            step(batches.cut(micro).parts(first))
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            # twice: moments come with the first update, and a compiled step is captured only after it
+            for _ in range(2):
+                self.step(self.loader.with_micro(micro).parts(self.first))
+            if gpu:
+                torch.cuda.synchronize(self.device)
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            roomy = False
+            fits = False
         else:
-            roomy = not auto or micro == 1 or device.type != "cuda" or _share(device) <= FULL
-        if not roomy:
-            optimizer.zero_grad(set_to_none=True)
-            if device.type == "cuda":
+            fits = not self.auto or micro == 1 or not gpu or _share(self.device) <= FULL
+        if not fits:
+            self.learner.optimizer.zero_grad(set_to_none=True)
+            if gpu:
                 torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats(device)
-        return roomy
-
-    wanted = micro = batches.micro
-    while not fits(micro):
-        if micro == 1:
-            raise RunError(
-                f"{_place(device)} has too little memory for one {batches.row}; shorten batch.length, "
-                "set batch.recompute=true or use a smaller model"
-            )
-        micro = -(-micro // 2)
-    if micro < wanted and not auto:
-        raise RunError(
-            f"batch.micro = {wanted}: {wanted} times a {batches.row} do not fit at once in the memory of "
-            f"{_place(device)}; batch.micro={micro} does, with the same gradient (batch.micro=auto finds it)"
-        )
-    return micro
+                torch.cuda.reset_peak_memory_stats(self.device)
+        return fits
 
 
-class _Enough(BaseException):  # no error, and no evaluator may take it for one
+class _Enough(BaseException):  # not an error, and no evaluation may take it for one
     """An evaluation has read its first batch."""
 
 

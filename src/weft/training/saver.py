@@ -1,52 +1,41 @@
-"""Checkpoints beside the training: the loop waits for a copy in memory, a thread brings it to the disk.
+"""Checkpoints beside the training: the loop waits for a copy in memory, a thread writes it to the disk.
 
-One write is in flight at most. One that fails, on a full disk for instance, is told and the training goes on: the
-checkpoints that stand are untouched, and the next write may succeed. Only the last one must.
+At most one write is in flight. One that fails, on a full disk for instance, is reported and the training goes on: the
+checkpoints that exist are untouched, and the next write may succeed. Only the last one must.
 """
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from torch import nn, optim
+from collections.abc import Callable
 
 from weft.errors import RunError
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
+from weft.runs.snapshot import Snapshot
 
 
 class Saver:
-    """Writes a run's checkpoints. `before` comes first each time: it brings the metrics to the disk."""
+    """Writes a run's checkpoints. `before` is called first each time: it brings the metrics to the disk."""
 
     def __init__(self, run: RunFolder, keep: int, before: Callable[[], None]):
         self._run, self._keep, self._before = run, keep, before
         self._thread: threading.Thread | None = None
         self._failure: RunError | None = None
         self._bug: BaseException | None = None
-        self._untold = False
+        self._unreported = False
         self.lost_best = False  # the best weights so far never reached the disk
 
-    def save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizer: optim.Optimizer,
-        notes: Mapping[str, Any],
-        best: bool,
-        spare: int | None,
-    ) -> None:
-        """Copy the state and start to write it, after the write before it has ended."""
+    def save(self, step: int, take: Callable[[], Snapshot], best: bool, spare: int | None) -> None:
+        """Take a snapshot and start to write it, after the write before it has ended."""
         self.wait()
         try:
             self._before()
         except OSError as error:
             self._fail(step, f"{self._run.metrics}: cannot be written: {error.strerror or error}", best)
             return
-        copy = checkpoint.snapshot(step, model, optimizer, notes)
-        self._thread = threading.Thread(target=self._write, args=(copy, best, spare), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(take(), best, spare), name="checkpoint", daemon=True)
         self._thread.start()
 
-    def _write(self, copy: checkpoint.Snapshot, best: bool, spare: int | None) -> None:
+    def _write(self, copy: Snapshot, best: bool, spare: int | None) -> None:
         try:
             path = checkpoint.write(self._run.checkpoints, copy, self._keep, best, spare)
         except RunError as error:
@@ -59,7 +48,7 @@ class Saver:
             self._run.event("checkpoint", step=copy.step, path=path.name, best=best)
 
     def _fail(self, step: int, reason: str, best: bool) -> None:
-        self._failure, self._untold = RunError(reason), True
+        self._failure, self._unreported = RunError(reason), True
         self.lost_best = self.lost_best or best
         self._run.event("checkpoint failed", step=step, reason=reason)
 
@@ -72,9 +61,9 @@ class Saver:
             raise self._bug
 
     def news(self) -> str | None:
-        """A line about a write that has failed since the last time, without waiting for one in flight."""
-        if self._untold:
-            self._untold = False
+        """A message about a write that has failed since the last call, without waiting for one in flight."""
+        if self._unreported:
+            self._unreported = False
             return f"{self._failure}; training goes on, and the next checkpoint may succeed"
         return None
 
@@ -87,16 +76,8 @@ class Saver:
             raise RunError(f"{self._failure}; {left}; `weft train --resume {self._run.path}` goes on from there")
 
 
-class Unsaved(Saver):
-    """For a process that helps another one, which saves for both: they hold the same state."""
+class FollowerSaver(Saver):
+    """For a process that another one leads, which saves for both: they hold the same state."""
 
-    def save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizer: optim.Optimizer,
-        notes: Mapping[str, Any],
-        best: bool,
-        spare: int | None,
-    ) -> None:
+    def save(self, step: int, take: Callable[[], Snapshot], best: bool, spare: int | None) -> None:
         """Nothing is written here."""

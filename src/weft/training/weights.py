@@ -1,26 +1,27 @@
-"""The weights that a run begins with: fresh ones, or another run's."""
+"""The weights that a run begins with, fresh or another run's, and those that it ends with."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from weft.errors import ConfigError, RunError
 from weft.models.base import LanguageModel
-from weft.runs.checkpoint import load_weights
-from weft.runs.folder import RunFolder, checkpoint_path, load_model, open_run
+from weft.models.config import TransformerConfig
+from weft.nn.init import hollow
+from weft.recipe.config import Recipe
+from weft.runs import checkpoint
+from weft.runs.folder import RunFolder, open_run
 from weft.training.finetune import add_adapters, merged
 
-if TYPE_CHECKING:
-    from weft.recipe.config import Recipe
-
-# what a pretrained head holds that the next head can go on with: BERT's pooler (Devlin et al. 2019, §3.2)
+# what a pretrained head holds that the next head can continue with: BERT's pooler (Devlin et al. 2019, §3.2)
 HANDED_ON = {"output.follows.pooler.": "output.pooler."}
 
 
-def first_model(recipe: "Recipe") -> LanguageModel:
+def first_model(recipe: Recipe) -> LanguageModel:
     """The recipe's model before its first step: freshly drawn, then filled from `init` where the recipe names a run.
 
     With an adapter all that was filled is frozen; what is learned stands beside it, and in a head that is new.
@@ -35,40 +36,73 @@ def first_model(recipe: "Recipe") -> LanguageModel:
     return model
 
 
-def learned_model(run: RunFolder, recipe: "Recipe", path: Path) -> LanguageModel:
-    """The model of a run with an adapter: the weights that it began with, and the addition merged into them.
+def load_model(
+    run: RunFolder, which: Literal["best", "latest"] = "best", device: torch.device | str = "cpu"
+) -> tuple[LanguageModel, list[str]]:
+    """The run's model with its best (or latest) weights, ready to use, and a line for each damaged checkpoint."""
+    recipe = run.recipe()
 
-    The run holds the addition alone. Weights that are no longer those it was learned beside are refused.
+    def filled(path: Path) -> LanguageModel:
+        if isinstance(recipe.model, TransformerConfig) and recipe.adapter is None:
+            with hollow():
+                model: LanguageModel = recipe.model.build()
+            checkpoint.place_weights(path, model, torch.device(device))
+            return model
+        checkpoint.verify(path)
+        if recipe.adapter is not None:
+            return _adapted_model(run, recipe, path)
+        model = recipe.model.build()
+        checkpoint.load_weights(path, model)
+        return model
+
+    model, damage = checkpoint.find(run.checkpoints, which, filled)
+    return model.to(device).eval(), damage
+
+
+# ---- adapters
+
+
+def _adapted_model(run: RunFolder, recipe: Recipe, path: Path) -> LanguageModel:
+    """The model of a run with an adapter: the weights that it began with, and the adapter merged into them.
+
+    The run holds the adapter alone. Base weights that have changed since are refused.
     """
     check_base(run, recipe)
     model = first_model(recipe)
-    load_weights(path, model)
+    checkpoint.load_weights(path, model)
     return merged(model)
 
 
-def check_base(run: RunFolder, recipe: "Recipe") -> None:
-    """Refuse a run whose adapter was learned beside other weights than those that `init` has now."""
+def base_note(origin: str) -> str:
+    """What a run with an adapter notes of its base in base.json."""
+    return json.dumps({"init": origin, "sha256": _base_hash(origin)})
+
+
+def check_base(run: RunFolder, recipe: Recipe) -> None:
+    """Refuse a run whose adapter was learned for other weights than those that `init` has now."""
     assert recipe.init is not None
     noted = json.loads(run.base.read_text(encoding="utf-8")) if run.base.exists() else {}
-    if noted.get("sha256") != base_hash(recipe.init):
+    if noted.get("sha256") != _base_hash(recipe.init):
         raise RunError(
-            f"{run.path}: its adapter was learned beside the weights of {recipe.init}, which have changed since; "
+            f"{run.path}: its adapter was learned for the weights of {recipe.init}, which have changed since; "
             "restore them, or train the adapter again"
         )
 
 
-def base_hash(origin: str) -> str:
-    """The hash of the weights that a run's adapters stand beside."""
-    path, _ = checkpoint_path(open_run(origin))
+def _base_hash(origin: str) -> str:
+    """The hash of a run's best weights."""
+    path, _ = checkpoint.find(open_run(origin).checkpoints, "best", checkpoint.whole)
     files = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]
     return " ".join(files["model.safetensors"]["sha256"])
 
+
+# ---- another run's weights
 
 # what may differ from the run that weights come from: nothing that changes what the weights mean
 FREE = ("head", "dropout", "attention.dropout", "init", "vocab_size", "source_vocab_size")
 
 
-def _check_alike(settings: dict[str, Any], origin: str) -> None:
+def _check_alike(settings: Mapping[str, Any], origin: str) -> None:
     """Refuse a model that would compute something else with the same weights."""
     earlier = _flat(open_run(origin).recipe().model.model_dump(mode="json"))
     for key, value in _flat(settings).items():
@@ -80,7 +114,7 @@ def _check_alike(settings: dict[str, Any], origin: str) -> None:
             )
 
 
-def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}

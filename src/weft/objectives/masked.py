@@ -1,0 +1,58 @@
+"""Masked words: the first of the two tasks that BERT learns."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch.nn import functional as F
+
+from weft.data.batch import Batch
+from weft.data.corrupt import Masking, masked_batch
+from weft.models.base import LanguageModel
+from weft.nn.loss import linear_cross_entropy
+from weft.objectives.objective import model_inputs
+from weft.objectives.text import CorruptedTextObjective
+from weft.recipe import objective as config
+from weft.training.objective import Loss
+
+
+def masked_loss(model: LanguageModel, batch: Batch) -> Loss:
+    """−log p of the words that were masked and, where a batch asks, of whether its second sentence is the next one.
+
+    Only the masked places go through the head: the other five sixths of the logits would count for nothing.
+    """
+    assert batch.loss_mask is not None, "nothing was masked"
+    features = model.features(batch.tokens, **model_inputs(batch))
+    count = batch.count  # known on the host, so that the device isn't asked
+    places = torch.nonzero_static(batch.loss_mask.flatten(), size=count)[:, 0]
+    chosen = features.flatten(0, 1)[places][None]
+    chosen, weight, bias = model.readout(chosen)  # type: ignore[operator]
+    loss, nll = linear_cross_entropy(chosen.flatten(0, 1), weight, bias, batch.targets.flatten()[places])
+    extras = {"nll": nll}
+    if batch.follows is not None and batch.follows_weight is not None:
+        logits = model.output.follows(features, None)  # type: ignore[union-attr,operator]
+        losses = F.cross_entropy(logits.float(), batch.follows, reduction="none")
+        follows = (losses * batch.follows_weight).sum()
+        loss, extras["nll"] = loss + follows, nll + follows.detach()
+        extras["next_correct"] = (logits.argmax(-1) == batch.follows).sum()
+    return loss, count, extras
+
+
+class Masked(CorruptedTextObjective[config.Masked]):
+    """Masked words of windows of text."""
+
+    usage = "weft embed {run} < lines.txt"
+
+    @cached_property
+    def masking(self) -> Masking:
+        return Masking.of(self.tokenizer, self.settings.rate, self.settings.whole_words)
+
+    @property
+    def added(self) -> int:
+        return self.masking.frame
+
+    def corrupt(self, batch: Batch, numbers: Sequence[int], seed: int) -> Batch:
+        return masked_batch(batch, numbers, self.masking, seed)
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        return masked_loss(model, batch)

@@ -1,0 +1,46 @@
+"""The loss of every objective whose targets are tokens that a decoder writes."""
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from weft.data.batch import Batch
+from weft.evaluate.objective import mean_loss
+from weft.models.base import LanguageModel
+from weft.nn.loss import cross_entropy, linear_cross_entropy
+from weft.objectives.objective import model_inputs
+from weft.recipe.objective import WordObjective
+from weft.training.objective import Loss
+
+Readout = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]  # features, table and bias of the logits
+
+
+def word_loss(settings: WordObjective, model: LanguageModel, batch: Batch) -> Loss:
+    """−log p of each target, summed over the loss mask.
+
+    The extra `nll` is the plain −log p without smoothing and z-loss, of which perplexity is made.
+    """
+    smoothing, z_loss = settings.smoothing, settings.z_loss
+    targets = batch.targets.flatten()
+    mask = batch.loss_mask.flatten() if batch.loss_mask is not None else None
+    count = targets.numel() if mask is None else mask.sum()
+    features = model.features(batch.tokens, **model_inputs(batch))
+    readout: Readout | None = getattr(model, "readout", None)
+    if readout is not None:
+        features, weight, bias = readout(features)
+        loss, nll = linear_cross_entropy(features.flatten(0, 1), weight, bias, targets, mask, smoothing, z_loss)
+        return loss, count, {"nll": nll}
+    logits = model.head(features).flatten(0, 1)
+    losses = cross_entropy(logits, targets, smoothing, z_loss)
+    plain = cross_entropy(logits.detach(), targets) if smoothing or z_loss else losses.detach()
+    if mask is not None:
+        losses, plain = torch.where(mask, losses, 0.0), torch.where(mask, plain, 0.0)
+    return losses.sum(), count, {"nll": plain.sum()}
+
+
+def word_metrics(settings: WordObjective, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, float]:
+    """Loss and perplexity of the targets."""
+    found = mean_loss(lambda model, batch: word_loss(settings, model, batch), model, batches)
+    return found | {"perplexity": math.exp(min(700.0, found["loss"]))}

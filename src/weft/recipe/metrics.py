@@ -1,0 +1,36 @@
+"""What is measured: each metric in words, how it is printed, and whether lower is better."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric as people read it; `format` is that of a number."""
+
+    title: str
+    format: str = ".3f"
+    lower_is_better: bool = False
+
+
+METRICS = {
+    "bits_per_byte": Metric("bits per byte", lower_is_better=True),
+    "perplexity": Metric("perplexity", ".2f", lower_is_better=True),
+    "loss": Metric("loss", lower_is_better=True),
+    "nats_per_character": Metric("loss, nats per character", lower_is_better=True),
+    "baseline_bits_per_byte": Metric("bits per byte of character frequencies alone", lower_is_better=True),
+    "next_accuracy": Metric("next-sentence accuracy", ".1%"),
+    "accuracy": Metric("accuracy", ".1%"),
+    "macro_f1": Metric("macro F1"),
+    "matthews": Metric("Matthews correlation"),
+    "pearson": Metric("Pearson correlation"),
+    "spearman": Metric("Spearman correlation"),
+    "bleu": Metric("BLEU", ".1f"),
+    "chrf": Metric("chrF", ".1f"),
+    "rouge_l": Metric("ROUGE-L"),
+    "exact": Metric("exact match", ".1%"),
+}
+
+
+def metric(name: str) -> Metric:
+    """A metric by its name; one that is not in the table is printed as it is called."""
+    return METRICS.get(name, Metric(name.replace("_", " ")))
