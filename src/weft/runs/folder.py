@@ -13,7 +13,6 @@ runs/NAME/
 """
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -21,13 +20,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from weft.config import read_toml, to_toml, validate
 from weft.errors import RunError
+from weft.files import locked, write_text
 from weft.models.config import TransformerConfig
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
 
@@ -199,29 +199,17 @@ def _clear(run: RunFolder, folder_too: bool) -> None:
 def held(run: RunFolder) -> Iterator[None]:
     """Keep other processes from writing to a run. A process that is killed lets go of it."""
     lock = run.path / LOCK
-    try:
-        while True:
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(handle)
-                raise RunError(
-                    f"{run.path}: another process is training there; wait for it, or choose another folder with --run"
-                ) from None
-            except OSError as error:  # some network folders know no locks; there we trust whoever starts runs
-                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                    raise
-            if lock.exists() and os.path.samestat(os.fstat(handle), lock.stat()):
-                break
-            os.close(handle)  # whoever held it has removed it in between
-    except OSError as error:
-        raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(lock))
+        except BlockingIOError:
+            raise RunError(
+                f"{run.path}: another process is training there; wait for it, or choose another folder with --run"
+            ) from None
+        except OSError as error:
+            raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
+        stack.callback(lock.unlink, missing_ok=True)
         yield
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(handle)
 
 
 def open_run(path: Path | str) -> RunFolder:
@@ -235,13 +223,12 @@ def open_run(path: Path | str) -> RunFolder:
 
 def found(run: RunFolder, recipe: Recipe) -> None:
     """Write config.toml: from here on the folder is a run."""
-    from weft.runs.checkpoint import write_atomic
     from weft.training.weights import base_hash
 
     try:
         if recipe.adapter is not None and recipe.init is not None:
-            write_atomic(run.base, json.dumps({"init": recipe.init, "sha256": base_hash(recipe.init)}))
-        write_atomic(run.config, to_toml(recipe))
+            write_text(run.base, json.dumps({"init": recipe.init, "sha256": base_hash(recipe.init)}))
+        write_text(run.config, to_toml(recipe))
     except OSError as error:
         raise RunError(f"{run.config}: cannot be written: {error.strerror or error}") from None
 

@@ -5,7 +5,6 @@ stopped, line for line. Whatever depends on the machine's mood is in timings.jso
 """
 
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from weft.errors import ConfigError
+from weft.files import sync, write_text
 from weft.recipe.config import LogConfig, Recipe
-from weft.runs.checkpoint import write_atomic
 from weft.runs.folder import RunFolder, read_lines, record
 
 Say = Callable[[str], None]
@@ -76,8 +75,7 @@ class Journal:
     def sync(self) -> None:
         """Wait until every line is on the disk; a checkpoint must not be ahead of its metrics."""
         for file in (self._metrics, self._timings):
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
 
     def close(self) -> None:
         """Close the files."""
@@ -119,7 +117,7 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
 def _cut(path: Path, after: int) -> None:
     if path.exists():
         kept = [record(line) + "\n" for line in steps(path) if line["step"] <= after]
-        write_atomic(path, "".join(kept))
+        write_text(path, "".join(kept))
 
 
 class Watcher(Protocol):
