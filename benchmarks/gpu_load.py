@@ -23,10 +23,10 @@ from pathlib import Path
 import torch
 
 from weft.api.exchange import RunFolder, _write_run
+from weft.files import checksums
 from weft.interop.loaded import Loaded
 from weft.interop.mapping import shapes
 from weft.models.presets import preset
-from weft.runs.tensors import checksums
 from weft.text.config import Byte
 
 LOAD = """

@@ -114,15 +114,15 @@ def lines(path: Path) -> int:
 
 def kill_somewhere(recipe: Recipe, path: Path, pick: random.Random, in_write: bool, advance: int) -> str | None:
     """Run until a random instant and kill; where it struck, or None if the run came to its end first."""
+    before = unfinished(path)
     number = child(recipe, path)
     aim = lines(path) + pick.randint(0, advance)
     while lines(path) < aim:
         if ended(number):
             return None
         time.sleep(0.001)
-    unfinished = f".step-*.{number}"  # a folder of this process beside the checkpoints
     if in_write:
-        while not list((path / "checkpoints").glob(unfinished)):
+        while not unfinished(path) - before:
             if ended(number):
                 return None
         time.sleep(pick.random() * 0.004)
@@ -132,7 +132,12 @@ def kill_somewhere(recipe: Recipe, path: Path, pick: random.Random, in_write: bo
         return None
     os.kill(number, signal.SIGKILL)
     os.waitpid(number, 0)
-    return "inside a checkpoint write" if list((path / "checkpoints").glob(unfinished)) else "between writes"
+    return "inside a checkpoint write" if unfinished(path) - before else "between writes"
+
+
+def unfinished(path: Path) -> set[str]:
+    """The checkpoints that are being written, and those that a killed process left so."""
+    return {folder.name for folder in (path / "checkpoints").glob(".step-*")}
 
 
 def outcome(path: Path) -> tuple[str, str]:

@@ -1,10 +1,29 @@
-"""Files that are whole or absent: written beside, synced, renamed."""
+"""Files and folders that are whole or absent: written beside their place, synced, renamed. Locks and checksums.
 
+A file that is being written has the name of its place with a dot before it and a few letters behind. A process that is
+killed leaves it so; nothing reads it. On systems other than POSIX a folder cannot be synced, and nothing is locked.
+"""
+
+import errno
+import hashlib
 import os
-import tempfile
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from weft.errors import DataError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+CHECKSUM_BYTES = 1 << 25  # bytes that have a checksum of their own
+THREADS = min(16, os.cpu_count() or 1)
 
 
 def is_text(text: str) -> bool:
@@ -24,33 +43,153 @@ def check_place(path: Path) -> None:
     if path.is_dir():
         raise DataError(f"{path}: cannot be written: Is a directory")
     if not there.is_dir():
-        raise DataError(f"{path}: cannot be written: {there} is no folder")
+        raise DataError(f"{path}: cannot be written: {there} is not a folder")
     if not os.access(there, os.W_OK):
         raise DataError(f"{path}: cannot be written: Permission denied")
 
 
+# ---- writing; all of it raises OSError where the disk refuses
+
+
 def write_text(path: Path, text: str) -> None:
-    """Put `text` at `path` in one step; a reader sees the old file or the new one, never a part. Raises OSError."""
+    """Put `text` at `path` in one step; a reader sees the old file or the new one, never a part."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """The same for bytes."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write (and to read back), which takes the place of `path` when it is whole and on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    beside = _beside(path)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(beside, 0o666 & ~_umask())  # mkstemp makes it private
-        os.replace(beside, path)
+        with open(beside, "x+b") as file:
+            yield file
+            sync(file)
+        put(beside, path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `path`, missing or empty, when all in it is on the disk."""
+    path = Path(os.path.realpath(path))  # `.` has no name, and a link stays a link
+    beside = _beside(path)
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        for inside in (*beside.rglob("*"), beside):
+            if not inside.is_symlink():
+                sync_path(inside)
+        put(beside, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)  # it is gone where all went well
+
+
+def replace_link(path: Path, target: str) -> None:
+    """Make `path` a symbolic link to `target`, in one step: there is always either the old link or the new."""
+    beside = _beside(path)
+    beside.symlink_to(target)
+    try:
+        put(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def put(beside: Path, path: Path) -> None:
+    """Rename what was written beside `path`, so that it stays there should the machine stop now."""
+    os.replace(beside, path)
+    sync_path(path.parent)
+
+
+def sync(file: IO[Any]) -> None:
+    """Wait until all that was written to an open file is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    if os.name != "posix" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+# ---- locks
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock on a file, made if it is missing; it ends with the process, however that ends.
+
+    Raises BlockingIOError where another process has it. Whoever holds it may remove the file.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock(handle)
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                yield
+                return
+        finally:
+            os.close(handle)
+        # the process that had it has removed the file in between
+
+
+def _lock(handle: int) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # some network folders have no locks; there we trust whoever starts processes
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+
+
+# ---- checksums
+
+
+def sha256(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:
+    """The SHA-256 of a file; `advance` hears how many bytes were read."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+            advance(len(block))
+    return digest.hexdigest()
+
+
+def checksums(path: Path) -> list[str]:
+    """The SHA-256 of each 32 MiB of a file: several threads hash a large one, and damage is known by its place."""
+    size = path.stat().st_size
+
+    def one(start: int) -> str:
+        digest, buffer, left = hashlib.sha256(), memoryview(bytearray(1 << 20)), min(CHECKSUM_BYTES, size - start)
+        with open(path, "rb", buffering=0) as file:
+            file.seek(start)
+            while left and (count := file.readinto(buffer[:left])):
+                digest.update(buffer[:count])
+                left -= count
+        return digest.hexdigest()
+
+    starts = range(0, max(1, size), CHECKSUM_BYTES)
+    if len(starts) == 1:
+        return [one(0)]
+    with ThreadPoolExecutor(THREADS, "hash") as pool:
+        return list(pool.map(one, starts))

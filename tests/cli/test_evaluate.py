@@ -52,7 +52,7 @@ def test_a_figure_has_a_place_before_anything_is_measured(folder: Path, capsys: 
     capsys.readouterr()
     assert run(["evaluate", str(folder / "labels"), "--figure", str(folder / "book.txt" / "x.png")]) == 2
     told = capsys.readouterr()
-    assert "is no folder" in told.err and told.out == ""
+    assert "is not a folder" in told.err and told.out == ""
 
 
 def test_text_that_was_not_learned_from(folder: Path, capsys: Capture) -> None:

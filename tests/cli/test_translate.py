@@ -104,7 +104,7 @@ def test_a_place_that_cannot_be_written_is_refused_first(
 ) -> None:
     monkeypatch.setattr("weft.api.run.translate", None)  # no work is begun
     (tmp_path / "file").write_text("")
-    for out, why in ((tmp_path, "Is a directory"), (tmp_path / "file" / "out.txt", "is no folder")):
+    for out, why in ((tmp_path, "Is a directory"), (tmp_path / "file" / "out.txt", "is not a folder")):
         assert run(["translate", str(trained), str(trained.parent / "lines.txt"), "--out", str(out)]) == 2
         assert why in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -136,7 +136,7 @@ def test_a_crash_while_saving_leaves_the_old_checkpoint(
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    target = {"rename": (os, "rename"), "fsync": (os, "fsync"), "write": (tensors, "save_file")}[crash]
+    target = {"rename": (os, "replace"), "fsync": (os, "fsync"), "write": (tensors, "save_file")}[crash]
     monkeypatch.setattr(*target, fail)
     with pytest.raises(RunError, match="No space left"):
         save(tmp_path, 2, keep=1)
@@ -152,7 +152,7 @@ def test_what_a_killed_process_left_is_never_taken_and_swept_away(
     """Killed between writing and renaming: the half-made folder has another name."""
     old = save(tmp_path, 1)
     monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *a, **k: None)  # a killed process cleans up nothing
-    monkeypatch.setattr(os, "rename", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 2)
     monkeypatch.undo()

@@ -1,6 +1,5 @@
 """Tensors come back from files as they were, hashed piece by piece, on a GPU as on a processor."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from tests.devices import DEVICES
 from torch import Tensor
 
+from weft import files
 from weft.errors import DamageError, RunError
 from weft.runs import tensors
 
@@ -22,23 +22,6 @@ def some() -> dict[str, Tensor]:
         "none": torch.zeros(0, 4),
         "flags": torch.rand(77) < 0.5,
     }
-
-
-def test_a_file_is_hashed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "PIECE", 1000)
-    data = bytes(i % 251 for i in range(2500))
-    (tmp_path / "file").write_bytes(data)
-    expected = [hashlib.sha256(data[start : start + 1000]).hexdigest() for start in (0, 1000, 2000)]
-    assert tensors.checksums(tmp_path / "file") == expected
-    (tmp_path / "file").write_bytes(data[:2100] + b"x" + data[2101:])
-    changed = tensors.checksums(tmp_path / "file")
-    assert changed[:2] == expected[:2] and changed[2] != expected[2]
-
-
-def test_a_small_file_has_the_hash_that_everyone_gives_it(tmp_path: Path) -> None:
-    for data in (b"", b"abc"):
-        (tmp_path / "file").write_bytes(data)
-        assert tensors.checksums(tmp_path / "file") == [hashlib.sha256(data).hexdigest()]
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -68,10 +51,10 @@ def flip(path: Path, name: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("piece", [1000, 1 << 25])
 def test_a_device_gets_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, device: str) -> None:
-    monkeypatch.setattr(tensors, "PIECE", piece)
+    monkeypatch.setattr(files, "CHECKSUM_BYTES", piece)
     given, path = some(), tmp_path / "file"
     tensors.save(path, given)
-    found = dict(tensors.placed(path, torch.device(device), tensors.checksums(path)))
+    found = dict(tensors.placed(path, torch.device(device), files.checksums(path)))
     assert found.keys() == given.keys()
     for name, tensor in given.items():
         assert found[name].device.type == device and found[name].dtype == tensor.dtype
@@ -83,10 +66,10 @@ def test_a_device_gets_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_damaged_tensor_is_named_and_not_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hit: str, device: str
 ) -> None:
-    monkeypatch.setattr(tensors, "PIECE", 64)
+    monkeypatch.setattr(files, "CHECKSUM_BYTES", 64)
     path = tmp_path / "file"
     tensors.save(path, some())
-    sums = tensors.checksums(path)
+    sums = files.checksums(path)
     flip(path, hit)
     given = []
     with pytest.raises(DamageError, match=rf"the checksum is wrong (in|between) .*\b{hit}\b"):
@@ -96,10 +79,10 @@ def test_a_damaged_tensor_is_named_and_not_given(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_checksums_of_another_file_are_refused(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "PIECE", 1000)
+    monkeypatch.setattr(files, "CHECKSUM_BYTES", 1000)
     path = tmp_path / "file"
     tensors.save(path, some())
-    sums = tensors.checksums(path)
+    sums = files.checksums(path)
     for others in (sums[:-1], [*sums, sums[0]], []):
         with pytest.raises(DamageError, match="the checksum is wrong"):
             list(tensors.placed(path, torch.device(device), others))

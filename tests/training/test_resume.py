@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from weft import files
 from weft.errors import DamageError, RunError
 from weft.runs import checkpoint, tensors
 from weft.runs.folder import RunFolder, claimed, held, load_model, open_run
@@ -120,8 +121,8 @@ def test_each_checkpoint_is_tried_once(tmp_path, recipe, corpus, tokenizer, eval
     data[-1] ^= 1
     (newest / "model.safetensors").write_bytes(data)
     hashed: list[str] = []
-    checksums = tensors.checksums
-    monkeypatch.setattr(tensors, "checksums", lambda path: (hashed.append(path.parent.name), checksums(path))[1])
+    checksums = files.checksums
+    monkeypatch.setattr(files, "checksums", lambda path: (hashed.append(path.parent.name), checksums(path))[1])
     _, damage = load_model(run, "latest")
     assert len(damage) == 1
     assert hashed.count(newest.name) == 1

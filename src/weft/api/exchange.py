@@ -7,7 +7,6 @@ made is built beside its place and renamed: a failure leaves nothing behind.
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from weft.config import validate
 from weft.errors import InteropError, RunError, TokenizerError, suggestion
+from weft.files import replacing_folder
 from weft.interop import safetensors
 from weft.interop.loaded import Loaded, Weights
 from weft.interop.mapping import shapes
@@ -26,7 +26,7 @@ from weft.nn.init import hollow
 from weft.progress import bar
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
 from weft.recipe.objective import GOALS
-from weft.runs.checkpoint import checkpoint_name, link, seal, write_synced
+from weft.runs.checkpoint import checkpoint_name, link, seal
 from weft.runs.folder import RunFolder, checkpoint_path, found, load_model, open_run, read_lines
 from weft.text.tokenizer import FILE, Tokenizer
 
@@ -156,29 +156,11 @@ def _refuse_existing(path: Path, instead: str) -> None:
 @contextmanager
 def built_beside(target: Path) -> Iterator[Path]:
     """A folder beside `target` that takes its place when all went well, and goes when not."""
-    target = Path(os.path.realpath(target))  # `.` and links to folders too
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        beside.mkdir(parents=True)
-        yield beside
-        for path in (*sorted(beside.rglob("*")), beside):
-            if not path.is_symlink():
-                _sync(path)
-        os.rename(beside, target)
-        _sync(target.parent)
+        with replacing_folder(target) as beside:
+            yield beside
     except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        raise RunError(f"{os.path.realpath(target)}: cannot be written: {error.strerror or error}") from None
 
 
 # ---- a run's folder
@@ -191,7 +173,7 @@ def _write_run(run: RunFolder, loaded: Loaded, place: Path, own: Recipe | None =
     (checkpoint / "state").mkdir(parents=True)
     with bar("importing", parameters(loaded.model)) as advance:
         safetensors.write(checkpoint / "model.safetensors", _counted(loaded.weights, advance))
-    write_synced(checkpoint / "state/state.json", json.dumps({"step": 0, "notes": {}}, indent=1))
+    (checkpoint / "state/state.json").write_text(json.dumps({"step": 0, "notes": {}}, indent=1), encoding="utf-8")
     seal(checkpoint, 0, {})
     for name in ("latest", "best"):
         link(run.checkpoints, name, checkpoint)
@@ -229,7 +211,7 @@ def _write_origin(folder: Path, loaded: Loaded) -> None:
     assert loaded.tokenizer is not None
     folder.mkdir()
     notes = {"origin": loaded.origin, "tokenizer": loaded.tokenizer.fingerprint, "notes": loaded.notes}
-    write_synced(folder / "notes.json", json.dumps(notes, indent=1, ensure_ascii=False))
+    (folder / "notes.json").write_text(json.dumps(notes, indent=1, ensure_ascii=False), encoding="utf-8")
     for name, data in loaded.files.items():
         file = folder / "files" / name
         assert file.resolve().is_relative_to(folder.resolve()), "a format's reader names its files itself"

@@ -5,12 +5,10 @@ A field of ids is two tensors: `NAME.ids`, all examples one after another (uint1
 header's metadata holds the format, the count, notes (the tokenizer's fingerprint, the labels' names) and a checksum.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import tempfile
-import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
@@ -22,9 +20,9 @@ import numpy.typing as npt
 from pydantic import Field, NonNegativeInt, ValidationError
 
 from weft.config import Config
-from weft.data.shards import sync_folder
 from weft.data.table import OnError, Row, Skipped
 from weft.errors import DataError, WeftError
+from weft.files import replacing
 from weft.text.tokenizer import Tokenizer
 
 Array = npt.NDArray[np.int64]
@@ -155,20 +153,11 @@ def write_examples(path: str | Path, rows: Iterable[Example], *, notes: Mapping[
     held in memory is a few bytes an example. `notes` is anything that JSON can hold.
     """
     path = Path(path)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("x+b") as stream:
+        with replacing(path) as stream:
             _write(stream, rows, notes or {}, str(path), path.parent)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, path)
-        sync_folder(path.parent)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):  # it is gone where all went well
-            beside.unlink()
     return Examples.open(path)
 
 

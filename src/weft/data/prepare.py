@@ -5,11 +5,9 @@ what no finished shard holds, and writes the same bytes as a run that was never 
 """
 
 import json
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,10 @@ from pydantic import ValidationError
 
 from weft.data.config import Data, FilesSplit, HashSplit, Split
 from weft.data.documents import stamps
-from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for, sync_folder, write_index
+from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for, write_index
 from weft.data.split import Piece, check_sides, section_for, split_pieces
 from weft.errors import DataError, WeftError
-from weft.files import write_text
+from weft.files import locked, sync, write_text
 from weft.progress import bar
 from weft.text.tokenizer import Tokenizer
 
@@ -50,7 +48,7 @@ def prepare(
         done = _begin(out, plan)
         if done is None:
             return Shards.open(out)
-        with _alone(out):
+        with locked(out / PLAN):
             tokenizer.save(out)
             pieces = split_pieces(sources, split, column=column, section=plan["section"])
             with bar("preparing", _total(plan), unit="bytes", wanted=progress) as advance:
@@ -66,6 +64,8 @@ def prepare(
             index = Index(dtype=dtype_for(size), vocab_size=size, tokenizer=tokenizer.fingerprint, shards=ordered)
             write_index(out, index)
             (out / JOURNAL).unlink()
+    except BlockingIOError:
+        raise DataError(f"{out}: another `weft prepare` is writing there; wait for it") from None
     except OSError as error:
         raise DataError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from None
     return Shards.open(out)
@@ -138,22 +138,6 @@ def _begin(out: Path, plan: dict[str, Any]) -> list[Shard] | None:
     return None if (out / INDEX).exists() else _journalled(out)
 
 
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Keeps a second `weft prepare` out of the folder. The lock goes with the process, however it ends."""
-    if os.name != "posix":
-        yield
-        return
-    import fcntl
-
-    with (out / PLAN).open("rb") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{out}: another `weft prepare` is writing there; wait for it") from None
-        yield
-
-
 def _journalled(out: Path) -> list[Shard]:
     """The shards that the journal names and that are all there; a line that a kill cut short ends it."""
     shards: list[Shard] = []
@@ -176,8 +160,7 @@ def _note(out: Path, shard: Shard) -> None:
     """A finished shard's line in the journal, synced: from now on it need not be made again."""
     with (out / JOURNAL).open("a", encoding="utf-8") as stream:
         stream.write(shard.model_dump_json() + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+        sync(stream)
 
 
 def _discard(out: Path) -> None:
@@ -199,7 +182,6 @@ def _write(
     for path in out.glob("*.partial"):
         path.unlink()
     write_text(out / JOURNAL, "".join(shard.model_dump_json() + "\n" for shard in done))
-    sync_folder(out)
     shards = list(done)
     dtype = dtype_for(tokenizer.vocab_size)
     writers: dict[Side, ShardWriter] = {}

@@ -7,7 +7,6 @@ shape (3, sections): a section's first token in the shard, its UTF-8 bytes, its 
 
 import hashlib
 import json
-import os
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import Field, NonNegativeInt, ValidationError
 
 from weft.config import Config
 from weft.errors import DataError
+from weft.files import put, sha256, sync, write_text
 
 if TYPE_CHECKING:
     import torch
@@ -200,15 +200,11 @@ class Shards:
         for shard in self.index.shards:
             for file, expected in (("tokens", shard.tokens_sha256), ("sections", shard.sections_sha256)):
                 path = self.path / f"{shard.name}.{file}"
-                digest = hashlib.sha256()
                 try:
-                    with path.open("rb") as stream:
-                        for block in iter(lambda: stream.read(1 << 20), b""):
-                            digest.update(block)
-                            advance(len(block))
+                    found = sha256(path, advance)
                 except OSError as error:
                     raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-                if digest.hexdigest() != expected:
+                if found != expected:
                     raise DataError(f"{path}: damaged: its checksum differs from the index; prepare the folder again")
 
 
@@ -278,12 +274,11 @@ class ShardWriter:
         sections = np.array(self._columns, dtype="<i8")
         with self._beside("sections").open("wb") as stream:
             stream.write(sections.tobytes())
-            _sync(stream)
-        _sync(self._stream)
+            sync(stream)
+        sync(self._stream)
         self._stream.close()
         for file in ("tokens", "sections"):
-            os.replace(self._beside(file), self._folder / f"{self._name}.{file}")
-        sync_folder(self._folder)
+            put(self._beside(file), self._folder / f"{self._name}.{file}")
         return Shard(
             name=self._name,
             split=self._split,
@@ -300,24 +295,6 @@ class ShardWriter:
         self._stream.close()
 
 
-def _sync(stream: Any) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames in a folder last (where the system can)."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def write_index(folder: Path, index: Index) -> None:
     """The last step of preparing: from now on the folder is finished."""
-    from weft.files import write_text
-
     write_text(folder / INDEX, json.dumps(index.model_dump(), indent=1) + "\n")
-    sync_folder(folder)

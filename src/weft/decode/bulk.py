@@ -2,13 +2,13 @@
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from weft.decode.writing import Completion
 from weft.errors import DataError
+from weft.files import sync
 
 Complete = Callable[[Sequence[str], int], list[list[Completion]]]  # prompts, the first one's number → texts of each
 
@@ -124,7 +124,6 @@ class Results:
         """Add whole lines; they are on the disk when this returns."""
         try:
             self.file.write("".join(f"{line}\n" for line in lines).encode())
-            self.file.flush()
-            os.fsync(self.file.fileno())
+            sync(self.file)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be written: {error.strerror}") from None

@@ -6,7 +6,6 @@ each operation is written down as it happens, so that whatever the control flow 
 """
 
 import inspect
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from html import escape
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.errors import WeftError
 from weft.explain.layout import Layout, arrange
+from weft.files import write_text
 
 Kind = Literal["parameter", "input", "constant", "variable"]
 COLOURS = {"parameter": "#fde9c8", "input": "#d7ebd3", "constant": "#e6e6e6", "variable": "#dbe7f6"}
@@ -86,13 +86,8 @@ class Graph:
         path = Path(path)
         if path.suffix not in (".svg", ".dot"):
             raise WeftError(f"{path}: a graph is drawn to a file that ends in .svg or .dot")
-        beside = path.with_name(path.name + ".part")
         try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(self.to_svg() if path.suffix == ".svg" else self.to_dot())
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
+            write_text(path, self.to_svg() if path.suffix == ".svg" else self.to_dot())
         except OSError as error:
             raise WeftError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from weft.errors import InteropError, suggestion
+from weft.files import replacing
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 LONGEST_NAME = 256  # characters of a key or a tensor's name
@@ -358,27 +359,17 @@ def _text(text: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _pad(file: BinaryIO) -> int:
+def _pad(file: IO[bytes]) -> int:
     """Zeros up to the next place where a tensor may begin, which is given back."""
     file.write(bytes(-file.tell() % ALIGNMENT))
     return file.tell()
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[BinaryIO]:
+def _beside(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, which takes the place of `path` when it is whole and on the disk."""
-    path = Path(os.path.realpath(path))  # of `a/..` nothing is made
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb") as file:
-            try:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(beside, path)
-            except BaseException:
-                beside.unlink()
-                raise
+        with replacing(Path(os.path.realpath(path))) as file:  # of `a/..` nothing is made
+            yield file
     except OSError as error:
         raise InteropError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -10,9 +10,6 @@ import copy
 import json
 import logging
 import math
-import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InteropError
+from weft.files import replacing_folder
 from weft.models import heads
 from weft.models.transformer import Stack, Transformer
 from weft.nn.attention import Relation
@@ -65,31 +63,24 @@ def export_onnx(
         raise InteropError(f"{dest}: something is there already; ONNX files are written to a new or an empty folder")
     parts = _parts(_readied(model))
     try:
-        dest.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=dest.parent, prefix=f".{dest.name}."))
+        with replacing_folder(dest) as beside:
+            for part in parts:
+                _draw(part, beside / part.file)
+            differences = [_difference(part, beside / part.file) for part in parts] if _runtime() else []
+            for difference in differences:
+                if math.isnan(difference):
+                    raise InteropError(f"{dest}: the model gives no numbers (NaN); nothing was written")
+                if not difference < TOLERANCE:
+                    raise InteropError(
+                        f"{dest}: the ONNX files differ from the model by {difference:g}; nothing was written"
+                    )
+            _describe(model, parts, beside)
+            if tokenizer is not None:
+                tokenizer.save(beside)
+            if source_tokenizer is not None:
+                source_tokenizer.save(beside / "source")
     except OSError as error:
         raise InteropError(f"{dest}: cannot be written: {error.strerror}") from None
-    try:
-        for part in parts:
-            _draw(part, beside / part.file)
-        differences = [_difference(part, beside / part.file) for part in parts] if _runtime() else []
-        for difference in differences:
-            if math.isnan(difference):
-                raise InteropError(f"{dest}: the model gives no numbers (NaN); nothing was written")
-            if not difference < TOLERANCE:
-                raise InteropError(
-                    f"{dest}: the ONNX files differ from the model by {difference:g}; nothing was written"
-                )
-        _describe(model, parts, beside)
-        if tokenizer is not None:
-            tokenizer.save(beside)
-        if source_tokenizer is not None:
-            source_tokenizer.save(beside / "source")
-        _settle(beside, dest)
-    except OSError as error:
-        raise InteropError(f"{dest}: cannot be written: {error.strerror}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return Exported(tuple(sorted(file for file in dest.rglob("*") if file.is_file())), max(differences, default=None))
 
 
@@ -356,15 +347,3 @@ def _describe(model: Transformer, parts: Sequence[_Part], folder: Path) -> None:
         "files": {part.file: {"inputs": part.inputs, "outputs": part.outputs} for part in parts},
     }
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-
-
-def _settle(beside: Path, dest: Path) -> None:
-    """Put the finished folder in its place at once."""
-    mask = os.umask(0)
-    os.umask(mask)
-    beside.chmod(0o777 & ~mask)
-    for file in beside.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-    beside.rename(dest)

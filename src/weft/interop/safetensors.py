@@ -4,7 +4,6 @@ The file is eight bytes with the length of a JSON header, the header, and the te
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.errors import InteropError
+from weft.files import sync
 from weft.interop.loaded import Weights
 
 DTYPES = {
@@ -193,8 +193,7 @@ def write_as(path: Path, header: str, weights: Weights, progress: Callable[[int]
             file.write(_bits(tensor).numpy().data if tensor.nbytes else b"")
             if progress is not None:
                 progress(tensor.nbytes)
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
 
 
 def _write(path: Path, weights: Weights, progress: Callable[[int], None] | None) -> dict[str, int] | None:
@@ -226,6 +225,5 @@ def _write(path: Path, weights: Weights, progress: Callable[[int], None] | None)
         file.seek(0)
         file.write(room.to_bytes(8, "little"))
         file.write(text.ljust(room))
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     return sizes if askew else None

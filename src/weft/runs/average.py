@@ -9,8 +9,6 @@ It is loaded as any checkpoint is, and a link may point at it. No run resumes fr
 """
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.errors import RunError
+from weft.files import replacing_folder
 from weft.runs import checkpoint, tensors
 
 NAME = "averaged"
@@ -37,20 +36,14 @@ def average_checkpoints(folder: Path, last: int = 5) -> tuple[Path, list[int]]:
         raise RunError(f"{folder}: the checkpoints hold different models, so they have no mean")
     weights = _mean([path / "model.safetensors" for path, _ in chosen])
     target = folder / NAME
-    # should this be killed, the next checkpoint sweeps it away by this name
-    beside = folder / f".step-{NAME}.{os.getpid()}"
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        (beside / "state").mkdir(parents=True)
-        _write(beside, weights, steps, tied)
-        if target.exists():
-            checkpoint.remove(target)
-        os.rename(beside, target)
+        with replacing_folder(target) as beside:  # should this be killed, the next checkpoint sweeps it away
+            _write(beside, weights, steps, tied)
+            if target.exists():
+                checkpoint.remove(target)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{target}: the averaged checkpoint cannot be written: {reason}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return target, steps
 
 
@@ -95,7 +88,8 @@ def _mean(files: Sequence[Path]) -> dict[str, Tensor]:
 
 def _write(folder: Path, weights: Mapping[str, Tensor], steps: Sequence[int], tied: Mapping[str, str]) -> None:
     """The files of a checkpoint, the manifest last."""
+    (folder / "state").mkdir()
     tensors.save(folder / "model.safetensors", weights)
     state = {"step": steps[-1], "notes": {"averaged": list(steps)}}
-    checkpoint.write_synced(folder / "state/state.json", json.dumps(state, indent=1))
+    (folder / "state/state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
     checkpoint.seal(folder, steps[-1], tied)

@@ -11,7 +11,6 @@ Loading runs no code: safetensors and JSON only (`runs/tensors.py`).
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn, optim
 
+from weft import files
 from weft.errors import DamageError, RunError
 from weft.runs import tensors
 from weft.runs.snapshot import (
@@ -85,26 +85,19 @@ def write(folder: Path, copy: Snapshot, keep: int, best: bool = False, spare: in
     The newest checkpoint before step `spare` stays too.
     """
     target = folder / checkpoint_name(copy.step)
-    beside = folder / f".{checkpoint_name(copy.step)}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         if not _stands(target):
-            (beside / "state").mkdir(parents=True)
-            _write(beside, copy)
-            os.rename(beside, target)
-            _sync(folder)
+            with files.replacing_folder(target) as beside:
+                _write(beside, copy)
         link(folder, "latest", target)
         if best:
             link(folder, "best", target)
         _prune(folder, keep, spare)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{target}: the checkpoint cannot be written: {reason}") from None
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
     return target
 
 
@@ -124,67 +117,39 @@ def link(folder: Path, name: str, target: Path) -> None:
     """Make `name` a link to the checkpoint `target`, at once: there is always either the old link or the new."""
     if (folder / name).is_dir() and not (folder / name).is_symlink():
         raise RunError(f"{folder / name}: a folder, where weft keeps a link to a checkpoint; move it away")
-    fresh = folder / f".{name}.{os.getpid()}"
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target.name)
-    os.replace(fresh, folder / name)
-    _sync(folder)
+    files.replace_link(folder / name, target.name)
 
 
 def _write(folder: Path, copy: Snapshot) -> None:
+    (folder / "state").mkdir()
     tensors.save(folder / "model.safetensors", copy.weights)
     if copy.moments is not None:
         tensors.save(folder / "state/optimizer.safetensors", copy.moments)
     tensors.save(folder / "state/random.safetensors", copy.random)
-    write_synced(folder / "state/state.json", copy.state)
+    (folder / "state/state.json").write_text(copy.state, encoding="utf-8")
     seal(folder, copy.step, copy.tied)
 
 
 def seal(folder: Path, step: int, tied: Mapping[str, str]) -> None:
-    """Write the manifest of a checkpoint whose other files are all there, and sync the folder."""
-    files = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": tensors.checksums(path)}
+    """Write the manifest of a checkpoint whose other files are all there."""
+    listed = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": files.checksums(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "tied": dict(tied), "files": files}
-    write_synced(folder / "manifest.json", json.dumps(manifest, indent=1))
-    _sync(folder / "state")
-    _sync(folder)
+    manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "tied": dict(tied), "files": listed}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def write_synced(path: Path, text: str) -> None:
-    """Write a small text file and wait until it is on the disk."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a small text file beside and rename it: a reader sees the old text or the new, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write_synced(beside, text)
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _sweep(folder: Path) -> None:
     """Remove what a killed process left half-written."""
-    for left in folder.glob(".step-*"):
+    for left in (*folder.glob(".step-*"), *folder.glob(".averaged.*")):
         shutil.rmtree(left, ignore_errors=True)
+    for name in ("latest", "best"):
+        for left in folder.glob(f".{name}.*"):
+            left.unlink(missing_ok=True)
 
 
 def _prune(folder: Path, keep: int, spare: int | None) -> None:
@@ -223,10 +188,10 @@ def manifest_of(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are all there and as long as it says."""
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        version, files = manifest["format"], manifest["files"]
+        version, listed = manifest["format"], manifest["files"]
         if version != FORMAT:
             raise DamageError(f"{path}: checkpoint format {version}; this version of weft reads {FORMAT}")
-        for name, expected in files.items():
+        for name, expected in listed.items():
             file = path / name
             size = file.stat().st_size
             if size != expected["bytes"]:
@@ -234,7 +199,7 @@ def manifest_of(path: Path) -> dict[str, Any]:
             if not isinstance(expected["sha256"], list):
                 raise TypeError
         manifest["tied"].items()
-        if "model.safetensors" not in files:
+        if "model.safetensors" not in listed:
             raise KeyError
         name = path.resolve().name
         if _NAME.match(name) and name != checkpoint_name(manifest["step"]):

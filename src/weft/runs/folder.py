@@ -13,7 +13,6 @@ runs/NAME/
 """
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -21,12 +20,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from weft.config import read_toml, validate
 from weft.errors import ConfigError, RunError
+from weft.files import locked
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.upgrade import upgrade
 
@@ -155,29 +155,17 @@ def _clear(run: RunFolder, folder_too: bool) -> None:
 def held(run: RunFolder) -> Iterator[None]:
     """Keep other processes from writing to a run. A process that is killed lets go of it."""
     lock = run.path / LOCK
-    try:
-        while True:
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(handle)
-                raise RunError(
-                    f"{run.path}: another process is training there; wait for it, or choose another folder with --run"
-                ) from None
-            except OSError as error:  # some network folders know no locks; there we trust whoever starts runs
-                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                    raise
-            if lock.exists() and os.path.samestat(os.fstat(handle), lock.stat()):
-                break
-            os.close(handle)  # whoever held it has removed it in between
-    except OSError as error:
-        raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(lock))
+        except BlockingIOError:
+            raise RunError(
+                f"{run.path}: another process is training there; wait for it, or choose another folder with --run"
+            ) from None
+        except OSError as error:
+            raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
+        stack.callback(lock.unlink, missing_ok=True)
         yield
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(handle)
 
 
 def open_run(path: Path | str) -> RunFolder:

@@ -5,7 +5,6 @@ stopped, line for line. What varies from machine to machine is in timings.jsonl.
 """
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from weft.errors import ConfigError
+from weft.files import sync, write_text
 from weft.recipe.config import LogConfig, Recipe
-from weft.runs.checkpoint import write_atomic
 from weft.runs.folder import RunFolder, read_lines, record
+
 
 class Journal:
     """Appends records to a run's metrics and timings, and to what else the recipe asks for."""
@@ -63,8 +63,7 @@ class Journal:
     def sync(self) -> None:
         """Wait until every line is on the disk; a checkpoint must not be ahead of its metrics."""
         for file in (self._metrics, self._timings):
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
 
     def close(self) -> None:
         """Close the files."""
@@ -106,7 +105,7 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
 def _cut(path: Path, after: int) -> None:
     if path.exists():
         kept = [record(line) + "\n" for line in steps(path) if line["step"] <= after]
-        write_atomic(path, "".join(kept))
+        write_text(path, "".join(kept))
 
 
 class Watcher(Protocol):

@@ -11,8 +11,8 @@ from weft.errors import RunError
 from weft.explain.count import count
 from weft.explain.memory import training_memory
 from weft.explain.quantity import memory
+from weft.files import write_text
 from weft.recipe.config import Recipe
-from weft.runs.checkpoint import write_atomic
 from weft.runs.curves import Mark, Series, chart
 from weft.runs.folder import RunFolder, open_run, read_lines
 
@@ -65,7 +65,7 @@ def write_report(run: RunFolder | Path | str) -> Path:
     """Write a run's report from what its folder holds, and say where it is."""
     folder = run if isinstance(run, RunFolder) else open_run(run)
     try:
-        write_atomic(folder.report, page(folder))
+        write_text(folder.report, page(folder))
     except OSError as error:
         raise RunError(f"{folder.report}: cannot be written: {error.strerror or error}") from None
     return folder.report

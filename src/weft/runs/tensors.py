@@ -19,17 +19,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from weft import files
 from weft.errors import DamageError, RunError
-
-PIECE = 1 << 25  # bytes that one thread hashes, or sends to a GPU, at a time
-THREADS = min(16, os.cpu_count() or 1)
 
 
 def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write, sync, read back and compare: what cannot be read must not replace what can."""
     save_file(dict(tensors), path)
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
+    files.sync_path(path)
     for name, written in each(path):
         if tensors[name].numel() and not torch.equal(_bits(written), _bits(tensors[name])):
             raise OSError(f"{path.name} does not read back as it was written")
@@ -39,30 +36,10 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def checksums(path: Path) -> list[str]:
-    """The SHA-256 of each 32 MiB of a file: several threads hash a large one, and damage is known by its place."""
-    size = path.stat().st_size
-
-    def one(start: int) -> str:
-        digest, buffer, left = hashlib.sha256(), memoryview(bytearray(1 << 20)), min(PIECE, size - start)
-        with open(path, "rb", buffering=0) as file:
-            file.seek(start)
-            while left and (count := file.readinto(buffer[:left])):
-                digest.update(buffer[:count])
-                left -= count
-        return digest.hexdigest()
-
-    starts = range(0, max(1, size), PIECE)
-    if len(starts) == 1:
-        return [one(0)]
-    with ThreadPoolExecutor(THREADS, "hash") as pool:
-        return list(pool.map(one, starts))
-
-
 def check(path: Path, sums: Sequence[str]) -> None:
     """Refuse a file whose `checksums` are others, or that can't be read, and tell which of its tensors were hit."""
     try:
-        found = checksums(path)
+        found = files.checksums(path)
     except OSError as error:
         raise DamageError(f"{path}: cannot be read: {error.strerror}") from None
     for number, (own, expected) in enumerate(zip_longest(found, sums)):
@@ -72,7 +49,7 @@ def check(path: Path, sums: Sequence[str]) -> None:
 
 def _damage(path: Path, number: int) -> DamageError:
     """The error for a piece of a file that was changed."""
-    begin, end = number * PIECE, (number + 1) * PIECE
+    begin, end = number * files.CHECKSUM_BYTES, (number + 1) * files.CHECKSUM_BYTES
     try:
         hit = [span.name for span in _spans(path) if span.begin < end and span.end > begin]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # no tensors in it, or its header was hit
@@ -139,15 +116,15 @@ def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tup
     torch.cuda.current_stream(device).synchronize()  # their memory may have been others' a moment ago
     targets = {name: _bits(tensor) for name, tensor in tensors.items()}
     spans, size, own = _spans(path), path.stat().st_size, threading.local()
-    if len(sums) != -(-size // PIECE):
+    if len(sums) != -(-size // files.CHECKSUM_BYTES):
         raise _damage(path, len(sums))
 
     def send(number: int) -> None:
         if not hasattr(own, "buffer"):
-            own.buffer = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
+            own.buffer = torch.empty(files.CHECKSUM_BYTES, dtype=torch.uint8, pin_memory=True)
             own.stream = torch.cuda.Stream(device)
-        begin = number * PIECE
-        piece = own.buffer[: min(PIECE, size - begin)]
+        begin = number * files.CHECKSUM_BYTES
+        piece = own.buffer[: min(files.CHECKSUM_BYTES, size - begin)]
         view, done = memoryview(piece.numpy()), 0
         while done < len(view):
             count = os.preadv(file.fileno(), [view[done:]], begin + done)
@@ -166,11 +143,11 @@ def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tup
                     targets[span.name][first - span.begin : last - span.begin].copy_(part, non_blocking=True)
         own.stream.synchronize()  # the buffer is needed again
 
-    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(THREADS, "send") as pool:
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(files.THREADS, "send") as pool:
         jobs = [pool.submit(send, number) for number in range(len(sums))]
         jobs[0].result()  # the header is what it was
         for span in spans:
-            for job in jobs[span.begin // PIECE : -(-span.end // PIECE)]:
+            for job in jobs[span.begin // files.CHECKSUM_BYTES : -(-span.end // files.CHECKSUM_BYTES)]:
                 job.result()
             yield span.name, tensors[span.name]
 
