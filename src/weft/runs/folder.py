@@ -271,6 +271,7 @@ def load_model(
     """The run's model with its best (or latest) weights, ready to use, and lines about damage that was passed over."""
     import torch
 
+    from weft.models.build import build
     from weft.nn.init import hollow
     from weft.runs.checkpoint import load_weights, place_weights, verify
 
@@ -280,7 +281,7 @@ def load_model(
     def filled(path: Path) -> "LanguageModel":
         if isinstance(settings, TransformerConfig) and recipe.adapter is None:
             with hollow():
-                model: LanguageModel = settings.build()
+                model: LanguageModel = build(settings)
             place_weights(path, model, torch.device(device))
             return model
         verify(path)
@@ -288,7 +289,7 @@ def load_model(
             from weft.training.weights import learned_model
 
             return learned_model(run, recipe, path)
-        model = settings.build()
+        model = build(settings)
         load_weights(path, model)
         return model
 

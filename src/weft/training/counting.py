@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.errors import ConfigError
+from weft.models.build import build
 from weft.models.ngram import NGram
 from weft.recipe.config import Recipe
 from weft.runs import checkpoint
@@ -28,7 +29,7 @@ def count_corpus(
         raise ConfigError("data.mixture: an n-gram model counts one text; give sources or a prepared folder")
     started = time.perf_counter()
     text = corpus.train
-    model = recipe.model.build()
+    model = build(recipe.model)
     assert isinstance(model, NGram)
     documents = text.documents(0, len(text))
     starts = np.concatenate([[0], np.flatnonzero(np.diff(documents)) + 1])

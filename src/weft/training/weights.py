@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weft.errors import ConfigError, RunError
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.runs.checkpoint import load_weights
 from weft.runs.folder import RunFolder, checkpoint_path, load_model, open_run
 from weft.training.finetune import add_adapters, merged
@@ -25,7 +26,7 @@ def first_model(recipe: "Recipe") -> LanguageModel:
 
     With an adapter all that was filled is frozen; what is learned stands beside it, and in a head that is new.
     """
-    model = recipe.model.build()
+    model = build(recipe.model)
     fresh: list[str] = []
     if recipe.init is not None:
         _check_alike(recipe.model.model_dump(mode="json"), recipe.init)
