@@ -27,6 +27,7 @@ import torch
 from weft.decode import generate as decoding
 from weft.decode.config import Sampling
 from weft.decode.fast.quantize import quantize, weight_bytes
+from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import llama
 
@@ -36,7 +37,7 @@ PROMPT = 16
 
 def ours(config: Decoder, width: str) -> Any:
     torch.manual_seed(0)
-    model = config.build().eval()
+    model = build(config).eval()
     start = time.perf_counter()
     if width != "fp32":
         quantize(model, width)

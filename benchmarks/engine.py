@@ -25,6 +25,7 @@ from weft.decode.generate import device_of
 from weft.decode.writing import complete
 from weft.explain.memory import cache_bytes
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.models.presets import llama
 from weft.text.config import Byte
 from weft.text.tokenizer import Tokenizer
@@ -51,7 +52,7 @@ def main() -> None:
     gpu = torch.cuda.is_available()
     torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
     with torch.device("cuda" if gpu else "cpu"):
-        model = config.build().eval()
+        model = build(config).eval()
     torch.set_default_dtype(torch.float32)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     where = f"bf16, {torch.cuda.get_device_name()}" if gpu else f"fp32, {torch.get_num_threads()} threads"

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.data.batch import Batch, Source
+from weft.models.build import build
 from weft.models.config import MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.objectives.losses import masked_words
@@ -95,7 +96,7 @@ class Bench:
 
     def ours(self, settings: Any, batch: Batch, objective: Any = None) -> Step:
         """The step of weft's trainer, with the checks that it makes."""
-        model = settings.build().to(self.device).train()
+        model = build(settings).to(self.device).train()
         if self.precision == "fp8":
             check_precision("fp8", self.device)
             use_eight_bits(model)

@@ -36,6 +36,7 @@ from weft.decode.fast import cuda_graphs as graphs
 from weft.decode.fast.quantize import quantize, weight_bytes
 from weft.decode.generate import generate
 from weft.explain.memory import cache_bytes
+from weft.models.build import build as build_model
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.nn.config import Gated
@@ -117,7 +118,7 @@ def build(config: Decoder, device: torch.device, dtype: torch.dtype) -> Any:
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return config.build().eval()
+            return build_model(config).eval()
     finally:
         torch.set_default_dtype(before)
 

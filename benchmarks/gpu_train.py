@@ -35,6 +35,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from gpu_cases import CASES, SIZES, Bench, Size, Step, flops_of, tokens_of
+from weft.models.build import build
 from weft.training.precision import arithmetic
 from weft.training.throughput import peak_flops
 
@@ -299,7 +300,7 @@ def overhead(given: argparse.Namespace) -> None:
         run = train(recipe, Path(folder) / "run", corpus=feed, tokenizer=tokenizer, quiet=True).run
         laps = [json.loads(line) for line in (run.path / "timings.jsonl").read_text().splitlines()]
     whole = sorted(lap["seconds"] / lap["steps"] for lap in laps[2:])
-    model = recipe.model.build().to(DEVICE).train()
+    model = build(recipe.model).to(DEVICE).train()
     fit(model, recipe, DEVICE)
     optimizer, objective, there = recipe.optimizer.build(model), recipe.objective.build(), batch.to(DEVICE)
     bare = []

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.models.build import build as build_model
 from weft.models.config import AddK, KneserNey, MaximumLikelihood, NGram, StupidBackoff
 from weft.models.ngram import NGram as Model
 
@@ -110,7 +111,7 @@ def build(tokens: Tokens, config: NGram) -> tuple[Model, float, int]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     began = time.process_time()  # of this process alone: others may be using the machine
-    model = config.build()
+    model = build_model(config)
     model.fit(tokens, progress=True)
     seconds = time.process_time() - began
     stop.set()
@@ -142,7 +143,7 @@ def beside_nltk(train: Tokens, test: Tokens, vocab_size: int, order: int) -> Non
     for i in range(order - 1, len(words)):
         peer.score(words[i], words[i - order + 1 : i])
     scored = time.process_time()
-    ours = NGram(vocab_size=vocab_size, order=order, smoothing=StupidBackoff()).build()
+    ours = build_model(NGram(vocab_size=vocab_size, order=order, smoothing=StupidBackoff()))
     ours.fit(train)
     done = time.process_time()
     rate, own = len(train) / (built - began), len(train) / (done - scored)

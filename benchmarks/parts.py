@@ -20,7 +20,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from torch.nn import functional as F
 
+from weft.models.build import build
 from weft.models.presets import preset
+from weft.nn.position import Position
 
 
 def theirs(name: str) -> torch.nn.Module:
@@ -59,7 +61,7 @@ def logits_of(peer: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def passes(name: str, batch: int, length: int, rounds: int) -> None:
     """Median seconds of both, and the ratio."""
-    ours = preset(name).build()
+    ours = build(preset(name))
     peer = theirs(name)
     tokens = torch.randint(preset(name).vocab_size, (batch, length + 1))
     times: dict[str, list[float]] = {"weft": [], "transformers": []}
@@ -78,7 +80,6 @@ def passes(name: str, batch: int, length: int, rounds: int) -> None:
 def attention_memory(length: int, masked: str) -> None:
     """In a process of its own: the peak that one attention layer adds, forward and backward."""
     from weft.nn.attention import Relation, fast_attention
-    from weft.nn.config import NoPosition
     from weft.nn.mask import Visibility
 
     q, k, v = (torch.randn(1, 4, length, 64, requires_grad=True) for _ in range(3))
@@ -89,7 +90,7 @@ def attention_memory(length: int, masked: str) -> None:
         "window 256": Visibility(causal=True, window=256),
         "documents": Visibility(causal=True, documents=documents),
     }[masked]
-    relation = Relation(rule, NoPosition().build(256, 4, 64, length, True), places, places)
+    relation = Relation(rule, Position(), places, places)
     warm = torch.randn(1, 4, 8, 64, requires_grad=True)
     F.scaled_dot_product_attention(warm, warm, warm).sum().backward()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here

@@ -18,6 +18,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from weft.data.batch import Batch
+from weft.models.build import build
 from weft.models.presets import gpt
 from weft.recipe.config import AdamW, NextToken
 from weft.training.step import optimisation_step
@@ -29,7 +30,7 @@ LR = 1e-3
 
 def ours(layers: int, heads: int, d_model: int, length: int, vocab_size: int) -> Callable[[Batch], float]:
     """A step of weft's trainer."""
-    model = gpt(layers, d_model, heads, length, vocab_size).build().train()
+    model = build(gpt(layers, d_model, heads, length, vocab_size)).train()
     optimizer, objective = AdamW().build(model), NextToken().build()
     device = torch.device("cpu")
     return lambda batch: float(

@@ -1,8 +1,9 @@
 """Recipes: frozen, typed settings that are read from TOML, overridden by dotted keys and saved again.
 
 A setting that comes in variants is a union of config types told apart by `kind`; choosing the type is
-choosing the variant, and each type builds its part. This file holds what all config types share;
-each room declares its own in a `config.py` that imports no torch, so that reading a recipe is instant.
+choosing the variant. Settings are data: what builds from them stands beside the classes it builds. This file holds
+what all config types share; each room declares its own in a `config.py` that imports no torch, so that reading a
+recipe is instant.
 """
 
 import re

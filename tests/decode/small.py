@@ -2,6 +2,7 @@
 
 import torch
 
+from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, Gated, RMSNorm, Rotary
@@ -22,7 +23,7 @@ def decoder(**changes: object) -> Transformer:
         norm=RMSNorm(),
         position=Rotary(),
     ).replace(**changes)
-    model = config.build().eval()
+    model = build(config).eval()
     with torch.no_grad():  # fresh weights give almost even logits; make the choices decided ones
         for parameter in model.parameters():
             parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)

@@ -16,6 +16,7 @@ from weft.decode.writing import complete
 from weft.errors import ConfigError, ModelError
 from weft.interop.families.llama import LLAMA
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.models.config import Bahdanau, NGram, Recurrent
 from weft.models.presets import gpt, llama, vaswani
 from weft.recipe.resolve import resolve
@@ -45,7 +46,7 @@ def pair() -> tuple[LanguageModel, transformers.LlamaForCausalLM]:
     randomise(theirs)
     with torch.no_grad():
         theirs.lm_head.weight.mul_(4.0)
-    ours = llama(2, D, 2, 24, 64, VOCAB).build().eval()
+    ours = build(llama(2, D, 2, 24, 64, VOCAB)).eval()
     fill(ours, theirs, LLAMA)
     return ours, theirs
 
@@ -118,7 +119,7 @@ def test_a_search_that_is_settled_reads_no_further(pair: tuple[LanguageModel, ob
 def test_a_wide_beam_finds_the_best_of_all_texts(penalty: PowerLength | GNMTLength) -> None:
     V, steps, eos = 4, 3, 0
     torch.manual_seed(1)
-    model = Recurrent(vocab_size=V, d_model=8, cell="elman").build().eval()
+    model = build(Recurrent(vocab_size=V, d_model=8, cell="elman")).eval()
     with torch.no_grad():
         model.output_bias.normal_(std=2.0)
     every: dict[tuple[int, ...], float] = {}
@@ -155,7 +156,7 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_searches_and_a_beam_of_one_is_greedy(name: str) -> None:
     torch.manual_seed(2)
-    model: LanguageModel = FAMILIES[name].build().eval()
+    model: LanguageModel = build(FAMILIES[name]).eval()
     if name == "ngram":
         model.fit(torch.randint(VOCAB, (400,)).numpy())
     prompts = [[1, 2, 3], [4]]
@@ -186,7 +187,7 @@ def test_every_family_searches_and_a_beam_of_one_is_greedy(name: str) -> None:
 
 def test_rules_hold_in_a_beam() -> None:
     torch.manual_seed(3)
-    model = Recurrent(vocab_size=VOCAB, d_model=16, cell="gru").build().eval()
+    model = build(Recurrent(vocab_size=VOCAB, d_model=16, cell="gru")).eval()
     base = Beam(beams=3, n=3, max_tokens=6)
     free = beam_search(model, [[1]], base)[0]
     banned = tuple({*free[0].ids})
@@ -201,7 +202,7 @@ def test_rules_hold_in_a_beam() -> None:
 
 def test_the_window_ends_a_search() -> None:
     torch.manual_seed(0)
-    model = gpt(1, 16, 2, 8, VOCAB).build().eval()
+    model = build(gpt(1, 16, 2, 8, VOCAB)).eval()
     found = beam_search(model, [[1] * 8, [2, 3]], Beam(beams=3, max_tokens=30))
     assert [len(row[0].ids) for row in found] == [1, 7]
     with pytest.raises(ModelError, match="9 tokens long, but the model reads at most 8"):
@@ -210,7 +211,7 @@ def test_the_window_ends_a_search() -> None:
 
 def test_more_beams_than_texts() -> None:
     torch.manual_seed(0)
-    model = Recurrent(vocab_size=3, d_model=8, cell="elman").build().eval()
+    model = build(Recurrent(vocab_size=3, d_model=8, cell="elman")).eval()
     found = beam_search(model, [[1]], Beam(beams=50, n=50, max_tokens=2), eos_id=0)[0]
     assert len(found) == len({h.ids for h in found}) == 1 + 2 * 3
     assert sum(torch.tensor(h.logprob).exp() for h in found) == pytest.approx(1.0, abs=1e-5)
@@ -219,7 +220,7 @@ def test_more_beams_than_texts() -> None:
 def test_stop_strings_end_a_beam_and_never_show() -> None:
     tokenizer = Tokenizer.train(Byte(), ["any"])
     torch.manual_seed(4)
-    model = Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru").build().eval()
+    model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru")).eval()
     e, stop = tokenizer.encode("e")[0], tokenizer.encode("!")[0]
     settings = Beam(beams=3, n=3, max_tokens=8, stop=("!",), logit_bias={e: 9.0, stop: 8.0})
     texts = search_texts(model, tokenizer, ["a", ""], settings)
@@ -237,7 +238,7 @@ def test_coverage_lowers_the_score_by_what_was_left_out(kind: str) -> None:
     sizes = {"vocab_size": 13, "d_model": 16}
     if kind == "vaswani-tiny":
         sizes |= {"layers": 2, "attention": {"heads": 2}, "feedforward": {"d_ff": 32}}  # type: ignore[dict-item]
-    model = resolve(kind, {"model": sizes}).model.build().eval()
+    model = build(resolve(kind, {"model": sizes}).model).eval()
     read = torch.tensor([[3, 4, 5, 6], [7, 8, 1, 0]])
     source = Source(read, torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]], dtype=torch.bool))
     plain = Beam(beams=3, n=3, max_tokens=6)
@@ -256,4 +257,4 @@ def test_coverage_lowers_the_score_by_what_was_left_out(kind: str) -> None:
             expected = text.logprob / len(text.ids) + 0.7 * float(total.clamp(max=1.0).log().sum())
             assert text.score == pytest.approx(expected, abs=1e-4)
     with pytest.raises(ConfigError, match="looks at no source"):
-        beam_search(resolve("gpt-tiny").model.build().eval(), [[1]], watched)
+        beam_search(build(resolve("gpt-tiny").model).eval(), [[1]], watched)

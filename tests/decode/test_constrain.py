@@ -18,6 +18,7 @@ from weft.decode.speculative import write_ahead
 from weft.decode.writing import complete, gather
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.text.config import BPE, Byte, Unigram, Word
 from weft.text.tokenizer import Tokenizer
@@ -189,7 +190,7 @@ TOKENIZERS = {
 
 def model_for(tokenizer: Tokenizer, seed: int = 0) -> LanguageModel:
     torch.manual_seed(seed)
-    return Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru").build().eval()
+    return build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru")).eval()
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -12,6 +12,7 @@ from weft.decode.contrastive import Contrasted
 from weft.decode.generate import generate
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.models.config import MaximumLikelihood, NGram, Recurrent
 from weft.models.presets import gpt, llama
 
@@ -20,15 +21,15 @@ V = 17
 
 def models() -> tuple[LanguageModel, LanguageModel]:
     torch.manual_seed(0)
-    expert = llama(2, 32, 2, 48, 32, V).build().eval()
-    amateur = Recurrent(vocab_size=V, cell="gru", d_model=8).build().eval()
+    expert = build(llama(2, 32, 2, 48, 32, V)).eval()
+    amateur = build(Recurrent(vocab_size=V, cell="gru", d_model=8)).eval()
     for parameter in [*expert.parameters(), *amateur.parameters()]:
         torch.nn.init.normal_(parameter, std=0.4)
     return expert, amateur
 
 
 def counted() -> LanguageModel:
-    model = NGram(vocab_size=V, order=3, smoothing=MaximumLikelihood()).build()
+    model = build(NGram(vocab_size=V, order=3, smoothing=MaximumLikelihood()))
     model.fit(np.random.default_rng(0).integers(0, V, 400), np.array([0]))
     return model.eval()
 
@@ -71,7 +72,7 @@ def test_it_is_sampled_and_searched_as_any_model_is() -> None:
 def test_what_cannot_be_contrasted() -> None:
     expert, amateur = models()
     with pytest.raises(ConfigError, match="17 tokens can't be contrasted with one of 5"):
-        Contrasted(expert, gpt(1, 8, 1, 8, 5).build())
+        Contrasted(expert, build(gpt(1, 8, 1, 8, 5)))
     with pytest.raises(ConfigError, match="strength = -1"):
         Contrasted(expert, amateur, strength=-1)
     with pytest.raises(ConfigError, match="plausible = 0"):

@@ -13,6 +13,7 @@ from weft.decode.generate import Token, generate
 from weft.decode.writing import complete, opening, write
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
+from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.models.presets import preset
 from weft.nn.config import LayerNorm, Learned
@@ -22,7 +23,7 @@ from weft.text.tokenizer import Tokenizer
 
 def recurrent() -> LanguageModel:
     torch.manual_seed(0)
-    return Recurrent(vocab_size=VOCAB, d_model=16, cell="gru").build().eval()
+    return build(Recurrent(vocab_size=VOCAB, d_model=16, cell="gru")).eval()
 
 
 MODELS = {"rotary": decoder(), "learned": decoder(position=Learned(), norm=LayerNorm(), context=64), "gru": recurrent()}
@@ -128,7 +129,7 @@ def test_what_cannot_be_continued_is_refused() -> None:
 def test_an_encoder_cannot_generate() -> None:
     tiny = preset("bert-tiny").replace(layers=1, vocab_size=VOCAB)
     with pytest.raises(ModelError, match="cannot generate"):
-        list(generate(tiny.build().eval(), [[1]], Sampling()))
+        list(generate(build(tiny).eval(), [[1]], Sampling()))
 
 
 # ---- text
@@ -219,7 +220,7 @@ def test_an_empty_prompt_begins_a_new_text() -> None:
     assert opening(BYTES) == BYTES.eos_id
     bare = Tokenizer.train(Char(specials=Char().specials.replace(bos=None, eos=None)), ["a b\nc"])
     assert bare.decode([opening(bare)]) == "\n"
-    model = Recurrent(vocab_size=BYTES.vocab_size, d_model=8, cell="elman").build().eval()
+    model = build(Recurrent(vocab_size=BYTES.vocab_size, d_model=8, cell="elman")).eval()
     empty = complete(model, BYTES, [""], Sampling(max_tokens=5))[0]
     assert empty.tokens == 5 or empty.finish == "eos"
 
@@ -227,7 +228,7 @@ def test_an_empty_prompt_begins_a_new_text() -> None:
 def test_completions_are_the_joined_pieces() -> None:
     tokenizer = Tokenizer.train(BPE(vocab_size=270), ["the cat sat on the mat, the cat sat. " * 4])
     torch.manual_seed(3)
-    model = Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="lstm").build().eval()
+    model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="lstm")).eval()
     settings = Sampling(max_tokens=20, seed=5)
     whole = complete(model, tokenizer, ["the", "a cat"], settings)
     parts: dict[int, str] = {0: "", 1: ""}

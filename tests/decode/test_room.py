@@ -16,6 +16,7 @@ from weft.decode.generate import generate
 from weft.decode.speculative import Draft, speculate
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
+from weft.models.build import build as build_model
 from weft.models.config import NGram, Recurrent
 from weft.nn.config import LayerNorm
 
@@ -30,11 +31,11 @@ def build(name: str) -> LanguageModel:
         case "general":
             return decoder(norm=LayerNorm())
         case "lstm":
-            return Recurrent(vocab_size=VOCAB, d_model=16, cell="lstm", layers=2).build().eval()
+            return build_model(Recurrent(vocab_size=VOCAB, d_model=16, cell="lstm", layers=2)).eval()
         case "contrast":
             return Contrasted(decoder(), decoder(d_model=8)).eval()
         case _:
-            model = NGram(vocab_size=VOCAB, order=3).build()
+            model = build_model(NGram(vocab_size=VOCAB, order=3))
             model.fit(np.arange(400) ** 2 % VOCAB)
             return model.eval()
 

@@ -12,6 +12,7 @@ from weft.decode.sampling import choose, filtered, min_p, temperature, top_k, to
 from weft.decode.shaping import Past, ban, force, frequency_penalty, presence_penalty, repetition_penalty, shaped
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.models.config import Recurrent
 
 V, B = 50, 6
@@ -124,7 +125,7 @@ def test_nothing_is_changed_in_place(logits: Tensor, read: Tensor) -> None:
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
     torch.manual_seed(0)
-    return Recurrent(vocab_size=V, d_model=16, cell="gru").build().eval()
+    return build(Recurrent(vocab_size=V, d_model=16, cell="gru")).eval()
 
 
 def written(

@@ -15,6 +15,7 @@ from weft.decode.speculative import Draft, Guess, LookUp, speculate, write_ahead
 from weft.decode.writing import complete, gather
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
+from weft.models.build import build
 from weft.models.config import NGram, Recurrent
 from weft.models.presets import gpt, llama
 from weft.text.config import Byte
@@ -31,7 +32,7 @@ def sharp(model: LanguageModel, by: float) -> LanguageModel:
 
 
 def ngram(seed: int) -> LanguageModel:
-    model = NGram(vocab_size=VOCAB, order=3).build()
+    model = build(NGram(vocab_size=VOCAB, order=3))
     model.fit(torch.randint(VOCAB, (400,), generator=torch.Generator().manual_seed(seed)).numpy())
     return model.eval()
 
@@ -40,9 +41,9 @@ def ngram(seed: int) -> LanguageModel:
 def models() -> dict[str, LanguageModel]:
     torch.manual_seed(0)
     return {
-        "llama": sharp(llama(2, 16, 2, 24, 64, VOCAB).build(), 4.0),
-        "gpt": sharp(gpt(1, 16, 2, 40, VOCAB).build(), 4.0),
-        "lstm": sharp(Recurrent(vocab_size=VOCAB, d_model=12, cell="lstm").build(), 2.0),
+        "llama": sharp(build(llama(2, 16, 2, 24, 64, VOCAB)), 4.0),
+        "gpt": sharp(build(gpt(1, 16, 2, 40, VOCAB)), 4.0),
+        "lstm": sharp(build(Recurrent(vocab_size=VOCAB, d_model=12, cell="lstm")), 2.0),
         "ngram": ngram(1),
     }
 
@@ -132,7 +133,7 @@ def test_a_good_draft_saves_steps(models: dict[str, LanguageModel]) -> None:
 
     settings = Sampling(temperature=0.0, max_tokens=30)
     torch.manual_seed(0)
-    twin = sharp(llama(2, 16, 2, 24, 64, VOCAB).build(), 4.0)
+    twin = sharp(build(llama(2, 16, 2, 24, 64, VOCAB)), 4.0)
     handle = model.decoder.blocks[0].register_forward_hook(count)
     list(speculate(model, Draft(twin, settings, VOCAB, 40, 0), [1, 2, 3], settings))
     handle.remove()
@@ -151,7 +152,7 @@ def test_look_up_takes_the_longest_and_latest_match() -> None:
 
 def test_a_draft_with_a_short_window_stops_guessing_and_the_text_goes_on(models: dict[str, LanguageModel]) -> None:
     torch.manual_seed(1)
-    short = gpt(1, 16, 2, 10, VOCAB).build().eval()
+    short = build(gpt(1, 16, 2, 10, VOCAB)).eval()
     settings = Sampling(temperature=0.0, max_tokens=25)
     plain = [t.id for t in generate(models["llama"], [[1, 2, 3]], settings)]
     ahead = [t.id for t in speculate(models["llama"], Draft(short, settings, VOCAB, 28, 0), [1, 2, 3], settings)]
@@ -161,7 +162,7 @@ def test_a_draft_with_a_short_window_stops_guessing_and_the_text_goes_on(models:
 def test_text_with_stop_strings_is_the_same() -> None:
     tokenizer = Tokenizer.train(Byte(), ["any"])
     torch.manual_seed(0)
-    model = Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru").build().eval()
+    model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru")).eval()
     a, b = tokenizer.encode("ab")
     settings = Sampling(max_tokens=60, stop=("abba",), logit_bias={a: 9.0, b: 9.0}, seed=3)
     plain = complete(model, tokenizer, ["ab"], settings)

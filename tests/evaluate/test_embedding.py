@@ -12,6 +12,7 @@ from weft.errors import DataError, ModelError
 from weft.evaluate.embedding import Pooling, embed, npy, read_texts
 from weft.explain.hidden import frame
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.models.config import Bahdanau, EmbeddingHead, Encoder, NGram, Recurrent
 from weft.models.presets import bert, gpt, vaswani
 from weft.text.config import CLOSED, Byte, Specials, WordPiece
@@ -40,9 +41,9 @@ def encoder(vocab_size: int, **changes: object) -> Encoder:
 def models(wordpiece: Tokenizer, bytewise: Tokenizer) -> list[tuple[LanguageModel, Tokenizer]]:
     torch.manual_seed(0)
     made = [
-        (encoder(wordpiece.vocab_size).build(), wordpiece),
-        (gpt(2, D, 2, 64, bytewise.vocab_size).build(), bytewise),
-        (Recurrent(vocab_size=bytewise.vocab_size, d_model=D, layers=2, dropout=0.5).build(), bytewise),
+        (build(encoder(wordpiece.vocab_size)), wordpiece),
+        (build(gpt(2, D, 2, 64, bytewise.vocab_size)), bytewise),
+        (build(Recurrent(vocab_size=bytewise.vocab_size, d_model=D, layers=2, dropout=0.5)), bytewise),
     ]
     with torch.no_grad():
         for model, _ in made:
@@ -108,7 +109,7 @@ def test_a_decoder_that_was_taught_to_embed_reads_as_it_was_taught(bytewise: Tok
         (EmbeddingHead(), framed([begun.encode(TEXTS[0])], None, begun).tokens),
         (config.head, torch.tensor([[begun.need("bos"), *begun.encode(TEXTS[0])]])),
     ):
-        model = config.replace(head=head.model_dump()).build()
+        model = build(config.replace(head=head.model_dump()))
         with torch.no_grad():
             expected = model.eval().features(ids)[0].mean(dim=0).numpy()
         assert embed(model, begun, TEXTS[:1], normalise=False)[0] == pytest.approx(expected, abs=1e-6)
@@ -127,7 +128,7 @@ def test_what_is_no_number_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer,
 
 def test_a_model_made_to_embed_pools_as_it_was_trained_to(wordpiece: Tokenizer) -> None:
     head = EmbeddingHead(pooling="first").model_dump()
-    model = encoder(wordpiece.vocab_size, head=head).build()
+    model = build(encoder(wordpiece.vocab_size, head=head))
     assert embed(model, wordpiece, TEXTS) == pytest.approx(embed(model, wordpiece, TEXTS, pooling="first"))
     assert np.abs(embed(model, wordpiece, TEXTS) - embed(model, wordpiece, TEXTS, pooling="mean")).max() > 1e-3
     ids = torch.tensor([[wordpiece.need("cls"), *wordpiece.encode(TEXTS[0]), wordpiece.need("sep")]])
@@ -136,7 +137,7 @@ def test_a_model_made_to_embed_pools_as_it_was_trained_to(wordpiece: Tokenizer) 
 
 
 def test_long_texts_are_cut_and_it_is_said(wordpiece: Tokenizer) -> None:
-    model = encoder(wordpiece.vocab_size).build()
+    model = build(encoder(wordpiece.vocab_size))
     said: list[str] = []
     long = " ".join(["frog"] * 100)
     found = embed(model, wordpiece, ["sat", long], say=said.append)
@@ -148,9 +149,9 @@ def test_what_has_no_vector_says_so(wordpiece: Tokenizer, bytewise: Tokenizer) -
     size = bytewise.vocab_size
     for config in (NGram(vocab_size=size), Bahdanau(vocab_size=size, d_model=8), vaswani(1, 8, 2, 16, 0.0, size)):
         with pytest.raises(ModelError, match="has no vectors of a text"):
-            embed(config.build(), bytewise, ["a"])
+            embed(build(config), bytewise, ["a"])
     bare = Byte(specials=Specials()).train([])
-    model = gpt(1, D, 2, 64, bare.vocab_size).build()
+    model = build(gpt(1, D, 2, 64, bare.vocab_size))
     with pytest.raises(DataError, match="text 2 is empty"):
         embed(model, bare, ["a", ""])
     assert embed(model, bare, ["a", "abc"]).shape == (2, D)  # without a pad token, too

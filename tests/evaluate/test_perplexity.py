@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from weft.errors import DataError
 from weft.evaluate.perplexity import Score, positions_in_documents, score, score_counts, spans
+from weft.models.build import build
 from weft.models.config import Decoder, NGram, Recurrent
 from weft.nn.config import Attention, Gated, RMSNorm, Rotary
 
@@ -47,7 +48,7 @@ def decoder() -> torch.nn.Module:
         position=Rotary(),
         dropout=0.5,
     )
-    return config.build()
+    return build(config)
 
 
 MODEL = decoder()
@@ -133,7 +134,7 @@ def test_scoring_changes_nothing_in_the_model() -> None:
 
 def test_every_family_is_scored_alike() -> None:
     torch.manual_seed(0)
-    model = Recurrent(vocab_size=11, d_model=8, cell="lstm").build()
+    model = build(Recurrent(vocab_size=11, d_model=8, cell="lstm"))
     with torch.no_grad():
         logits = model(torch.tensor([IDS[:-1]]))[0]
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor(IDS[1:]), reduction="sum")
@@ -141,7 +142,7 @@ def test_every_family_is_scored_alike() -> None:
 
 
 def test_counts_are_looked_up_and_agree_with_the_windows() -> None:
-    model = NGram(vocab_size=11, order=3).build()
+    model = build(NGram(vocab_size=11, order=3))
     model.fit(np.array(IDS[:40]))
     quick = score_counts(model, Text(IDS))
     assert quick.tokens == 50

@@ -17,6 +17,7 @@ from weft.explain.memory import LOGITS_AT_A_TIME, cache_bytes, training_memory
 from weft.explain.plan import PETAFLOP_DAY, device_named, journey
 from weft.explain.quantity import duration, memory, quantity, short
 from weft.models import config
+from weft.models.build import build
 from weft.models.presets import PRESETS, preset
 from weft.nn import config as parts
 
@@ -24,7 +25,7 @@ from weft.nn import config as parts
 def built(model: Any) -> int:
     """Parameters of the model itself, on a device that holds no numbers."""
     with torch.device("meta"):
-        return sum(p.numel() for p in model.build().parameters())
+        return sum(p.numel() for p in build(model).parameters())
 
 
 @pytest.mark.parametrize("name", [n for n in PRESETS if n not in ("gpt3-175b", "llama-65b", "llama-33b", "gpt2-xl")])
@@ -140,7 +141,7 @@ def test_any_model_does_as_many_products_as_counted(model: Any) -> None:
     given_: dict[str, Any] = {}
     if isinstance(model, config.EncoderDecoder | config.Bahdanau):
         given_["source"] = SimpleNamespace(tokens=torch.zeros(2, T, dtype=torch.long), mask=None)
-    net = model.build().eval()
+    net = build(model).eval()
     with (
         torch.no_grad(),
         sdpa_kernel(SDPBackend.MATH),  # torch counts the products of this one
@@ -200,7 +201,7 @@ def test_too_long_for_learned_positions() -> None:
 
 def saved_bytes(model: Any, batch: int, time: int, bf16: bool) -> int:
     """What autograd really keeps of the layers, weights and their 16-bit copies aside."""
-    net = model.build().train()
+    net = build(model).train()
     weights = {p.untyped_storage().data_ptr() for p in net.parameters()}
     kept: dict[int, Any] = {}
 
@@ -262,14 +263,14 @@ def test_the_loss_cuts_logits_as_counted() -> None:
 def test_the_cache_is_as_large_as_counted(name: str) -> None:
     model = preset(name)
     with torch.device("meta"):
-        state = model.build().start(3, 10)
+        state = build(model).start(3, 10)
     store = state.cache.store
     assert store.numel() * store.element_size() == 3 * 10 * cache_bytes(model, "fp32")
 
 
 def test_a_recurrent_memory_is_as_large_as_counted() -> None:
     model = preset("lstm")
-    memories = model.build().start(2, 5).memories  # one place more, for nothing read yet
+    memories = build(model).start(2, 5).memories  # one place more, for nothing read yet
     assert memories.numel() * memories.element_size() == 2 * 6 * cache_bytes(model, "fp32")
 
 

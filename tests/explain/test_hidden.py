@@ -12,6 +12,7 @@ import torch
 
 from weft.data.collate import framed
 from weft.explain.hidden import Framed, frame, frame_for, read, trained_frame
+from weft.models.build import build
 from weft.models.config import ClassificationHead, Recurrent
 from weft.models.presets import bert, gpt
 from weft.text.config import Byte, Specials, WordPiece
@@ -57,10 +58,10 @@ def test_a_tokenizer_of_wefts_own_is_framed_as_in_training(plain: Tokenizer) -> 
 def test_what_weft_alone_can_have_taught_is_read_as_it_was_taught() -> None:
     decoder = gpt(1, 16, 2, 32, 300)
     labelled = decoder.replace(head=ClassificationHead(labels=2, pooling="last").model_dump())
-    assert frame_for(decoder.build()) is frame
-    assert frame_for(bert(1, 16, 2, 300, 32).build()) is frame
-    assert frame_for(labelled.build()) is trained_frame
-    assert frame_for(Recurrent(vocab_size=300, d_model=16).build()) is trained_frame
+    assert frame_for(build(decoder)) is frame
+    assert frame_for(build(bert(1, 16, 2, 300, 32))) is frame
+    assert frame_for(build(labelled)) is trained_frame
+    assert frame_for(build(Recurrent(vocab_size=300, d_model=16))) is trained_frame
 
 
 @pytest.mark.parametrize("single", ["<bos> $A", "<bos> $A <eos>"])
@@ -82,7 +83,7 @@ def test_features_are_those_of_transformers(plain: Tokenizer, single: str, tmp_p
     reading = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     found = hf.read(tmp_path)
     assert found.tokenizer is not None
-    ours = found.model.build()
+    ours = build(found.model)
     ours.load_state_dict({name: make() for name, make in found.weights.items()}, strict=False)
     texts = [frame_for(ours)(found.tokenizer, found.tokenizer.encode(text), 64) for text in TEXTS]
     for group in read(ours, found.tokenizer, texts):

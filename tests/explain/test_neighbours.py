@@ -7,6 +7,7 @@ import torch
 from weft.errors import DataError, ModelError
 from weft.explain.neighbours import in_context, nearest_words, word_ids, word_vector
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.models.config import NGram, Recurrent
 from weft.models.presets import bert, gpt
 from weft.text.config import BPE, Byte, Word
@@ -24,7 +25,7 @@ def words() -> Tokenizer:
 def model(words: Tokenizer) -> LanguageModel:
     """Its table is written by hand: a toad is nearly a frog, a river is at a right angle, money is the opposite."""
     torch.manual_seed(0)
-    built = bert(1, 4, 2, words.vocab_size, 32).build()
+    built = build(bert(1, 4, 2, words.vocab_size, 32))
     angles = {"frog": 0.0, "toad": 0.1, "leapt": 0.6, "river": 1.5708, "money": 3.1416}
     with torch.no_grad():
         table = built.embedding.weight
@@ -51,12 +52,12 @@ def test_a_word_that_is_unknown(model: LanguageModel, words: Tokenizer) -> None:
     with pytest.raises(DataError, match=r"'frogs' is not in the vocabulary; did you mean 'frog'"):
         nearest_words(model, words, "frogs")
     with pytest.raises(ModelError, match="has no embeddings"):
-        nearest_words(NGram(vocab_size=words.vocab_size).build(), words, "frog")
+        nearest_words(build(NGram(vocab_size=words.vocab_size)), words, "frog")
 
 
 def test_a_word_in_several_pieces_has_the_mean_of_their_vectors() -> None:
     tokenizer = Byte().train([])
-    model = Recurrent(vocab_size=tokenizer.vocab_size, d_model=6, d_embedding=4).build()
+    model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=6, d_embedding=4))
     vector = word_vector(model, tokenizer, "ab")
     assert vector == pytest.approx(model.embedding.weight[tokenizer.encode("ab")].mean(0).detach().numpy())
     assert len(nearest_words(model, tokenizer, "ab", top=3)) == 3
@@ -74,7 +75,7 @@ def test_a_word_is_meant_as_it_stands_inside_a_text() -> None:
 
 def test_every_word_has_the_vector_of_its_own_place(words: Tokenizer) -> None:
     torch.manual_seed(1)
-    model = bert(2, 16, 2, words.vocab_size, 32).build()
+    model = build(bert(2, 16, 2, words.vocab_size, 32))
     context = in_context(model, words, [TEXT[1], TEXT[0]])
     assert [place.text for place in context.places] == [*TEXT[1].split(), *TEXT[0].split()]
     assert all(context.sentences[p.sentence][p.start : p.end] == p.text for p in context.places)
@@ -94,7 +95,7 @@ def context_place(context, word: str) -> int:  # type: ignore[no-untyped-def]
 
 def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:
     torch.manual_seed(1)
-    model = bert(2, 16, 2, words.vocab_size, 32).build()
+    model = build(bert(2, 16, 2, words.vocab_size, 32))
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4.0)
@@ -113,7 +114,7 @@ def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:
 
 def test_pieces_make_words_and_a_long_sentence_ends_at_the_window() -> None:
     tokenizer = BPE().train(["the frog leapt, the frog's pond"] * 20)
-    model = gpt(1, 8, 2, 20, tokenizer.vocab_size).build()
+    model = build(gpt(1, 8, 2, 20, tokenizer.vocab_size))
     context = in_context(model, tokenizer, ["the frog's  pond, naïve"])
     assert [place.text for place in context.places] == ["the", "frog's", "pond", "naïve"]
     long = in_context(model, tokenizer, ["the frog " * 20])
@@ -127,4 +128,4 @@ def test_sentences_without_the_word(model: LanguageModel, words: Tokenizer) -> N
     with pytest.raises(DataError, match="hold no words"):
         in_context(model, words, ["!"])
     with pytest.raises(ModelError, match="has no vectors of a text"):
-        in_context(NGram(vocab_size=words.vocab_size).build(), words, TEXT)
+        in_context(build(NGram(vocab_size=words.vocab_size)), words, TEXT)

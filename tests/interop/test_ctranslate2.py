@@ -16,6 +16,7 @@ from torch import Tensor
 from weft.errors import InteropError
 from weft.interop import ctranslate2
 from weft.interop.loaded import Loaded
+from weft.models.build import build
 from weft.models.config import EncoderDecoder, LMHead
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, Gated, LayerNorm, Learned, Plain, Relative, RMSNorm, Sinusoidal, T5Bias
@@ -64,7 +65,7 @@ Variables = dict[str, np.ndarray]
 
 def made(config: EncoderDecoder) -> Transformer:
     torch.manual_seed(0)
-    model = config.build().eval()
+    model = build(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
@@ -176,7 +177,7 @@ def folder(path: Path, data: bytes, tokens: list[str] = TOKENS, **settings: Any)
 
 
 def rebuilt(loaded: Loaded) -> Transformer:
-    model = loaded.model.build().eval()
+    model = build(loaded.model).eval()
     model.load_state_dict({name: read() for name, read in loaded.weights.items()})
     assert isinstance(model, Transformer)
     return model

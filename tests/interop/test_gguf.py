@@ -33,6 +33,7 @@ from weft.interop.gguf_tokenizer import (
     tokenizer_keys,
 )
 from weft.interop.loaded import Loaded
+from weft.models.build import build
 from weft.models.config import Decoder, LMHead
 from weft.models.presets import gpt, llama, preset
 from weft.nn.config import Attention, DynamicNTK, Gated, LinearScaling, Llama3Scaling, RMSNorm, Rotary
@@ -61,13 +62,13 @@ def bpe(size: int = 300) -> Tokenizer:
 
 def weights_of(model: Decoder, dtype: torch.dtype = torch.float32) -> dict[str, Callable[[], Tensor]]:
     """Random weights, gains around 1, that would show a swap or an omission."""
-    state = model.build().state_dict()
+    state = build(model).state_dict()
     made = {n: (torch.randn_like(t) * 0.15 + n.endswith("norm.weight")).to(dtype) for n, t in state.items()}
     return {name: partial(made.__getitem__, name) for name in made}
 
 
 def logits(loaded: Loaded, tokens: Tensor) -> Tensor:
-    model = loaded.model.build().eval()
+    model = build(loaded.model).eval()
     model.load_state_dict({name: make().float() for name, make in loaded.weights.items()})
     with torch.no_grad():
         return model(tokens)

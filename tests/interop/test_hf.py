@@ -25,6 +25,7 @@ from weft.interop import hf, hf_export, safetensors
 from weft.interop.families.known import FAMILIES
 from weft.interop.hf_tokenizer import TOKENIZER_FILES
 from weft.interop.loaded import Loaded
+from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.models.presets import bert, gpt, llama, preset, vaswani
 from weft.nn.config import Attention, Sinusoidal
@@ -175,7 +176,7 @@ def theirs(name: str, settings: dict[str, Any]) -> nn.Module:
 
 def built(loaded: Loaded) -> nn.Module:
     with torch.device("meta"):
-        model = loaded.model.build()
+        model = build(loaded.model)
     model.load_state_dict({name: make() for name, make in loaded.weights.items()}, assign=True)
     return model.eval()
 
@@ -502,7 +503,7 @@ def test_marians_two_tokenizers(tmp_path: Path) -> None:
 
 def fresh_model(settings: Any) -> Loaded:
     torch.manual_seed(0)
-    weights = settings.build().state_dict()
+    weights = build(settings).state_dict()
     return Loaded(settings, {name: (lambda w=weight: w) for name, weight in weights.items()}, None, "here")
 
 

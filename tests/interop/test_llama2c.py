@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.errors import InteropError
 from weft.interop import llama2c
+from weft.models.build import build
 from weft.models.config import Decoder, LMHead
 from weft.text.surface import byte_tokens
 
@@ -100,7 +101,7 @@ def test_logits(tied: bool, version: int, folder: Path) -> None:
     assert isinstance(loaded.model, Decoder)
     assert loaded.model.head == LMHead(tied=tied)
     assert loaded.model.context == CONTEXT
-    ours = loaded.model.build().eval()
+    ours = build(loaded.model).eval()
     ours.load_state_dict({name: make() for name, make in loaded.weights.items()})
     tokens = torch.randint(VOCAB, (2, 11))
     with torch.no_grad():

@@ -21,7 +21,8 @@ from weft.interop.mapping import (
 )
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
-from weft.nn.config import Rotary
+from weft.nn.config import Rotary, Sizes
+from weft.nn.position import build
 
 D_HEAD = 6
 
@@ -42,8 +43,8 @@ def test_forms_undo_each_other(form: Form, size: tuple[int, ...]) -> None:
 def test_adjacent_pairs_turn_as_halves_do() -> None:
     """Queries whose rows were reordered, turned pair by pair as neighbours, meet the same keys the same way."""
     torch.manual_seed(0)
-    settings = {"d_model": 8, "heads": 2, "d_head": D_HEAD, "context": 16, "causal": True}
-    halves, neighbours = Rotary(pairs="halves").build(**settings), Rotary(pairs="adjacent").build(**settings)
+    sizes = Sizes(d_model=8, heads=2, d_head=D_HEAD, context=16, causal=True)
+    halves, neighbours = build(Rotary(pairs="halves"), sizes), build(Rotary(pairs="adjacent"), sizes)
     places = torch.arange(5)[None]
     angles = halves.angles(places, 5, torch.float32)
     assert angles is not None

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from weft.errors import InteropError, WeftError
 from weft.interop import nanogpt
+from weft.models.build import build
 from weft.models.config import Decoder, LMHead
 from weft.text.config import BPE, Char
 from weft.text.tokenizer import Tokenizer
@@ -81,7 +82,7 @@ def test_logits(bias: bool, prefix: str, tmp_path: Path) -> None:
     loaded = nanogpt.read(tmp_path / "ckpt.pt")
     assert isinstance(loaded.model, Decoder)
     assert loaded.model.head == LMHead(tied=True)
-    ours = loaded.model.build().eval()
+    ours = build(loaded.model).eval()
     ours.load_state_dict({name: make() for name, make in loaded.weights.items()})
     tokens = torch.randint(300, (2, 13))
     with torch.no_grad():

@@ -11,6 +11,7 @@ import torch
 from weft.errors import InteropError
 from weft.interop import onnx
 from weft.interop.onnx import export_onnx
+from weft.models.build import build
 from weft.models.config import ClassificationHead, EncoderDecoder, LMHead, PretrainingHead, Recurrent
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
@@ -29,7 +30,7 @@ def runtime() -> Any:
 
 def made(config: Any) -> Transformer:
     torch.manual_seed(0)
-    model = config.build().eval()
+    model = build(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
@@ -147,7 +148,7 @@ def test_other_parts(name: str, runtime: Any, tmp_path: Path) -> None:
 
 def test_one_line_for_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-    recurrent = Recurrent(vocab_size=9, d_model=8).build()
+    recurrent = build(Recurrent(vocab_size=9, d_model=8))
     with pytest.raises(InteropError, match="ONNX export is for Transformers, not for a Recurrent"):
         export_onnx(recurrent, None, tmp_path / "new")
     scaled = llama(1, D, HEADS, FF, 32, VOCAB).replace(position=Rotary(scaling=DynamicNTK(factor=2.0)))

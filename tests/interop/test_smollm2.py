@@ -18,6 +18,7 @@ from weft.api import exchange
 from weft.interop import gguf
 from weft.interop.loaded import Loaded
 from weft.models.base import LanguageModel
+from weft.models.build import build as build_model
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]
 
@@ -45,7 +46,7 @@ def the_file() -> Path:
 
 
 def build(loaded: Loaded) -> LanguageModel:
-    model = loaded.model.build()
+    model = build_model(loaded.model)
     assert isinstance(model, LanguageModel)
     model.load_state_dict({name: make() for name, make in loaded.weights.items()})
     return model.eval()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from weft.models.build import build
 from weft.models.config import MaximumLikelihood, NGram
 
 SNIPPETS = """\
@@ -30,7 +31,7 @@ def test_what_cows_eat() -> None:
     tokens = np.array([ids[word] for document in documents for word in document])
     begins = np.cumsum([0] + [len(document) for document in documents])[:-1]
 
-    model = NGram(vocab_size=len(vocabulary), order=3, smoothing=MaximumLikelihood()).build()
+    model = build(NGram(vocab_size=len(vocabulary), order=3, smoothing=MaximumLikelihood()))
     model.fit(tokens, begins)
 
     counts = {word: model.count([ids["cows"], ids["eat"], ids[word]]) for word in vocabulary}

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.nn.config import Rotary
+from weft.nn.config import Rotary, Sizes
+from weft.nn.position import build
 
 
 def turned(x: torch.Tensor, place: int, pairs: Literal["adjacent", "halves"]) -> torch.Tensor:
-    module = Rotary(pairs=pairs).build(16, 1, 16, 4096, True)
+    module = build(Rotary(pairs=pairs), Sizes(16, 1, 16, 4096, True))
     angles = module.angles(torch.tensor([[place]]), place + 1, x.dtype)
     assert angles is not None
     return module.turn(x.view(1, 1, 1, 16), angles).flatten()

@@ -1,19 +1,20 @@
 """F8: LayerNorm and RMSNorm are the slides' formulas; σ is the population deviation.
 
-python -c "import torch; from weft.nn.config import RMSNorm; print(RMSNorm().build(4)(torch.arange(4.)))"
+python -c "import torch; from weft.nn import config, norm; print(norm.build(config.RMSNorm(), 4)(torch.arange(4.)))"
 """
 
 import pytest
 import torch
 
 from weft.nn.config import LayerNorm, RMSNorm
+from weft.nn.norm import build
 
 X = torch.randn(5, 7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 2
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_norm(bias: bool) -> None:
-    module = LayerNorm(eps=1e-30, bias=bias).build(12).double()
+    module = build(LayerNorm(eps=1e-30, bias=bias), 12).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     mu = X.mean(-1, keepdim=True)
@@ -23,7 +24,7 @@ def test_layer_norm(bias: bool) -> None:
 
 
 def test_rms_norm() -> None:
-    module = RMSNorm(eps=1e-30).build(12).double()
+    module = build(RMSNorm(eps=1e-30), 12).double()
     torch.nn.init.normal_(module.weight)
     expected = X / (X**2).mean(-1, keepdim=True).sqrt() * module.weight
     torch.testing.assert_close(module(X), expected, atol=1e-12, rtol=1e-12)
@@ -32,4 +33,4 @@ def test_rms_norm() -> None:
 def test_eps_is_inside_the_root() -> None:
     tiny = torch.full((1, 4), 1e-4, dtype=torch.float64)
     expected = tiny / (tiny**2 + 1e-5).sqrt()
-    torch.testing.assert_close(RMSNorm(eps=1e-5).build(4).double()(tiny), expected)
+    torch.testing.assert_close(build(RMSNorm(eps=1e-5), 4).double()(tiny), expected)

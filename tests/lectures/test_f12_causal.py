@@ -8,6 +8,7 @@ import torch
 from tests.models.contract import SomeSource, check_causal
 from torch.nn import functional as F
 
+from weft.models.build import build
 from weft.models.config import Bahdanau, Recurrent
 from weft.models.presets import bert, gpt, llama, transformer_lm, transformer_plus_plus, vaswani
 
@@ -26,7 +27,7 @@ DECODERS = {
 @pytest.mark.parametrize("settings", DECODERS.values(), ids=DECODERS)
 def test_no_position_sees_a_later_one(settings: object) -> None:
     torch.manual_seed(0)
-    check_causal(settings.build(), VOCAB)  # type: ignore[attr-defined]
+    check_causal(build(settings), VOCAB)  # type: ignore[attr-defined]
 
 
 SEQ2SEQ = {"vaswani": vaswani(2, 24, 4, 32, 0.0, VOCAB), "bahdanau": Bahdanau(vocab_size=VOCAB, d_model=16)}
@@ -36,7 +37,7 @@ SEQ2SEQ = {"vaswani": vaswani(2, 24, 4, 32, 0.0, VOCAB), "bahdanau": Bahdanau(vo
 def test_nor_does_a_decoder_with_a_source(settings: object) -> None:
     torch.manual_seed(0)
     source = SomeSource(torch.randint(VOCAB, (2, 5)), torch.ones(2, 5, dtype=torch.bool))
-    check_causal(settings.build(), VOCAB, source)  # type: ignore[attr-defined]
+    check_causal(build(settings), VOCAB, source)  # type: ignore[attr-defined]
 
 
 def loss_after_training(masked: bool) -> float:
@@ -44,9 +45,9 @@ def loss_after_training(masked: bool) -> float:
     torch.manual_seed(0)
     common = {"vocab_size": 16, "layers": 2, "dropout": 0.0, "init": {"kind": "normal"}}
     model = (
-        gpt(2, 32, 4, 16, 16).build()
+        build(gpt(2, 32, 4, 16, 16))
         if masked
-        else bert(2, 32, 4, 16, 16).replace(**common, placement="pre", head={"kind": "lm"}).build()
+        else build(bert(2, 32, 4, 16, 16).replace(**common, placement="pre", head={"kind": "lm"}))
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for _ in range(120):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from weft.explain.count import count
+from weft.models.build import build
 from weft.models.presets import preset
 
 SIZES = {
@@ -26,4 +27,4 @@ def test_f14_parameters(name: str) -> None:
     assert model.d_model == d_model
     assert count(model).parameters == parameters
     with torch.device("meta"):
-        assert sum(p.numel() for p in model.build().parameters()) == parameters
+        assert sum(p.numel() for p in build(model).parameters()) == parameters

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from weft.models.build import build
 from weft.models.presets import preset
 
 SWITCHES = ("placement", "norm", "feedforward", "position")
@@ -43,7 +44,7 @@ def test_f18_any_mixture_runs(chosen: tuple[bool, ...]) -> None:
     )
     torch.manual_seed(0)
     tokens = torch.randint(0, 50, (2, 16))
-    logits = mixed.build()(tokens)
+    logits = build(mixed)(tokens)
     assert logits.shape == (2, 16, 50)
     assert logits.isfinite().all()
     logits.square().mean().backward()

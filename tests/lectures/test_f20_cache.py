@@ -8,6 +8,7 @@ import torch
 from tests.models.contract import SomeSource
 
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.models.config import Bahdanau, NGram, Recurrent
 from weft.models.presets import gpt, llama, vaswani
 
@@ -27,7 +28,7 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_position_of_every_family(name: str) -> None:
     torch.manual_seed(0)
-    model: LanguageModel = FAMILIES[name].build().eval()
+    model: LanguageModel = build(FAMILIES[name]).eval()
     if name == "ngram":
         model.fit(torch.randint(VOCAB, (500,)).numpy())
     source = SomeSource(torch.randint(VOCAB, (2, 6)), torch.ones(2, 6, dtype=torch.bool))
@@ -43,7 +44,7 @@ def test_every_position_of_every_family(name: str) -> None:
 def test_each_key_is_computed_once() -> None:
     """The projections see every token exactly once, however many steps attend to it."""
     torch.manual_seed(0)
-    model = llama(2, 24, 4, 32, 32, VOCAB).build().eval()
+    model = build(llama(2, 24, 4, 32, 32, VOCAB)).eval()
     seen = 0
 
     def count(_module: object, inputs: tuple[torch.Tensor], _output: object) -> None:

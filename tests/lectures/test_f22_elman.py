@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft.models.build import build as build_model
 from weft.models.config import Recurrent
 from weft.models.recurrent import Recurrent as Model
 
@@ -13,7 +14,7 @@ V, D, T = 7, 5, 6
 
 def build(activation: str) -> Model:
     torch.manual_seed(4)
-    return Recurrent(vocab_size=V, d_model=D, d_embedding=4, cell="elman", activation=activation).build().double()
+    return build_model(Recurrent(vocab_size=V, d_model=D, d_embedding=4, cell="elman", activation=activation)).double()
 
 
 def the_slide(w: dict[str, Tensor], activation: str, tokens: list[int]) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.models.bahdanau import Bahdanau as Model
+from weft.models.build import build as build_model
 from weft.models.config import Bahdanau
 
 SYMBOLS, LONGEST, START = 8, 6, 8
@@ -32,7 +33,7 @@ def weights(model: Model, copies: Copies) -> tuple[Tensor, Tensor]:
 def build() -> Model:
     torch.manual_seed(0)
     # Elman cells: a GRU remembers enough to copy a word one step after it has looked at it.
-    return Bahdanau(vocab_size=SYMBOLS + 1, d_model=32, cell="elman").build()
+    return build_model(Bahdanau(vocab_size=SYMBOLS + 1, d_model=32, cell="elman"))
 
 
 def test_f23_rows_sum_to_one_over_the_words_that_are_there() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.explain.graph import Graph, graph
+from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Recurrent
 
 
@@ -102,7 +103,7 @@ def test_f24_one_node_an_intermediate() -> None:
 
 def test_f24_elman_cell() -> None:
     """Two words through Elman's network: embedding, two times W_ah h + W_ax x + b and tanh, then the output."""
-    model = Recurrent(vocab_size=9, d_model=4, cell="elman").build().eval()
+    model = build(Recurrent(vocab_size=9, d_model=4, cell="elman")).eval()
     drawn = graph(model, torch.tensor([[1, 2]]))
     assert functions(drawn).count("tanh") == 2
     assert {n.name for n in drawn.nodes if n.kind == "parameter"} == {n for n, _ in model.named_parameters()}
@@ -131,11 +132,11 @@ def models() -> dict[str, tuple[nn.Module, dict[str, object]]]:
         "position": {"kind": "rotary"},
     }
     return {
-        "lstm": (Recurrent(**sizes, cell="lstm", layers=2).build(), {}),
-        "gru": (Recurrent(**sizes, cell="gru", tied=True).build(), {}),
-        "sigmoid": (Recurrent(**sizes, cell="elman", activation="sigmoid").build(), {}),
-        "bahdanau": (Bahdanau(**sizes).build(), {"source": source}),
-        "decoder": (Decoder.model_validate(decoder).build(), {}),
+        "lstm": (build(Recurrent(**sizes, cell="lstm", layers=2)), {}),
+        "gru": (build(Recurrent(**sizes, cell="gru", tied=True)), {}),
+        "sigmoid": (build(Recurrent(**sizes, cell="elman", activation="sigmoid")), {}),
+        "bahdanau": (build(Bahdanau(**sizes)), {"source": source}),
+        "decoder": (build(Decoder.model_validate(decoder)), {}),
     }
 
 

@@ -8,15 +8,16 @@ import math
 import torch
 
 from weft.nn.attention import Relation, SelfAttention, fast_attention, reference_attention
-from weft.nn.config import Attention, NoPosition
+from weft.nn.config import Attention
 from weft.nn.mask import Visibility
+from weft.nn.position import Position
 
 T, D, H = 9, 24, 4
 
 
 def everything(time: int) -> Relation:
     places = torch.arange(time)[None]
-    return Relation(Visibility(causal=False), NoPosition().build(D, H, D // H, time, False), places, places)
+    return Relation(Visibility(causal=False), Position(), places, places)
 
 
 def test_formula_at_float64() -> None:

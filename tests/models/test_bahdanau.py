@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from weft.errors import ModelError
 from weft.models.bahdanau import Bahdanau as Model
+from weft.models.build import build as build_model
 from weft.models.config import Bahdanau
 
 V = 11
@@ -16,7 +17,7 @@ CELLS = ["elman", "lstm", "gru"]
 def build(cell: str = "gru", **settings: object) -> Model:
     torch.manual_seed(2)
     config = {"vocab_size": V, "d_model": 6, "d_embedding": 5, "d_attention": 7, "cell": cell, **settings}
-    return Bahdanau.model_validate(config).build().eval()
+    return build_model(Bahdanau.model_validate(config)).eval()
 
 
 def some_tokens(batch: int, time: int, seed: int = 0) -> Tensor:

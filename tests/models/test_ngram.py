@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.models.contract import SomeSource, check_causal, check_rows_are_independent, check_step_equals_forward
 
 from weft.errors import ModelError
+from weft.models.build import build
 from weft.models.config import AddK, KneserNey, MaximumLikelihood, NGram, Smoothing, StupidBackoff
 from weft.models.ngram import NGram as Model
 from weft.models.ngram_counts import count_ngrams, document_starts
@@ -45,7 +46,7 @@ def joined(documents: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fitted(documents: list[list[int]], order: int, smoothing: Smoothing, vocab_size: int = V) -> Model:
-    model = NGram(vocab_size=vocab_size, order=order, smoothing=smoothing).build()
+    model = build(NGram(vocab_size=vocab_size, order=order, smoothing=smoothing))
     model.fit(*joined(documents))
     return model
 
@@ -266,7 +267,7 @@ def test_a_fresh_model_loads_what_was_fitted(tmp_path: Path) -> None:
     """Tables of any size go through a safetensors file into a model that was just built."""
     model = fitted(text(), 3, KneserNey())
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    other = NGram(vocab_size=V, order=3).build()
+    other = build(NGram(vocab_size=V, order=3))
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
     tokens = joined(text(seed=1))[0]
     assert np.array_equal(model.log_prob(tokens), other.log_prob(tokens))
@@ -279,9 +280,9 @@ def test_tables_that_do_not_belong_together_are_refused() -> None:
     state = fitted(text(), 3, KneserNey()).state_dict()
     wrong = {**state, "starts_1": state["starts_1"] + 1}
     with pytest.raises(ModelError, match="tables of order 1"):
-        NGram(vocab_size=V, order=3).build().load_state_dict(wrong)
+        build(NGram(vocab_size=V, order=3)).load_state_dict(wrong)
     with pytest.raises(ModelError, match="order 3 over 8 words"):
-        NGram(vocab_size=8, order=3).build().load_state_dict(state)
+        build(NGram(vocab_size=8, order=3)).load_state_dict(state)
 
 
 def test_documents_shorter_than_the_order_are_counted() -> None:
@@ -306,13 +307,13 @@ def test_documents_shorter_than_the_order_are_counted() -> None:
     ],
 )
 def test_what_cannot_be_counted_is_refused(tokens: list[int], boundaries: list[int] | None, message: str) -> None:
-    model = NGram(vocab_size=V, order=3).build()
+    model = build(NGram(vocab_size=V, order=3))
     with pytest.raises(ModelError, match=message):
         model.fit(np.array(tokens), None if boundaries is None else np.array(boundaries))
 
 
 def test_asking_before_fitting_is_refused() -> None:
-    model = NGram(vocab_size=V, order=3).build()
+    model = build(NGram(vocab_size=V, order=3))
     asks: list[Callable[[], object]] = [
         lambda: model.log_prob(np.array([1, 2])),
         lambda: model(torch.tensor([[1, 2]])),

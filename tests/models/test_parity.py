@@ -17,6 +17,7 @@ from weft.interop.families.gpt2 import GPT2
 from weft.interop.families.llama import LLAMA, MISTRAL, QWEN3
 from weft.interop.families.seq2seq import MARIAN, T5
 from weft.interop.mapping import Rule, both, conversions, rule, to_ours
+from weft.models.build import build
 from weft.models.config import EncoderDecoder, LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.config import (
@@ -77,7 +78,7 @@ def test_gpt2() -> None:
         transformers.GPT2Config(vocab_size=VOCAB, n_positions=32, n_embd=D, n_layer=2, n_head=HEADS)
     ).eval()
     randomise(theirs)
-    ours = gpt(2, D, HEADS, 32, VOCAB).build().eval()
+    ours = build(gpt(2, D, HEADS, 32, VOCAB)).eval()
     fill(ours, theirs, GPT2)
     tokens = torch.randint(VOCAB, (3, 17))
     same(ours(tokens), theirs(tokens).logits, ours.embedding.weight, theirs.transformer.wte.weight)
@@ -119,7 +120,7 @@ def test_llama_with_grouped_queries(scaling: object, their_scaling: dict[str, ob
     ).eval()
     randomise(theirs)
     settings = llama(2, D, HEADS, FF, 32, VOCAB, kv_heads=2).replace(position=Rotary(scaling=scaling))
-    ours = settings.build().eval()
+    ours = build(settings).eval()
     fill(ours, theirs, LLAMA)
     tokens = torch.randint(VOCAB, (2, 45))  # past the context, where dynamic scaling begins
     same(ours(tokens), theirs(tokens).logits, ours.embedding.weight, theirs.model.embed_tokens.weight)
@@ -139,7 +140,7 @@ def test_bert_with_both_pretraining_heads() -> None:
     randomise(theirs)
     settings = bert(2, D, HEADS, VOCAB, 32)
     assert isinstance(settings.head, PretrainingHead)
-    ours = settings.build().eval()
+    ours = build(settings).eval()
     fill(ours, theirs, BERT)
     tokens, segments = torch.randint(VOCAB, (3, 13)), torch.randint(2, (3, 13))
     mask = torch.arange(13)[None] < torch.tensor([13, 7, 4])[:, None]
@@ -171,16 +172,13 @@ def test_marian() -> None:
     ).eval()
     randomise_except_positions(theirs)
     theirs.final_logits_bias.normal_()
-    ours = (
-        vaswani(2, D, HEADS, FF, 0.0, VOCAB)
-        .replace(
+    ours = build(
+        vaswani(2, D, HEADS, FF, 0.0, VOCAB).replace(
             position=Sinusoidal(layout="halves"),
             feedforward=Plain(d_ff=FF, activation="silu"),
             head=LMHead(tied=True, bias=True),
         )
-        .build()
-        .eval()
-    )
+    ).eval()
     fill(ours, theirs, MARIAN)
     source, mask, target = a_pair()
     mine = ours(target, source=Source(source, mask))
@@ -222,7 +220,7 @@ def test_t5(gated: bool) -> None:
         )
     ).eval()
     randomise(theirs)
-    ours = (
+    ours = build(
         EncoderDecoder(
             vocab_size=VOCAB,
             layers=3,
@@ -234,9 +232,7 @@ def test_t5(gated: bool) -> None:
             position=T5Bias(buckets=8, max_distance=20),
             head=LMHead(scale=None if gated else D**-0.5),
         )
-        .build()
-        .eval()
-    )
+    ).eval()
     fill(ours, theirs, T5)
     source, mask, target = a_pair()
     mine = ours(target, source=Source(source, mask))
@@ -277,7 +273,7 @@ def test_the_2017_transformer_in_torch() -> None:
         custom_decoder=nn.TransformerDecoder(nn.TransformerDecoderLayer(**shape), 2),
     )
     randomise(theirs)
-    ours = vaswani(2, D, HEADS, FF, 0.0, VOCAB).build()
+    ours = build(vaswani(2, D, HEADS, FF, 0.0, VOCAB))
     theirs.register_parameter("table", nn.Parameter(torch.randn(VOCAB, D) * 0.15))
     tensors = dict(theirs.state_dict())
     for i in range(2):  # torch keeps q, k and v of the cross-attention in one matrix
@@ -313,7 +309,7 @@ def test_qk_norm_and_own_d_head_against_qwen3() -> None:
     randomise(theirs)
     norm = RMSNorm(eps=1e-6)
     base = llama(2, D, HEADS, FF, 32, VOCAB, eps=1e-6)
-    ours = base.replace(attention=Attention(heads=HEADS, kv_heads=2, d_head=12, qk_norm=norm)).build().eval()
+    ours = build(base.replace(attention=Attention(heads=HEADS, kv_heads=2, d_head=12, qk_norm=norm))).eval()
     fill(ours, theirs, QWEN3)
     tokens = torch.randint(VOCAB, (2, 19))
     same(ours(tokens), theirs(tokens).logits, ours.embedding.weight, theirs.model.embed_tokens.weight)
@@ -335,7 +331,7 @@ def test_sliding_window_against_mistral() -> None:
     ).eval()
     randomise(theirs)
     settings = llama(2, D, HEADS, FF, 32, VOCAB, kv_heads=2)
-    ours = settings.replace(attention=Attention(heads=HEADS, kv_heads=2, window=5)).build().eval()
+    ours = build(settings.replace(attention=Attention(heads=HEADS, kv_heads=2, window=5))).eval()
     fill(ours, theirs, MISTRAL)
     tokens = torch.randint(VOCAB, (2, 19))
     same(ours(tokens), theirs(tokens).logits, ours.embedding.weight, theirs.model.embed_tokens.weight)

@@ -8,6 +8,7 @@ from tests.models.contract import SomeSource, check_causal, check_rows_are_indep
 from torch import nn
 
 from weft.errors import ModelError
+from weft.models.build import build as build_model
 from weft.models.config import Recurrent
 from weft.models.recurrent import Recurrent as Model
 from weft.nn.recurrent import SigmoidElman
@@ -19,7 +20,7 @@ KINDS = [("elman", "tanh"), ("elman", "relu"), ("elman", "sigmoid"), ("lstm", "t
 def build(cell: str, activation: str, layers: int = 2, **settings: object) -> Model:
     torch.manual_seed(3)
     config = {"vocab_size": V, "d_model": 8, "cell": cell, "activation": activation, "layers": layers, **settings}
-    return Recurrent.model_validate(config).build()
+    return build_model(Recurrent.model_validate(config))
 
 
 def tokens(batch: int = 3, time: int = 7, seed: int = 5) -> torch.Tensor:

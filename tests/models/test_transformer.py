@@ -9,6 +9,7 @@ from torch import nn
 
 from weft.config import validate
 from weft.errors import ConfigError, ModelError
+from weft.models.build import build as build_model
 from weft.models.config import (
     ClassificationHead,
     Decoder,
@@ -72,7 +73,7 @@ def decoder(position: Any = None, **changes: Any) -> Decoder:
 
 def build(settings: Decoder | Encoder | EncoderDecoder, seed: int = 0) -> Transformer:
     torch.manual_seed(seed)
-    return settings.build().eval()
+    return build_model(settings).eval()
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -231,7 +232,7 @@ def test_no_weight_is_left_as_memory_was_found(settings: Any) -> None:
     """New memory is filled with NaN here, so a weight that nobody set is seen."""
     torch.use_deterministic_algorithms(True)
     try:
-        model = settings.build()
+        model = build_model(settings)
     finally:
         torch.use_deterministic_algorithms(False)
     assert not [name for name, value in model.state_dict().items() if value.isnan().any()]

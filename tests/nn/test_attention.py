@@ -8,8 +8,9 @@ from torch import Tensor
 
 from weft.nn import attention
 from weft.nn.attention import Relation, fast_attention, reference_attention
-from weft.nn.config import ALiBi, NoPosition, T5Bias
+from weft.nn.config import ALiBi, NoPosition, Sizes, T5Bias
 from weft.nn.mask import Visibility
+from weft.nn.position import Position, build
 
 B, H, K, T, D = 3, 4, 2, 37, 8
 PARTS = torch.Generator().manual_seed(0)
@@ -36,7 +37,7 @@ def tensors() -> list[Tensor]:
 
 
 def relation(rule: str, position: str) -> Relation:
-    module = POSITIONS[position].build(H * D, H, D, 64, RULES[rule].causal)
+    module = build(POSITIONS[position], Sizes(H * D, H, D, 64, RULES[rule].causal))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     places = torch.arange(T)[None]
@@ -81,7 +82,7 @@ def test_the_last_queries_get_what_they_get_among_all(
         monkeypatch.setattr(attention, "DENSE_ENTRIES", 1)
         monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
     q, k, v = tensors()
-    none, places = NoPosition().build(H * D, H, D, 64, True), torch.arange(T)[None]
+    none, places = Position(), torch.arange(T)[None]
     whole = Relation(Visibility(causal=True, window=BEHIND[rule].window), none, places, places)
     last = Relation(BEHIND[rule], none, places[:, -9:], places)
     with torch.set_grad_enabled(grad):
@@ -97,7 +98,7 @@ def test_a_kernel_draws_the_triangle_from_its_end(kv_heads: int) -> None:
     shapes = ((8, 9), (kv_heads, 40), (kv_heads, 40))
     q, k, v = (torch.randn(2, h, t, 64, device="cuda").bfloat16() for h, t in shapes)
     assert attention._flashes(q)
-    none, places = NoPosition().build(512, 8, 64, 64, True), torch.arange(40, device="cuda")[None]
+    none, places = Position(), torch.arange(40, device="cuda")[None]
     rule = Relation(Visibility(causal=True, behind=31), none, places[:, -9:], places)
     expected, _ = reference_attention(q.float(), k.float(), v.float(), 0.125, rule.mask())
     torch.testing.assert_close(fast_attention(q, k, v, 0.125, rule).float(), expected, atol=2e-2, rtol=1e-2)
@@ -154,7 +155,7 @@ def test_flex_equals_reference(rule: str, monkeypatch: pytest.MonkeyPatch) -> No
     )
     q, k, v = (torch.randn(B, h, T, 16, device="cuda", requires_grad=True) for h in (H, K, K))
     places = torch.arange(T, device="cuda")[None]
-    there = Relation(moved, NoPosition().build(64, H, 16, 64, True), places, places)
+    there = Relation(moved, Position(), places, places)
     fast = fast_attention(q, k, v, 0.25, there)
     slow, _ = reference_attention(q, k, v, 0.25, there.mask())
     torch.testing.assert_close(fast, slow, atol=2e-3, rtol=2e-3)
@@ -175,7 +176,7 @@ def test_padding_of_any_shape_equals_the_reference() -> None:
         q, k, v = (torch.randn(rows, h, time, 16, device="cuda") for h in (H, K, K))
         places = torch.arange(time, device="cuda")[None]
         rule = Visibility(causal=False, real=real)
-        there = Relation(rule, NoPosition().build(64, H, 16, time, False), places, places)
+        there = Relation(rule, Position(), places, places)
         fast = fast_attention(q, k, v, 0.25, there)
         torch.testing.assert_close(fast, reference_attention(q, k, v, 0.25, there.mask())[0], atol=2e-3, rtol=2e-3)
 
@@ -192,7 +193,7 @@ def test_what_is_dropped_forward_is_dropped_backward(causal: bool, masked: bool)
     real = torch.arange(time, device="cuda") < 150 if masked else None
     rule = Visibility(causal=causal, real=None if real is None else real.expand(rows, -1))
     places = torch.arange(time, device="cuda")[None]
-    there = Relation(rule, NoPosition().build(64, H, 64, time, causal), places, places)
+    there = Relation(rule, Position(), places, places)
     q, k, v, other, upstream = (torch.randn(rows, H, time, 64, device="cuda", dtype=torch.bfloat16) for _ in range(5))
 
     def attend(values: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from weft.errors import ConfigError
+from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.config import LoRA
 from weft.nn.lora import LowRank, block_linears
+from weft.nn.lora_targets import targets
 
 
 def layer(heights: list[int], settings: LoRA, bias: bool = True) -> tuple[nn.Linear, LowRank]:
@@ -90,20 +92,20 @@ def test_dropout_falls_on_the_addition_alone() -> None:
 
 
 def test_the_layers_of_blocks() -> None:
-    decoder = block_linears(llama(2, 16, 4, 24, 16, 11, kv_heads=2).build())
+    decoder = block_linears(build(llama(2, 16, 4, 24, 16, 11, kv_heads=2)))
     assert len(decoder) == 2 * 4
     assert decoder["decoder.blocks.1.attention.qkv"] == [16, 8, 8]
     assert decoder["decoder.blocks.0.feedforward.gate_up"] == [24, 24]
-    assert block_linears(gpt(1, 16, 2, 8, 11).build())["decoder.blocks.0.feedforward.up"] == [64]
-    both = block_linears(vaswani(2, 16, 2, 32, 0.0, 11).build())
+    assert block_linears(build(gpt(1, 16, 2, 8, 11)))["decoder.blocks.0.feedforward.up"] == [64]
+    both = block_linears(build(vaswani(2, 16, 2, 32, 0.0, 11)))
     assert len(both) == 2 * 4 + 2 * 7
     assert both["decoder.blocks.0.cross.kv"] == [16, 16]
 
 
 def test_targets() -> None:
     names = [f"decoder.blocks.{n}.{part}" for n in range(12) for part in ("attention.qkv", "cross.q", "feedforward.up")]
-    assert LoRA().chosen(names) == [name for name in names if "feedforward" not in name]
-    assert LoRA(targets=("*.1.feedforward.*", "*.attention.qkv")).chosen(names[:6]) == [names[0], names[3], names[5]]
+    assert targets(LoRA(), names) == [name for name in names if "feedforward" not in name]
+    assert targets(LoRA(targets=("*.1.feedforward.*", "*.attention.qkv")), names[:6]) == [names[0], names[3], names[5]]
     there = r"there are decoder\.blocks\.\*\.attention\.qkv, decoder\.blocks\.\*\.cross\.q, decoder\.blocks\.\*\.feed"
     with pytest.raises(ConfigError, match=r"adapter\.targets: '\*\.q_proj' matches no layer; " + there):
-        LoRA(targets=("*.attention.*", "*.q_proj")).chosen(names)
+        targets(LoRA(targets=("*.attention.*", "*.q_proj")), names)

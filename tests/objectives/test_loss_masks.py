@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.data.batch import Batch, Source
+from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TaggingHead
 from weft.nn.config import Attention, LayerNorm, Learned, Plain
 from weft.recipe.objective import Chat, Masked, Pairs, Tag
@@ -48,7 +49,7 @@ GOALS = {
 def test_a_masked_target_has_no_gradient_at_all(name: str) -> None:
     make, goal = GOALS[name]
     torch.manual_seed(0)
-    model = make().build().double()
+    model = build(make()).double()
     generator = torch.Generator().manual_seed(2)
     targets = torch.randint(0, 11, (2, 6), generator=generator)
     mask = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1]], dtype=torch.bool)
@@ -70,6 +71,6 @@ def test_a_masked_target_has_no_gradient_at_all(name: str) -> None:
 @pytest.mark.parametrize("name", ["chat", "masked", "tag"])
 def test_nothing_to_learn_is_no_gradient(name: str) -> None:
     make, goal = GOALS[name]
-    model = make().build()
+    model = build(make())
     nothing = batch(torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 6, dtype=torch.bool))
     assert all(not bool(g.any()) for g in gradient(model, goal, nothing))

@@ -3,6 +3,7 @@
 import pytest
 
 from weft.errors import ConfigError
+from weft.models.build import build
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import TextFacts, check_trainable, count_parameters, fit_vocabulary, measure, settle, unsettled
 
@@ -61,7 +62,7 @@ def test_the_model_takes_the_tokenizers_vocabulary() -> None:
 
 def test_parameters_are_estimated_within_a_tenth() -> None:
     recipe = resolve("llama-tiny", ["tokenizer.vocab_size=8192"])
-    assert count_parameters(recipe) == pytest.approx(sum(p.numel() for p in recipe.model.build().parameters()), rel=0.1)
+    assert count_parameters(recipe) == pytest.approx(sum(p.numel() for p in build(recipe.model).parameters()), rel=0.1)
 
 
 def test_a_model_that_sees_both_sides_is_refused() -> None:

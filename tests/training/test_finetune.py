@@ -13,6 +13,7 @@ from weft.errors import ConfigError, ModelError
 from weft.explain.count import count
 from weft.explain.memory import training_memory
 from weft.models import config as models
+from weft.models.build import build as build_model
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.config import LoRA
 from weft.recipe.config import AdamW, Muon
@@ -26,7 +27,7 @@ EVERYWHERE = LoRA(rank=3, alpha=9, targets=("*",))
 
 def build(config: Any, seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    return config.build()
+    return build_model(config)
 
 
 def decoder() -> Any:
@@ -127,7 +128,7 @@ def test_a_new_head_is_trained_with_the_adapter() -> None:
 def test_what_takes_no_adapter() -> None:
     recurrent = models.Recurrent(vocab_size=5, d_model=4)
     with pytest.raises(ModelError, match="made of Transformer blocks"):
-        add_adapters(recurrent.build(), LoRA())
+        add_adapters(build_model(recurrent), LoRA())
     with pytest.raises(ModelError, match="made of Transformer blocks, not a Recurrent"):
         count(recurrent, adapter=LoRA())
     model = build(decoder())
@@ -255,4 +256,4 @@ def test_lower_layers_learn_slower() -> None:
     assert all(decays[p] == (0.1 if p.dim() > 1 else 0.0) for p in decoder_only.parameters())
     assert len(decay_groups(decoder_only, 0.1)) == 2
     with pytest.raises(ConfigError, match=r"optimizer\.layer_decay: only a Transformer"):
-        AdamW(layer_decay=0.5).build(models.Recurrent(vocab_size=5, d_model=4).build())
+        AdamW(layer_decay=0.5).build(build_model(models.Recurrent(vocab_size=5, d_model=4)))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from weft.errors import RunError
+from weft.models.build import build
 from weft.objectives.losses import next_token
 from weft.recipe.config import SGD, Adam, AdamW, GuardConfig, NextToken
 from weft.runs import checkpoint
@@ -109,7 +110,7 @@ def test_a_discarded_update_leaves_everything_as_it_was(recipe, corpus, optimize
 
     def steps(limits: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
         torch.manual_seed(0)
-        model = settings.model.build()
+        model = build(settings.model)
         made = optimizer.build(model)
         found = [
             optimisation_step(model, made, objective, batches.parts(1), 0.01, 1.0, "fp32", CPU, limit).discarded
@@ -128,7 +129,7 @@ def test_a_discarded_update_leaves_everything_as_it_was(recipe, corpus, optimize
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_what_is_no_number_is_discarded(recipe, corpus, number) -> None:  # type: ignore[no-untyped-def]
     settings = recipe("model.dropout=0.0")
-    model = settings.model.build()
+    model = build(settings.model)
     before = [p.detach().clone() for p in model.parameters()]
 
     def objective(model: Any, batch: Any) -> Any:

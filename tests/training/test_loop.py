@@ -14,6 +14,7 @@ from rich.console import Console
 from weft.data.config import Part
 from weft.data.shards import Tokens
 from weft.errors import ConfigError
+from weft.models.build import build
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import TextFacts, settle
 from weft.runs import checkpoint
@@ -187,7 +188,7 @@ def test_metrics_hold_only_what_the_recipe_decides(tmp_path, recipe, corpus, tok
 
 
 def test_compiling_leaves_the_model_as_it_was(recipe) -> None:  # type: ignore[no-untyped-def]
-    model = recipe().model.build()
+    model = build(recipe().model)
     with compiled(model, True, record=False):
         assert "features" in vars(model)
     assert "features" not in vars(model)
@@ -195,7 +196,7 @@ def test_compiling_leaves_the_model_as_it_was(recipe) -> None:  # type: ignore[n
 
 def test_flops_are_six_a_weight_and_attention() -> None:
     settings = resolve("gpt2", ["model.layers=2"]).model
-    model = settings.build()
+    model = build(settings)
     per_layer = 12 * 768 * 768
     expected = 6 * (2 * per_layer + 50257 * 768) + 12 * 2 * 768 * 1024
     assert flops_per_token(model, 1024) == expected

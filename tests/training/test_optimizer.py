@@ -7,6 +7,7 @@ from torch import nn
 from weft.errors import ConfigError
 from weft.explain.memory import training_memory
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
 from weft.recipe.config import SGD, Adam, AdamW, Muon
 from weft.recipe.resolve import resolve
@@ -17,7 +18,7 @@ ALL = [AdamW(), Adam(), SGD(), Muon()]
 
 def model() -> LanguageModel:
     torch.manual_seed(0)
-    return llama(2, 16, 4, 24, 16, 11, kv_heads=2).build()
+    return build(llama(2, 16, 4, 24, 16, 11, kv_heads=2))
 
 
 def give_gradients(net: nn.Module, seed: int) -> None:
@@ -96,7 +97,7 @@ def test_embeddings_heads_and_gains_step_as_adamw() -> None:
 
 
 def test_every_block_of_an_encoder_decoder_is_found() -> None:
-    net = vaswani(2, 16, 2, 32, 0.0, 11).build()
+    net = build(vaswani(2, 16, 2, 32, 0.0, 11))
     sizes = list(block_matrices(net).values())
     assert len(sizes) == 2 * 4 + 2 * 7
     assert sizes.count([16, 16]) == 2  # keys and values of the source
@@ -168,7 +169,7 @@ def test_an_update_that_is_held_back_leaves_no_trace(settings) -> None:  # type:
 def test_muon_remembers_as_much_as_planned() -> None:
     """One number a weight inside blocks, two elsewhere."""
     settings = gpt(2, 32, 2, 16, 64)
-    net = settings.build()
+    net = build(settings)
     optimizer = Muon().build(net)
     give_gradients(net, 0)
     update(optimizer, None)

@@ -6,6 +6,7 @@ from torch import nn
 
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
+from weft.models.build import build as build_model
 from weft.models.presets import bert, gpt, llama
 from weft.training import precision
 from weft.training.precision import (
@@ -86,7 +87,7 @@ def test_what_does_not_fit_sixteens_is_not_quantised() -> None:
 
 def tiny() -> LanguageModel:
     torch.manual_seed(0)
-    return gpt(2, 32, 2, 16, 64).build()
+    return build_model(gpt(2, 32, 2, 16, 64))
 
 
 def test_only_the_layers_inside_blocks_get_eight_bits() -> None:
@@ -183,7 +184,7 @@ def test_recurrent_products_are_as_short_as_the_others(format: str, short: bool)
 def test_what_runs_between_blocks_is_as_narrow_as_bf16_allows(build, format, stream) -> None:  # type: ignore[no-untyped-def]
     """bf16 has the range of fp32; fp16 has not, and stays wide."""
     sizes = (2, 32, 2, 48, 16, 64) if build is llama else (2, 32, 2, 64, 16) if build is bert else (2, 32, 2, 16, 64)
-    model = build(*sizes).build()
+    model = build_model(build(*sizes))
     stack = model.encoder if model.decoder is None else model.decoder
     seen = []
     for block in stack.blocks:

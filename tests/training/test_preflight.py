@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from weft.errors import ConfigError, RunError
+from weft.models.build import build
 from weft.runs import tensors
 from weft.runs.folder import open_run, read_lines
 from weft.training import loop, preflight
@@ -147,7 +148,7 @@ def test_other_errors_are_not_hidden(tmp_path, recipe, corpus, tokenizer, monkey
 
 
 def test_one_pass_of_an_evaluation_is_enough(recipe, corpus) -> None:  # type: ignore[no-untyped-def]
-    model = recipe().model.build()
+    model = build(recipe().model)
     tokens = feed(recipe(), corpus).parts(1)[0].tokens
     seen = 0
     with one_pass(model):
@@ -171,7 +172,7 @@ def test_moments_that_cannot_be_written_are_noticed_before_the_first_step(  # ty
         save(path, given)
 
     monkeypatch.setattr(tensors, "save", full)
-    weights = 4 * sum(p.numel() for p in recipe().model.build().parameters())
+    weights = 4 * sum(p.numel() for p in build(recipe().model).parameters())
     assert weights < 25_000 < 2 * weights
     with pytest.raises(RunError, match=r"moments\.safetensors: cannot be written: File too large"):
         train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
@@ -180,7 +181,7 @@ def test_moments_that_cannot_be_written_are_noticed_before_the_first_step(  # ty
 
 def test_what_is_announced_is_true_of_weights_that_are_not_fresh(recipe) -> None:  # type: ignore[no-untyped-def]
     settings = recipe()
-    model = settings.model.build()
+    model = build(settings.model)
     first, second = expectations(settings, model, 0, torch.device("cpu"))
     assert "from fresh weights" in first and "ln 23 = 3.14" in first and "operations in all" in second
     later, _ = expectations(settings, model, 5, torch.device("cpu"))

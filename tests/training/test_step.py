@@ -7,6 +7,7 @@ import torch
 
 from weft.data.batch import Batch, Source
 from weft.errors import ConfigError
+from weft.models.build import build
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.config import T5Bias
 from weft.objectives.losses import next_token
@@ -31,7 +32,7 @@ def gradients(model, objective, parts):  # type: ignore[no-untyped-def]
 def test_splitting_a_batch_never_changes_the_gradient(recipe, corpus, parts, masked) -> None:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     settings = recipe("model.dropout=0.0")
-    model = settings.model.build()
+    model = build(settings.model)
     (batch,) = feed(settings, corpus).parts(1)
     if masked:  # very unequal parts: the last row counts once, the others almost fully
         mask = torch.rand(batch.tokens.shape) < 0.8
@@ -50,7 +51,7 @@ def test_splitting_a_batch_never_changes_the_gradient(recipe, corpus, parts, mas
 def test_a_model_without_a_readout_learns_the_same(recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     """The loss through logits and the chunked loss agree."""
     settings = recipe("model.dropout=0.0")
-    model = settings.model.build()
+    model = build(settings.model)
     (batch,) = feed(settings, corpus).parts(1)
     objective = next_token(NextToken(smoothing=0.1))
 
@@ -73,7 +74,7 @@ def test_a_model_without_a_readout_learns_the_same(recipe, corpus) -> None:  # t
 
 
 def test_matrices_decay_and_vectors_do_not(recipe) -> None:  # type: ignore[no-untyped-def]
-    model = recipe().model.build()
+    model = build(recipe().model)
     decaying, fixed = decay_groups(model, 0.5)
     assert decaying["weight_decay"] == 0.5
     assert fixed["weight_decay"] == 0.0
@@ -97,7 +98,7 @@ def test_decay_shrinks_matrices_that_get_no_gradient() -> None:
 
 def test_clipping_bounds_the_update_and_reports_the_norm_before(recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     settings = recipe("model.dropout=0.0")
-    model = settings.model.build()
+    model = build(settings.model)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = SGD(momentum=0.0, weight_decay=0.0).build(model)
     objective = next_token(NextToken())
@@ -110,7 +111,7 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before(recipe, corpus) 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_bf16_is_close_to_fp32(recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     settings = recipe("model.dropout=0.0")
-    model = settings.model.build()
+    model = build(settings.model)
     parts = feed(settings, corpus).parts(1)
     exact, _, _ = backward(model, next_token(NextToken()), parts, "fp32", CPU)
     rough, _, _ = backward(model, next_token(NextToken()), parts, "bf16", CPU)
@@ -128,7 +129,7 @@ def steps_in_fp16(model, optimizer, batch, count):  # type: ignore[no-untyped-de
 
 def tiny_gpt():  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
-    model, tokens = gpt(1, 16, 2, 8, 16).build(), torch.randint(16, (2, 9))
+    model, tokens = build(gpt(1, 16, 2, 8, 16)), torch.randint(16, (2, 9))
     return model, Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
@@ -196,7 +197,7 @@ KINDS = {
 def prepared(name: str, recompute: bool):  # type: ignore[no-untyped-def]
     """A tiny model, fit for a recipe, and what its `features` are given."""
     torch.manual_seed(0)
-    model = KINDS[name].build().train()
+    model = build(KINDS[name]).train()
     recipe = resolve("gpt-tiny", ["precision=fp32", f"batch.recompute={str(recompute).lower()}"])
     fit(model, recipe, CPU)
     tokens = torch.randint(16, (2, 8))

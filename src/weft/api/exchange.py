@@ -21,6 +21,7 @@ from weft.files import replacing_folder
 from weft.interop import safetensors
 from weft.interop.loaded import Loaded, Weights
 from weft.interop.mapping import shapes
+from weft.models.build import build
 from weft.models.config import Encoder, EncoderDecoder, Model
 from weft.nn.init import hollow
 from weft.progress import bar
@@ -203,7 +204,7 @@ def _counted(weights: Weights, advance: Callable[[int], None]) -> Weights:
 def parameters(model: Model) -> int:
     """How many numbers a model has learned."""
     with hollow():
-        return sum(parameter.numel() for parameter in model.build().parameters())
+        return sum(parameter.numel() for parameter in build(model).parameters())
 
 
 def _write_origin(folder: Path, loaded: Loaded) -> None:

@@ -19,6 +19,7 @@ from weft.config import Config
 from weft.errors import ModelError
 from weft.models import config
 from weft.nn.config import Gated, LayerNorm, Learned, LoRA, Norm, Plain, Relative, T5Bias
+from weft.nn.lora_targets import targets
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}
 MEMORIES = {"elman": 1, "lstm": 2, "gru": 1}
@@ -257,7 +258,7 @@ def adapted_linears(model: Config, adapter: LoRA) -> list[Linear]:
     if not isinstance(model, config.TransformerConfig):
         raise ModelError(f"adapter: it needs a model made of Transformer blocks, not a {type(model).__name__}")
     linears = {linear.name: linear for block in block_linears(model) for linear in block}
-    return [linears[name] for name in adapter.chosen(linears)]
+    return [linears[name] for name in targets(adapter, linears)]
 
 
 def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:

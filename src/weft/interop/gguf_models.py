@@ -13,7 +13,8 @@ from weft.errors import InteropError
 from weft.interop.gguf_file import ARRAY, FLOAT32, STRING, UINT32, Contents, Value
 from weft.interop.mapping import SAME, AdjacentPairs, Rule, both, rule
 from weft.models.config import Decoder, Model
-from weft.nn.config import Gated, LinearScaling, Llama3Scaling, RMSNorm, Rotary
+from weft.nn.config import Gated, LinearScaling, Llama3Scaling, RMSNorm, Rotary, Sizes
+from weft.nn.position import Rotary as RotaryModule
 
 LARGEST = 2**20  # of any width or count: beyond, a header is damaged or means harm
 LONGEST = 2**32 - 1  # tokens of a context
@@ -241,11 +242,9 @@ def _scaling(settings: Settings, base: float, d_head: int) -> dict[str, Any] | N
 
 def frequency_factors(position: Rotary, d_head: int) -> Tensor:
     """What each rotary frequency is divided by, (d_head/2,): GGUF's form of LLaMA 3.1's scaling."""
-    from weft.nn.position import Rotary as Module
-
-    cpu = torch.device("cpu")
-    plain = Module(position.replace(scaling=None), d_head, 1).frequencies(1, cpu)
-    return plain / Module(position, d_head, 1).frequencies(1, cpu)
+    cpu, sizes = torch.device("cpu"), Sizes(d_model=d_head, heads=1, d_head=d_head, context=1, causal=True)
+    plain = RotaryModule(position.replace(scaling=None), sizes).frequencies(1, cpu)
+    return plain / RotaryModule(position, sizes).frequencies(1, cpu)
 
 
 # ---- to a file's keys

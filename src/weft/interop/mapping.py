@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.errors import InteropError
 from weft.interop.loaded import Weights
+from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, Model
 from weft.nn.init import hollow
 
@@ -164,7 +165,7 @@ class Conversion:
 def shapes(model: Model) -> dict[str, Shape]:
     """Every tensor of a model with its shape, without making it."""
     with hollow():
-        return {name: tuple(tensor.shape) for name, tensor in model.build().state_dict().items()}
+        return {name: tuple(tensor.shape) for name, tensor in build(model).state_dict().items()}
 
 
 def conversions(rules: Iterable[Rule], model: Model) -> list[Conversion]:

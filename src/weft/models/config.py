@@ -1,18 +1,11 @@
-"""Whole models as settings. A config type builds its model; a preset is one of these with a name."""
+"""Whole models as settings; `models/build.py` makes the model, and a preset is one of these with a name."""
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
 from weft.nn.config import Activation, Block, Init, Learned, NormalInit, Probability
-
-if TYPE_CHECKING:
-    from weft.models.bahdanau import Bahdanau as BahdanauModel
-    from weft.models.ngram import NGram as NGramModel
-    from weft.models.recurrent import Recurrent as RecurrentModel
-    from weft.models.transformer import Transformer
-
 
 # ---- what a Transformer's last layer is for
 
@@ -108,13 +101,6 @@ class TransformerConfig(Block):
         """The longest sequence the model can read, or None where nothing limits it."""
         return self.context if isinstance(self.position, Learned) else None
 
-    def build(self) -> "Transformer":
-        """The model, with fresh weights."""
-        from weft.models.transformer import Transformer
-
-        assert isinstance(self, Decoder | Encoder | EncoderDecoder), "one of the three kinds is built, not their base"
-        return Transformer(self)
-
 
 class Decoder(TransformerConfig):
     """A stack that sees the past only: GPT, LLaMA."""
@@ -168,12 +154,6 @@ class Recurrent(Config):
             raise ValueError(f"activation = '{self.activation}' is for the elman cell; {self.cell} fixes its own")
         return self
 
-    def build(self) -> "RecurrentModel":
-        """The model, with fresh weights."""
-        from weft.models.recurrent import Recurrent as Model
-
-        return Model(self)
-
 
 class Bahdanau(Config):
     """An RNN encoder and decoder with additive attention between them (Bahdanau et al. 2015)."""
@@ -188,12 +168,6 @@ class Bahdanau(Config):
     d_embedding: PositiveInt | None = None
     d_attention: PositiveInt | None = None
     dropout: Probability = 0.0
-
-    def build(self) -> "BahdanauModel":
-        """The model, with fresh weights."""
-        from weft.models.bahdanau import Bahdanau as Model
-
-        return Model(self)
 
 
 # ---- n-grams
@@ -236,12 +210,6 @@ class NGram(Config):
     vocab_size: PositiveInt
     order: PositiveInt = 3
     smoothing: Smoothing = KneserNey()
-
-    def build(self) -> "NGramModel":
-        """The model, with empty counts."""
-        from weft.models.ngram import NGram as Model
-
-        return Model(self)
 
 
 Model = Annotated[

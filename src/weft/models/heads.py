@@ -1,12 +1,13 @@
 """What is read off a Transformer's features: a word, a class, a tag, a vector."""
 
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.models import config
+from weft.nn import norm
 from weft.nn.config import Activation
 from weft.nn.feedforward import activations
 from weft.nn.init import embedding_deviation
@@ -43,7 +44,7 @@ class MaskedWordHead(nn.Module):
     def __init__(self, settings: config.MaskedLMHead | config.PretrainingHead, model: config.TransformerConfig):
         super().__init__()
         self.dense = nn.Linear(model.d_model, model.d_model)
-        self.norm = model.norm.build(model.d_model)
+        self.norm = norm.build(model.norm, model.d_model)
         self.activation = activations[settings.activation]
         self.weight = None if settings.tied else _table(model)
         self.bias = nn.Parameter(torch.zeros(model.vocab_size))
@@ -174,3 +175,5 @@ def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
             return Tagger(head, model.d_model)
         case config.EmbeddingHead():
             return Embedder(head)
+        case _:
+            assert_never(head)

@@ -10,9 +10,11 @@ from weft.errors import ModelError
 from weft.models import heads
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TransformerConfig
+from weft.nn import norm, position
 from weft.nn.attention import Relation
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache
+from weft.nn.config import Sizes
 from weft.nn.init import initialise
 from weft.nn.mask import Visibility
 from weft.nn.position import Position
@@ -28,11 +30,12 @@ class Stack(nn.Module):
         d_model, attention = settings.d_model, settings.attention
         self.causal = causal
         self.window = attention.window
-        self.position = settings.position.build(d_model, attention.heads, settings.d_head, settings.context, causal)
-        self.embedding_norm = settings.norm.build(d_model) if settings.embedding_norm else None
+        sizes = Sizes(d_model, attention.heads, settings.d_head, settings.context, causal)
+        self.position = position.build(settings.position, sizes)
+        self.embedding_norm = norm.build(settings.norm, d_model) if settings.embedding_norm else None
         self.dropout = nn.Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers))
-        self.norm = settings.norm.build(d_model) if settings.placement == "pre" else None
+        self.norm = norm.build(settings.norm, d_model) if settings.placement == "pre" else None
         self.recompute = False  # keep the inputs of blocks alone for the backward pass, and run the blocks again
 
     def forward(

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from weft.nn import norm
 from weft.nn.config import Attention as AttentionConfig
 from weft.nn.config import Relative
 from weft.nn.mask import Visibility
@@ -205,8 +206,8 @@ class _Heads(nn.Module):
         self.scale = settings.scale or d_head**-0.5
         self.dropout = settings.dropout
         self.out = nn.Linear(self.heads * d_head, d_model, bias=settings.bias == "all")
-        self.q_norm = settings.qk_norm.build(d_head) if settings.qk_norm else None
-        self.k_norm = settings.qk_norm.build(d_head) if settings.qk_norm else None
+        self.q_norm = norm.build(settings.qk_norm, d_head) if settings.qk_norm else None
+        self.k_norm = norm.build(settings.qk_norm, d_head) if settings.qk_norm else None
         self.weights = nn.Identity()  # the probabilities pass through here, for whoever watches
         self.always_plain = False
 

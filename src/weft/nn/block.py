@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from weft.nn import feedforward, norm
 from weft.nn.attention import CrossAttention, Past, Relation, SelfAttention
 from weft.nn.config import Block as BlockConfig
 
@@ -13,7 +14,7 @@ class Sublayer(nn.Module):
 
     def __init__(self, settings: BlockConfig):
         super().__init__()
-        self.norm = settings.norm.build(settings.d_model) if settings.placement != "none" else None
+        self.norm = norm.build(settings.norm, settings.d_model) if settings.placement != "none" else None
         self.pre = settings.placement == "pre"
         self.residual = settings.residual
         self.dropout = nn.Dropout(settings.dropout)
@@ -36,7 +37,7 @@ class Block(nn.Module):
         self.attention_skip = Sublayer(settings)
         self.cross = CrossAttention(settings.attention, d_model, d_head) if cross else None
         self.cross_skip = Sublayer(settings) if cross else None
-        self.feedforward = settings.feedforward.build(d_model)
+        self.feedforward = feedforward.build(settings.feedforward, d_model)
         self.feedforward_skip = Sublayer(settings)
 
     def forward(

@@ -1,22 +1,15 @@
 """The parts a model is made of, as settings: choosing a config type is choosing the part.
 
-No torch is imported here, so that presets can be listed, checked and counted at once; `build` imports it.
+No torch is imported here, so that presets can be listed, checked and counted at once. The `build` beside each part's
+classes makes the part.
 """
 
-import re
-from collections.abc import Iterable
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
-from weft.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from weft.nn.position import Position as PositionModule
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -32,11 +25,6 @@ class LayerNorm(Config):
     eps: PositiveFloat = 1e-5
     bias: bool = True
 
-    def build(self, width: int) -> "nn.Module":
-        from weft.nn.norm import LayerNorm as Module
-
-        return Module(width, self.eps, self.bias)
-
 
 class RMSNorm(Config):
     """LayerNorm without the mean and the bias (Zhang and Sennrich 2019).
@@ -48,11 +36,6 @@ class RMSNorm(Config):
     eps: PositiveFloat = 1e-5
     offset: float = 0.0
 
-    def build(self, width: int) -> "nn.Module":
-        from weft.nn.norm import RMSNorm as Module
-
-        return Module(width, self.eps, self.offset)
-
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 
@@ -60,15 +43,21 @@ Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 # ---- positions
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What a position has to know of the stack that it serves."""
+
+    d_model: int
+    heads: int
+    d_head: int
+    context: int
+    causal: bool
+
+
 class NoPosition(Config):
     """Nothing says where a token stands; a causal mask alone lets a decoder infer some of it."""
 
     kind: Literal["none"] = "none"
-
-    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
-        from weft.nn.position import Position as Module
-
-        return Module()
 
 
 class Sinusoidal(Config):
@@ -82,11 +71,6 @@ class Sinusoidal(Config):
     layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
     base: PositiveFloat = 10000.0
 
-    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
-        from weft.nn.position import Sinusoidal as Module
-
-        return Module(self, d_model)
-
 
 class Learned(Config):
     """One trained vector a position, added to the embeddings; `context` positions and not one more.
@@ -97,22 +81,12 @@ class Learned(Config):
     kind: Literal["learned"] = "learned"
     offset: NonNegativeInt = 0
 
-    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
-        from weft.nn.position import Learned as Module
-
-        return Module(self, d_model, context)
-
 
 class Relative(Config):
     """Trained vectors for clipped distances, added to keys and values in every layer (Shaw et al. 2018)."""
 
     kind: Literal["relative"] = "relative"
     max_distance: PositiveInt = 16
-
-    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
-        from weft.nn.position import Relative as Module
-
-        return Module(self)
 
 
 class LinearScaling(Config):
@@ -150,11 +124,6 @@ class Rotary(Config):
     pairs: Literal["adjacent", "halves"] = "halves"
     scaling: Annotated[LinearScaling | DynamicNTK | Llama3Scaling, Field(discriminator="kind")] | None = None
 
-    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
-        from weft.nn.position import Rotary as Module
-
-        return Module(self, d_head, context)
-
 
 class T5Bias(Config):
     """A trained number a head for each bucket of distances, added to the scores (Raffel et al. 2020)."""
@@ -163,21 +132,11 @@ class T5Bias(Config):
     buckets: PositiveInt = 32
     max_distance: PositiveInt = 128
 
-    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
-        from weft.nn.position import T5Bias as Module
-
-        return Module(self, heads, causal)
-
 
 class ALiBi(Config):
     """A penalty on the scores that grows with distance, steeper in some heads (Press et al. 2022)."""
 
     kind: Literal["alibi"] = "alibi"
-
-    def build(self, d_model: int, heads: int, d_head: int, context: int, causal: bool) -> "PositionModule":
-        from weft.nn.position import ALiBi as Module
-
-        return Module(heads)
 
 
 Position = Annotated[
@@ -224,11 +183,6 @@ class Plain(Config):
     bias: bool = True
     dropout: Probability = 0.0
 
-    def build(self, d_model: int) -> "nn.Module":
-        from weft.nn.feedforward import Plain as Module
-
-        return Module(self, d_model)
-
 
 class Gated(Config):
     """(f(x W_g) ⊙ x W_u) W_d: GLU with sigmoid, GEGLU with gelu, SwiGLU with silu (Shazeer 2020)."""
@@ -238,11 +192,6 @@ class Gated(Config):
     activation: Activation = "silu"
     bias: bool = False
     dropout: Probability = 0.0
-
-    def build(self, d_model: int) -> "nn.Module":
-        from weft.nn.feedforward import Gated as Module
-
-        return Module(self, d_model)
 
 
 FeedForward = Annotated[Plain | Gated, Field(discriminator="kind")]
@@ -319,14 +268,3 @@ class LoRA(Config):
     targets: tuple[str, ...] | None = None
     dropout: Probability = 0.0
     head: bool = False
-
-    def chosen(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that are targets, in order; a pattern without one is an error."""
-        names = list(names)
-        if self.targets is None:
-            return [name for name in names if fnmatchcase(name, "*.attention.*") or fnmatchcase(name, "*.cross.*")]
-        for pattern in self.targets:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                there = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)
-                raise ConfigError(f"adapter.targets: '{pattern}' matches no layer; there are {', '.join(there)}")
-        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.targets)]

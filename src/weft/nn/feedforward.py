@@ -1,6 +1,7 @@
 """The position-wise layer between attentions: plain (Vaswani et al. 2017, §3.3) or gated (Shazeer 2020)."""
 
 from collections.abc import Callable
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -48,3 +49,14 @@ class Gated(nn.Module):
         """(batch, time, d_model) → (batch, time, d_model)."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(self.dropout(self.activation(gate) * up))
+
+
+def build(settings: config.FeedForward, d_model: int) -> Plain | Gated:
+    """The feed-forward layer that `settings` describe."""
+    match settings:
+        case config.Plain():
+            return Plain(settings, d_model)
+        case config.Gated():
+            return Gated(settings, d_model)
+        case _:
+            assert_never(settings)

@@ -1,8 +1,12 @@
 """Normalisation over the last dimension, kept in float32 where the numbers are small (Ba et al. 2016)."""
 
+from typing import assert_never
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from weft.nn import config
 
 
 class LayerNorm(nn.Module):
@@ -32,3 +36,14 @@ class RMSNorm(nn.Module):
         """(…, width) → (…, width)."""
         gain = self.weight + self.offset if self.offset else self.weight
         return F.rms_norm(x.to(gain.dtype), gain.shape, gain, self.eps)
+
+
+def build(settings: config.Norm, width: int) -> LayerNorm | RMSNorm:
+    """The norm that `settings` describe, over vectors of `width`."""
+    match settings:
+        case config.LayerNorm():
+            return LayerNorm(width, settings.eps, settings.bias)
+        case config.RMSNorm():
+            return RMSNorm(width, settings.eps, settings.offset)
+        case _:
+            assert_never(settings)

@@ -6,6 +6,7 @@ A position takes part in up to three places, and each kind fills in its own:
 """
 
 import math
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -75,10 +76,10 @@ def sinusoids(positions: Tensor, d_model: int, layout: str = "interleaved", base
 class Sinusoidal(Position):
     """Fixed waves added to the embeddings. They are computed for the positions at hand, so no length is too long."""
 
-    def __init__(self, settings: config.Sinusoidal, d_model: int):
+    def __init__(self, settings: config.Sinusoidal, sizes: config.Sizes):
         super().__init__()
         self.settings = settings
-        self.d_model = d_model
+        self.d_model = sizes.d_model
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) plus its waves."""
@@ -88,11 +89,11 @@ class Sinusoidal(Position):
 class Learned(Position):
     """A table of vectors, one a position."""
 
-    def __init__(self, settings: config.Learned, d_model: int, context: int):
+    def __init__(self, settings: config.Learned, sizes: config.Sizes):
         super().__init__()
         self.offset = settings.offset
-        self.context = context
-        self.weight = nn.Parameter(torch.empty(context + settings.offset, d_model))
+        self.context = sizes.context
+        self.weight = nn.Parameter(torch.empty(sizes.context + settings.offset, sizes.d_model))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) plus its rows of the table."""
@@ -107,11 +108,11 @@ class Learned(Position):
 class Rotary(Position):
     """Pairs of coordinates turned by position × frequency (Su et al. 2021)."""
 
-    def __init__(self, settings: config.Rotary, d_head: int, context: int):
+    def __init__(self, settings: config.Rotary, sizes: config.Sizes):
         super().__init__()
         self.settings = settings
-        self.d_head = d_head
-        self.context = context
+        self.d_head = sizes.d_head
+        self.context = sizes.context
 
     def frequencies(self, longest: int, device: torch.device) -> Tensor:
         """Radians a position, (d_head/2,), after scaling for a sequence of up to `longest` tokens."""
@@ -165,11 +166,11 @@ class T5Bias(Position):
 
     biases = True
 
-    def __init__(self, settings: config.T5Bias, heads: int, causal: bool):
+    def __init__(self, settings: config.T5Bias, sizes: config.Sizes):
         super().__init__()
         self.settings = settings
-        self.causal = causal
-        self.weight = nn.Parameter(torch.empty(settings.buckets, heads))
+        self.causal = sizes.causal
+        self.weight = nn.Parameter(torch.empty(settings.buckets, sizes.heads))
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each distance, key minus query."""
@@ -205,11 +206,32 @@ class ALiBi(Position):
 
     biases = True
 
-    def __init__(self, heads: int):
+    def __init__(self, sizes: config.Sizes):
         super().__init__()
-        self.heads = heads
+        self.heads = sizes.heads
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """(batch or 1, heads, time, source time)."""
         slopes = alibi_slopes(self.heads, keys.device)
         return -slopes[:, None, None] * (keys[:, None, :] - queries[:, :, None]).abs()[:, None]
+
+
+def build(settings: config.Position, sizes: config.Sizes) -> Position:
+    """The position that `settings` describe, for a stack of these sizes."""
+    match settings:
+        case config.NoPosition():
+            return Position()
+        case config.Sinusoidal():
+            return Sinusoidal(settings, sizes)
+        case config.Learned():
+            return Learned(settings, sizes)
+        case config.Relative():
+            return Relative(settings)
+        case config.Rotary():
+            return Rotary(settings, sizes)
+        case config.T5Bias():
+            return T5Bias(settings, sizes)
+        case config.ALiBi():
+            return ALiBi(sizes)
+        case _:
+            assert_never(settings)

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from weft.data.shards import Tokens
+from weft.models.build import build
 from weft.models.ngram import NGram
 from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
@@ -29,7 +30,7 @@ def count(recipe: SettledRecipe, run: RunFolder, objective: CountedObjective, wo
     """Count the training text into the recipe's n-gram model, evaluate it and save it as step 1."""
     started = time.perf_counter()
     text = objective.training_text
-    model = recipe.model.build()
+    model = build(recipe.model)
     assert isinstance(model, NGram)
     documents = text.documents(0, len(text))
     starts = np.concatenate([[0], np.flatnonzero(np.diff(documents)) + 1])

@@ -9,6 +9,7 @@ from torch import nn
 from weft.errors import ModelError
 from weft.nn.config import LoRA
 from weft.nn.lora import LowRank, block_linears
+from weft.nn.lora_targets import targets
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -24,7 +25,7 @@ def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) 
         raise ModelError("adapter: it needs a model made of Transformer blocks")
     if _adapters(model):
         raise ModelError("adapter: this model has adapters already; merge them first")
-    names = settings.chosen(heights)
+    names = targets(settings, heights)
     head = list(model.get_submodule("output").parameters()) if settings.head else []
     if settings.head and not head:
         raise ModelError("adapter.head: this head has no weights of its own, it shares the embeddings'")

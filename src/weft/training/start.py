@@ -10,6 +10,7 @@ import torch
 from weft import __version__
 from weft.config import to_toml
 from weft.errors import RunError
+from weft.files import write_text
 from weft.models.config import NGram
 from weft.recipe.config import SettledRecipe
 from weft.recipe.settle import Choice

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.errors import ConfigError, RunError
 from weft.models.base import LanguageModel
+from weft.models.build import build
 from weft.models.config import TransformerConfig
 from weft.nn.init import hollow
 from weft.recipe.config import Recipe
@@ -26,7 +27,7 @@ def first_model(recipe: Recipe) -> LanguageModel:
 
     With an adapter all that was filled is frozen; what is learned stands beside it, and in a head that is new.
     """
-    model = recipe.model.build()
+    model = build(recipe.model)
     fresh: list[str] = []
     if recipe.init is not None:
         _check_alike(recipe.model.model_dump(mode="json"), recipe.init)
@@ -45,13 +46,13 @@ def load_model(
     def filled(path: Path) -> LanguageModel:
         if isinstance(recipe.model, TransformerConfig) and recipe.adapter is None:
             with hollow():
-                model: LanguageModel = recipe.model.build()
+                model: LanguageModel = build(recipe.model)
             checkpoint.place_weights(path, model, torch.device(device))
             return model
         checkpoint.verify(path)
         if recipe.adapter is not None:
             return _adapted_model(run, recipe, path)
-        model = recipe.model.build()
+        model = build(recipe.model)
         checkpoint.load_weights(path, model)
         return model
 

@@ -21,6 +21,7 @@ from weft.decode.engine.request import OneSource, Request
 from weft.decode.writing import Completion, complete
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
+from weft.models.build import build as build_model
 from weft.models.config import Bahdanau, NGram, Recurrent
 from weft.models.presets import gpt, llama, preset, vaswani
 from weft.text.config import Byte
@@ -42,19 +43,19 @@ def build(name: str) -> LanguageModel:
     torch.manual_seed(0)
     match name:
         case "llama":
-            return decided(llama(2, 16, 4, 32, vocab_size=VOCAB, kv_heads=2).build())
+            return decided(build_model(llama(2, 16, 4, 32, vocab_size=VOCAB, kv_heads=2)))
         case "gpt2":
-            return decided(gpt(2, 16, 2, context=48, vocab_size=VOCAB).build())
+            return decided(build_model(gpt(2, 16, 2, context=48, vocab_size=VOCAB)))
         case "lstm":
-            return Recurrent(vocab_size=VOCAB, d_model=16, cell="lstm", layers=2).build().eval()
+            return build_model(Recurrent(vocab_size=VOCAB, d_model=16, cell="lstm", layers=2)).eval()
         case "ngram":
-            model = NGram(vocab_size=VOCAB, order=3).build()
+            model = build_model(NGram(vocab_size=VOCAB, order=3))
             model.fit(np.array(BYTES.encode("she sells sea shells by the sea shore, and he sees her there. " * 9)))
             return model.eval()
         case "vaswani":
-            return decided(vaswani(2, 16, 2, 32, dropout=0.0, vocab_size=VOCAB).build())
+            return decided(build_model(vaswani(2, 16, 2, 32, dropout=0.0, vocab_size=VOCAB)))
         case _:
-            return Bahdanau(vocab_size=VOCAB, d_model=12, cell="gru").build().eval()
+            return build_model(Bahdanau(vocab_size=VOCAB, d_model=12, cell="gru")).eval()
 
 
 MODELS = {name: build(name) for name in ("llama", "gpt2", "lstm", "ngram", "vaswani", "bahdanau")}
@@ -389,7 +390,7 @@ def test_what_can_never_be_written_is_refused_at_once() -> None:
     with pytest.raises(ModelError, match="rows = 0"):
         Engine(MODELS["gpt2"], BYTES, rows=0)
     with pytest.raises(ModelError, match="cannot generate"):
-        Engine(preset("bert-tiny").replace(layers=1, vocab_size=VOCAB).build().eval(), BYTES)
+        Engine(build_model(preset("bert-tiny").replace(layers=1, vocab_size=VOCAB)).eval(), BYTES)
     assert engine.idle
     fits = engine.submit("abcdefghij", Sampling(max_tokens=7, temperature=0.0))
     engine.run()

@@ -8,6 +8,7 @@ from weft.decode.config import Sampling
 from weft.decode.fast import cuda as fused
 from weft.decode.fast.cpu import Lean, fits
 from weft.decode.fast.quantize import quantize
+from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer
@@ -27,7 +28,7 @@ CONFIGS = {
 
 def built(config: Decoder) -> Transformer:
     torch.manual_seed(0)
-    model = config.build().eval()
+    model = build(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0) if parameter.ndim > 1 else parameter.add_(torch.rand_like(parameter))
@@ -90,7 +91,7 @@ def test_what_it_is_not_written_for() -> None:
         CONFIGS["plain"].replace(attention=Attention(heads=4, window=4)),
         CONFIGS["plain"].replace(position=Rotary(scaling=DynamicNTK(factor=2.0))),
     ):
-        different = other.build().eval()
+        different = build(other).eval()
         assert not fits(different, different.start(2, 8))
     assert not fits(model.double(), model.start(2, 8))
 

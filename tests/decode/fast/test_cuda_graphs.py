@@ -10,6 +10,7 @@ from weft.decode.fast import cuda as fused
 from weft.decode.fast import cuda_graphs as graphs
 from weft.decode.fast.cuda_graphs import FixedStep, can_be_fixed
 from weft.errors import ModelError
+from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
@@ -125,7 +126,7 @@ def test_which_models_can_be_fixed_and_fused() -> None:
     stretched = decoder(position=Rotary(scaling=DynamicNTK(factor=2.0)))
     assert can_be_fixed(stretched, stretched.start(1, 16))
     assert not can_be_fixed(stretched, stretched.start(1, 17))
-    recurrent = Recurrent(vocab_size=VOCAB, d_model=8).build().eval()
+    recurrent = build(Recurrent(vocab_size=VOCAB, d_model=8)).eval()
     assert not can_be_fixed(recurrent, recurrent.start(1, 8))
     config = llama(2, 64, 2, 96)
     assert fused.llama_like(config)
@@ -148,7 +149,7 @@ def test_which_models_can_be_fixed_and_fused() -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_kernels_equal_the_plain_step_on_a_gpu(kv_heads: int, batch: int) -> None:
     torch.manual_seed(0)
-    model = llama(2, 256, 4, 352, vocab_size=300, kv_heads=kv_heads).build().eval().cuda().bfloat16()
+    model = build(llama(2, 256, 4, 352, vocab_size=300, kv_heads=kv_heads)).eval().cuda().bfloat16()
     lengths = torch.tensor([150, 9, 70][:batch], device="cuda")
     prompt = torch.randint(300, (batch, 150), device="cuda")
     with torch.inference_mode():

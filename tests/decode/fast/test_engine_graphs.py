@@ -11,6 +11,7 @@ from weft.decode.engine.paging import Blocks
 from weft.decode.fast import cuda as fused
 from weft.decode.fast.engine_graphs import PagedStep
 from weft.decode.generate import generate
+from weft.models.build import build
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
 from weft.nn.config import ALiBi, Attention, DynamicNTK, LayerNorm, Learned, Rotary
@@ -82,7 +83,7 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
     tokenizer = Byte().train([])
     torch.manual_seed(0)
     if kind == "fused":
-        model = llama(2, 128, 4, 256, 512, tokenizer.vocab_size).build()
+        model = build(llama(2, 128, 4, 256, 512, tokenizer.vocab_size))
         model = shouting(model).to("cuda", torch.bfloat16).eval()
     else:
         model = shouting(decoder(vocab_size=tokenizer.vocab_size, context=256, **KINDS[kind])).cuda()
@@ -105,7 +106,7 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
 @torch.inference_mode()
 def test_the_fused_kernels_read_blocks_as_they_read_one_piece() -> None:
     torch.manual_seed(0)
-    model = llama(2, 128, 4, 256, 512, 100, kv_heads=2).build().to("cuda", torch.bfloat16).eval()
+    model = build(llama(2, 128, 4, 256, 512, 100, kv_heads=2)).to("cuda", torch.bfloat16).eval()
     blocks = Blocks(2, 200, 16, 2, 32, torch.bfloat16, torch.device("cuda"))
     step = PagedStep(model, blocks)
     numbers = np.random.default_rng(0).permutation(200)[:120].reshape(3, 40)

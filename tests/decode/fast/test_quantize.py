@@ -14,6 +14,7 @@ from weft.decode.config import Sampling
 from weft.decode.fast import quantize as small
 from weft.decode.generate import generate
 from weft.errors import ConfigError, ModelError
+from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
@@ -114,7 +115,7 @@ class Read:
 
 def built(name: str) -> Transformer:
     torch.manual_seed(0)
-    return MODELS[name].build().eval()
+    return build(MODELS[name]).eval()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -146,7 +147,7 @@ def test_a_quantized_model_writes() -> None:
 
 
 def test_an_encoder_is_quantized_too() -> None:
-    model = bert(1, 64, 4, vocab_size=80, context=32).build().eval()
+    model = build(bert(1, 64, 4, vocab_size=80, context=32)).eval()
     tokens = torch.randint(80, (2, 9))
     with torch.no_grad():
         before = model.features(tokens)
@@ -155,7 +156,7 @@ def test_an_encoder_is_quantized_too() -> None:
 
 def test_what_cannot_be_quantized_is_said() -> None:
     with pytest.raises(ModelError, match="kind 'recurrent' can't be quantized"):
-        small.quantize(Recurrent(vocab_size=20, d_model=8).build(), "int8")
+        small.quantize(build(Recurrent(vocab_size=20, d_model=8)), "int8")
     with pytest.raises(ConfigError, match="quantize = 'int3': expected 'int8' or 'int4'"):
         small.quantize(built("llama"), "int3")
 

@@ -223,7 +223,7 @@ class Fused:
                 found = (self.model.embedding.weight if head.weight is None else head.weight), None
         if found is not None:
             gain, eps = stack.norm.weight, stack.norm.eps
-            return self.kernels.matvec(x, *found, gain, eps, out=self.logits, pdl=self.pdl)  # type: ignore[arg-type]
+            return self.kernels.matvec(x, *found, gain, eps, out=self.logits, pdl=self.pdl)
         features = stack.norm(x)
         numbers = _numbers(head.words) if isinstance(head, QuantizedHead) and head.scale is None else None
         if numbers is not None and len(x) <= self.kernels.FEW:
