@@ -26,10 +26,12 @@ from weft.models.config import Encoder, EncoderDecoder, Model
 from weft.nn.init import hollow
 from weft.progress import bar
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
-from weft.recipe.objective import GOALS
+from weft.recipe.objective import OBJECTIVES
+from weft.runs import checkpoint
 from weft.runs.checkpoint import checkpoint_name, link, seal
-from weft.runs.folder import RunFolder, checkpoint_path, found, load_model, open_run, read_lines
+from weft.runs.folder import RunFolder, open_run, read_lines
 from weft.text.tokenizer import FILE, Tokenizer
+from weft.training.weights import load_model
 
 Format = Literal["hf", "gguf", "onnx", "weft"]
 FORMATS: tuple[Format, ...] = ("hf", "gguf", "onnx", "weft")
@@ -183,7 +185,7 @@ def _write_run(run: RunFolder, loaded: Loaded, place: Path, own: Recipe | None =
         (run.path / SOURCE_TOKENIZER).mkdir()
         loaded.source_tokenizer.save(run.path / SOURCE_TOKENIZER)
     _write_origin(run.origin, loaded)
-    found(run, _recipe(loaded, place) if own is None else _as_learned(_recipe(loaded, place), own))
+    run.write_config(_recipe(loaded, place) if own is None else _as_learned(_recipe(loaded, place), own))
     run.event("import", origin=loaded.origin, parameters=parameters(loaded.model))
 
 
@@ -259,12 +261,12 @@ def _goal(loaded: Loaded) -> dict[str, Any]:
         return {"kind": "next-token"}
     head = model.head
     if getattr(head, "labels", None) == 1:
-        return {"kind": "score"}
-    goals = (name for name, goal in GOALS.items() if "encoder" in goal.kinds and head.kind in goal.heads)
-    goal: dict[str, Any] = {"kind": next(goals, "next-token")}
-    if loaded.labels is not None and goal["kind"] in ("classify", "tag"):
-        goal["labels"] = list(loaded.labels)
-    return goal
+        return {"kind": "regress"}
+    fitting = (kind for kind, its in OBJECTIVES.items() if "encoder" in its.kinds and head.kind == its.heads[0])
+    objective: dict[str, Any] = {"kind": next(fitting, "next-token")}
+    if loaded.labels is not None and objective["kind"] in ("classify", "tag"):
+        objective["labels"] = list(loaded.labels)
+    return objective
 
 
 # ---- out
@@ -293,7 +295,7 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
 def read_run(run: RunFolder) -> tuple[Loaded, Path]:
     """A run as a model that could go elsewhere, its weights not yet read; and the checkpoint that they are in."""
     recipe = run.recipe()
-    path, _ = checkpoint_path(run)
+    path, _ = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
     weights = _merged(run) if recipe.adapter is not None else _stored(path, recipe.model)
     origin, notes = run.origin, {}
     tokenizer = Tokenizer.load(run.path)

@@ -1,19 +1,16 @@
 """A trained model with all that belongs to it: what can be asked of a run."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from weft.config import validate
-from weft.data.config import NoSplit
-from weft.data.prepare import prepare as prepare_shards
-from weft.data.shards import Tokens
+from weft.data.shards import Side, noted_tokenizer
 from weft.decode.beam import search_texts
 from weft.decode.bulk import Results, bulk
 from weft.decode.config import Beam, Sampling
@@ -21,25 +18,28 @@ from weft.decode.constrain import Pattern, schema_text
 from weft.decode.contrastive import Contrasted
 from weft.decode.fast.quantize import check_bits, quantize
 from weft.decode.speculative import write_ahead
-from weft.decode.translate import translate
 from weft.decode.writing import Completion, Piece, complete, has_begun, write
-from weft.errors import ConfigError, DataError, ModelError
-from weft.evaluate.perplexity import Score
-from weft.models.base import LanguageModel
+from weft.errors import ConfigError, DataError
+from weft.models.base import LanguageModel, device_of
 from weft.models.heads import WordHead
+from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
-from weft.objectives.classify import predict
-from weft.objectives.objective import Tokenizers, check_cut, lesson_for
-from weft.objectives.tag import tag_words
-from weft.objectives.text import corpora, held_out, noted_tokenizer, score_texts
-from weft.progress import bar
-from weft.recipe.config import SOURCE_TOKENIZER, Recipe
-from weft.recipe.objective import Classify, Pairs, Spans, Tag
-from weft.recipe.objective import Score as Rating
-from weft.runs.folder import RunFolder, load_model, open_run, read_lines
-from weft.runs.journal import say_on_stderr
+from weft.objectives import table as objectives
+from weft.objectives.classify import Classify
+from weft.objectives.next_token import NextToken
+from weft.objectives.objective import Objective
+from weft.objectives.pairs import Pairs
+from weft.objectives.regress import Regress
+from weft.objectives.spans import Spans
+from weft.objectives.tag import Tag
+from weft.progress import Advance, bar, log_to_stderr
+from weft.recipe.config import Recipe
+from weft.runs.folder import RunFolder, open_run
 from weft.text.tokenizer import Tokenizer
 from weft.training.precision import autocast, pick_device
+from weft.training.weights import load_model
+
+T = TypeVar("T", bound=Objective[Any])
 
 
 def sampling(**given: Any) -> Sampling:
@@ -183,50 +183,50 @@ class Run:
         if results is not None:
             results.close()
 
+    @cached_property
+    def objective(self) -> Objective[Any]:
+        """What the run has learned, with its data."""
+        return objectives.build(self.config, RunFolder(self.path))
+
+    def evaluate(
+        self,
+        data: Sequence[str] | str | None = None,
+        targets: Sequence[str] = (),
+        *,
+        stride: int | None = None,
+    ) -> dict[str, Any]:
+        """All metrics of the run's objective, on its held-out data or on all of `data` (with their `targets`).
+
+        A language model's windows of text overlap with `stride`: each starts so many tokens after the one before.
+        """
+        with autocast(self.config.precision or "fp32", device_of(self.model)):
+            if data is None:
+                if not self.config.data.parts or not self.objective.holds_out:
+                    raise DataError(f"{self.path}: this run held out nothing; name what to evaluate on with --data")
+                return self._measure(self.objective, "validation", stride)
+            sources = [data] if isinstance(data, str) else list(data)
+            kept = {key: getattr(self.config.data, key) for key in ("column", "on_error")}
+            given = {**kept, "sources": sources, "targets": list(targets), "validation": {"kind": "none"}}
+            with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+                other = objectives.build(self.config.replace(data=given), RunFolder(folder), self.objective.tokenizers)
+                other.prepare(log_to_stderr)
+                return self._measure(other, "train", stride)
+
+    def _measure(self, objective: Objective[Any], side: Side, stride: int | None) -> dict[str, Any]:
+        if stride is None:
+            return objective.measure(self.model, side).metrics
+        if not isinstance(objective, NextToken) or isinstance(self.model, NGram):
+            raise ConfigError(f"stride = {stride}: this run is not evaluated in windows of text")
+        return objective.measure(self.model, side, stride).metrics
+
     def perplexity(self, data: Sequence[str] | str | None = None) -> float:
         """exp of the mean negative log-likelihood of a token, on held-out text or on `data`."""
-        return self.score(data).perplexity
-
-    def score(self, data: Sequence[str] | str | None = None, *, stride: int | None = None) -> Score:
-        """Loss, perplexity and bits per byte over all of the run's held-out text, or over the sources `data`."""
-        if data is not None:
-            sources = [data] if isinstance(data, str) else list(data)
-            with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-                shards = prepare_shards(
-                    sources, Path(folder) / "data", self.tokenizer, validation=NoSplit(), column=self.config.data.column
-                )
-                return self._score([shards.train], stride)
-        texts = held_out(corpora(self.config, RunFolder(self.path)))
-        if not texts:
-            raise DataError(f"{self.path}: this run held out no text; say what to measure with --data")
-        return self._score(texts, stride)
-
-    def _score(self, texts: Sequence[Tokens], stride: int | None) -> Score:
-        assert self.config.precision is not None
-        with autocast(self.config.precision, device_of(self.model)), bar("measuring", sum(map(len, texts))) as advance:
-            return score_texts(self.config, self.tokenizer, self.model, texts, stride=stride, progress=advance)
-
-    def figures(self, data: Sequence[str] | str | None = None, targets: Sequence[str] = ()) -> dict[str, Any]:
-        """How good the model is at what it learned: on held-out data, or on all of `data` (with their `targets`)."""
-        assert self.config.precision is not None
-        lesson, tokenizers = lesson_for(self.config), load_tokenizers(self.config, self.path)
-        with (
-            autocast(self.config.precision, device_of(self.model)),
-            tempfile.TemporaryDirectory(prefix="weft-") as temp,
-        ):
-            folder, recipe = RunFolder(self.path), self.config
-            if data is None and (not recipe.data.parts or isinstance(recipe.data.validation, NoSplit)):
-                raise DataError(f"{self.path}: this run held out nothing; say what to measure with --data")
-            if recipe.batch.size is None and recipe.batch.tokens is None:  # imported: it never had a batch
-                recipe = recipe.replace(batch={**recipe.batch.model_dump(exclude_none=True), "size": 1})
-            if data is not None:
-                sources = [data] if isinstance(data, str) else list(data)
-                given: dict[str, Any] = {"sources": sources, "targets": list(targets)}
-                kept = {key: getattr(recipe.data, key) for key in ("column", "on_error")}
-                recipe = recipe.replace(data={**kept, **given, "validation": {"kind": "files", **given}})
-                folder = RunFolder(Path(temp))
-                recipe, _ = lesson.prepare(recipe, folder, tokenizers, say_on_stderr)
-            return lesson.open(recipe, folder, tokenizers).conclude(self.model).figures
+        metrics = self.evaluate(data)
+        if "perplexity" not in metrics:
+            raise ConfigError(
+                f"{self.path}: objective '{self.config.objective.kind}' has no perplexity; use evaluate()"
+            )
+        return metrics["perplexity"]
 
     def against(self, amateur: "Run", strength: float = 0.5, plausible: float = 0.1) -> "Run":
         """This run contrasted with a weaker one of the same tokenizer (contrastive decoding; Li et al. 2023)."""
@@ -239,96 +239,53 @@ class Run:
         texts: Sequence[str],
         settings: Beam | Sampling | None = None,
         *,
-        progress: Callable[[int], object] | None = None,
+        progress: Advance | None = None,
     ) -> list[str]:
-        """What the model makes of each text, in their order; a blank text stays blank. Beam search unless told else."""
+        """What the model writes for each text, in their order; a blank text stays blank. Beam search by default."""
         check_several(texts, "texts")
-        if not isinstance(self.config.objective, Pairs | Spans):
-            kind = self.config.objective.kind
-            raise ConfigError(f"{self.path}: it learned '{kind}', not to write one text from another")
-        tokenizers = load_tokenizers(self.config, self.path)
-        length = self.config.batch.length
-        assert length is not None, "the recipe is settled"
-        how = Beam(beams=5, max_tokens=length) if settings is None else settings
-        return translate(
-            self.model, texts, how, source=tokenizers.source, target=tokenizers.target, length=length, progress=progress
-        )
+        if not isinstance(self.objective, Pairs | Spans):
+            raise self._cannot("translate")
+        return self.objective.translate(self.model, texts, settings, progress)
 
     def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
         """The probability of each label for each text, or pair of texts, the likeliest first."""
-        goal = self.config.objective
-        if not isinstance(goal, Classify):
-            raise ConfigError(f"{self.path}: it learned '{goal.kind}', not to classify")
-        assert goal.labels is not None
-        shares = torch.from_numpy(self._answers(goal, texts, second)).softmax(-1).tolist()
-        return [dict(sorted(zip(goal.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]
+        check_several(texts, "texts")
+        return self._learned(Classify, "classify").predict(self.model, texts, second)
 
     def rate(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
-        """The number that the model gives each text, or pair of texts."""
-        goal = self.config.objective
-        if not isinstance(goal, Rating):
-            raise ConfigError(f"{self.path}: it learned '{goal.kind}', not to give a text a number")
-        return [float(row[0]) for row in self._answers(goal, texts, second)]
+        """The number that the model predicts for each text, or pair of texts."""
+        check_several(texts, "texts")
+        return self._learned(Regress, "predict numbers").predict(self.model, texts, second)
 
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, float]]]:
         """The likeliest tag of each word of each sentence, with its probability."""
-        goal = self.config.objective
-        if not isinstance(goal, Tag):
-            raise ConfigError(f"{self.path}: it learned '{goal.kind}', not to tag words")
-        assert goal.labels is not None
         check_several(sentences, "sentences")
         for sentence in sentences:
             check_several(sentence, "a sentence")
-        with bar("tagging words", sum(len(words) for words in sentences)) as advance:
-            found = tag_words(self.model, self.tokenizer, sentences, length=self.config.batch.length, progress=advance)
-        return [[_likeliest(goal.labels, self._numbers(word)) for word in words] for words in found]
+        return self._learned(Tag, "tag words").predict(self.model, sentences)
 
-    def _answers(self, goal: Classify | Rating, texts: Sequence[str], second: Sequence[str] | None) -> NDArray[Any]:
-        """What the head says of each text: (texts, labels)."""
-        check_several(texts, "texts")
-        if second is not None:
-            check_several(second, "second")
-            if len(second) != len(texts):
-                raise ConfigError(f"second: {len(second)} texts, but there are {len(texts)} to stand before them")
-        # what came from another program may have learned pairs: its files don't tell
-        either = goal.second is None and RunFolder(self.path).origin.is_dir()
-        if not either and (goal.second is None) != (second is None):
-            asked = "one text" if goal.second is None else f"two texts, '{goal.text}' and '{goal.second}'"
-            raise ConfigError(f"{self.path}: it learned to judge {asked} at a time")
-        if not texts:
-            return np.zeros((0, len(getattr(goal, "labels", None) or "1")))
-        with bar("reading", len(texts)) as advance:
-            found = predict(
-                self.model, self.tokenizer, texts, second, length=self.config.batch.length, progress=advance
-            )
-        return self._numbers(found)
+    def _learned(self, wanted: type[T], verb: str) -> T:
+        """The run's objective, if it is the wanted one."""
+        if not isinstance(self.objective, wanted):
+            raise self._cannot(verb)
+        return self.objective
 
-    def _numbers(self, found: NDArray[Any]) -> NDArray[Any]:
-        """What a head says, where it says anything."""
-        if not np.isfinite(found).all():
-            raise ModelError(f"{self.path}: its answers are no numbers; its weights are damaged, or training diverged")
-        return found
+    def _cannot(self, verb: str) -> ConfigError:
+        return ConfigError(f"{self.path}: this run learned '{self.config.objective.kind}'; it can't {verb}")
 
     def quantize(self, bits: str) -> None:
         """Keep the model's weights in 'int8' or 'int4' from here on; it can write and be measured, not be trained."""
         quantize(self.model, bits)
 
     def results(self) -> dict[str, Any]:
-        """The figures that training ended with; empty for a run that hasn't ended."""
-        ends = [line for line in read_lines(RunFolder(self.path).events) if line.get("event") == "result"]
-        return {key: value for key, value in ends[-1].items() if key not in ("time", "event")} if ends else {}
+        """The metrics and samples that training ended with; empty for a run that hasn't finished."""
+        return RunFolder(self.path).results()
 
 
 def check_several(texts: Sequence[Any], name: str) -> None:
     """Refuse one text where several are asked for: its characters would each be one."""
     if isinstance(texts, str):
         raise ConfigError(f"{name} = {texts[:40]!r}: expected a list of texts, such as [{texts[:40]!r}]")
-
-
-def _likeliest(labels: Sequence[str], logits: NDArray[np.float32]) -> tuple[str, float]:
-    """The label with the greatest of some logits (labels,), and its probability."""
-    best = int(logits.argmax())
-    return labels[best], float(torch.from_numpy(logits).softmax(-1)[best])
 
 
 def load(
@@ -350,12 +307,11 @@ def load(
     recipe = folder.recipe()
     model, damage = load_model(folder, device=device or pick_device())
     for line in damage:
-        say_on_stderr(f"weft: {line}")
+        log_to_stderr(f"weft: {line}")
     if isinstance(model, Transformer):
         model.to(dtype or _written_in(recipe, model))
-    tokenizer = Tokenizer.load(folder.path)
-    check_cut(folder, Tokenizers(tokenizer, tokenizer), noted_tokenizer(folder))
-    loaded = Run(folder.path, recipe, model, tokenizer)
+    loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path))
+    loaded.objective.check_tokenizer(noted_tokenizer(folder.data))
     if quantize is not None:
         loaded.quantize(quantize)
     return loaded
@@ -367,14 +323,3 @@ def _written_in(recipe: Recipe, model: Transformer) -> torch.dtype:
         return torch.float32
     own = model.embedding.weight.dtype
     return torch.bfloat16 if own == torch.float32 and recipe.precision in ("bf16", "fp8") else own
-
-
-def load_tokenizers(recipe: Recipe, run: Path) -> Tokenizers:
-    """A run's tokenizers."""
-    target = Tokenizer.load(run)
-    return Tokenizers(target, target if recipe.source_tokenizer is None else Tokenizer.load(run / SOURCE_TOKENIZER))
-
-
-def device_of(model: LanguageModel) -> torch.device:
-    """Where a model's weights are; n-grams have none, and stand on the processor."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))

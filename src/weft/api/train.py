@@ -1,42 +1,42 @@
-"""weft from Python: prepare a text, train a model, load a run, measure it, let it write.
+"""weft from Python: prepare a text, train a model, resume a run.
 
 Text, training, evaluation and the report are put together here; the commands parse, call these functions and print.
 """
 
 import itertools
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from weft.api.run import Run, beam, device_of, load, load_tokenizers, sampling
-from weft.config import merge, validate
+from weft.api.run import Run, load
+from weft.config import assignments, merge, validate
 from weft.data.config import HashSplit, Split
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
 from weft.data.split import train_texts
 from weft.errors import ConfigError, DataError, RunError, TokenizerError, WeftError
-from weft.objectives.objective import Lesson, Material, Tokenizers, lesson_for
+from weft.models.base import device_of
+from weft.objectives import table as objectives
+from weft.objectives.objective import Objective, Tokenizers
 from weft.parallel.ranks import Ranks, join
-from weft.recipe.config import SOURCE_TOKENIZER, Recipe
+from weft.progress import Log, log_to_stderr
+from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat
 from weft.recipe.resolve import resolve
-from weft.recipe.settle import Choice, TextFacts, check_trainable, fit_vocabulary, settle
+from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs.folder import FollowedRun, RunFolder, claimed, held, open_run
-from weft.runs.journal import Say, say_on_stderr
 from weft.runs.report import write_report
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer
 from weft.training import start
 from weft.training.precision import autocast, pick_device
-
-__all__ = ["Run", "beam", "load", "prepare", "resume", "sampling", "train"]
+from weft.training.worker import Worker
 
 
 def prepare(
@@ -64,100 +64,45 @@ def train(
     data: Sequence[str] | str = (),
     run: Path | str | None = None,
     changes: Sequence[str] | Mapping[str, Any] = (),
-    say: Say = say_on_stderr,
+    log: Log = log_to_stderr,
 ) -> Run:
     """Train a model and return it with its best weights.
 
     `recipe` is a preset, a recipe's name, a .toml file or a Recipe; `changes` are key=value words or a table. Without
-    `run` a free folder in runs/ is taken. What the recipe leaves open is chosen, and each choice is told to `say`.
+    `run` a free folder in runs/ is taken. What the recipe leaves open is chosen, and each choice is logged.
     Processes that torchrun started train one model together; each returns it.
     """
     ranks = join()
     if not ranks.leads:
         return _follow(ranks)
     sources = [data] if isinstance(data, str) else list(data)
-    if isinstance(recipe, Recipe):
-        if sources or changes:
-            above: dict[str, Any] = {"data": {"sources": sources}} if sources else {}
-            assert isinstance(changes, Mapping), "a Recipe is changed by a table"
-            recipe = validate(Recipe, merge(merge(recipe.model_dump(mode="json", exclude_none=True), changes), above))
-    else:
-        recipe = resolve(str(recipe), changes, sources)
-    if not recipe.data.parts:
-        raise ConfigError(
-            f"{recipe.name}: there is no text to learn from; give it with --data, for instance a .txt file"
-        )
-    check_trainable(recipe, 0)
-    refuse_unread(recipe)
-    lesson = lesson_for(recipe)
-    with claimed(free_folder(Path("runs") / recipe.name) if run is None else run) as folder:
-        settled, choices, text = _settle(recipe, lesson)
-        settled, tokenizers, more = _tokenizers(settled, choices, lesson)
-        settled, found = lesson.prepare(settled, folder, tokenizers, say)
-        settled, fitted = fit_vocabulary(settled, tokenizers.target.vocab_size, tokenizers.source.vocab_size)
-        choices = [*choices, *more, *found, *fitted]
-        _tell(settled, text, choices, say)
-        if settled.source_tokenizer is not None:
-            tokenizers.source.save(folder.path / SOURCE_TOKENIZER)
-        material = lesson.open(settled, folder, tokenizers)
-        if not ranks.alone:
-            tokenizers.target.save(folder.path)  # where the others read it
+    wanted = (
+        _changed(recipe, changes, sources) if isinstance(recipe, Recipe) else resolve(str(recipe), changes, sources)
+    )
+    _check(wanted)
+    with claimed(free_folder(Path("runs") / wanted.name) if run is None else run) as folder:
+        settled, objective, choices = _prepare(wanted, folder, log)
         ranks.share(lambda: _invitation(settled, folder))
-        start.train(
-            settled,
-            folder,
-            corpus=material.corpus,
-            tokenizer=tokenizers.target,
-            evaluators=material.evaluators,
-            choices=choices,
-            command=" ".join(["weft", *sys.argv[1:]]) if Path(sys.argv[0]).name == "weft" else None,
-            writer=material.writer,
-            say=say,
-            ranks=ranks,
-        )
-        return _conclude(folder, material, ranks)
+        command = " ".join(["weft", *sys.argv[1:]]) if Path(sys.argv[0]).name == "weft" else None
+        worker = Worker(ranks=ranks, log=log)
+        start.train(settled, folder, objective, worker, choices=choices, command=command)
+        return _finish(settled, folder, objective, ranks)
 
 
-def resume(run: Path | str, *, say: Say = say_on_stderr) -> Run:
-    """Go on with an interrupted run, as if it had never stopped; with as many processes as there are this time."""
+def resume(run: Path | str, *, log: Log = log_to_stderr) -> Run:
+    """Continue an interrupted run, as if it had never stopped; with as many processes as there are this time."""
     ranks = join()
     if not ranks.leads:
         return _follow(ranks)
     folder = open_run(run)
-    recipe = folder.recipe()
-    if not recipe.data.parts:
-        raise RunError(f"{run}: imported, not trained here; learn on with `weft train … init={run}`")
+    if not folder.recipe().data.parts:
+        raise RunError(f"{run}: imported, not trained here; train it further with `weft train … init={run}`")
+    recipe = folder.settled_recipe()
     with held(folder):
-        material = lesson_for(recipe).open(recipe, folder, load_tokenizers(recipe, folder.path))
+        objective = objectives.build(recipe, folder)
         ranks.share(lambda: _invitation(recipe, folder))
-        start.resume(
-            folder,
-            corpus=material.corpus,
-            evaluators=material.evaluators,
-            writer=material.writer,
-            say=say,
-            ranks=ranks,
-        )
-        return _conclude(folder, material, ranks)
-
-
-def _invitation(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
-    """What the other processes need to take part, now that data and tokenizers are in the run's folder."""
-    return {"run": str(folder.path.resolve()), "recipe": recipe.model_dump(mode="json", exclude_none=True)}
-
-
-def _follow(ranks: Ranks) -> Run:
-    """Take part in what the first process has prepared, and read what came out."""
-    invited: dict[str, Any] = ranks.share(dict)
-    folder = FollowedRun(Path(invited["run"]))
-    try:
-        recipe = validate(Recipe, invited["recipe"])
-        material = lesson_for(recipe).open(recipe, folder, load_tokenizers(recipe, folder.path))
-        start.follow(recipe, folder, corpus=material.corpus, evaluators=material.evaluators, ranks=ranks)
-    except WeftError as error:
-        raise type(error)(f"process {ranks.rank + 1} of {ranks.ranks}: {error}") from error
-    ranks.wait()
-    return load(folder.path, dtype=torch.float32)
+        start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
+        return _finish(recipe, folder, objective, ranks)
 
 
 def free_folder(wanted: Path) -> Path:
@@ -166,91 +111,144 @@ def free_folder(wanted: Path) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def _settle(recipe: Recipe, lesson: Lesson) -> tuple[Recipe, list[Choice], TextFacts]:
-    """Choose what the recipe leaves open, from the amount of data and the device."""
-    prepared = [part.prepared for part in recipe.data.parts if part.prepared is not None]
-    if prepared and recipe.tokenizer is None:
-        recipe = recipe.replace(tokenizer=Pretrained(path=prepared[0]))
-    if prepared and not isinstance(recipe.tokenizer, Pretrained):
-        kind = recipe.tokenizer.kind if recipe.tokenizer else None
+def _changed(recipe: Recipe, changes: Sequence[str] | Mapping[str, Any], sources: Sequence[str]) -> Recipe:
+    """A Recipe with changes, on other data."""
+    table = changes if isinstance(changes, Mapping) else assignments(changes)
+    data: dict[str, Any] = {"data": {"sources": list(sources)}} if sources else {}
+    return validate(Recipe, merge(merge(recipe.model_dump(mode="json", exclude_none=True), table), data))
+
+
+def _check(recipe: Recipe) -> None:
+    """Refuse what can be refused before anything is read."""
+    if not recipe.data.parts:
         raise ConfigError(
-            f"tokenizer.kind = '{kind}': {prepared[0]} is prepared already, with a tokenizer of its own; leave it out"
+            f"{recipe.name}: there is no text to learn from; give it with --data, for instance a .txt file"
         )
+    recipe.objective.check(recipe.model)
+    refuse_unread(recipe)
     if any("-" in part.sources for part in recipe.data.parts):
-        raise DataError("'-': training reads its text several times, which standard input can't; name a file")
-    text = lesson.measure(recipe)
-    if not text.bytes:
+        raise DataError("'-': training may read its text twice, which standard input can't; name a file")
+
+
+# ---- from a recipe to tokens
+
+
+def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe, Objective[Any], list[Choice]]:
+    """Train or load the tokenizers, turn the data into tokens, and choose what the recipe leaves open."""
+    device = pick_device().type
+    config, choices, tokenizers = _tokenizers(recipe, folder, device)
+    prepared = objectives.build(recipe, folder, tokenizers).prepare(log)
+    if not prepared.bytes:
         names = ", ".join(source for part in recipe.data.parts for source in part.sources)
         raise DataError(
             f"{names}: too short to learn from one part and hold out another; give some thousand characters, "
             "or hold out nothing with data.validation.kind=none"
         )
-    return *settle(recipe, text, pick_device().type), text
+    facts = Facts(
+        config,
+        prepared.bytes,
+        tokenizers.target.vocab_size,
+        None if recipe.source_tokenizer is None else tokenizers.source.vocab_size,
+        prepared.rows,
+        prepared.labels,
+    )
+    settled, more = settle(recipe, facts, device)
+    choices = [*choices, *more]
+    _announce(settled, facts, choices, log)
+    return settled, objectives.build(settled, folder, tokenizers), choices
 
 
-def _tell(recipe: Recipe, text: TextFacts, choices: Sequence[Choice], say: Say) -> None:
-    """Which text it is, and what was chosen and why, now that it holds; of two words on a key the last one counts."""
-    texts = recipe.data.parts if recipe.objective.reads != "rows" else ()
-    for name in [source for part in texts for source in part.sources if source.startswith("builtin:")]:
-        corpus = builtin.corpus(name.removeprefix("builtin:"))
-        say(f"{name}: {sum(map(len, corpus.documents)):,} characters, sha256 {corpus.sha256}")
-    last = {choice.key: choice for choice in choices}
-    say(f"{text}{' of text' if text.rows is None else ''} to learn from" + (", so I chose:" if last else ""))
-    for choice in last.values():
-        say(f"  {choice}")
-
-
-def _tokenizers(recipe: Recipe, choices: Sequence[Choice], lesson: Lesson) -> tuple[Recipe, Tokenizers, list[Choice]]:
-    """Train or load the recipe's tokenizers. A vocabulary size that was our choice gives way where text is short."""
-    own = recipe.source_tokenizer
-    recipe, target, made = _tokenizer(recipe, choices, lambda: _said(recipe, lesson))
+def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[TokenizerConfig, list[Choice], Tokenizers]:
+    """The tokenizers, in the run's folder; the settings of the first one, and what was chosen of them."""
+    objective = objectives.build(recipe, folder)
+    config, choices = _tokenizer_settings(recipe, objective, device)
+    chosen_size = any(choice.key == "tokenizer.vocab_size" for choice in choices)
+    try:
+        target = config.train(_written(objective), progress=True)
+    except TokenizerError:
+        if not chosen_size:
+            raise
+        config = config.replace(vocab_size=None)
+        target = config.train(_written(objective), progress=True)
+        config = config.replace(vocab_size=target.vocab_size)
+        smaller = Choice("tokenizer.vocab_size", target.vocab_size, "all that this text supports")
+        choices = [*choices[:-1], smaller]
     if recipe.init is not None and target.fingerprint != Tokenizer.load(recipe.init).fingerprint:
         raise ConfigError(
-            f"tokenizer: another one than that of init = '{recipe.init}', whose weights know their own tokens alone; "
+            f"tokenizer: another one than that of init = '{recipe.init}', whose weights know only their own tokens; "
             "leave tokenizer out, and it is taken from there"
         )
     if isinstance(recipe.objective, Chat):
         target = with_template(target)  # saved with the run, so that `weft chat` frames turns as training did
-    if own is None:
-        return recipe, Tokenizers(target, target), made
-    source = own.train(lesson.texts(recipe, "source"), progress=True)
-    return recipe, Tokenizers(target, source), made
+    source = target
+    target.save(folder.path)
+    if recipe.source_tokenizer is not None:
+        source = recipe.source_tokenizer.train(objective.texts("source"), progress=True)
+        source.save(folder.source_tokenizer)
+    return config, choices, Tokenizers(target, source)
 
 
-def _said(recipe: Recipe, lesson: Lesson) -> Iterator[str]:
+def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) -> tuple[TokenizerConfig, list[Choice]]:
+    """The recipe's tokenizer, that of its prepared data, or one chosen for the amount of text."""
+    prepared = [part.prepared for part in recipe.data.parts if part.prepared is not None]
+    if prepared and recipe.tokenizer is None:
+        return Pretrained(path=prepared[0]), []
+    if prepared and not isinstance(recipe.tokenizer, Pretrained):
+        kind = recipe.tokenizer.kind if recipe.tokenizer else None
+        raise ConfigError(
+            f"tokenizer.kind = '{kind}': {prepared[0]} is prepared already, with a tokenizer of its own; leave it out"
+        )
+    if recipe.tokenizer is not None and not hasattr(recipe.tokenizer, "vocab_size"):
+        return recipe.tokenizer, []
+    return choose_tokenizer(recipe, objective.amount(), device)
+
+
+def _written(objective: Objective[Any]) -> Iterator[str]:
     """What the tokenizer learns from: what is written, and what is read unless that has a tokenizer of its own."""
-    yield from lesson.texts(recipe, "target")
-    if recipe.source_tokenizer is None and recipe.objective.reads == "rows":
-        yield from lesson.texts(recipe, "source")
+    yield from objective.texts("target")
+    if objective.recipe.source_tokenizer is None and objective.settings.reads == "rows":
+        yield from objective.texts("source")
 
 
-def _tokenizer(
-    recipe: Recipe, choices: Sequence[Choice], texts: Callable[[], Iterator[str]]
-) -> tuple[Recipe, Tokenizer, list[Choice]]:
-    assert recipe.tokenizer is not None, "the recipe is settled"
+def _announce(recipe: Recipe, facts: Facts, choices: Sequence[Choice], log: Log) -> None:
+    """Which text it is, and what was chosen and why."""
+    texts = recipe.data.parts if recipe.objective.reads != "rows" else ()
+    for name in [source for part in texts for source in part.sources if source.startswith("builtin:")]:
+        corpus = builtin.corpus(name.removeprefix("builtin:"))
+        log(f"{name}: {sum(map(len, corpus.documents)):,} characters, sha256 {corpus.sha256}")
+    log(f"{facts} to learn from" + (", so I chose:" if choices else ""))
+    for choice in choices:
+        log(f"  {choice}")
+
+
+# ---- together
+
+
+def _invitation(recipe: SettledRecipe, folder: RunFolder) -> dict[str, Any]:
+    """What the other processes need to take part, now that data and tokenizers are in the run's folder."""
+    return {"run": str(folder.path.resolve()), "recipe": recipe.model_dump(mode="json", exclude_none=True)}
+
+
+def _follow(ranks: Ranks) -> Run:
+    """Take part in what the first process has prepared, and read what came out."""
+    invited: dict[str, Any] = ranks.share(dict)
+    folder = FollowedRun(invited["run"])
     try:
-        return recipe, recipe.tokenizer.train(texts(), progress=True), []
-    except TokenizerError:
-        if "tokenizer.vocab_size" not in [choice.key for choice in choices]:
-            raise
-    open_size = {key: value for key, value in recipe.tokenizer.model_dump().items() if key != "vocab_size"}
-    tokenizer = type(recipe.tokenizer).model_validate(open_size).train(texts(), progress=True)
-    smaller = Choice("tokenizer.vocab_size", tokenizer.vocab_size, "all that this text supports")
-    return recipe.replace(tokenizer={**open_size, "vocab_size": tokenizer.vocab_size}), tokenizer, [smaller]
+        recipe = validate(SettledRecipe, invited["recipe"])
+        worker = Worker(ranks=ranks, log=lambda line: None, quiet=True)
+        start.follow(recipe, folder, objectives.build(recipe, folder), worker)
+    except WeftError as error:
+        raise type(error)(f"process {ranks.rank + 1} of {ranks.ranks}: {error}") from error
+    ranks.wait()
+    return load(folder.path, dtype=torch.float32)
 
 
-def _conclude(folder: RunFolder, material: Material, ranks: Ranks) -> Run:
-    """Measure the finished run on everything that was held out, let it answer, and put all that into the report."""
+def _finish(recipe: SettledRecipe, folder: RunFolder, objective: Objective[Any], ranks: Ranks) -> Run:
+    """Evaluate the finished run on everything that was held out, let it write, and put all that into the report."""
     done = load(folder.path, dtype=torch.float32)  # measured as it learned
-    assert done.config.precision is not None
-    with autocast(done.config.precision, device_of(done.model)):
-        ending = material.conclude(done.model)
-    figures = {key: value if _finite(value) else None for key, value in ending.figures.items()}
-    folder.event("result", **figures, samples=ending.samples)
+    with autocast(recipe.precision, device_of(done.model)):
+        results = objective.final_evaluation(done.model)
+    folder.event("result", **results.metrics, samples=results.samples)
     write_report(folder)
     ranks.wait()
     return done
-
-
-def _finite(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from weft.api.train import Run
+    from weft.api.run import Run
     from weft.cli.generate import Cut
     from weft.decode.chat import Conversation
     from weft.decode.config import Sampling
@@ -37,7 +37,7 @@ def chat(
 
     A tokenizer with a chat template frames the turns; without one the model goes on with the text so far.
     """
-    from weft.api.train import load, sampling
+    from weft.api.run import load, sampling
     from weft.cli.generate import Cut, check_writes
     from weft.decode.chat import Conversation
     from weft.decode.generate import longest_text

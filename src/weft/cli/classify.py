@@ -1,4 +1,4 @@
-"""`weft classify`: what a run that learned from labelled rows says of new ones."""
+"""`weft classify`: what a run that learned from labelled rows predicts for new ones."""
 
 import json
 from collections.abc import Iterator
@@ -26,38 +26,38 @@ def classify(
         bool, typer.Option("--json", help="Lines of JSON, with the probability of every label or tag.")
     ] = False,
 ) -> None:
-    """Tell each text's label with its probability, its score, or a tag for every word: what the run learned to tell.
+    """Predict a label for each text, a number, or a tag for each word: what the run learned to predict.
 
     Standard input is read if no FILE is given. Words are what spaces divide, or the lists in a column.
     """
-    from weft.api import train as api
+    from weft.api.run import load
 
-    loaded = api.load(run)
-    tell = _tags if loaded.config.objective.kind == "tag" else _answers
-    for plain, whole in tell(loaded, file, column, second):
+    loaded = load(run)
+    predict = _tags if loaded.config.objective.kind == "tag" else _predictions
+    for plain, whole in predict(loaded, file, column, second):
         typer.echo(json.dumps(whole, ensure_ascii=False) if as_json else plain)
 
 
-Told = Iterator[tuple[str, dict[str, Any]]]  # a line, and the same for JSON
+Predictions = Iterator[tuple[str, dict[str, Any]]]  # a line, and the same for JSON
 
 
-def _answers(run: "Run", file: str, column: str | None, second: str | None) -> Told:
-    """An answer for each text, or pair of texts."""
+def _predictions(run: "Run", file: str, column: str | None, second: str | None) -> Predictions:
+    """A label or a number for each text, or pair of texts."""
     from weft.data.table import read_rows
     from weft.errors import ConfigError
     from weft.evaluate.embedding import read_texts
 
-    goal = run.config.objective
-    one = column or str(getattr(goal, "text", "text"))
-    two = second or getattr(goal, "second", None)
+    objective = run.config.objective
+    one = column or str(getattr(objective, "text", "text"))
+    two = second or getattr(objective, "second", None)
     if two is None:
         texts, others = read_texts(file, column or ("text" if _has_lines(file) else one)), None
     elif file == "-":
-        raise ConfigError(f"{run.path}: it judges pairs of texts; name a file with the columns '{one}' and '{two}'")
+        raise ConfigError(f"{run.path}: expects pairs of texts; name a file with the columns '{one}' and '{two}'")
     else:
         rows = list(read_rows([file], [one, two]))
         texts, others = [row.values[one] for row in rows], [row.values[two] for row in rows]
-    if goal.kind == "score":
+    if objective.kind == "regress":
         for text, number in zip(texts, run.rate(texts, others), strict=True):
             yield f"{number:.4f}\t{text}", {"text": text, "score": number}
         return
@@ -66,7 +66,7 @@ def _answers(run: "Run", file: str, column: str | None, second: str | None) -> T
         yield f"{label}\t{share:.4f}\t{text}", {"text": text, "label": label, "labels": shares}
 
 
-def _tags(run: "Run", file: str, column: str | None, second: str | None) -> Told:
+def _tags(run: "Run", file: str, column: str | None, second: str | None) -> Predictions:
     """A tag for each word."""
     from weft.data.table import read_rows
     from weft.errors import ConfigError

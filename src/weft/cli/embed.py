@@ -32,7 +32,7 @@ def embed(
     if out is not None and out.suffix not in (".npy", ".jsonl"):
         raise ConfigError(f"--out {out}: vectors are written as .npy or .jsonl")
 
-    from weft.api import train as api
+    from weft.api.run import load
     from weft.evaluate.embedding import embed as vectors_of
     from weft.evaluate.embedding import npy, read_texts
     from weft.files import check_place, write_bytes
@@ -40,7 +40,7 @@ def embed(
     if out is not None:
         check_place(out)
     texts = read_texts(file, column)
-    loaded = api.load(run)
+    loaded = load(run)
     vectors = vectors_of(
         loaded.model,
         loaded.tokenizer,

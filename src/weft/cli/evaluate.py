@@ -1,13 +1,9 @@
-"""`weft evaluate`: how well a trained model predicts a text."""
+"""`weft evaluate`: the metrics of a trained model."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from weft.evaluate.perplexity import Score
 
 
 def evaluate(
@@ -29,12 +25,12 @@ def evaluate(
     quantize: Annotated[
         str | None, typer.Option(metavar="BITS", help="Also with smaller weights, int8 or int4: what they cost.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
-    """Measure loss, perplexity and bits per byte on the held-out part of the run's text, or on other text."""
+    """Evaluate a run on its held-out data, or on other data: loss, perplexity, bits per byte, accuracy, BLEU …"""
     import torch
 
-    from weft.api import train as api
+    from weft.api.run import load
     from weft.decode.fast.quantize import check_bits
     from weft.errors import ConfigError
     from weft.explain.figures import check_figure
@@ -44,101 +40,81 @@ def evaluate(
         check_bits(quantize)
     if figure is not None:
         check_figure(figure)
-
     if more and not data:
         raise ConfigError(f"'{more[0]}': text is given with --data")
     if targets and not data:
         raise ConfigError(f"--targets {targets[0]}: they answer the lines of --data, which isn't given")
-    loaded = api.load(run, dtype=torch.float32)  # as it learned, whatever it would write with
-    goal = loaded.config.objective
-    if targets and goal.reads != "rows":
-        raise ConfigError(f"--targets {targets[0]}: a run that learned '{goal.kind}' is measured on text alone")
-    if figure is not None and not hasattr(goal, "labels"):
-        raise ConfigError(f"--figure {figure}: a run that learned '{goal.kind}' has no confusion matrix")
-    if stride is not None and (goal.kind != "next-token" or loaded.config.model.kind == "ngram"):
-        what = "an n-gram model" if loaded.config.model.kind == "ngram" else f"a run that learned '{goal.kind}'"
-        raise ConfigError(f"--stride {stride}: {what} is not measured in windows of text")
-    if goal.kind != "next-token":
-        if quantize is not None:
-            raise ConfigError(f"--quantize {quantize}: measured for language models alone")
-        figures = loaded.figures([*(data or []), *more] or None, targets or [])
-        if figure is not None:
-            _draw(figures, figure)
-        _show(figures, as_json)
-        return
+    loaded = load(run, dtype=torch.float32)  # as it learned, whatever it would write with
+    objective = loaded.config.objective
+    if targets and objective.reads != "rows":
+        raise ConfigError(f"--targets {targets[0]}: a run that learned '{objective.kind}' is evaluated on text alone")
+    if figure is not None and not hasattr(objective, "labels"):
+        raise ConfigError(f"--figure {figure}: a run that learned '{objective.kind}' has no confusion matrix")
+    if quantize is not None and objective.kind != "next-token":
+        raise ConfigError(f"--quantize {quantize}: evaluated for language models only")
     sources = [*(data or []), *more] or None
-    score = loaded.score(sources, stride=stride)
-    smaller = None
+    columns = {"": loaded.evaluate(sources, targets or (), stride=stride)}
     if quantize is not None:
         loaded.quantize(quantize)
-        smaller = loaded.score(sources, stride=stride)
-    figures = {**score.numbers(), "tokens": score.tokens, "bytes": score.bytes}
-    mark = loaded.results().get(BASELINE) if sources is None else None  # known of the run's own text
-    if mark is not None:
-        figures[BASELINE] = mark
-    if as_json:
-        typer.echo(json.dumps(figures if smaller is None else {**figures, quantize: smaller.numbers()}))
-        return
-    _show_scores({"as trained": score} if smaller is None else {"as trained": score, str(quantize): smaller}, mark)
-
-
-BASELINE = "baseline_bits_per_byte"
-
-
-def _show_scores(scores: "dict[str, Score]", mark: float | None) -> None:
-    """The figures of a language model, and the mark to beat; of two, what the second one costs."""
-    from rich.console import Console
-    from rich.table import Table
-
-    first, last = next(iter(scores.values())), list(scores.values())[-1]
-    several = len(scores) > 1
-    table = Table(box=None, show_header=several, pad_edge=False, header_style="dim")
-    table.add_column()
-    for name in [*scores, "cost"] if several else scores:
-        table.add_column(name, justify="right")
-    table.add_column(style="dim")
-    units = {"loss": "nats a token", "perplexity": "of the next token", "bits_per_byte": "of UTF-8 text"}
-    for key, unit in units.items():
-        places = 2 if key == "perplexity" else 4
-        told = [f"{score.numbers()[key]:.{places}f}" for score in scores.values()]
-        cost = [f"{last.numbers()[key] / first.numbers()[key] - 1:+.2%}"] if several else []
-        table.add_row(key.replace("_", " "), *told, *cost, unit)
-    blanks = [""] * len(scores) if several else []
-    if mark is not None:
-        table.add_row("", f"{mark:.4f}", *blanks, "bits per byte of character frequencies alone")
-    table.add_row("tokens", f"{first.tokens:,}", *blanks, f"each scored once; {first.bytes:,} bytes")
-    Console().print(table)
-
-
-def _show(figures: dict[str, Any], as_json: bool) -> None:
-    """The figures of a goal, and the confusion matrix where there is one."""
+        columns = {"as trained": columns[""], quantize: loaded.evaluate(sources, stride=stride)}
+    metrics = next(iter(columns.values()))
+    baseline = loaded.results().get(BASELINE) if sources is None else None  # known for the run's own text
+    if baseline is not None:
+        metrics[BASELINE] = baseline
+    if figure is not None:
+        _draw(metrics, figure)
     if as_json:
         from weft.runs.folder import record
 
-        typer.echo(record(figures))
+        typer.echo(record(metrics if quantize is None else {**metrics, quantize: _numbers(columns[quantize])}))
         return
+    _show(columns)
+
+
+BASELINE = "baseline_bits_per_byte"
+UNITS = {"loss": "nats per token", "perplexity": "of the next token", "bits_per_byte": "of UTF-8 text"}
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if isinstance(value, float)}
+
+
+def _show(columns: dict[str, dict[str, Any]]) -> None:
+    """The metrics, with what a second column costs, and the confusion matrix where there is one."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    table = Table(box=None, show_header=False, pad_edge=False)
+    from weft.recipe.metrics import metric
+
+    first, last = next(iter(columns.values())), list(columns.values())[-1]
+    several, text = len(columns) > 1, "bits_per_byte" in first
+    table = Table(box=None, show_header=several, pad_edge=False, header_style="dim")
     table.add_column()
-    table.add_column(justify="right")
-    for key, value in figures.items():
+    for name in [*columns, "cost"] if several else columns:
+        table.add_column(name, justify="right")
+    table.add_column(style="dim")
+    blanks = [""] * len(columns) if several else []
+    for key, value in first.items():
         if isinstance(value, float):
-            table.add_row(key.replace("_", " "), f"{value:.4f}")
+            cells = [f"{metrics[key]:.4f}" for metrics in columns.values() if key in metrics]
+            cost = [f"{last[key] / value - 1:+.2%}"] if several and key in last else []
+            table.add_row(metric(key).title, *cells, *(cost or blanks), UNITS.get(key, "") if text else "")
         elif isinstance(value, str):
-            table.add_row(key.replace("_", " "), value)
+            table.add_row(key.replace("_", " "), value, *blanks)
+    if text:
+        scored = f"each scored once; {first['bytes']:,} bytes"
+        table.add_row("tokens", f"{first['tokens']:,}", *blanks, scored)
+    console = Console()
     console.print(table)
-    if "matrix" in figures:
-        told = Table("true ↓  told →", *figures["labels"], box=None, pad_edge=False, header_style="bold")
-        for label, row in zip(figures["labels"], figures["matrix"], strict=True):
-            told.add_row(label, *(f"{count:,}" for count in row))
+    if "matrix" in first:
+        confusion = Table("actual ↓  predicted →", *first["labels"], box=None, pad_edge=False, header_style="bold")
+        for label, row in zip(first["labels"], first["matrix"], strict=True):
+            confusion.add_row(label, *(f"{count:,}" for count in row))
         console.print()
-        console.print(told)
+        console.print(confusion)
 
 
-def _draw(figures: dict[str, Any], path: Path) -> None:
+def _draw(metrics: dict[str, Any], path: Path) -> None:
     from weft.explain.figures import confusion_matrix, save_figure
 
-    save_figure(confusion_matrix(figures["matrix"], figures["labels"]), path)
+    save_figure(confusion_matrix(metrics["matrix"], metrics["labels"]), path)

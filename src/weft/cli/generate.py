@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from weft.api.train import Run
+    from weft.api.run import Run
     from weft.decode.config import Beam, Sampling
     from weft.decode.constrain import Pattern
     from weft.decode.writing import Completion
@@ -113,7 +113,7 @@ def generate(
     ] = None,
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout, as it is written."""
-    from weft.api.train import load
+    from weft.api.run import load
     from weft.files import check_place
 
     if prompt is not None and file is not None:
@@ -212,12 +212,10 @@ class Cut:
 
 
 def check_writes(run: "Run") -> None:
-    """Refuse a run that doesn't go on with a text, and say what it is for."""
-    from weft.cli.train import USES
-
-    goal = run.config.objective.kind
-    if goal not in ("next-token", "chat"):
-        raise _mistake(f"{run.path}: it learned '{goal}', not to go on with a text; {USES[goal].format(run=run.path)}")
+    """Refuse a run that doesn't continue texts, and say what it is for."""
+    kind, usage = run.config.objective.kind, run.objective.usage.format(run=run.path)
+    if kind not in ("next-token", "chat"):
+        raise _mistake(f"{run.path}: this run learned '{kind}', so it can't continue a text; use it with {usage}")
 
 
 def _mistake(line: str) -> Exception:
@@ -229,7 +227,7 @@ def _mistake(line: str) -> Exception:
 def _sampling(
     greedy: bool, drawing: dict[str, Any], rules: dict[str, Any], power: float | None, gnmt: float | None
 ) -> "Sampling":
-    from weft.api.train import sampling
+    from weft.api.run import sampling
 
     if power is not None or gnmt is not None:
         raise _mistake("--length-penalty and --gnmt-penalty belong to --beam")
@@ -250,7 +248,7 @@ def _beam(
     power: float | None,
     gnmt: float | None,
 ) -> "Beam":
-    from weft.api.train import beam
+    from weft.api.run import beam
 
     wrong = next((key for key, value in {**drawing, "greedy": greedy or None}.items() if value is not None), None)
     if wrong is not None:
@@ -312,7 +310,7 @@ def _stream(
     lookup: int | None,
     short: Cut,
 ) -> None:
-    from weft.api.train import load
+    from weft.api.run import load
 
     smaller = None if draft is None else load(draft)
     stream = run.write(prompt, settings, pattern=pattern, draft=smaller, lookup=lookup)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from weft.api.train import Run
+    from weft.api.run import Run
 
 
 def neighbours(
@@ -32,16 +32,16 @@ def neighbours(
     if pairs is not None and (text or top):
         raise ConfigError("--text and --top belong to a WORD; --pairs compares words without a sentence")
 
-    from weft.api import train as api
+    from weft.api.run import load
 
     if pairs is not None:
-        _measure(api.load(run), pairs, as_json)
+        _measure(load(run), pairs, as_json)
     elif text:
         assert word is not None
-        _in_sentences(api.load(run), word, text, top or 10, as_json)
+        _in_sentences(load(run), word, text, top or 10, as_json)
     else:
         assert word is not None
-        _in_table(api.load(run), word, top or 10, as_json)
+        _in_table(load(run), word, top or 10, as_json)
 
 
 def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
@@ -83,7 +83,7 @@ def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
 
     found = similarity(read_pairs(str(pairs)), lambda word: word_vector(run.model, run.tokenizer, word))
     if as_json:
-        typer.echo(json.dumps({**found.numbers(), "missing": list(found.missing)}, ensure_ascii=False))
+        typer.echo(json.dumps({**found.metrics(), "missing": list(found.missing)}, ensure_ascii=False))
         return
     typer.echo(f"Spearman {found.spearman:.4f}, Pearson {found.pearson:.4f} over {found.pairs} pairs")
     if found.missing:

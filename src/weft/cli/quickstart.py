@@ -22,14 +22,14 @@ def quickstart(
     from rich.text import Text
 
     from weft.api import train as api
-    from weft.cli.train import conclude
+    from weft.cli.train import summarise
 
     folder = run or api.free_folder(RUN)
-    done = api.train("quickstart", run=folder, changes=changes or [], say=lambda line: typer.echo(line, err=True))
+    done = api.train("quickstart", run=folder, changes=changes or [], log=lambda line: typer.echo(line, err=True))
     console = Console(highlight=False)
     console.print("\n[bold]three texts it made up[/bold]")
     for number, sample in enumerate(done.results()["samples"], 1):
         console.print(Text(f"{number}  " + "\n   ".join(sample.strip().splitlines())))
     console.print()
-    conclude(done)
+    summarise(done)
     console.print("\nyour own text:  weft train gpt-tiny --data book.txt")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from weft.api.train import Run
+    from weft.api.run import Run
 
 
 def train(
@@ -39,7 +39,7 @@ def train(
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
 ) -> None:
-    """Train a model on a text. What the recipe leaves open is chosen from the text and the machine, and said.
+    """Train a model on a text. What the recipe leaves open is chosen from the text and the machine, and printed.
 
     Ctrl-C saves the run before it stops; --resume goes on from there. On several GPUs start it with torchrun:
     torchrun --nproc-per-node 4 --no-python -- weft train ...
@@ -58,25 +58,29 @@ def train(
     if resume is not None:
         if recipe is not None or words or data or targets or on_error or run is not None:
             raise ConfigError(f"--resume {resume} goes on with that run's own recipe and text; give nothing else")
-        done = api.resume(resume, say=_say)
+        done = api.resume(resume, log=_log)
     elif recipe is None:
         raise ConfigError("train what? give a preset or a recipe, for instance: weft train gpt-tiny --data book.txt")
     elif sources and not data:
         raise ConfigError(f"'{sources[0]}': an override is written key=value; text is given with --data")
     else:
-        done = api.train(recipe, data=sources, run=run, changes=changes, say=_say)
+        done = api.train(recipe, data=sources, run=run, changes=changes, log=_log)
     if join().leads:
-        conclude(done)
+        summarise(done)
 
 
-def conclude(run: "Run") -> None:
+def summarise(run: "Run") -> None:
     """What came out, and what can be done with it."""
     from rich.console import Console
     from rich.table import Table
 
+    from weft.recipe.metrics import METRICS
+
     results = run.results()
     console = Console(highlight=False)
-    shown = [(what, results[key]) for key, what in FIGURES.items() if isinstance(results.get(key), float | int)]
+    shown = [
+        (metric.title, results[key]) for key, metric in METRICS.items() if isinstance(results.get(key), float | int)
+    ]
     if shown:
         table = Table("on data it never saw", "", box=None, pad_edge=False, header_style="bold")
         table.add_column(justify="right")
@@ -84,40 +88,9 @@ def conclude(run: "Run") -> None:
             table.add_row(what, "", f"{value:.3f}")
         console.print(table)
     console.print(f"\nreport    {run.path / 'report.html'}", soft_wrap=True)
-    console.print(f"use       {USES[run.config.objective.kind].format(run=run.path)}", soft_wrap=True)
-    console.print(f"measure   weft evaluate {run.path}", soft_wrap=True)
+    console.print(f"use       {run.objective.usage.format(run=run.path)}", soft_wrap=True)
+    console.print(f"evaluate  weft evaluate {run.path}", soft_wrap=True)
 
 
-FIGURES = {
-    "loss": "loss",
-    "perplexity": "perplexity",
-    "bits_per_byte": "bits per byte",
-    "nats_per_character": "loss, nats a character",
-    "baseline_bits_per_byte": "bits per byte of character frequencies alone",
-    "next_accuracy": "right about the next sentence",
-    "accuracy": "accuracy",
-    "macro_f1": "macro F1",
-    "matthews": "Matthews correlation",
-    "pearson": "Pearson correlation",
-    "spearman": "Spearman correlation",
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "rouge_l": "ROUGE-L",
-    "exact": "exactly right",
-}
-USES = {
-    "next-token": "weft generate {run} --prompt 'Once upon'",
-    "chat": "weft chat {run}",
-    "pairs": "weft translate {run} < lines.txt",
-    "spans": "weft train … init={run}",
-    "masked": "weft embed {run} < lines.txt",
-    "masked+next": "weft train bert-tiny --data rows.tsv objective=classify init={run}",
-    "classify": "weft classify {run} < lines.txt",
-    "score": "weft classify {run} < lines.txt",
-    "tag": "weft classify {run} < lines.txt",
-    "twins": "weft embed {run} < lines.txt",
-}
-
-
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     typer.echo(line, err=True)

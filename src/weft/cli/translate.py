@@ -23,7 +23,8 @@ def translate(
     out: Annotated[Path | None, typer.Option(help="Where to write; standard output if not given.")] = None,
 ) -> None:
     """Write a line for every line, in order, as the run learned it. Blank lines stay blank."""
-    from weft.api import train as api
+    from weft.api.run import beam as beam_settings
+    from weft.api.run import load
     from weft.data.streams import lines
     from weft.errors import ConfigError, DataError
     from weft.files import check_place, write_text
@@ -35,8 +36,8 @@ def translate(
     if out is not None:
         check_place(out)
     read = [line.rstrip("\r\n") for line in lines(file)]  # as in training
-    loaded = api.load(run)
-    settings = api.beam(
+    loaded = load(run)
+    settings = beam_settings(
         beams=beam,
         length_penalty=None if length_penalty is None else {"kind": "power", "alpha": length_penalty},
         coverage_penalty=coverage_penalty,

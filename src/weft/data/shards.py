@@ -298,3 +298,12 @@ class ShardWriter:
 def write_index(folder: Path, index: Index) -> None:
     """The last step of preparing: from now on the folder is finished."""
     write_text(folder / INDEX, json.dumps(index.model_dump(), indent=1) + "\n")
+
+
+def noted_tokenizer(folder: Path) -> dict[str, str]:
+    """The fingerprint of the tokenizer that made a folder's tokens, where there are some and their index names it."""
+    try:
+        noted = json.loads((folder / INDEX).read_text(encoding="utf-8"))["tokenizer"]
+    except (OSError, ValueError, LookupError, TypeError):  # no text of its own, or damage, which others report
+        return {}
+    return {"tokenizer": noted} if isinstance(noted, str) else {}

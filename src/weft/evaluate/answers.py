@@ -20,8 +20,8 @@ class Answered:
     f1: float
     count: int
 
-    def numbers(self) -> dict[str, float]:
-        """The figures by name, as logs and tables show them."""
+    def metrics(self) -> dict[str, float]:
+        """The metrics by name, as logs and tables show them."""
         return {"exact": self.exact, "f1": self.f1}
 
 

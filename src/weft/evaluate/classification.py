@@ -40,8 +40,8 @@ class Classified:
         """Matthews' correlation."""
         return matthews(self.matrix)
 
-    def numbers(self) -> dict[str, float]:
-        """The figures by name, as logs and tables show them."""
+    def metrics(self) -> dict[str, float]:
+        """The metrics by name, as logs and tables show them."""
         return {"accuracy": self.accuracy, "macro_f1": self.macro_f1, "matthews": self.matthews}
 
     def each(self) -> list[tuple[str, float, float, float, int]]:
@@ -61,7 +61,7 @@ class Correlated:
     spearman: float
     count: int
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The figures by name."""
         return {"pearson": self.pearson, "spearman": self.spearman}
 

@@ -5,7 +5,7 @@ the same sum by the UTF-8 bytes of the text, so it compares models with differen
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,8 +63,14 @@ class Score:
         """Bits a byte of UTF-8 text that a coder with this model would need."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
-    def numbers(self) -> dict[str, float]:
-        """The figures by name, as logs and tables show them."""
+    @classmethod
+    def total(cls, scores: "Iterable[Score]") -> "Score":
+        """One score over several texts."""
+        found = list(scores)
+        return cls(sum(s.nats for s in found), sum(s.tokens for s in found), sum(s.bytes for s in found))
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics by name, as logs and tables show them."""
         return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
 
 
@@ -95,30 +101,39 @@ def spans(tokens: int, length: int, stride: int | None = None) -> Iterator[Span]
         start += step
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a text is read to be scored: in windows of `length` tokens, `batch` at a time, overlapping with `stride`.
+
+    `first` is the token that stands before a text in training; with it the text's first token is scored too, so that
+    bits per byte counts every byte. With `document_mask` no token sees another document, and a document's first token,
+    which then nothing predicts, isn't scored.
+    """
+
+    length: int
+    batch: int = 16
+    stride: int | None = None
+    first: int | None = None
+    document_mask: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.first is None or not self.document_mask, "with the mask nothing stands before a text"
+        if self.stride is not None and not 0 < self.stride <= self.length:
+            raise DataError(f"stride = {self.stride}: expected 1 … {self.length}, the window's length")
+
+
 @torch.no_grad()
 def score(
     model: LanguageModel,
     text: TokenText,
+    reading: Reading,
     *,
-    length: int,
-    batch: int = 16,
-    stride: int | None = None,
-    first: int | None = None,
     limit: int | None = None,
-    document_mask: bool = False,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] = lambda scored: None,
 ) -> Score:
-    """Score all of `text`, or its first `limit` tokens, in windows of `length`, `batch` at a time.
-
-    `first` is the token that stands before a text in training; with it the text's first token is scored too, so that
-    bits per byte counts every byte. With `document_mask` no token sees another document, and a document's first token,
-    which then nothing predicts, isn't scored. `progress` is told how many tokens each batch has scored.
-    """
-    assert first is None or not document_mask, "with the mask nothing stands before a text"
-    if stride is not None and not 0 < stride <= length:
-        raise DataError(f"stride = {stride}: expected 1 … {length}, the window's length")
+    """Score all of `text`, or its first `limit` tokens; `progress` hears how many tokens each batch has scored."""
     total = len(text) if limit is None else min(limit, len(text))
-    shift = 0 if first is None else 1
+    shift = 0 if reading.first is None else 1
     if total + shift < 2:
         raise DataError(f"the text to evaluate holds {total} tokens; at least {2 - shift} are needed")
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -126,12 +141,11 @@ def score(
     model.eval()
     nats, count = 0.0, 0
     try:
-        for group in _batches(spans(total + shift, length, stride), batch):
-            loss, scored = _score_group(model, text, group, first, document_mask, device)
+        for group in _batches(spans(total + shift, reading.length, reading.stride), reading.batch):
+            loss, scored = _score_group(model, text, group, reading, device)
             nats += loss
             count += scored
-            if progress is not None:
-                progress(scored)
+            progress(scored)
     finally:
         model.train(was_training)
     if not count:
@@ -170,16 +184,15 @@ def _score_group(
     model: LanguageModel,
     text: TokenText,
     group: list[Span],
-    first: int | None,
-    document_mask: bool,
+    reading: Reading,
     device: torch.device,
 ) -> tuple[float, int]:
-    rows = torch.stack([_row(text.read, span, first) for span in group]).to(device)
+    rows = torch.stack([_row(text.read, span, reading.first) for span in group]).to(device)
     length = group[0].length
     places = torch.arange(length, device=device)
     scored = places >= torch.tensor([length - span.scored for span in group], device=device).unsqueeze(1)
     given: dict[str, Any] = {}
-    if document_mask:
+    if reading.document_mask:
         numbers = torch.stack([_row(text.documents, span, None) for span in group]).to(device)
         given = {"documents": numbers[:, :-1], "positions": positions_in_documents(numbers[:, :-1])}
         scored &= numbers[:, 1:] == numbers[:, :-1]

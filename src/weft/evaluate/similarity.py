@@ -32,7 +32,7 @@ class Similarity:
     left_out: int
     missing: tuple[str, ...]
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The figures by name."""
         return {"spearman": self.spearman, "pearson": self.pearson, "pairs": self.pairs, "left_out": self.left_out}
 

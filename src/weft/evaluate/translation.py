@@ -32,8 +32,8 @@ class Translated:
     exact: float
     count: int
 
-    def numbers(self) -> dict[str, float]:
-        """The figures by name, as logs and tables show them."""
+    def metrics(self) -> dict[str, float]:
+        """The metrics by name, as logs and tables show them."""
         return {"bleu": self.bleu.score, "chrf": self.chrf.score, "rouge_l": self.rouge_l, "exact": self.exact}
 
 

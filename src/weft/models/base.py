@@ -117,6 +117,11 @@ class LanguageModel(nn.Module):
         return f"a model of kind '{getattr(self.config, 'kind', type(self).__name__)}'"
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's weights are; n-grams have none, and stand on the processor."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     """Refuse ids outside the vocabulary. On a GPU it would wait for the device, so the caller does it on the host."""
     if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():

@@ -1,11 +1,9 @@
-"""Conversations: the assistant's words are learned, all others only read."""
+"""Conversations: the assistant's replies are learned, all other turns only read."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.data.batch import Batch
 from weft.data.collate import chat_batch, chat_example, chat_lengths
@@ -15,78 +13,76 @@ from weft.decode.config import Sampling
 from weft.decode.generate import longest_text
 from weft.decode.writing import complete
 from weft.errors import DataError, WeftError
-from weft.evaluate.objective import mean_loss
 from weft.models.base import LanguageModel
-from weft.objectives.objective import Ending, Tokenizers
-from weft.recipe.config import Recipe
-from weft.recipe.objective import Chat
-from weft.recipe.settle import Choice
+from weft.objectives.objective import Results
+from weft.objectives.rows import Numbers, RowObjective
+from weft.objectives.words import word_loss, word_metrics
+from weft.recipe import objective as config
+from weft.training.objective import Loss
 
 SHOWN = 3
 
 
-class ChatCraft:
+class Chat(RowObjective[config.Chat]):
     """A column of messages."""
 
-    def __init__(self, goal: Chat):
-        self.goal = goal
+    usage = "weft chat {run}"
 
     def columns(self) -> Mapping[str, Kind]:
-        return {self.goal.column: "messages"}
+        return {self.settings.column: "messages"}
 
-    def texts(self, values: Mapping[str, Any], side: str) -> Iterator[str]:
+    def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
         """Contents under headings, as the default template has them: a tokenizer should know the headings well."""
         if side == "target":
-            for message in values[self.goal.column]:
+            for message in values[self.settings.column]:
                 yield f"### {message['role'].capitalize()}\n{message['content']}\n"
 
-    def settle(self, recipe: Recipe, rows: Iterable[Row]) -> tuple[Recipe, list[Choice]]:
-        return recipe, []
-
-    def examples(self, recipe: Recipe, rows: Iterable[Row], tokenizers: Tokenizers) -> Iterator[dict[str, Any]]:
-        assert recipe.batch.length is not None
-        where, earliest = "", None  # the reply that begins first in its row
+    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
         for row in rows:
             try:
-                example = chat_example(tokenizers.target, row.values[self.goal.column])
+                yield chat_example(self.tokenizer, row.values[self.settings.column])
             except WeftError as error:
                 raise DataError(f"{row.where}: {error}") from None
-            begins = example["replies"].index(1)
-            if earliest is None or begins < earliest:
-                where, earliest = row.where, begins
-            yield example
-        if earliest is not None and earliest > recipe.batch.length:
+
+    def lengths(self, examples: Examples) -> Numbers:
+        self._check_replies(examples)
+        return chat_lengths(examples, self.length)
+
+    def _check_replies(self, examples: Examples) -> None:
+        """Refuse rows so short that no reply begins in any of them: there would be nothing to learn."""
+        ends = examples.lengths("replies").cumsum()
+        starts = np.concatenate([[0], ends[:-1]])
+        replies = np.flatnonzero(examples.joined("replies"))
+        earliest = int((replies[np.searchsorted(replies, starts)] - starts).min())
+        if earliest > self.length:
             raise DataError(
-                f"batch.length = {recipe.batch.length}: no reply of the assistant begins within so many tokens, so "
-                f"there is nothing to learn; the earliest one begins after {earliest} ({where})"
+                f"batch.length = {self.length}: no reply of the assistant begins within so many tokens, so there is "
+                f"nothing to learn; the earliest one begins after {earliest}"
             )
 
-    def lengths(self, examples: Examples, recipe: Recipe, tokenizers: Tokenizers) -> npt.NDArray[np.int64]:
-        assert recipe.batch.length is not None
-        return chat_lengths(examples, recipe.batch.length)
+    def batch(self, examples: Examples, numbers: Numbers) -> Batch:
+        return chat_batch(examples, numbers, self.tokenizer, length=self.length)
 
-    def batch(self, examples: Examples, rows: npt.NDArray[np.int64], recipe: Recipe, tokenizers: Tokenizers) -> Batch:
-        assert recipe.batch.length is not None
-        return chat_batch(examples, rows, tokenizers.target, length=recipe.batch.length)
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        """−log p of the assistant's tokens."""
+        return word_loss(self.settings, model, batch)
 
-    def figures(self, model: LanguageModel, batches: Iterable[Batch], recipe: Recipe) -> dict[str, float]:
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """Loss and perplexity of the assistant's tokens."""
-        found = mean_loss(recipe.objective.build(), model, batches)
-        return found | {"perplexity": math.exp(min(700.0, found["loss"]))}
+        return dict(word_metrics(self.settings, model, batches))
 
-    def conclude(
-        self, model: LanguageModel, examples: Examples, batches: Iterable[Batch], recipe: Recipe, tokenizers: Tokenizers
-    ) -> Ending:
-        """The loss over all conversations held out, and the first replies of some."""
-        tokenizer, window = tokenizers.target, longest_text(model)
-        shown: list[str] = []
+    def final_evaluation(self, model: LanguageModel) -> Results:
+        """The metrics over all conversations held out, and the first replies to some."""
+        if not self.holds_out:
+            return Results()
+        examples, window, shown = self.examples["validation"], longest_text(model), list[str]()
         for number in range(len(examples)):
+            if len(shown) == SHOWN:
+                break
             ids, replies = examples.ids("tokens", number), examples.ids("replies", number)
             asked = ids[: int(replies.argmax())].tolist()
             if window is not None and len(asked) >= window:
-                continue  # no room for an answer
-            if len(shown) == SHOWN:
-                break
-            said = complete(model, tokenizer, [asked], Sampling(temperature=0.0, max_tokens=60))[0].text
-            shown.append(f"{tokenizer.decode(asked)}{said}")
-        return Ending(dict(self.figures(model, batches, recipe)), shown)
+                continue  # no space for a reply
+            reply = complete(model, self.tokenizer, [asked], Sampling(temperature=0.0, max_tokens=60))[0].text
+            shown.append(f"{self.tokenizer.decode(asked)}{reply}")
+        return Results(self.measure(model).metrics, shown)

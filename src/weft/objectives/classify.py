@@ -1,204 +1,142 @@
-"""An answer for a whole text, or for a pair of texts: one of several labels, or a number."""
+"""One of several labels for a text, or for a pair of texts."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional as F
 
 from weft.data.batch import Batch
 from weft.data.collate import framed, labelled_batch, sentence_lengths
-from weft.data.examples import Examples, encoded, label_names
+from weft.data.examples import Examples, encoded
 from weft.data.table import Kind, Row
-from weft.errors import ConfigError, DataError
-from weft.evaluate.classification import classified, correlated
+from weft.errors import ConfigError
+from weft.evaluate.classification import classified
 from weft.models.base import LanguageModel
-from weft.objectives.losses import given
-from weft.objectives.objective import Ending, Tokenizers
-from weft.recipe.config import Recipe
-from weft.recipe.objective import Classify, Score
-from weft.recipe.settle import Choice
-from weft.text.tokenizer import Tokenizer
+from weft.objectives.objective import model_inputs
+from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
+from weft.progress import bar
+from weft.recipe import objective as config
+from weft.training.objective import Loss
 
-READ_TOKENS = 8192  # at once, padding counted
+S = TypeVar("S", bound=config.SequenceObjective)
 
 
-class _Sentences:
-    """What both kinds of answer share: the text, or both texts, of a row."""
+class SequenceObjective(RowObjective[S]):
+    """What objectives share that predict something about a whole text, or about a pair of texts."""
 
-    goal: Classify | Score
-    answer_kind: Kind
+    usage = "weft classify {run} < lines.txt"
+    answer_kind: ClassVar[Kind]
+
+    @property
+    @abstractmethod
+    def answer(self) -> str:
+        """The column that holds what is to be predicted."""
 
     def columns(self) -> Mapping[str, Kind]:
-        texts: dict[str, Kind] = dict.fromkeys(self._texts(), "text")
-        return {**texts, self.goal.answer: self.answer_kind}
+        texts: dict[str, Kind] = dict.fromkeys(self.settings.texts, "text")
+        return {**texts, self.answer: self.answer_kind}
 
-    def texts(self, values: Mapping[str, Any], side: str) -> Iterator[str]:
+    def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
         if side == "target":
-            yield from (values[column] for column in self._texts())
+            yield from (values[column] for column in self.settings.texts)
 
-    def lengths(self, examples: Examples, recipe: Recipe, tokenizers: Tokenizers) -> npt.NDArray[np.int64]:
-        return sentence_lengths(examples, tokenizers.target, recipe.batch.length)
+    @property
+    def fields(self) -> dict[str, str]:
+        """An example's fields of ids, and the columns that they come from."""
+        return dict(zip(("first", "second"), self.settings.texts, strict=False))
 
-    def batch(self, examples: Examples, rows: npt.NDArray[np.int64], recipe: Recipe, tokenizers: Tokenizers) -> Batch:
-        return labelled_batch(examples, rows, tokenizers.target, length=recipe.batch.length)
+    def lengths(self, examples: Examples) -> Numbers:
+        return sentence_lengths(examples, self.tokenizer, self.length)
 
-    def _texts(self) -> tuple[str, ...]:
-        return (self.goal.text,) if self.goal.second is None else (self.goal.text, self.goal.second)
+    def batch(self, examples: Examples, numbers: Numbers) -> Batch:
+        return labelled_batch(examples, numbers, self.tokenizer, length=self.length)
 
-    def _fields(self) -> dict[str, str]:
-        return dict(zip(("first", "second"), self._texts(), strict=False))
+    @torch.no_grad()
+    def outputs(
+        self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """What the head gives for each text, or pair of texts: (texts, outputs), in the order of the texts."""
+        self._check_sides(texts, second)
+        device = next(model.parameters()).device
+        ids = self.tokenizer.encode_batch(list(texts))
+        others = None if second is None else self.tokenizer.encode_batch(list(second))
+        lengths = [len(one) + (0 if others is None else len(others[n])) for n, one in enumerate(ids)]
+        found = np.zeros((len(texts), self.settings.outputs() or 1), dtype=np.float32)
+        with bar("reading", len(texts)) as advance:
+            for some in by_length(lengths):
+                pair = None if others is None else [others[n] for n in some]
+                tokens, mask, segments = framed([ids[n] for n in some], pair, self.tokenizer, length=self.length)
+                asked = {"mask": mask.to(device)} | ({} if segments is None else {"segments": segments.to(device)})
+                found[some] = model.forward(tokens.to(device), **asked).float().cpu().numpy()
+                advance(len(some))
+        check_finite(found, self.folder.path)
+        return found
+
+    def _check_sides(self, texts: Sequence[str], second: Sequence[str] | None) -> None:
+        """Refuse one text where the run was trained on pairs, and the other way round."""
+        if second is not None and len(second) != len(texts):
+            raise ConfigError(f"second: {len(second)} texts for {len(texts)} first ones; each needs a partner")
+        # a model from elsewhere may have been trained on pairs: its files don't tell
+        either = self.settings.second is None and self.folder.origin.is_dir()
+        if not either and (self.settings.second is None) != (second is None):
+            asked = (
+                "one text"
+                if self.settings.second is None
+                else f"two texts, '{self.settings.text}' and '{self.settings.second}',"
+            )
+            raise ConfigError(f"{self.folder.path}: this run expects {asked} at a time")
 
 
-class LabelCraft(_Sentences):
-    """One of several labels."""
+class Classify(SequenceObjective[config.Classify]):
+    """−log p of each row's label."""
 
     answer_kind = "label"
 
-    def __init__(self, goal: Classify):
-        self.goal: Classify = goal
+    @property
+    def answer(self) -> str:
+        return self.settings.label
 
-    def settle(self, recipe: Recipe, rows: Iterable[Row]) -> tuple[Recipe, list[Choice]]:
-        """All labels of the training rows, and a head with as many answers."""
-        return settle_labels(recipe, (row.values[self.goal.label] for row in rows))
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels, in the order of the head's outputs."""
+        return self.settings.labels or ()
 
-    def examples(self, recipe: Recipe, rows: Iterable[Row], tokenizers: Tokenizers) -> Iterator[dict[str, Any]]:
-        names = recipe.objective.labels  # type: ignore[union-attr]
-        assert names is not None, "settled before"
-        label = self.goal.label
-        for example in encoded(rows, tokenizers.target, texts=self._fields(), labels={label: names}):
+    def row_labels(self, values: Mapping[str, Any]) -> Iterable[str]:
+        return (values[self.settings.label],)
+
+    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        label = self.settings.label
+        for example in encoded(rows, self.tokenizer, texts=self.fields, labels={label: self.labels}):
             yield {"label": example.pop(label), **example}
 
-    def figures(self, model: LanguageModel, batches: Iterable[Batch], recipe: Recipe) -> dict[str, float]:
-        """Mean −log p of the right label, accuracy, macro F1, Matthews' correlation."""
-        loss, truth, told = _answers(model, batches)
-        return {"loss": loss} | classified(truth, told, self._names(recipe)).numbers()
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        """Targets (B,) int64."""
+        logits = model.forward(batch.tokens, **model_inputs(batch)).float()
+        loss = F.cross_entropy(logits, batch.targets, reduction="sum")
+        return loss, batch.count, {"nll": loss.detach()}
 
-    def conclude(
-        self, model: LanguageModel, examples: Examples, batches: Iterable[Batch], recipe: Recipe, tokenizers: Tokenizers
-    ) -> Ending:
-        """The same over all that was held out, with the confusion matrix."""
-        loss, truth, told = _answers(model, batches)
-        found = classified(truth, told, self._names(recipe))
-        figures = {"loss": loss} | found.numbers() | {"labels": list(found.labels), "matrix": found.matrix.tolist()}
-        return Ending(figures)
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
+        """Mean −log p of the right label, accuracy, macro F1, Matthews' correlation, and the confusion matrix."""
+        loss, truth, predicted = 0.0, [], []
+        for logits, batch in head_outputs(model, batches):
+            loss += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
+            truth += batch.targets.tolist()
+            predicted += logits.argmax(-1).tolist()
+        found = classified(truth, predicted, self.labels)
+        return {
+            "loss": loss / max(1, len(truth)),
+            **found.metrics(),
+            "labels": list(found.labels),
+            "matrix": found.matrix.tolist(),
+        }
 
-    def _names(self, recipe: Recipe) -> tuple[str, ...]:
-        return recipe.objective.labels or ()  # type: ignore[union-attr]
-
-
-class ScoreCraft(_Sentences):
-    """A number."""
-
-    answer_kind = "score"
-
-    def __init__(self, goal: Score):
-        self.goal: Score = goal
-
-    def settle(self, recipe: Recipe, rows: Iterable[Row]) -> tuple[Recipe, list[Choice]]:
-        return with_labels(recipe, 1), []
-
-    def examples(self, recipe: Recipe, rows: Iterable[Row], tokenizers: Tokenizers) -> Iterator[dict[str, Any]]:
-        column = self.goal.score
-        for example in encoded(rows, tokenizers.target, texts=self._fields(), numbers=[column]):
-            yield {"score": float(example.pop(column)), **example}
-
-    def figures(self, model: LanguageModel, batches: Iterable[Batch], recipe: Recipe) -> dict[str, float]:
-        """The mean squared error, and how the told numbers go with the true ones."""
-        truth, told = _numbers(model, batches)
-        error = float(np.mean((truth - told) ** 2))
-        return {"loss": error} | (correlated(truth, told).numbers() if len(truth) > 1 else {})
-
-    def conclude(
-        self, model: LanguageModel, examples: Examples, batches: Iterable[Batch], recipe: Recipe, tokenizers: Tokenizers
-    ) -> Ending:
-        return Ending(dict(self.figures(model, batches, recipe)))
-
-
-def settle_labels(recipe: Recipe, labels: Iterable[str]) -> tuple[Recipe, list[Choice]]:
-    """The recipe with the labels that occur, unless it names them, and a head with as many answers."""
-    goal, made = recipe.objective, []
-    given = goal.labels  # type: ignore[union-attr]
-    if given is not None and (len(given) < 2 or len(set(given)) < len(given)):
-        raise ConfigError(f"objective.labels = {list(given)}: expected two or more, each of them once")
-    if given is None:
-        names = label_names(labels)
-        if len(names) < 2:
-            raise DataError(f"the training rows have the label {', '.join(names)!r} alone; at least two are needed")
-        recipe = recipe.replace(objective={**goal.model_dump(exclude_none=True), "labels": tuple(names)})
-        some = ", ".join(names[:8]) + (f" … ({len(names)})" if len(names) > 8 else "")
-        made.append(Choice("objective.labels", some, "those of the training rows"))
-    return with_labels(recipe, len(recipe.objective.labels)), made  # type: ignore[union-attr,arg-type]
-
-
-def with_labels(recipe: Recipe, labels: int) -> Recipe:
-    """The recipe with a head that tells so many answers apart."""
-    model = recipe.model.model_dump(exclude_none=True)
-    return recipe.replace(model={**model, "head": {**model["head"], "labels": labels}})
-
-
-@torch.no_grad()
-def _told(model: LanguageModel, batches: Iterable[Batch]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """What the head says (rows, labels), and the targets, batch by batch, on the host."""
-    device, was_training = next(model.parameters()).device, model.training
-    model.eval()
-    try:
-        for batch in batches:
-            there = batch.to(device)
-            yield model.forward(there.tokens, **given(there)).float().cpu(), batch.targets
-    finally:
-        model.train(was_training)
-
-
-def _answers(model: LanguageModel, batches: Iterable[Batch]) -> tuple[float, list[int], list[int]]:
-    loss, truth, told = 0.0, [], []
-    for logits, targets in _told(model, batches):
-        loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
-        truth += targets.tolist()
-        told += logits.argmax(-1).tolist()
-    return loss / max(1, len(truth)), truth, told
-
-
-def _numbers(model: LanguageModel, batches: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [(targets.double().numpy(), found[:, 0].double().numpy()) for found, targets in _told(model, batches)]
-    return np.concatenate([truth for truth, _ in pairs]), np.concatenate([told for _, told in pairs])
-
-
-# ---- a trained model's answers
-
-
-@torch.no_grad()
-def predict(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    first: Sequence[str],
-    second: Sequence[str] | None = None,
-    *,
-    length: int | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> np.ndarray:
-    """What the head says of each text, or pair of texts: (texts, labels) logits, in the order of the texts."""
-    device = next(model.parameters()).device
-    ids = tokenizer.encode_batch(list(first))
-    others = None if second is None else tokenizer.encode_batch(list(second))
-    lengths = [len(one) + (0 if others is None else len(others[n])) for n, one in enumerate(ids)]
-    found: dict[int, np.ndarray] = {}
-    for some in of_like_length(lengths):
-        pair = None if others is None else [others[n] for n in some]
-        tokens, mask, segments = framed([ids[n] for n in some], pair, tokenizer, length=length)
-        asked = {"mask": mask.to(device)} | ({} if segments is None else {"segments": segments.to(device)})
-        found |= zip(some, model.forward(tokens.to(device), **asked).float().cpu().numpy(), strict=True)
-        if progress is not None:
-            progress(len(some))
-    return np.stack([found[n] for n in range(len(ids))])
-
-
-def of_like_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The numbers of all texts, the longest first, as many at a time as may be read at once."""
-    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
-    begin = 0
-    while begin < len(order):
-        end = begin + max(1, READ_TOKENS // (lengths[order[begin]] + 3))  # beside special tokens
-        yield order[begin:end]
-        begin = end
+    def predict(
+        self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None
+    ) -> list[dict[str, float]]:
+        """The probability of each label for each text, or pair of texts, the likeliest first."""
+        shares = torch.from_numpy(self.outputs(model, texts, second)).softmax(-1).tolist()
+        return [dict(sorted(zip(self.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]

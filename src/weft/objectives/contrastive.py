@@ -1,10 +1,10 @@
 """Texts that belong together: vectors that lie close."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
+import torch
+from torch.nn import functional as F
 
 from weft.data.batch import Batch
 from weft.data.collate import twins_batch, twins_lengths
@@ -12,43 +12,46 @@ from weft.data.examples import Examples, encoded
 from weft.data.table import Kind, Row
 from weft.evaluate.objective import mean_loss
 from weft.models.base import LanguageModel
-from weft.objectives.objective import Ending, Tokenizers
-from weft.recipe.config import Recipe
-from weft.recipe.objective import Twins
-from weft.recipe.settle import Choice
+from weft.objectives.rows import Numbers, RowObjective
+from weft.recipe import objective as config
+from weft.training.objective import Loss
 
 
-class TwinCraft:
-    """Two columns of text."""
+class Contrastive(RowObjective[config.Contrastive]):
+    """Two columns of text: which text of the batch belongs to this one."""
 
-    def __init__(self, goal: Twins):
-        self.goal = goal
+    usage = "weft embed {run} < lines.txt"
 
     def columns(self) -> Mapping[str, Kind]:
-        return {self.goal.first: "text", self.goal.second: "text"}
+        return {self.settings.first: "text", self.settings.second: "text"}
 
-    def texts(self, values: Mapping[str, Any], side: str) -> Iterator[str]:
+    def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
         if side == "target":
-            yield values[self.goal.first]
-            yield values[self.goal.second]
+            yield values[self.settings.first]
+            yield values[self.settings.second]
 
-    def settle(self, recipe: Recipe, rows: Iterable[Row]) -> tuple[Recipe, list[Choice]]:
-        return recipe, []
+    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        columns = {"first": self.settings.first, "second": self.settings.second}
+        return encoded(rows, self.tokenizer, texts=columns)
 
-    def examples(self, recipe: Recipe, rows: Iterable[Row], tokenizers: Tokenizers) -> Iterator[dict[str, Any]]:
-        return encoded(rows, tokenizers.target, texts={"first": self.goal.first, "second": self.goal.second})
+    def lengths(self, examples: Examples) -> Numbers:
+        return twins_lengths(examples, self.tokenizer, self.length)
 
-    def lengths(self, examples: Examples, recipe: Recipe, tokenizers: Tokenizers) -> npt.NDArray[np.int64]:
-        return twins_lengths(examples, tokenizers.target, recipe.batch.length)
+    def batch(self, examples: Examples, numbers: Numbers) -> Batch:
+        return twins_batch(examples, numbers, self.tokenizer, length=self.length)
 
-    def batch(self, examples: Examples, rows: npt.NDArray[np.int64], recipe: Recipe, tokenizers: Tokenizers) -> Batch:
-        return twins_batch(examples, rows, tokenizers.target, length=recipe.batch.length)
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        """Asked both ways: the mean of two −log p (Radford et al. 2021, §2.3). Vectors of length 1: cosines."""
+        assert batch.source is not None, "each text has a partner"
+        ones = model.forward(batch.tokens, mask=batch.mask).float()
+        others = model.forward(batch.source.tokens, mask=batch.source.mask).float()
+        cosines = F.normalize(ones, dim=-1) @ F.normalize(others, dim=-1).mT / self.settings.temperature
+        own = torch.arange(len(cosines), device=cosines.device)
+        there = F.cross_entropy(cosines, own, reduction="sum")
+        back = F.cross_entropy(cosines.mT, own, reduction="sum")
+        loss = (there + back) / 2
+        return loss, batch.count, {"nll": loss.detach()}
 
-    def figures(self, model: LanguageModel, batches: Iterable[Batch], recipe: Recipe) -> dict[str, float]:
-        """The loss: the mean −log p of the right twin among those of its batch."""
-        return mean_loss(recipe.objective.build(), model, batches)
-
-    def conclude(
-        self, model: LanguageModel, examples: Examples, batches: Iterable[Batch], recipe: Recipe, tokenizers: Tokenizers
-    ) -> Ending:
-        return Ending(dict(self.figures(model, batches, recipe)))
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
+        """The loss: the mean −log p of the right partner among those of its batch."""
+        return dict(mean_loss(self.loss, model, batches))

@@ -1,5 +1,6 @@
 """Masked words and the next sentence, in pairs of passages: both tasks of BERT at once (Devlin et al. 2019, §3.1)."""
 
+import shutil
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Res
 from weft.progress import Log
 from weft.recipe import objective as config
 from weft.text.sentences import split_sentences
+from weft.text.tokenizer import Tokenizer
 from weft.training.loader import Loader, micro_rows
 from weft.training.objective import Loss
 
@@ -33,8 +35,8 @@ class MaskedNext(Objective[config.MaskedNext]):
     usage = "weft train bert-tiny --data rows.tsv objective=classify init={run}"
 
     def amount(self) -> int:
-        """Bytes of the files, less what is held out."""
-        ...
+        """Bytes of the training text."""
+        return sum(len(text.encode()) for text in self.texts())
 
     def texts(self, side: Literal["target", "source"] = "target") -> Iterator[str]:
         """The training text."""
@@ -42,7 +44,41 @@ class MaskedNext(Objective[config.MaskedNext]):
 
     def prepare(self, log: Log) -> Prepared:
         """Sentences of both sides in the run's folder, each with the number of its document."""
-        ...
+        shutil.rmtree(self.folder.data, ignore_errors=True)
+        self.folder.data.mkdir(parents=True)
+        notes, size = {"tokenizer": self.tokenizer.fingerprint}, 0
+        sides: tuple[Side, ...] = ("train",) if self.recipe.data.validation.kind == "none" else ("train", "validation")
+        for side in sides:
+            write_examples(self.folder.data / f"{side}.safetensors", self._encoded(side), notes=notes)
+        size = sum(len(text.encode()) for text in self.texts())
+        return Prepared(size)
+
+    def _encoded(self, side: Side) -> Iterator[dict[str, Any]]:
+        """Every sentence of a side that has a token, with its document's number."""
+        waiting: list[tuple[str, int]] = []
+        for sentence in self._sentences(side):
+            waiting.append(sentence)
+            if len(waiting) == CHUNK:
+                yield from _examples(waiting, self.tokenizer)
+                waiting = []
+        yield from _examples(waiting, self.tokenizer)
+
+    def _sentences(self, side: Side) -> Iterator[tuple[str, int]]:
+        """Sentences and their documents. A document comes in sections; its last sentence may go on in the next one."""
+        last: Piece | None = None
+        rest = ""
+        data = self.recipe.data
+        for piece in split_pieces(self._sources(), data.validation, column=data.column):
+            if piece.split != side:
+                continue
+            if last is not None and (last.ends or last.document != piece.document):
+                yield from ((sentence, last.document) for sentence in split_sentences(rest))
+                rest = ""
+            *whole, rest = split_sentences(rest + piece.text) or [""]
+            yield from ((sentence, piece.document) for sentence in whole)
+            last = piece
+        if last is not None:
+            yield from ((sentence, last.document) for sentence in split_sentences(rest))
 
     def _sources(self) -> tuple[str, ...]:
         data = self.recipe.data
@@ -125,6 +161,10 @@ class MaskedNext(Objective[config.MaskedNext]):
         length, few = self.length, max(1, EVALUATED_TOKENS // self.length)
         wanted = sentences.per_epoch(length) if most is None else min(sentences.per_epoch(length), most // length)
         for step in range(max(1, wanted // few)):
-            yield pairs_masked_batch(
-                sentences, self.masking, step, few, seed=self.recipe.seed + 1, length=length
-            )
+            yield pairs_masked_batch(sentences, self.masking, step, few, seed=self.recipe.seed + 1, length=length)
+
+
+def _examples(sentences: list[tuple[str, int]], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    for ids, (_, document) in zip(tokenizer.encode_batch([text for text, _ in sentences]), sentences, strict=True):
+        if ids:
+            yield {"tokens": ids, "document": document}

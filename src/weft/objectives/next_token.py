@@ -1,7 +1,7 @@
 """The next token of running text: what GPT, LLaMA, recurrent and n-gram models learn."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
 
 from weft.data.batch import Batch
 from weft.data.shards import Side
@@ -60,7 +60,15 @@ class Results:
 class Objective(ABC, Generic[S]):
     """One thing that can be learned, in one run."""
 
+    declared: ClassVar[dict[type[ObjectiveConfig], type["Objective[Any]"]]] = {}
     usage: ClassVar[str]  # the command that uses such a run
+
+    def __init_subclass__(cls) -> None:
+        """An objective is found by the settings that it is declared with: `class Tag(RowObjective[config.Tag])`."""
+        super().__init_subclass__()
+        for settings in (given for base in cls.__orig_bases__ for given in get_args(base)):  # type: ignore[attr-defined]
+            if isinstance(settings, type):
+                cls.declared[settings] = cls
 
     def __init__(self, recipe: Recipe, folder: RunFolder, tokenizers: Tokenizers | None = None):
         """Before `prepare` the recipe may have gaps; afterwards it is settled. Nothing is read yet."""

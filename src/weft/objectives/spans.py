@@ -6,9 +6,11 @@ from functools import cached_property
 from weft.data.batch import Batch
 from weft.data.corrupt import Spans as SpanCorruption
 from weft.data.corrupt import spans_batch
+from weft.decode.config import Beam, Sampling
 from weft.models.base import LanguageModel
 from weft.objectives.text import CorruptedTextObjective
-from weft.objectives.words import word_loss
+from weft.objectives.words import translate_texts, word_loss
+from weft.progress import Advance
 from weft.recipe import objective as config
 from weft.training.objective import Loss
 
@@ -29,3 +31,13 @@ class Spans(CorruptedTextObjective[config.Spans]):
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """−log p of the tokens that were cut out, and of the marks between them."""
         return word_loss(self.settings, model, batch)
+
+    def translate(
+        self,
+        model: LanguageModel,
+        texts: Sequence[str],
+        settings: Beam | Sampling | None = None,
+        progress: Advance | None = None,
+    ) -> list[str]:
+        """What the model writes for each text, marks included, in their order. Beam search by default."""
+        return translate_texts(self, model, texts, settings, progress)

@@ -1,11 +1,12 @@
-"""A label for every word."""
+"""One of several labels for every word."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional as F
 
 from weft.data.batch import Batch
 from weft.data.collate import framed, framed_room, sentence_lengths, tagged_batch, tagged_example
@@ -14,129 +15,121 @@ from weft.data.table import Kind, Row
 from weft.errors import DataError
 from weft.evaluate.classification import classified
 from weft.models.base import LanguageModel
-from weft.objectives.classify import of_like_length, settle_labels
-from weft.objectives.losses import given
-from weft.objectives.objective import Ending, Tokenizers
-from weft.recipe.config import Recipe
-from weft.recipe.objective import Tag
-from weft.recipe.settle import Choice
-from weft.text.tokenizer import Tokenizer
+from weft.objectives.objective import model_inputs
+from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
+from weft.progress import bar
+from weft.recipe import objective as config
+from weft.training.objective import Loss
 
 
-class TagCraft:
-    """Two columns with as many entries each: words, and their tags."""
+class Tag(RowObjective[config.Tag]):
+    """Two columns with as many entries each: words, and their tags. A word's first token carries its tag."""
 
-    def __init__(self, goal: Tag):
-        self.goal = goal
+    usage = "weft classify {run} < lines.txt"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All tags, in the order of the head's outputs."""
+        return self.settings.labels or ()
 
     def columns(self) -> Mapping[str, Kind]:
-        return {self.goal.words: "words", self.goal.tags: "words"}
+        return {self.settings.words: "words", self.settings.tags: "words"}
 
-    def texts(self, values: Mapping[str, Any], side: str) -> Iterator[str]:
+    def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
         if side == "target":
-            yield " ".join(values[self.goal.words])
+            yield " ".join(values[self.settings.words])
 
-    def settle(self, recipe: Recipe, rows: Iterable[Row]) -> tuple[Recipe, list[Choice]]:
-        return settle_labels(recipe, (tag for row in rows for tag in row.values[self.goal.tags]))
+    def row_labels(self, values: Mapping[str, Any]) -> Iterable[str]:
+        return values[self.settings.tags]
 
-    def examples(self, recipe: Recipe, rows: Iterable[Row], tokenizers: Tokenizers) -> Iterator[dict[str, Any]]:
-        places = {name: at for at, name in enumerate(recipe.objective.labels or ())}  # type: ignore[union-attr]
+    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        places = {name: at for at, name in enumerate(self.labels)}
         for row in rows:
-            words, tags = row.values[self.goal.words], row.values[self.goal.tags]
+            words, tags = row.values[self.settings.words], row.values[self.settings.tags]
             unknown = next((tag for tag in tags if tag not in places), None)
             if unknown is not None:
                 known = ", ".join(list(places)[:12])
                 raise DataError(
-                    f"{row.where}: '{self.goal.tags}' holds {unknown!r}, which no training row has; known: {known}"
+                    f"{row.where}: '{self.settings.tags}' holds {unknown!r}, which no training row has; known: {known}"
                 )
             try:
-                yield tagged_example(tokenizers.target, words, [places[tag] for tag in tags])
+                yield tagged_example(self.tokenizer, words, [places[tag] for tag in tags])
             except DataError as error:
                 raise DataError(f"{row.where}: {error}") from None
 
-    def lengths(self, examples: Examples, recipe: Recipe, tokenizers: Tokenizers) -> npt.NDArray[np.int64]:
-        return sentence_lengths(examples, tokenizers.target, recipe.batch.length)
+    def lengths(self, examples: Examples) -> Numbers:
+        return sentence_lengths(examples, self.tokenizer, self.length)
 
-    def batch(self, examples: Examples, rows: npt.NDArray[np.int64], recipe: Recipe, tokenizers: Tokenizers) -> Batch:
-        return tagged_batch(examples, rows, tokenizers.target, length=recipe.batch.length)
+    def batch(self, examples: Examples, numbers: Numbers) -> Batch:
+        return tagged_batch(examples, numbers, self.tokenizer, length=self.length)
 
-    def figures(self, model: LanguageModel, batches: Iterable[Batch], recipe: Recipe) -> dict[str, float]:
-        """Mean −log p of the right tag of a word, accuracy, macro F1, Matthews' correlation."""
-        figures, _ = _judge(model, batches, recipe)
-        return figures
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        """−log p of the label at each place that the loss mask keeps; targets (B, T) int64."""
+        logits = model.forward(batch.tokens, **model_inputs(batch)).float()
+        losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
+        if batch.loss_mask is not None:
+            losses = torch.where(batch.loss_mask.flatten(), losses, 0.0)
+        loss = losses.sum()
+        return loss, batch.count, {"nll": loss.detach()}
 
-    def conclude(
-        self, model: LanguageModel, examples: Examples, batches: Iterable[Batch], recipe: Recipe, tokenizers: Tokenizers
-    ) -> Ending:
-        figures, matrix = _judge(model, batches, recipe)
-        names = list(recipe.objective.labels or ())  # type: ignore[union-attr]
-        return Ending({**figures, "labels": names, "matrix": matrix})
-
-
-@torch.no_grad()
-def _judge(model: LanguageModel, batches: Iterable[Batch], recipe: Recipe) -> tuple[dict[str, float], list[list[int]]]:
-    device, was_training = next(model.parameters()).device, model.training
-    model.eval()
-    loss, truth, told = 0.0, [], []
-    try:
-        for batch in batches:
-            there = batch.to(device)
-            logits = model.forward(there.tokens, **given(there)).float().cpu()[batch.loss_mask]
-            targets = batch.targets[batch.loss_mask]
-            loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
+        """Mean −log p of the right tag of a word, accuracy, macro F1, Matthews' correlation, the confusion matrix."""
+        loss, truth, predicted = 0.0, [], []
+        for outputs, batch in head_outputs(model, batches):
+            logits, targets = outputs[batch.loss_mask], batch.targets[batch.loss_mask]
+            loss += float(F.cross_entropy(logits, targets, reduction="sum"))
             truth += targets.tolist()
-            told += logits.argmax(-1).tolist()
-    finally:
-        model.train(was_training)
-    found = classified(truth, told, recipe.objective.labels or ())  # type: ignore[union-attr]
-    return {"loss": loss / max(1, len(truth))} | found.numbers(), found.matrix.tolist()
+            predicted += logits.argmax(-1).tolist()
+        found = classified(truth, predicted, self.labels)
+        return {
+            "loss": loss / max(1, len(truth)),
+            **found.metrics(),
+            "labels": list(found.labels),
+            "matrix": found.matrix.tolist(),
+        }
+
+    # ---- a trained model's tags
+
+    def predict(self, model: LanguageModel, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, float]]]:
+        """The likeliest tag of each word of each sentence, with its probability."""
+        return [[self._likeliest(word) for word in words] for words in self.outputs(model, sentences)]
+
+    def _likeliest(self, logits: npt.NDArray[np.float32]) -> tuple[str, float]:
+        """The tag with the largest of some logits (labels,), and its probability."""
+        check_finite(logits, self.folder.path)
+        best = int(logits.argmax())
+        return self.labels[best], float(torch.from_numpy(logits).softmax(-1)[best])
+
+    @torch.no_grad()
+    def outputs(self, model: LanguageModel, sentences: Sequence[Sequence[str]]) -> list[npt.NDArray[np.float32]]:
+        """The head's logits (words, labels) for the words of each sentence; longer ones are read in parts."""
+        device = next(model.parameters()).device
+        found = [np.zeros((len(words), len(self.labels)), dtype=np.float32) for words in sentences]
+        room, before = framed_room(self.tokenizer, self.length)
+        parts = [
+            (number, *part)
+            for number, words in enumerate(sentences)
+            for part in _parts(tagged_example(self.tokenizer, words, range(len(words))), room)
+        ]
+        with bar("tagging words", sum(len(words) for words in sentences)) as advance:
+            for some in by_length([len(ids) for _, ids, _ in parts]):
+                tokens, mask, _ = framed([parts[n][1] for n in some], None, self.tokenizer, length=self.length)
+                answers = model.forward(tokens.to(device), mask=mask.to(device)).float().cpu().numpy()
+                for n, logits in zip(some, answers, strict=True):
+                    number, _, words = parts[n]
+                    for word, at in words.items():
+                        found[number][word] = logits[before + at]
+                advance(sum(len(parts[n][2]) for n in some))
+        return found
 
 
-# ---- a trained model's answers
-
-
-@torch.no_grad()
-def tag_words(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    sentences: Sequence[Sequence[str]],
-    *,
-    length: int | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> list[np.ndarray]:
-    """What the head says of each word of each sentence, (words, labels) logits; longer ones are read in pieces.
-
-    `progress` counts words.
-    """
-    device = next(model.parameters()).device
-    found = [np.zeros((len(words), 0), dtype=np.float32) for words in sentences]
-    room, before = framed_room(tokenizer, length)
-    pieces = [
-        (number, *piece)
-        for number, words in enumerate(sentences)
-        for piece in _pieces(tagged_example(tokenizer, words, range(len(words))), room)
-    ]
-    for some in of_like_length([len(ids) for _, ids, _ in pieces]):
-        tokens, mask, _ = framed([pieces[n][1] for n in some], None, tokenizer, length=length)
-        answers = model.forward(tokens.to(device), mask=mask.to(device)).float().cpu().numpy()
-        for n, logits in zip(some, answers, strict=True):
-            number, _, words = pieces[n]
-            if not found[number].shape[1]:
-                found[number] = np.zeros((len(sentences[number]), logits.shape[-1]), dtype=np.float32)
-            for word, at in words.items():
-                found[number][word] = logits[before + at]
-        if progress is not None:
-            progress(sum(len(pieces[n][2]) for n in some))
-    return found
-
-
-def _pieces(example: Mapping[str, Sequence[int]], room: int | None) -> Iterator[tuple[list[int], dict[int, int]]]:
-    """A sentence in pieces of up to `room` tokens, cut between words: their tokens, and each word's first place."""
+def _parts(example: Mapping[str, Sequence[int]], most: int | None) -> Iterator[tuple[list[int], dict[int, int]]]:
+    """A sentence in parts of up to `most` tokens, cut between words: their tokens, and where each word begins."""
     ids, marks = list(example["first"]), list(example["tags"])
     begin = 0
     while begin < len(ids):
-        end = len(ids) if room is None else min(len(ids), begin + room)
-        if end < len(ids):  # a word that is longer than all the room is cut itself
+        end = len(ids) if most is None else min(len(ids), begin + most)
+        if end < len(ids):  # a word that is longer than a whole part is cut itself
             end = next((at for at in range(end, begin, -1) if marks[at] >= 0), end)
         yield ids[begin:end], {word: at for at, word in enumerate(marks[begin:end]) if word >= 0}
         begin = end

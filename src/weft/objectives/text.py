@@ -29,8 +29,9 @@ class TextObjective(Objective[S]):
     """Documents, part by part of the recipe's data."""
 
     def amount(self) -> int:
-        """Bytes of the files, less what is held out."""
-        ...
+        """Bytes of the training text."""
+        sizes = [Shards.open(part.prepared).train.bytes for part in self.recipe.data.parts if part.prepared is not None]
+        return sum(sizes) + sum(len(text.encode()) for text in self.texts())
 
     def texts(self, side: Literal["target", "source"] = "target") -> Iterator[str]:
         """The training text of all parts."""

@@ -1,16 +1,20 @@
-"""The loss of every objective whose targets are tokens that a decoder writes."""
+"""What objectives share whose targets are tokens that a decoder writes."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.data.batch import Batch
+from weft.decode.config import Beam, Sampling
+from weft.decode.translate import translate
 from weft.evaluate.objective import mean_loss
 from weft.models.base import LanguageModel
 from weft.nn.loss import cross_entropy, linear_cross_entropy
-from weft.objectives.objective import model_inputs
+from weft.objectives.objective import Objective, model_inputs
+from weft.progress import Advance
 from weft.recipe.objective import WordObjective
 from weft.training.objective import Loss
 
@@ -44,3 +48,22 @@ def word_metrics(settings: WordObjective, model: LanguageModel, batches: Iterabl
     """Loss and perplexity of the targets."""
     found = mean_loss(lambda model, batch: word_loss(settings, model, batch), model, batches)
     return found | {"perplexity": math.exp(min(700.0, found["loss"]))}
+
+
+def translate_texts(
+    objective: Objective[Any],
+    model: LanguageModel,
+    texts: Sequence[str],
+    settings: Beam | Sampling | None,
+    progress: Advance | None,
+) -> list[str]:
+    """What a sequence-to-sequence model writes for each text, in their order; a blank text stays blank."""
+    return translate(
+        model,
+        texts,
+        settings or Beam(beams=5, max_tokens=objective.length),
+        source=objective.tokenizers.source,
+        target=objective.tokenizers.target,
+        length=objective.length,
+        progress=progress,
+    )

@@ -1,4 +1,4 @@
-"""Settings that would have no effect with a recipe's objective and model: refused, so that none is ignored in silence."""
+"""Settings that would have no effect with a recipe's objective and model: refused, so that none is ignored."""
 
 from collections.abc import Iterator
 

@@ -141,8 +141,6 @@ def seal(folder: Path, step: int, tied: Mapping[str, str]) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-
-
 def _sweep(folder: Path) -> None:
     """Remove what a killed process left half-written."""
     for left in (*folder.glob(".step-*"), *folder.glob(".averaged.*")):

@@ -24,9 +24,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from weft.config import read_toml, validate
+from weft.config import read_toml, to_toml, validate
 from weft.errors import ConfigError, RunError
-from weft.files import locked
+from weft.files import locked, write_text
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.upgrade import upgrade
 
@@ -71,6 +71,13 @@ class RunFolder:
             return validate(SettledRecipe, self._tables(), str(self.config))
         except ConfigError as error:
             raise RunError(f"{error}; the recipe of a run that has started has no gaps") from None
+
+    def write_config(self, recipe: Recipe) -> None:
+        """Write config.toml: from here on the folder is a run."""
+        try:
+            write_text(self.config, to_toml(recipe))
+        except OSError as error:
+            raise RunError(f"{self.config}: cannot be written: {error.strerror or error}") from None
 
     def _tables(self) -> dict[str, Any]:
         return upgrade(read_toml(self.config))[0]

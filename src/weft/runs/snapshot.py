@@ -69,7 +69,7 @@ def optimizer_state(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, T
 
     What belongs to no parameter has a name of its own (the loss scale of fp16: `scale/loss`).
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{key}/{names[of] if isinstance(of, Tensor) else of}": value
         for of, values in optimizer.state.items()

@@ -27,7 +27,6 @@ class Loader:
     fewest: int
     row: str
     micro: int
-    fingerprints: tuple[str, ...] = ()  # of the data, for the record
     even: bool = False
     rank: int = 0
     ranks: int = 1

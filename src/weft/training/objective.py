@@ -21,6 +21,11 @@ class Objective(Protocol):
         ...
 
     @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Hashes of the data."""
+        ...
+
+    @property
     def holds_out(self) -> bool:
         """Whether there is held-out data to evaluate on."""
         ...

@@ -8,7 +8,6 @@ from typing import cast
 import torch
 
 from weft import __version__
-from weft.config import to_toml
 from weft.errors import RunError
 from weft.files import write_text
 from weft.models.config import NGram
@@ -46,7 +45,7 @@ def train(
         "start",
         command=command,
         choices=[[c.key, str(c.value), c.why] for c in choices],
-        corpus=list(objective.loader.fingerprints),
+        corpus=list(objective.fingerprints),
         weft=__version__,
         torch=torch.__version__,
         python=platform.python_version(),
@@ -55,26 +54,23 @@ def train(
     )
     torch.manual_seed(recipe.seed)
     if counted:
-        write_config(run, recipe)
+        _begin(run, recipe)
         return count(recipe, run, cast(CountedObjective, objective), worker)
     loop = Loop(recipe, run, objective, worker)
     worker.ranks.share(lambda: "")  # no checkpoint: those who follow begin with fresh weights as well
     # config.toml is written once the pre-flight has passed: a start that fails leaves no run behind
-    return loop.go(TrainingState(), begin=lambda: write_config(run, recipe))
+    return loop.go(TrainingState(), begin=lambda: _begin(run, recipe))
 
 
-def write_config(run: RunFolder, recipe: SettledRecipe) -> None:
-    """Write config.toml: from here on the folder is a run."""
-    try:
-        if recipe.adapter is not None and recipe.init is not None:
-            write_text(run.base, base_note(recipe.init))
-        write_text(run.config, to_toml(recipe))
-    except OSError as error:
-        raise RunError(f"{run.config}: cannot be written: {error.strerror or error}") from None
+def _begin(run: RunFolder, recipe: SettledRecipe) -> None:
+    """Make the folder a run, and note which weights its adapter is learned for."""
+    if recipe.adapter is not None and recipe.init is not None:
+        write_text(run.base, base_note(recipe.init))
+    run.write_config(recipe)
 
 
 def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective, worker: Worker) -> RunResult:
-    """Continue from a run's newest whole checkpoint, as if it had never stopped. A finished run is returned as it is."""
+    """Continue from a run's newest whole checkpoint, as if it had never stopped. A finished run stays as it is."""
     if run.checkpoints.exists() and not run.checkpoints.is_dir():
         raise RunError(f"{run.checkpoints}: expected a folder of checkpoints")
     if recipe.adapter is not None:

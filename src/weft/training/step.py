@@ -47,7 +47,7 @@ def fit(model: LanguageModel, recipe: SettledRecipe, device: torch.device) -> No
 
 @dataclass(frozen=True)
 class OptimisationStep:
-    """Gradients of all parts of a batch, clipped to norm `clip` unless it is 0 (Pascanu et al. 2013), and one update."""
+    """Gradients of all parts of a batch, clipped to norm `clip` unless that is 0 (Pascanu et al. 2013); one update."""
 
     model: LanguageModel
     optimizer: optim.Optimizer

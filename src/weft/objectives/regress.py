@@ -1,0 +1,53 @@
+"""A number for a text, or for a pair of texts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.nn import functional as F
+
+from weft.data.batch import Batch
+from weft.data.examples import encoded
+from weft.data.table import Row
+from weft.evaluate.classification import correlated
+from weft.models.base import LanguageModel
+from weft.objectives.classify import SequenceObjective
+from weft.objectives.objective import model_inputs
+from weft.objectives.rows import head_outputs
+from weft.recipe import objective as config
+from weft.training.objective import Loss
+
+
+class Regress(SequenceObjective[config.Regress]):
+    """The squared error of each row's number."""
+
+    answer_kind = "score"
+
+    @property
+    def answer(self) -> str:
+        return self.settings.score
+
+    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        column = self.settings.score
+        for example in encoded(rows, self.tokenizer, texts=self.fields, numbers=[column]):
+            yield {"score": float(example.pop(column)), **example}
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        """Targets (B,) float32."""
+        found = model.forward(batch.tokens, **model_inputs(batch)).float()[:, 0]
+        loss = F.mse_loss(found, batch.targets.float(), reduction="sum")
+        return loss, batch.count, {"nll": loss.detach()}
+
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
+        """The mean squared error, and how the predictions correlate with the truth."""
+        pairs = [
+            (batch.targets.double().numpy(), found[:, 0].double().numpy())
+            for found, batch in head_outputs(model, batches)
+        ]
+        truth, predicted = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        error = float(np.mean((truth - predicted) ** 2))
+        return {"loss": error} | (correlated(truth, predicted).metrics() if len(truth) > 1 else {})
+
+    def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
+        """The number of each text, or pair of texts."""
+        return [float(row[0]) for row in self.outputs(model, texts, second)]
