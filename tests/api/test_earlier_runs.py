@@ -1,0 +1,71 @@
+"""Runs that weft 0.1 made: each was stopped after step 8 of 12 and goes on here as it did there.
+
+`expected.jsonl` and `result.json` beside each are what 0.1 itself ended with. Bits differ between processors, so numbers
+are compared with a tolerance that no change of the computation would pass.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.runs.folder import RunFolder
+
+RUNS = Path(__file__).parent / "runs-0.1"
+STOPPED = sorted(path.name for path in RUNS.iterdir() if (path / "expected.jsonl").exists())
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of all of them, in the current folder: an adapter's base is named relative to it."""
+    shutil.copytree(RUNS, tmp_path / "runs", symlinks=True)
+    monkeypatch.chdir(tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def test_there_is_one_of_each_kind() -> None:
+    assert len(STOPPED) == 10
+    kinds = {RunFolder(path).recipe().objective.kind for path in RUNS.iterdir()}
+    assert kinds == {"next-token", "pairs", "masked+next", "classify", "regress", "contrastive", "chat"}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_stopped_run_goes_on(name: str, runs: Path) -> None:
+    weft.resume(name, log=lambda line: None)
+    found, expected = (
+        [json.loads(line) for line in (runs / name / file).read_text().splitlines()]
+        for file in ("metrics.jsonl", "expected.jsonl")
+    )
+    assert [line.keys() for line in found] == [line.keys() for line in expected]
+    for line, wanted in zip(found, expected, strict=True):
+        assert line == pytest.approx(wanted, rel=2e-4, abs=1e-5), f"step {wanted['step']}"
+    result, wanted = RunFolder(name).results(), json.loads((runs / name / "result.json").read_text())
+    for key, value in wanted.items():
+        assert result[key] == (pytest.approx(value, rel=2e-4, abs=1e-5) if isinstance(value, float) else value), key
+
+
+@pytest.mark.parametrize("name", ["base", "ngram"])
+def test_a_finished_run_is_evaluated_as_before(name: str, runs: Path) -> None:
+    noted = RunFolder(name).results()
+    found = weft.load(name).evaluate()
+    assert {key: found[key] for key in ("loss", "perplexity", "bits_per_byte")} == pytest.approx(
+        {key: noted[key] for key in ("loss", "perplexity", "bits_per_byte")}, rel=1e-4
+    )
+
+
+def test_they_are_used_as_before(runs: Path) -> None:
+    assert set(weft.load("classify").classify(["the red cat"])[0]) == {"cold", "warm"}
+    assert len(weft.load("score").rate(["a good dog", "bad"])) == 2
+    assert len(weft.load("pairs").translate(["the cat runs"])) == 1
+    assert isinstance(weft.load("chat-lora").generate("the", max_tokens=4), str)
+
+
+def test_renamed_kinds_are_taken_with_a_note(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from weft.recipe.resolve import resolve
+
+    assert resolve("score").objective.kind == "regress"
+    assert "'score' is called 'regress' now" in capsys.readouterr().err
+    assert resolve("bert-tiny", ["objective=twins"]).objective.kind == "contrastive"
+    assert "'twins' is called 'contrastive' now" in capsys.readouterr().err
