@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data import held
 
 from weft.data.batch import Batch, windows_batch
 from weft.data.corrupt import (
@@ -25,7 +26,6 @@ from weft.data.corrupt import (
     word_starts,
 )
 from weft.data.sampler import Windows, Words, rows, streams
-from weft.data.shards import Tokens
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
 
@@ -150,7 +150,7 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
 
 
 def test_a_batch_of_running_text() -> None:
-    tokens = Tokens.from_array(np.arange(500) % 40 + 5, starts=(0, 100, 230))
+    tokens = held.tokens(np.arange(500) % 40 + 5, starts=(0, 100, 230))
     plain = windows_batch(tokens, Windows(500, 30, seed=1), step=3, batch=6)
     masked = masked_batch(plain, rows(3, 6), BERT, seed=9)
     assert masked.tokens.shape == masked.targets.shape == (6, 32)
@@ -166,7 +166,7 @@ def test_a_batch_of_running_text() -> None:
 
 
 def test_documents_stay_apart_around_the_frame() -> None:
-    tokens = Tokens.from_array(np.arange(12) + 5, starts=(0, 3, 8))
+    tokens = held.tokens(np.arange(12) + 5, starts=(0, 3, 8))
     plain = windows_batch(tokens, Windows(12, 11), step=0, batch=1, document_mask=True)
     masked = masked_batch(plain, [0], BERT, seed=0)
     assert masked.documents is not None
@@ -182,7 +182,7 @@ def equal(one: Batch, other: Batch) -> bool:
 
 
 def test_a_row_is_masked_alike_in_any_batch_and_anew_each_time() -> None:
-    tokens = Tokens.from_array(np.arange(5, 505) % 85 + 5)
+    tokens = held.tokens(np.arange(5, 505) % 85 + 5)
     windows = Windows(500, 30, seed=1)
 
     def batch(step: int, size: int, rank: int = 0, ranks: int = 1) -> Batch:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.data import held
 
-from weft.data.shards import Tokens
 from weft.models.base import LanguageModel
 from weft.objectives.losses import next_token
 from weft.recipe.config import Recipe
@@ -42,8 +42,8 @@ def corpus() -> SimpleNamespace:
     ids = np.cumsum(jumps) % VOCAB
     starts = list(range(0, 4000, 500))
     return SimpleNamespace(
-        train=Tokens.from_array(ids[:3500], starts[:7], [600] * 7),
-        validation=Tokens.from_array(ids[3500:], [0], [600]),
+        train=held.tokens(ids[:3500], starts[:7], [600] * 7),
+        validation=held.tokens(ids[3500:], [0], [600]),
     )
 
 
