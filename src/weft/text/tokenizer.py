@@ -23,7 +23,7 @@ from weft.text import vocabularies
 from weft.text.config import ROLES, Pattern, Role, TrainedConfig
 from weft.text.surface import BYTE_TOKEN, Surface, TextStream
 from weft.text.template import render
-from weft.text.training import learn, look_alikes, refuse_surrogates
+from weft.text.training import learn, look_alikes, utf8_size
 
 if TYPE_CHECKING:
     pass
@@ -211,7 +211,7 @@ class Tokenizer:
         """Why these texts cannot be encoded."""
         try:
             for text in texts:
-                refuse_surrogates(text)
+                utf8_size(text)
         except TokenizerError as refusal:
             return refusal
         for text in texts:
@@ -427,7 +427,7 @@ def _settings(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
             roles[role] = token
     template = _template(settings.get("chat_template"))
     try:
-        refuse_surrogates(template or "")
+        utf8_size(template or "")
     except TokenizerError as error:
         raise TokenizerError(f"{folder / SETTINGS}: chat_template: {error}") from None
     return roles, template or _read_text(folder / "chat_template.jinja")
