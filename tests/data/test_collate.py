@@ -24,13 +24,13 @@ from weft.data.collate import (
 )
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word, WordPiece
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 TEXT = "the cat sat on the mat while unbelievable things happened in New York"
-WORDS = Word(specials=Specials(unk="<unk>", bos="<bos>", eos="<eos>", extra=("<fill>",))).train([TEXT])
+WORDS = build_tokenizer(Word(specials=Specials(unk="<unk>", bos="<bos>", eos="<eos>", extra=("<fill>",))), [TEXT])
 PLAIN = Tokenizer.from_json(WORDS.to_json(), WORDS.roles | {"pad": "<fill>"})  # padding's id is not 0 here
-BERT = WordPiece(specials=Specials(unk="[UNK]", cls="[CLS]", pad="[PAD]", sep="[SEP]")).train([TEXT])
-UNPADDED = Byte(specials=Specials(bos="<bos>", eos="<eos>")).train([])
+BERT = build_tokenizer(WordPiece(specials=Specials(unk="[UNK]", cls="[CLS]", pad="[PAD]", sep="[SEP]")), [TEXT])
+UNPADDED = build_tokenizer(Byte(specials=Specials(bos="<bos>", eos="<eos>")), [])
 many = settings(max_examples=50, deadline=None)
 IDS = st.lists(st.integers(10, 30), max_size=12)
 
@@ -159,7 +159,7 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [Word(), Char(), Byte(), BPE(), WordPiece(), Unigram()])
 def test_the_first_token_of_a_word_carries_its_tag(kind: Any) -> None:
-    tokenizer = kind.train([TEXT])
+    tokenizer = build_tokenizer(kind, [TEXT])
     words = ["the", "unbelievable", "York", "mat"]
     example = tagged_example(tokenizer, words, [3, 1, 2, 0])
     assert example["first"] == tokenizer.encode(" ".join(words))
@@ -221,7 +221,7 @@ def test_packed_conversations_keep_apart(sizes: list[tuple[int, int]], length: i
 
 
 def test_a_conversation_from_messages() -> None:
-    tokenizer = Byte().train([])
+    tokenizer = build_tokenizer(Byte(), [])
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     examples = held.examples([chat_example(tokenizer, messages)])
     batch = chat_batch(examples, [0], tokenizer, length=64)

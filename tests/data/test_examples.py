@@ -16,6 +16,7 @@ from weft.data.shards import Side
 from weft.data.table import Row
 from weft.errors import DataError
 from weft.text.config import Word
+from weft.text.tokenizer import build_tokenizer
 
 IDS = st.lists(st.integers(0, 70_000), max_size=9)
 ROWS = st.lists(st.fixed_dictionaries({"a": IDS, "b": IDS, "score": st.floats(-5, 5)}), min_size=1, max_size=12)
@@ -158,7 +159,7 @@ def _opened(path: Path) -> Examples | None:
 
 
 def test_rows_of_text_become_examples() -> None:
-    tokenizer = Word().train(["a b c d"])
+    tokenizer = build_tokenizer(Word(), ["a b c d"])
     rows = [
         Row({"text": "a b", "kind": "yes", "score": 0.5}, "x:1"),
         Row({"text": "c", "kind": "no", "score": 1}, "x:2"),

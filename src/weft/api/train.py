@@ -32,7 +32,7 @@ from weft.runs.journal import Say, say_on_stderr
 from weft.runs.report import write_report
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.training import start
 from weft.training.precision import autocast, pick_device
 
@@ -51,7 +51,7 @@ def prepare(
     sources = [sources] if isinstance(sources, str) else list(sources)
     split = validation or HashSplit()
     if not isinstance(tokenizer, Tokenizer):
-        tokenizer = tokenizer.train(train_texts(sources, split, column=column), progress=True)
+        tokenizer = build_tokenizer(tokenizer, train_texts(sources, split, column=column), progress=True)
     return prepare_shards(sources, out, tokenizer, validation=split, column=column)
 
 
@@ -213,7 +213,7 @@ def _tokenizers(recipe: Recipe, choices: Sequence[Choice], lesson: Lesson) -> tu
         target = with_template(target)  # saved with the run, so that `weft chat` frames turns as training did
     if own is None:
         return recipe, Tokenizers(target, target), made
-    source = own.train(lesson.texts(recipe, "source"), progress=True)
+    source = build_tokenizer(own, lesson.texts(recipe, "source"), progress=True)
     return recipe, Tokenizers(target, source), made
 
 
@@ -229,12 +229,12 @@ def _tokenizer(
 ) -> tuple[Recipe, Tokenizer, list[Choice]]:
     assert recipe.tokenizer is not None, "the recipe is settled"
     try:
-        return recipe, recipe.tokenizer.train(texts(), progress=True), []
+        return recipe, build_tokenizer(recipe.tokenizer, texts(), progress=True), []
     except TokenizerError:
         if "tokenizer.vocab_size" not in [choice.key for choice in choices]:
             raise
     open_size = {key: value for key, value in recipe.tokenizer.model_dump().items() if key != "vocab_size"}
-    tokenizer = type(recipe.tokenizer).model_validate(open_size).train(texts(), progress=True)
+    tokenizer = build_tokenizer(type(recipe.tokenizer).model_validate(open_size), texts(), progress=True)
     smaller = Choice("tokenizer.vocab_size", tokenizer.vocab_size, "all that this text supports")
     return recipe.replace(tokenizer={**open_size, "vocab_size": tokenizer.vocab_size}), tokenizer, [smaller]
 

@@ -8,13 +8,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from typing import assert_never
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.errors import TokenizerError
 from weft.progress import bar
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
-from weft.text.surface import byte_letters, byte_tokens
+from weft.text.token_bytes import byte_letters, byte_tokens
 
 DEFAULT_SIZE = 8192
 FEW = 2  # a pair seen once teaches nothing
@@ -39,6 +40,8 @@ def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False) -
                 backend = _wordpiece(config, reading)
             case Unigram():
                 backend = _unigram(config, reading)
+            case _:
+                assert_never(config)
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in config.specials.tokens()])
     if config.specials.cls and config.specials.sep:
         backend.post_processor = _bert_template(backend, config.specials.cls, config.specials.sep)

@@ -24,9 +24,9 @@ from weft.models.base import LanguageModel, State
 from weft.models.config import Bahdanau, NGram, Recurrent
 from weft.models.presets import gpt, llama, preset, vaswani
 from weft.text.config import Byte
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import build_tokenizer
 
-BYTES = Tokenizer.train(Byte(), ["any"])
+BYTES = build_tokenizer(Byte(), ["any"])
 VOCAB = BYTES.vocab_size
 
 
