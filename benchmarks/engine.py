@@ -28,7 +28,7 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import llama
 from weft.text.config import Byte
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 BLOCK = 16
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 4096, 16384])
     given = parser.parse_args()
 
-    tokenizer = Tokenizer.train(Byte(), ["any text"])
+    tokenizer = build_tokenizer(Byte(), ["any text"])
     torch.manual_seed(0)
     d_model = given.d_model
     heads = d_model // (128 if d_model >= 1024 else 32)

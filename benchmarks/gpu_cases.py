@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from weft.objectives.losses import masked_words
 
 from weft.data.batch import Batch, Source
 from weft.models.build import build
 from weft.models.config import MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
-from weft.objectives.losses import masked_words
 from weft.recipe.config import AdamW, NextToken
 from weft.training.compiled import Compiled
 from weft.training.precision import check_precision, use_eight_bits

@@ -28,6 +28,7 @@ from weft.interop.loaded import Loaded
 from weft.interop.mapping import shapes
 from weft.models.presets import preset
 from weft.text.config import Byte
+from weft.text.tokenizer import build_tokenizer
 
 LOAD = """
 import json, resource, sys, time
@@ -57,7 +58,7 @@ def main() -> None:
         run.path.mkdir()
         model = preset(given.preset)
         drawn = {name: _random(shape) for name, shape in shapes(model).items()}
-        _write_run(run, Loaded(model, drawn, Byte().train([]), "random weights"), run.path)
+        _write_run(run, Loaded(model, drawn, build_tokenizer(Byte(), []), "random weights"), run.path)
         file = run.checkpoints / "best" / "model.safetensors"
         size = file.stat().st_size
         print(f"{given.preset}: {size / 1e9:.2f} GB in {file}", flush=True)

@@ -22,7 +22,7 @@ from weft.data.prepare import BATCH, prepare
 from weft.data.split import section_for
 from weft.text import builtin
 from weft.text.config import BPE
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 WAYS = ("encode_batch", "encode_batch_fast", "weft")  # the fast one leaves offsets out; weft calls that one
 
@@ -89,7 +89,7 @@ def main() -> None:
         tokenizer = chosen.tokenizer or Path(scratch) / "tokenizer"
         if chosen.tokenizer is None:
             texts = (document.text for document, _ in zip(read([str(file)]), range(512), strict=False))
-            BPE(vocab_size=chosen.vocab).train(texts).save(tokenizer)
+            build_tokenizer(BPE(vocab_size=chosen.vocab), texts).save(tokenizer)
         best: dict[str, tuple[float, int, int]] = {}
         for _ in range(chosen.rounds):
             for what in WAYS:

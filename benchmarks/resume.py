@@ -24,10 +24,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from weft.objectives.losses import next_token
 
 from weft.data.shards import Tokens
 from weft.models.base import LanguageModel
-from weft.objectives.losses import next_token
 from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import TextFacts, settle
@@ -51,7 +51,7 @@ def text(tokens: int, seed: int) -> SimpleNamespace:
     """A text where each token is likely to be followed by the next number."""
     generator = np.random.default_rng(seed)
     jumps = np.where(generator.random(tokens) < 0.8, 1, generator.integers(0, VOCAB, tokens))
-    return SimpleNamespace(train=Tokens.from_array(np.cumsum(jumps) % VOCAB))
+    return SimpleNamespace(train=Tokens([np.cumsum(jumps) % VOCAB], [np.zeros((3, 1), dtype=np.int64)]))
 
 
 def settings(steps: int) -> Recipe:

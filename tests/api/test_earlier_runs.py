@@ -1,7 +1,7 @@
 """Runs that weft 0.1 made: each was stopped after step 8 of 12 and goes on here as it did there.
 
-`expected.jsonl` and `result.json` beside each are what 0.1 itself ended with. Bits differ between processors, so numbers
-are compared with a tolerance that no change of the computation would pass.
+`expected.jsonl` and `result.json` beside each are what 0.1 itself ended with. Bits differ between processors, so
+numbers are compared with a tolerance that no change of the computation would pass.
 """
 
 import json

@@ -39,7 +39,7 @@ from weft.errors import InteropError, RunError, WeftError
 from weft.models.presets import llama
 from weft.runs.folder import read_lines
 from weft.text.config import BPE
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 Capture = pytest.CaptureFixture[str]
 
@@ -54,7 +54,7 @@ def sharp(settings: Any) -> Any:
 @pytest.fixture(scope="module")
 def pieces() -> Tokenizer:
     """A tokenizer whose file puts bos before every text, as LLaMA's does."""
-    learned = BPE(vocab_size=280).train(["the cat sat on the mat, and the dog ate the hat. " * 8])
+    learned = build_tokenizer(BPE(vocab_size=280), ["the cat sat on the mat, and the dog ate the hat. " * 8])
     backend = tokenizers.Tokenizer.from_str(learned.to_json())
     backend.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", learned.need("bos"))])
     tokenizer = Tokenizer.from_json(backend.to_str(), learned.roles)

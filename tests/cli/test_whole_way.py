@@ -17,7 +17,7 @@ from weft.data.config import NoSplit
 from weft.errors import ConfigError, DataError, RunError
 from weft.runs.folder import read_lines
 from weft.text.config import Byte, Char
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import build_tokenizer
 
 SMALL = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=32"]
 SMALL += ["batch.length=16", "batch.size=4", "steps=6", "tokenizer.kind=byte"]
@@ -165,7 +165,7 @@ def test_prepared_text_is_trained_on_where_it_is(tmp_path: Path) -> None:
     assert done.perplexity(str(text)) > 1
     with pytest.raises(ConfigError, match="prepared already, with a tokenizer of its own"):
         api.train("llama-tiny", run=tmp_path / "other", changes={**table, "tokenizer": {"kind": "char"}})
-    Tokenizer.train(Char(), ["abc"]).save(tmp_path / "tokenizer.json")
+    build_tokenizer(Char(), ["abc"]).save(tmp_path / "tokenizer.json")
     another = {"kind": "pretrained", "path": str(tmp_path / "tokenizer.json")}
     with pytest.raises(DataError, match="prepared with another tokenizer"):
         api.train("llama-tiny", run=tmp_path / "other", changes={**table, "tokenizer": another})

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data import held
 
 from weft.data.batch import (
     Batch,
@@ -18,7 +19,6 @@ from weft.data.batch import (
 )
 from weft.data.mixture import Mixture
 from weft.data.sampler import Windows
-from weft.data.shards import Tokens
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)
@@ -27,7 +27,7 @@ SEQUENCES = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=30), min_
 
 
 def test_windows_hold_inputs_and_the_next_tokens() -> None:
-    tokens = Tokens.from_array(np.arange(1000))
+    tokens = held.tokens(np.arange(1000))
     windows = Windows(1000, 16, seed=4)
     batch = windows_batch(tokens, windows, step=3, batch=8)
     assert batch.tokens.shape == batch.targets.shape == (8, 16)
@@ -39,7 +39,7 @@ def test_windows_hold_inputs_and_the_next_tokens() -> None:
 
 
 def test_documents_are_told_apart_in_windows() -> None:
-    tokens = Tokens.from_array(np.arange(12), starts=(0, 3, 8), sizes=(3, 5, 4))
+    tokens = held.tokens(np.arange(12), starts=(0, 3, 8), sizes=(3, 5, 4))
     batch = windows_batch(tokens, Windows(12, 11), step=0, batch=1, document_mask=True)
     assert batch.documents is not None
     assert batch.positions is not None
@@ -52,7 +52,7 @@ def test_documents_are_told_apart_in_windows() -> None:
 
 
 def test_rows_of_a_mixture_come_from_their_texts() -> None:
-    texts = [Tokens.from_array(np.arange(200)), Tokens.from_array(np.arange(1000, 1200))]
+    texts = [held.tokens(np.arange(200)), held.tokens(np.arange(1000, 1200))]
     mixture = Mixture((Windows(200, 8), Windows(200, 8)), (3, 1))
     batch = mixture_batch(texts, mixture, step=0, batch=16)
     assert (batch.tokens[:, 0] >= 1000).sum() == 4
@@ -62,7 +62,7 @@ def test_rows_of_a_mixture_come_from_their_texts() -> None:
 @many
 @given(st.integers(2, 200), st.integers(1, 20), st.integers(1, 5), st.integers(1, 3))
 def test_evaluation_scores_each_token_once(count: int, length: int, batch: int, ranks: int) -> None:
-    tokens = Tokens.from_array(np.arange(count))
+    tokens = held.tokens(np.arange(count))
     served = [list(evaluation_batches(tokens, length, batch, rank, ranks)) for rank in range(ranks)]
     targets = [t for batches in served for b in batches for t in b.targets.flatten().tolist()]
     assert sorted(targets) == list(range(1, count))

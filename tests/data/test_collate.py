@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data import held
 
 from weft.data.bucket import Buckets
 from weft.data.collate import (
@@ -21,22 +22,21 @@ from weft.data.collate import (
     twins_batch,
     twins_lengths,
 )
-from weft.data.examples import Examples
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word, WordPiece
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 TEXT = "the cat sat on the mat while unbelievable things happened in New York"
-WORDS = Word(specials=Specials(unk="<unk>", bos="<bos>", eos="<eos>", extra=("<fill>",))).train([TEXT])
+WORDS = build_tokenizer(Word(specials=Specials(unk="<unk>", bos="<bos>", eos="<eos>", extra=("<fill>",))), [TEXT])
 PLAIN = Tokenizer.from_json(WORDS.to_json(), WORDS.roles | {"pad": "<fill>"})  # padding's id is not 0 here
-BERT = WordPiece(specials=Specials(unk="[UNK]", cls="[CLS]", pad="[PAD]", sep="[SEP]")).train([TEXT])
-UNPADDED = Byte(specials=Specials(bos="<bos>", eos="<eos>")).train([])
+BERT = build_tokenizer(WordPiece(specials=Specials(unk="[UNK]", cls="[CLS]", pad="[PAD]", sep="[SEP]")), [TEXT])
+UNPADDED = build_tokenizer(Byte(specials=Specials(bos="<bos>", eos="<eos>")), [])
 many = settings(max_examples=50, deadline=None)
 IDS = st.lists(st.integers(10, 30), max_size=12)
 
 
 def test_pairs() -> None:
-    examples = Examples.from_rows([{"source": [7, 8, 9], "target": [5]}, {"source": [6], "target": [8, 9]}])
+    examples = held.examples([{"source": [7, 8, 9], "target": [5]}, {"source": [6], "target": [8, 9]}])
     bos, eos, pad = PLAIN.need("bos"), PLAIN.need("eos"), PLAIN.need("pad")
     assert pad != 0
     batch = pairs_batch(examples, [1, 0], PLAIN)
@@ -58,9 +58,9 @@ def test_pairs() -> None:
 @many
 @given(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=8), st.one_of(st.none(), st.integers(2, 14)))
 def test_lengths_are_those_of_the_batch(rows: list[tuple[list[int], list[int]]], length: int | None) -> None:
-    pairs = Examples.from_rows({"source": a, "target": b} for a, b in rows)
-    both = Examples.from_rows({"first": a, "second": b, "label": 0} for a, b in rows)
-    alone = Examples.from_rows({"first": a, "label": 0} for a, _ in rows)
+    pairs = held.examples({"source": a, "target": b} for a, b in rows)
+    both = held.examples({"first": a, "second": b, "label": 0} for a, b in rows)
+    alone = held.examples({"first": a, "label": 0} for a, _ in rows)
     everyone = np.arange(len(rows))
     batch = pairs_batch(pairs, everyone, PLAIN, length=length)
     assert batch.source is not None
@@ -81,7 +81,7 @@ def test_lengths_are_those_of_the_batch(rows: list[tuple[list[int], list[int]]],
 def test_a_budget_holds_for_the_tensors_themselves() -> None:
     generator = np.random.default_rng(0)
     rows = [{"source": [5] * int(n), "target": [6] * int(m)} for n, m in generator.integers(1, 30, (200, 2))]
-    examples = Examples.from_rows(rows)
+    examples = held.examples(rows)
     buckets = Buckets(pairs_lengths(examples), tokens=256, seed=3)
     for step in range(buckets.steps_per_epoch):
         batch = pairs_batch(examples, buckets.rows(step), PLAIN)
@@ -123,14 +123,12 @@ def test_the_longer_sentence_is_cut_first_and_no_frame_ever(first: list[int], se
 
 
 def test_labels_and_scores() -> None:
-    labelled = Examples.from_rows([{"first": [4], "label": 2}, {"first": [5], "label": 0}])
+    labelled = held.examples([{"first": [4], "label": 2}, {"first": [5], "label": 0}])
     batch = labelled_batch(labelled, np.array([1, 0, 0]), BERT)
     assert batch.targets.tolist() == [0, 2, 2]
     assert batch.targets.dtype == torch.int64
     assert batch.count == 3
-    scored = Examples.from_rows(
-        [{"first": [4], "second": [5], "score": 0.5}, {"first": [5], "second": [5], "score": 1}]
-    )
+    scored = held.examples([{"first": [4], "second": [5], "score": 0.5}, {"first": [5], "second": [5], "score": 1}])
     batch = labelled_batch(scored, [0, 1], BERT)
     assert batch.targets.tolist() == [0.5, 1]
     assert batch.targets.dtype == torch.float32
@@ -138,7 +136,7 @@ def test_labels_and_scores() -> None:
 
 
 def test_twins() -> None:
-    examples = Examples.from_rows([{"first": [4], "second": [5, 6]}, {"first": [7], "second": [8]}])
+    examples = held.examples([{"first": [4], "second": [5, 6]}, {"first": [7], "second": [8]}])
     batch = twins_batch(examples, [0, 1], PLAIN)
     eos, pad = PLAIN.need("eos"), PLAIN.need("pad")
     assert batch.tokens.tolist() == [[4, eos], [7, eos]]
@@ -153,7 +151,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(DataError, match="length 3 leaves no room for text beside 3 special tokens"):
         framed([[1]], [[2]], BERT, length=3)
     with pytest.raises(TokenizerError, match="no bos token"):
-        pairs_batch(Examples.from_rows([{"source": [1], "target": [2]}]), [0], BERT)
+        pairs_batch(held.examples([{"source": [1], "target": [2]}]), [0], BERT)
 
 
 # ---- tags
@@ -161,7 +159,7 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [Word(), Char(), Byte(), BPE(), WordPiece(), Unigram()])
 def test_the_first_token_of_a_word_carries_its_tag(kind: Any) -> None:
-    tokenizer = kind.train([TEXT])
+    tokenizer = build_tokenizer(kind, [TEXT])
     words = ["the", "unbelievable", "York", "mat"]
     example = tagged_example(tokenizer, words, [3, 1, 2, 0])
     assert example["first"] == tokenizer.encode(" ".join(words))
@@ -169,14 +167,14 @@ def test_the_first_token_of_a_word_carries_its_tag(kind: Any) -> None:
     for at, word in zip([n for n, tag in enumerate(example["tags"]) if tag >= 0], words, strict=True):
         begins = tokenizer.decode(example["first"][at:]).strip()
         assert begins.lower().startswith(word[:1].lower())
-    batch = tagged_batch(Examples.from_rows([example]), [0], tokenizer)
+    batch = tagged_batch(held.examples([example]), [0], tokenizer)
     assert batch.loss_mask is not None
     assert batch.targets[batch.loss_mask].tolist() == [3, 1, 2, 0]
     assert batch.count == 4
 
 
 def test_tags_follow_the_frame_and_the_cut() -> None:
-    examples = Examples.from_rows([{"first": [7, 8, 9], "tags": [2, -1, 1]}, {"first": [7], "tags": [0]}])
+    examples = held.examples([{"first": [7, 8, 9], "tags": [2, -1, 1]}, {"first": [7], "tags": [0]}])
     batch = tagged_batch(examples, [0, 1], BERT)
     assert batch.targets.tolist() == [[0, 2, 0, 1, 0], [0, 0, 0, 0, 0]]
     assert batch.loss_mask is not None
@@ -204,7 +202,7 @@ def test_packed_conversations_keep_apart(sizes: list[tuple[int, int]], length: i
     for number, (asked, said) in enumerate(sizes):
         ids = [100 * (number + 1) + place for place in range(asked + said)]
         rows.append({"tokens": ids, "replies": [0] * asked + [1] * said})
-    examples = Examples.from_rows(rows)
+    examples = held.examples(rows)
     batch = chat_batch(examples, range(len(rows)), PLAIN, length=length)
     assert batch.tokens.shape[1] == length
     assert batch.loss_mask is not None
@@ -223,9 +221,9 @@ def test_packed_conversations_keep_apart(sizes: list[tuple[int, int]], length: i
 
 
 def test_a_conversation_from_messages() -> None:
-    tokenizer = Byte().train([])
+    tokenizer = build_tokenizer(Byte(), [])
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    examples = Examples.from_rows([chat_example(tokenizer, messages)])
+    examples = held.examples([chat_example(tokenizer, messages)])
     batch = chat_batch(examples, [0], tokenizer, length=64)
     assert batch.loss_mask is not None
     assert tokenizer.decode(batch.targets[batch.loss_mask].tolist(), specials=True) == "Hello<eos>"

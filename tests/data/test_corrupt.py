@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data import held
 
 from weft.data.batch import Batch, windows_batch
 from weft.data.corrupt import (
@@ -25,9 +26,9 @@ from weft.data.corrupt import (
     word_starts,
 )
 from weft.data.sampler import Windows, Words, rows, streams
-from weft.data.shards import Tokens
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
+from weft.text.tokenizer import build_tokenizer
 
 TEXTS = ["The quick brown foxes (unbelievably!) jumped over sleeping dogs, again and again."] * 6
 MASK = Specials(pad="<pad>", unk="<unk>", mask="<mask>")
@@ -126,7 +127,7 @@ def test_a_special_token_ends_a_word() -> None:
 
 @pytest.mark.parametrize("config", KINDS, ids=lambda config: config.kind)
 def test_where_words_begin(config: TrainedConfig) -> None:
-    tokenizer = config.train(TEXTS)
+    tokenizer = build_tokenizer(config, TEXTS)
     starts = word_starts(tokenizer)
     assert starts.shape == (tokenizer.vocab_size,)
     assert starts[list(tokenizer.special_tokens.values())].all()
@@ -144,13 +145,13 @@ def test_where_words_begin(config: TrainedConfig) -> None:
 
 
 def test_characters_of_scripts_without_spaces_are_words() -> None:
-    tokenizer = Byte(specials=MASK).train(TEXTS)
+    tokenizer = build_tokenizer(Byte(specials=MASK), TEXTS)
     begins = word_starts(tokenizer)[tokenizer.encode("東京é…x")]
     assert begins.tolist() == [True, False, False, True, False, False, False, False, True, False, False, False]
 
 
 def test_a_batch_of_running_text() -> None:
-    tokens = Tokens.from_array(np.arange(500) % 40 + 5, starts=(0, 100, 230))
+    tokens = held.tokens(np.arange(500) % 40 + 5, starts=(0, 100, 230))
     plain = windows_batch(tokens, Windows(500, 30, seed=1), step=3, batch=6)
     masked = masked_batch(plain, rows(3, 6), BERT, seed=9)
     assert masked.tokens.shape == masked.targets.shape == (6, 32)
@@ -166,7 +167,7 @@ def test_a_batch_of_running_text() -> None:
 
 
 def test_documents_stay_apart_around_the_frame() -> None:
-    tokens = Tokens.from_array(np.arange(12) + 5, starts=(0, 3, 8))
+    tokens = held.tokens(np.arange(12) + 5, starts=(0, 3, 8))
     plain = windows_batch(tokens, Windows(12, 11), step=0, batch=1, document_mask=True)
     masked = masked_batch(plain, [0], BERT, seed=0)
     assert masked.documents is not None
@@ -182,7 +183,7 @@ def equal(one: Batch, other: Batch) -> bool:
 
 
 def test_a_row_is_masked_alike_in_any_batch_and_anew_each_time() -> None:
-    tokens = Tokens.from_array(np.arange(5, 505) % 85 + 5)
+    tokens = held.tokens(np.arange(5, 505) % 85 + 5)
     windows = Windows(500, 30, seed=1)
 
     def batch(step: int, size: int, rank: int = 0, ranks: int = 1) -> Batch:
@@ -236,13 +237,13 @@ def test_as_many_words_as_the_rate_says_and_any_of_them(words: int, expected: fl
 
 
 def test_masking_of_a_tokenizer() -> None:
-    tokenizer = WordPiece(vocab_size=75).train(TEXTS)
+    tokenizer = build_tokenizer(WordPiece(vocab_size=75), TEXTS)
     masking = Masking.of(tokenizer, whole_words=True)
     assert (masking.mask_id, masking.cls_id, masking.frame) == (tokenizer.mask_id, tokenizer.cls_id, 2)
     assert masking.special_ids.tolist() == sorted(tokenizer.special_tokens.values())
     assert masking.starts is not None
     with pytest.raises(TokenizerError, match=r"no mask token .* set specials\.mask"):
-        Masking.of(Byte().train(TEXTS))
+        Masking.of(build_tokenizer(Byte(), TEXTS))
 
 
 # ---- missing spans
@@ -291,9 +292,12 @@ def test_spans_lie_anywhere() -> None:
 
 
 def test_a_batch_of_spans() -> None:
-    tokenizer = BPE(
-        vocab_size=300, specials=Specials(eos="</s>", pad="<pad>", extra=tuple(f"<extra_id_{n}>" for n in range(9)))
-    ).train(TEXTS)
+    tokenizer = build_tokenizer(
+        BPE(
+            vocab_size=300, specials=Specials(eos="</s>", pad="<pad>", extra=tuple(f"<extra_id_{n}>" for n in range(9)))
+        ),
+        TEXTS,
+    )
     assert sentinels(tokenizer).tolist() == [tokenizer.id(f"<extra_id_{n}>") for n in range(9)]
     spans = Spans.of(tokenizer)
     texts = np.arange(20, 100).reshape(2, 40)
@@ -314,7 +318,7 @@ def test_a_batch_of_spans() -> None:
 
 def test_what_gives_no_spans() -> None:
     with pytest.raises(TokenizerError, match="extra_id_0"):
-        sentinels(Byte().train(TEXTS))
+        sentinels(build_tokenizer(Byte(), TEXTS))
     with pytest.raises(
         DataError, match=r"300 tokens lose 15 spans, but the tokenizer has 9 sentinels .* 16 are needed"
     ):

@@ -9,11 +9,14 @@ import pytest
 import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data import held
 
-from weft.data.examples import Examples, each, encoded, label_names, write_examples
-from weft.data.table import Row, Skipped
+from weft.data.examples import Examples, encoded, label_names, write_examples, write_sides
+from weft.data.shards import Side
+from weft.data.table import Row
 from weft.errors import DataError
 from weft.text.config import Word
+from weft.text.tokenizer import build_tokenizer
 
 IDS = st.lists(st.integers(0, 70_000), max_size=9)
 ROWS = st.lists(st.fixed_dictionaries({"a": IDS, "b": IDS, "score": st.floats(-5, 5)}), min_size=1, max_size=12)
@@ -25,18 +28,15 @@ SOME: list[dict[str, Any]] = [{"a": [1, 2, 3], "label": 1}, {"a": [], "label": 0
 def test_what_is_written_is_read(tmp_path_factory: Any, rows: list[dict[str, Any]]) -> None:
     path = tmp_path_factory.mktemp("examples") / "train.safetensors"
     examples = write_examples(path, rows, notes={"labels": ["ä"], "tokenizer": "abc"})
-    held = Examples.from_rows(rows, notes={"labels": ["ä"], "tokenizer": "abc"})
     examples.verify()
-    for found in (examples, held):
-        assert len(found) == len(rows)
-        assert set(found.fields) == {"a", "b", "score"}
-        assert found.notes == {"labels": ["ä"], "tokenizer": "abc"}
-        assert found.values("score").tolist() == [row["score"] for row in rows]
-        for field in ("a", "b"):
-            assert [found.ids(field, n).tolist() for n in range(len(rows))] == [row[field] for row in rows]
-            assert found.lengths(field).tolist() == [len(row[field]) for row in rows]
-            assert found.ids(field, 0).dtype == np.int64
-    assert examples.fingerprint == held.fingerprint
+    assert len(examples) == len(rows)
+    assert set(examples.fields) == {"a", "b", "score"}
+    assert examples.notes == {"labels": ["ä"], "tokenizer": "abc"}
+    assert examples.values("score").tolist() == [row["score"] for row in rows]
+    for field in ("a", "b"):
+        assert [examples.ids(field, n).tolist() for n in range(len(rows))] == [row[field] for row in rows]
+        assert examples.lengths(field).tolist() == [len(row[field]) for row in rows]
+        assert examples.ids(field, 0).dtype == np.int64
 
 
 def test_other_programs_can_read_the_file(tmp_path: Path) -> None:
@@ -56,10 +56,35 @@ def test_ids_are_narrow_where_they_can_be(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_is_of_the_content() -> None:
-    same = Examples.from_rows(SOME).fingerprint
-    assert Examples.from_rows(SOME).fingerprint == same
-    assert Examples.from_rows([*SOME[:2], {"a": [5], "label": 1}]).fingerprint != same
-    assert Examples.from_rows(SOME, notes={"labels": ["x"]}).fingerprint != same
+    same = held.examples(SOME).fingerprint
+    assert held.examples(SOME).fingerprint == same
+    assert held.examples([*SOME[:2], {"a": [5], "label": 1}]).fingerprint != same
+    assert held.examples(SOME, notes={"labels": ["x"]}).fingerprint != same
+
+
+def test_both_sides_are_written_in_one_pass(tmp_path: Path) -> None:
+    paths: dict[Side, Path] = {"train": tmp_path / "data" / "train", "validation": tmp_path / "data" / "validation"}
+    sided: list[tuple[Side, dict[str, Any]]] = [
+        ("validation" if n % 3 == 0 else "train", {"a": [n], "label": n}) for n in range(10)
+    ]
+    once = iter(sided)
+    found = write_sides(paths, once, notes={"labels": ["x"]})
+    assert next(once, None) is None
+    for side, path in paths.items():
+        alone = write_examples(
+            tmp_path / "alone", [row for where, row in sided if where == side], notes={"labels": ["x"]}
+        )
+        assert path.read_bytes() == (tmp_path / "alone").read_bytes()
+        assert found[side].fingerprint == alone.fingerprint and found[side].path == path
+    train = write_sides({"train": tmp_path / "t"}, sided)["train"]
+    assert train.values("label").tolist() == [1, 2, 4, 5, 7, 8]
+
+
+def test_a_side_without_an_example_leaves_both_as_they_were(tmp_path: Path) -> None:
+    paths: dict[Side, Path] = {"train": tmp_path / "train", "validation": tmp_path / "validation"}
+    with pytest.raises(DataError, match="validation: there is no example to write"):
+        write_sides(paths, (("train", row) for row in SOME))
+    assert not os.listdir(tmp_path)
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -134,7 +159,7 @@ def _opened(path: Path) -> Examples | None:
 
 
 def test_rows_of_text_become_examples() -> None:
-    tokenizer = Word().train(["a b c d"])
+    tokenizer = build_tokenizer(Word(), ["a b c d"])
     rows = [
         Row({"text": "a b", "kind": "yes", "score": 0.5}, "x:1"),
         Row({"text": "c", "kind": "no", "score": 1}, "x:2"),
@@ -150,20 +175,6 @@ def test_rows_of_text_become_examples() -> None:
     many = [Row({"text": "a " * (n % 7)}, "x") for n in range(2500)]
     lengths = [len(example["first"]) for example in encoded(many, tokenizer, texts={"first": "text"})]
     assert lengths == [n % 7 for n in range(2500)]
-
-
-def test_a_row_that_makes_no_example_is_named() -> None:
-    def make(values: dict[str, Any]) -> dict[str, Any]:
-        if values["n"] == 2:
-            raise DataError("a two: really")
-        return {"n": values["n"]}
-
-    rows = [Row({"n": n}, f"x:{n}") for n in range(4)]
-    with pytest.raises(DataError, match=r"^x:2: a two: really$"):
-        list(each(rows, make))
-    skipped = Skipped()
-    assert list(each(rows, make, on_error="skip", skipped=skipped)) == [{"n": 0}, {"n": 1}, {"n": 3}]
-    assert skipped.counts == {"a two": 1}
 
 
 def test_labels_have_an_order() -> None:

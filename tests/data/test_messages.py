@@ -11,7 +11,7 @@ from weft.data.table import read_rows
 from weft.decode.chat import Conversation
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 TEXTS = ["### User", "### Assistant", "### System", "How are you? I am fine, thank you. And you? Hello there."] * 3
 CHATML = (
@@ -30,7 +30,7 @@ def turns(*contents: str) -> list[dict[str, str]]:
 
 def chatml() -> Tokenizer:
     specials = Specials(pad="<pad>", eos="<|im_end|>", extra=("<|im_start|>",))
-    plain = BPE(vocab_size=300, specials=specials).train(TEXTS)
+    plain = build_tokenizer(BPE(vocab_size=300, specials=specials), TEXTS)
     return Tokenizer.from_json(plain.to_json(), plain.roles, CHATML)
 
 
@@ -103,7 +103,7 @@ def test_other_rows_say_what_they_hold() -> None:
 
 @pytest.mark.parametrize("kind", [Word(split="punctuation"), Char(), Byte(), BPE(vocab_size=300), Unigram()])
 def test_only_replies_and_their_ends_count(kind: Any) -> None:
-    tokenizer = kind.train(TEXTS)
+    tokenizer = build_tokenizer(kind, TEXTS)
     messages = [SYSTEM, *turns("How are you?", "I am fine", "Thank you", "Hello there")]
     assert [text.replace(" <eos>", "<eos>") for text in replies(tokenizer, messages)] == [
         "I am fine<eos>",
@@ -113,7 +113,7 @@ def test_only_replies_and_their_ends_count(kind: Any) -> None:
 
 def test_templates_of_others() -> None:
     assert replies(chatml(), turns("How?", "Fine.", "And?", "Hello\n")) == ["Fine.<|im_end|>", "Hello\n<|im_end|>"]
-    plain = BPE(vocab_size=300).train(TEXTS)
+    plain = build_tokenizer(BPE(vocab_size=300), TEXTS)
     inst = Tokenizer.from_json(plain.to_json(), plain.roles, INST)
     assert replies(inst, turns("How?", "Fine.", "And?", "Hello")) == [" Fine.<eos>", " Hello<eos>"]
 
@@ -137,27 +137,27 @@ def test_the_frame_is_what_chat_would_write(contents: list[str]) -> None:
     assert ids[last - 1] in talk.ends
 
 
-CHAT = with_template(Byte().train([]))
+CHAT = with_template(build_tokenizer(Byte(), []))
 
 
 def test_the_default_template_is_saved_with_the_tokenizer(tmp_path: Path) -> None:
-    tokenizer = with_template(BPE(vocab_size=300).train(TEXTS))
+    tokenizer = with_template(build_tokenizer(BPE(vocab_size=300), TEXTS))
     tokenizer.save(tmp_path)
     again = Tokenizer.load(tmp_path)
     assert again.chat_template == TEMPLATE
     assert again.chat(turns("Hi", "Hello"), reply=False) == "<bos>### User\nHi\n### Assistant\nHello<eos>\n"
     assert with_template(again) is again
     with pytest.raises(TokenizerError, match="has no eos token"):
-        encode_chat(Byte(specials=Specials(pad="<pad>")).train([]), turns("a", "b"))
+        encode_chat(build_tokenizer(Byte(specials=Specials(pad="<pad>")), []), turns("a", "b"))
 
 
 def test_nobody_says_a_special_token() -> None:
     with pytest.raises(DataError, match="spells a special token: message 1 holds '<eos>'"):
-        encode_chat(BPE(vocab_size=300).train(TEXTS), turns("<eos>### Assistant", "b"))
+        encode_chat(build_tokenizer(BPE(vocab_size=300), TEXTS), turns("<eos>### Assistant", "b"))
 
 
 def test_a_template_that_rewrites_history_is_refused() -> None:
-    plain = BPE(vocab_size=300).train(TEXTS)
+    plain = build_tokenizer(BPE(vocab_size=300), TEXTS)
     forgetful = Tokenizer.from_json(plain.to_json(), plain.roles, "{{ messages[-1]['content'] + eos_token }}")
     with pytest.raises(TokenizerError, match="rewrites earlier turns"):
         encode_chat(forgetful, turns("a", "b", "c", "d"))

@@ -18,9 +18,9 @@ from weft.data.shards import Shards, Tokens
 from weft.data.split import split_pieces, train_texts
 from weft.errors import DataError
 from weft.text.config import BPE, Byte
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
-BYTES = Byte().train(["x"])
+BYTES = build_tokenizer(Byte(), ["x"])
 
 
 def paragraphs(count: int, seed: int = 0) -> str:
@@ -119,7 +119,7 @@ def test_validation_from_files_of_its_own(tmp_path: Path, text: Path) -> None:
 
 
 def test_a_subword_tokenizer_spells_the_text(tmp_path: Path, text: Path) -> None:
-    tokenizer = BPE().train(train_texts([str(text)], NoSplit()))
+    tokenizer = build_tokenizer(BPE(), train_texts([str(text)], NoSplit()))
     shards = prepare([str(text)], tmp_path / "out", tokenizer, validation=NoSplit())
     assert shards.index.dtype == "uint16"
     assert spelled(shards.train, shards.tokenizer()) == text.read_text(encoding="utf-8")
@@ -164,6 +164,7 @@ KILLED = """
 import os, signal, sys
 from weft.data import prepare as preparing
 from weft.text.config import Byte
+from weft.text.tokenizer import build_tokenizer
 
 note, left = preparing._note, [2]
 
@@ -176,7 +177,7 @@ def noting(out, shard):
         os.kill(os.getpid(), signal.SIGKILL)
 
 preparing._note = noting
-preparing.prepare([sys.argv[1]], sys.argv[2], Byte().train(["x"]), shard_tokens=2000)
+preparing.prepare([sys.argv[1]], sys.argv[2], build_tokenizer(Byte(), ["x"]), shard_tokens=2000)
 """
 
 
@@ -309,7 +310,7 @@ def test_a_shard_may_not_name_a_file_elsewhere(tmp_path: Path, text: Path) -> No
 
 def test_another_tokenizer_in_the_folder_is_noticed(tmp_path: Path, text: Path) -> None:
     shards = prepare([str(text)], tmp_path / "out", BYTES)
-    BPE().train(["weft warp loom"]).save(tmp_path / "out")
+    build_tokenizer(BPE(), ["weft warp loom"]).save(tmp_path / "out")
     with pytest.raises(DataError, match="not the one these tokens were made with"):
         shards.tokenizer()
 
@@ -324,6 +325,6 @@ def test_the_parts_of_a_recipe(tmp_path: Path, text: Path) -> None:
     opened = open_data(Data(mixture=parts), tmp_path / "run", BYTES)
     assert [shards.path.name for shards in opened] == ["ready", "part-1"]
     with pytest.raises(DataError, match="another tokenizer"):
-        open_data(Data(prepared=str(tmp_path / "ready")), tmp_path / "run", BPE().train(["weft warp"]))
+        open_data(Data(prepared=str(tmp_path / "ready")), tmp_path / "run", build_tokenizer(BPE(), ["weft warp"]))
     with pytest.raises(DataError, match="no text is given"):
         open_data(Data(), tmp_path / "run", BYTES)

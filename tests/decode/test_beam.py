@@ -21,7 +21,7 @@ from weft.models.config import Bahdanau, NGram, Recurrent
 from weft.models.presets import gpt, llama, vaswani
 from weft.recipe.resolve import resolve
 from weft.text.config import Byte
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import build_tokenizer
 
 VOCAB, D, EOS = 23, 16, 3
 
@@ -218,7 +218,7 @@ def test_more_beams_than_texts() -> None:
 
 
 def test_stop_strings_end_a_beam_and_never_show() -> None:
-    tokenizer = Tokenizer.train(Byte(), ["any"])
+    tokenizer = build_tokenizer(Byte(), ["any"])
     torch.manual_seed(4)
     model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru")).eval()
     e, stop = tokenizer.encode("e")[0], tokenizer.encode("!")[0]

@@ -21,7 +21,7 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.text.config import BPE, Byte, Unigram, Word
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -182,9 +182,9 @@ def test_a_schema_that_cannot_be_kept_is_refused(schema: Any, words: str) -> Non
 
 TEXTS = ["the cat sat on the mat, 12 cats and 345 dogs: [1, 2] {x}. naïve 日本 " * 6]
 TOKENIZERS = {
-    "byte": Tokenizer.train(Byte(), TEXTS),
-    "bpe": Tokenizer.train(BPE(vocab_size=290), TEXTS),
-    "unigram": Tokenizer.train(Unigram(vocab_size=291), TEXTS),
+    "byte": build_tokenizer(Byte(), TEXTS),
+    "bpe": build_tokenizer(BPE(vocab_size=290), TEXTS),
+    "unigram": build_tokenizer(Unigram(vocab_size=291), TEXTS),
 }
 
 
@@ -241,7 +241,7 @@ def test_a_constrained_text_is_the_same_with_guesses() -> None:
 
 
 def test_what_the_vocabulary_cannot_spell_is_refused() -> None:
-    words = Tokenizer.train(Word(), ["one two three"])
+    words = build_tokenizer(Word(), ["one two three"])
     with pytest.raises(ModelError, match="no token of this vocabulary can begin it"):
         Pattern(words, "four")
     dead = Pattern(words, "one four")

@@ -15,17 +15,17 @@ from weft.decode.speculative import write_ahead
 from weft.decode.writing import complete, gather, has_begun, prompt_ids, write
 from weft.errors import ModelError
 from weft.text.config import BPE, Byte, Char, Unigram, Word, WordPiece
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 TEXTS = ["the cat sees a dog and the dog sees a cat, no more.", "a cat and a dog go home, and the cat sleeps."] * 8
 PROMPTS = ["the cat", "a", "ab a", "and the dog sees", "the cat "]
 MAKERS: dict[str, Callable[[], Tokenizer]] = {
-    "word": lambda: Word().train(TEXTS),
-    "char": lambda: Char().train(TEXTS),
-    "byte": lambda: Byte().train(TEXTS),
-    "bpe": lambda: BPE(vocab_size=280).train(TEXTS),
-    "wordpiece": lambda: WordPiece(vocab_size=60).train(TEXTS),
-    "unigram": lambda: Unigram(vocab_size=280).train(TEXTS),
+    "word": lambda: build_tokenizer(Word(), TEXTS),
+    "char": lambda: build_tokenizer(Char(), TEXTS),
+    "byte": lambda: build_tokenizer(Byte(), TEXTS),
+    "bpe": lambda: build_tokenizer(BPE(vocab_size=280), TEXTS),
+    "wordpiece": lambda: build_tokenizer(WordPiece(vocab_size=60), TEXTS),
+    "unigram": lambda: build_tokenizer(Unigram(vocab_size=280), TEXTS),
     "sentencepiece": lambda: made(PIECES + piece("▁b", -3) + block(2, number(3, 2)) + PLAIN),
 }
 SETTINGS = Sampling(max_tokens=9, seed=3, logprobs=0)
@@ -137,7 +137,7 @@ def test_the_coldest_temperatures_are_greedy(degree: float) -> None:
 
 def test_the_end_of_a_long_prompt_tells_whether_it_has_begun() -> None:
     """A long one is not cut into tokens again; and never inside a word, which a tokenizer of words may not know."""
-    tokenizer = Word().train(TEXTS)
+    tokenizer = build_tokenizer(Word(), TEXTS)
     for long in ("the cat sees a dog " * 40 + "and", "and " + "the dog sees a cat " * 40):
         for size in range(40):
             prompt = long[size:] if long[size - 1 : size] in ("", " ") else "the " + long

@@ -18,7 +18,7 @@ from weft.models.config import Recurrent
 from weft.models.presets import preset
 from weft.nn.config import LayerNorm, Learned
 from weft.text.config import BPE, Byte, Char
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import build_tokenizer
 
 
 def recurrent() -> LanguageModel:
@@ -154,7 +154,7 @@ class Script(LanguageModel):
         return torch.nn.functional.one_hot(self.ids[features[..., 0]], self.vocab_size).float() * 50
 
 
-BYTES = Tokenizer.train(Byte(), ["any"])
+BYTES = build_tokenizer(Byte(), ["any"])
 
 
 def scripted(text: str, stop: tuple[str, ...] = (), max_tokens: int = 500) -> tuple[list[str], int, str]:
@@ -218,7 +218,7 @@ def test_half_a_character_at_the_limit_is_not_lost_silently() -> None:
 
 def test_an_empty_prompt_begins_a_new_text() -> None:
     assert opening(BYTES) == BYTES.eos_id
-    bare = Tokenizer.train(Char(specials=Char().specials.replace(bos=None, eos=None)), ["a b\nc"])
+    bare = build_tokenizer(Char(specials=Char().specials.replace(bos=None, eos=None)), ["a b\nc"])
     assert bare.decode([opening(bare)]) == "\n"
     model = build(Recurrent(vocab_size=BYTES.vocab_size, d_model=8, cell="elman")).eval()
     empty = complete(model, BYTES, [""], Sampling(max_tokens=5))[0]
@@ -226,7 +226,7 @@ def test_an_empty_prompt_begins_a_new_text() -> None:
 
 
 def test_completions_are_the_joined_pieces() -> None:
-    tokenizer = Tokenizer.train(BPE(vocab_size=270), ["the cat sat on the mat, the cat sat. " * 4])
+    tokenizer = build_tokenizer(BPE(vocab_size=270), ["the cat sat on the mat, the cat sat. " * 4])
     torch.manual_seed(3)
     model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="lstm")).eval()
     settings = Sampling(max_tokens=20, seed=5)

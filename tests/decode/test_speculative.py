@@ -19,7 +19,7 @@ from weft.models.build import build
 from weft.models.config import NGram, Recurrent
 from weft.models.presets import gpt, llama
 from weft.text.config import Byte
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import build_tokenizer
 
 VOCAB = 12
 
@@ -160,7 +160,7 @@ def test_a_draft_with_a_short_window_stops_guessing_and_the_text_goes_on(models:
 
 
 def test_text_with_stop_strings_is_the_same() -> None:
-    tokenizer = Tokenizer.train(Byte(), ["any"])
+    tokenizer = build_tokenizer(Byte(), ["any"])
     torch.manual_seed(0)
     model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru")).eval()
     a, b = tokenizer.encode("ab")

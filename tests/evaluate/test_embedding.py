@@ -16,7 +16,7 @@ from weft.models.build import build
 from weft.models.config import Bahdanau, EmbeddingHead, Encoder, NGram, Recurrent
 from weft.models.presets import bert, gpt, vaswani
 from weft.text.config import CLOSED, Byte, Specials, WordPiece
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 TEXTS = ["the frog sat", "a", "the toad leapt over the frog and sat", "frog toad", "sat the"]
 D = 16
@@ -25,13 +25,13 @@ D = 16
 @pytest.fixture(scope="module")
 def wordpiece() -> Tokenizer:
     """One whose pad token is not its first."""
-    trained = WordPiece(vocab_size=50).train(TEXTS * 3)
+    trained = build_tokenizer(WordPiece(vocab_size=50), TEXTS * 3)
     return Tokenizer.from_json(trained.to_json(), {**trained.roles, "pad": "[MASK]"})
 
 
 @pytest.fixture(scope="module")
 def bytewise() -> Tokenizer:
-    return Byte(specials=CLOSED).train([])
+    return build_tokenizer(Byte(specials=CLOSED), [])
 
 
 def encoder(vocab_size: int, **changes: object) -> Encoder:
@@ -150,7 +150,7 @@ def test_what_has_no_vector_says_so(wordpiece: Tokenizer, bytewise: Tokenizer) -
     for config in (NGram(vocab_size=size), Bahdanau(vocab_size=size, d_model=8), vaswani(1, 8, 2, 16, 0.0, size)):
         with pytest.raises(ModelError, match="has no vectors of a text"):
             embed(build(config), bytewise, ["a"])
-    bare = Byte(specials=Specials()).train([])
+    bare = build_tokenizer(Byte(specials=Specials()), [])
     model = build(gpt(1, D, 2, 64, bare.vocab_size))
     with pytest.raises(DataError, match="text 2 is empty"):
         embed(model, bare, ["a", ""])

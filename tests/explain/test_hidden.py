@@ -16,14 +16,14 @@ from weft.models.build import build
 from weft.models.config import ClassificationHead, Recurrent
 from weft.models.presets import bert, gpt
 from weft.text.config import Byte, Specials, WordPiece
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 TEXTS = ["the frog sat", "a", "the toad leapt over the frog"]
 
 
 @pytest.fixture(scope="module")
 def plain() -> Tokenizer:
-    return Byte().train([])
+    return build_tokenizer(Byte(), [])
 
 
 def with_frame(tokenizer: Tokenizer, single: str) -> Tokenizer:
@@ -44,7 +44,7 @@ def test_the_files_own_frame(plain: Tokenizer) -> None:
 
 
 def test_a_tokenizer_of_wefts_own_is_framed_as_in_training(plain: Tokenizer) -> None:
-    wordpiece = WordPiece(vocab_size=50).train(TEXTS * 3)  # whose file holds the frame of training
+    wordpiece = build_tokenizer(WordPiece(vocab_size=50), TEXTS * 3)  # whose file holds the frame of training
     for tokenizer in (plain, wordpiece):
         for text in TEXTS:
             ids = tokenizer.encode(text)
@@ -52,7 +52,7 @@ def test_a_tokenizer_of_wefts_own_is_framed_as_in_training(plain: Tokenizer) -> 
                 trained_on = framed([ids], None, tokenizer, length=most).tokens[0].tolist()
                 assert frame(tokenizer, ids, most).ids == trained_on
                 assert trained_frame(tokenizer, ids, most).ids == trained_on
-    assert frame(Byte(specials=Specials()).train([]), [5, 6], None) == Framed([5, 6], 0, 2)
+    assert frame(build_tokenizer(Byte(specials=Specials()), []), [5, 6], None) == Framed([5, 6], 0, 2)
 
 
 def test_what_weft_alone_can_have_taught_is_read_as_it_was_taught() -> None:

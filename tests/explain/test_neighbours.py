@@ -11,14 +11,14 @@ from weft.models.build import build
 from weft.models.config import NGram, Recurrent
 from weft.models.presets import bert, gpt
 from weft.text.config import BPE, Byte, Word
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 TEXT = ["the frog and the toad sat by the bank of the river", "the bank lends money and the frog leapt"]
 
 
 @pytest.fixture(scope="module")
 def words() -> Tokenizer:
-    return Word().train(TEXT)
+    return build_tokenizer(Word(), TEXT)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_word_that_is_unknown(model: LanguageModel, words: Tokenizer) -> None:
 
 
 def test_a_word_in_several_pieces_has_the_mean_of_their_vectors() -> None:
-    tokenizer = Byte().train([])
+    tokenizer = build_tokenizer(Byte(), [])
     model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=6, d_embedding=4))
     vector = word_vector(model, tokenizer, "ab")
     assert vector == pytest.approx(model.embedding.weight[tokenizer.encode("ab")].mean(0).detach().numpy())
@@ -64,7 +64,7 @@ def test_a_word_in_several_pieces_has_the_mean_of_their_vectors() -> None:
 
 
 def test_a_word_is_meant_as_it_stands_inside_a_text() -> None:
-    tokenizer = BPE().train(["a frog, a frog and a frog"] * 20)
+    tokenizer = build_tokenizer(BPE(), ["a frog, a frog and a frog"] * 20)
     ids = word_ids(tokenizer, "frog")
     assert ids is not None and len(ids) == 1
     assert tokenizer.token_bytes(ids[0]) == b" frog"

@@ -38,7 +38,7 @@ from weft.models.config import Decoder, LMHead
 from weft.models.presets import gpt, llama, preset
 from weft.nn.config import Attention, DynamicNTK, Gated, LinearScaling, Llama3Scaling, RMSNorm, Rotary
 from weft.text.config import BPE
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -57,7 +57,7 @@ def _seed() -> None:
 
 
 def bpe(size: int = 300) -> Tokenizer:
-    return Tokenizer.train(BPE(vocab_size=size), [" ".join(TEXTS)] * 4)
+    return build_tokenizer(BPE(vocab_size=size), [" ".join(TEXTS)] * 4)
 
 
 def weights_of(model: Decoder, dtype: torch.dtype = torch.float32) -> dict[str, Callable[[], Tensor]]:

@@ -27,8 +27,8 @@ from weft.interop.gguf_file import (
 )
 from weft.interop.gguf_tokenizer import BYTE, CONTROL, CUTS, NORMAL, UNKNOWN, USER, read_tokenizer, tokenizer_keys
 from weft.text.config import BPE, Char, Specials, Unigram, Word
-from weft.text.surface import byte_letters, byte_tokens
-from weft.text.tokenizer import Tokenizer
+from weft.text.token_bytes import byte_letters, byte_tokens
+from weft.text.tokenizer import build_tokenizer
 
 pytest.importorskip("gguf", reason="transformers needs the package gguf to read such files")
 
@@ -172,7 +172,7 @@ def test_sentencepiece_keys_come_back(more: dict[str, Any]) -> None:
 
 
 def test_characters_have_a_place() -> None:
-    tokenizer = Tokenizer.train(Char(fallback="bytes"), TEXTS)
+    tokenizer = build_tokenizer(Char(fallback="bytes"), TEXTS)
     again = read_tokenizer(tokenizer_keys(tokenizer, tokenizer.vocab_size), "")
     assert again is not None
     for text in TEXTS:
@@ -190,7 +190,7 @@ def test_characters_have_a_place() -> None:
     ],
 )
 def test_tokenizers_without_a_place(config: Any, says: str) -> None:
-    tokenizer = Tokenizer.train(config, TEXTS[:1])
+    tokenizer = build_tokenizer(config, TEXTS[:1])
     with pytest.raises(InteropError, match=says):
         tokenizer_keys(tokenizer, tokenizer.vocab_size)
 

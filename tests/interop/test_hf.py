@@ -30,7 +30,7 @@ from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.models.presets import bert, gpt, llama, preset, vaswani
 from weft.nn.config import Attention, Sinusoidal
 from weft.text.config import Word
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 V, D, H, F = 61, 32, 4, 48
 
@@ -437,7 +437,7 @@ def test_sentence_encoders_say_how_they_pool(tmp_path: Path) -> None:
 
 
 def words(size: int = V) -> Tokenizer:
-    return Word(vocab_size=size).train([" ".join(f"w{number}" for number in range(size))])
+    return build_tokenizer(Word(vocab_size=size), [" ".join(f"w{number}" for number in range(size))])
 
 
 def test_the_tokenizer_comes_along(tmp_path: Path, warnings_of_transformers: list[str]) -> None:

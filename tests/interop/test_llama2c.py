@@ -17,7 +17,7 @@ from weft.errors import InteropError
 from weft.interop import llama2c
 from weft.models.build import build
 from weft.models.config import Decoder, LMHead
-from weft.text.surface import byte_tokens
+from weft.text.token_bytes import byte_tokens
 
 D, FF, LAYERS, HEADS, KV, CONTEXT = 32, 48, 2, 4, 2, 16
 PIECES = [" ", "t", "h", "e", "c", "a", "th", "the", " the", "at", "cat", " cat", " c", " t"]

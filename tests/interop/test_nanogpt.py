@@ -14,7 +14,7 @@ from weft.interop import nanogpt
 from weft.models.build import build
 from weft.models.config import Decoder, LMHead
 from weft.text.config import BPE, Char
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import build_tokenizer
 
 ARGS: dict[str, Any] = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16, "vocab_size": 300, "dropout": 0.0}
 
@@ -101,11 +101,11 @@ def test_a_tokenizer_is_taken_by_name_or_said_to_be_missing(tmp_path: Path) -> N
     loaded = nanogpt.read(tmp_path / "ckpt.pt")
     assert loaded.tokenizer is None
     assert "meta.pkl" in loaded.notes["missing"]
-    Tokenizer.train(Char(), ["abc"]).save(tmp_path / "small")
+    build_tokenizer(Char(), ["abc"]).save(tmp_path / "small")
     with pytest.raises(InteropError, match="tokens, but the model's vocabulary is 300"):
         nanogpt.read(tmp_path / "ckpt.pt", tmp_path / "small")
     text = "the cat sat on the mat and the dog ate the rat in the hat of the man who ran from the van to the barn"
-    Tokenizer.train(BPE(vocab_size=300), [text] * 3).save(tmp_path / "right")
+    build_tokenizer(BPE(vocab_size=300), [text] * 3).save(tmp_path / "right")
     found = nanogpt.read(tmp_path / "ckpt.pt", tmp_path / "right")
     assert found.tokenizer is not None
     assert found.notes == {}
@@ -115,7 +115,7 @@ def test_gpt2s_table_may_be_filled_up(tmp_path: Path, monkeypatch: pytest.Monkey
     torch.save(checkpoint(their_model(True), True), tmp_path / "ckpt.pt")
     monkeypatch.setattr(nanogpt, "GPT2_SIZES", (259, 300))
     assert "GPT-2's" in nanogpt.read(tmp_path / "ckpt.pt").notes["missing"]
-    Tokenizer.train(BPE(vocab_size=259), ["the"]).save(tmp_path / "gpt2")
+    build_tokenizer(BPE(vocab_size=259), ["the"]).save(tmp_path / "gpt2")
     assert nanogpt.read(tmp_path / "ckpt.pt", tmp_path / "gpt2").tokenizer is not None
 
 

@@ -17,6 +17,7 @@ from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, DynamicNTK, Gated, RMSNorm, Rotary, T5Bias
 from weft.text.config import Byte
+from weft.text.tokenizer import build_tokenizer
 
 D, HEADS, FF, VOCAB = 16, 2, 24, 50
 
@@ -51,7 +52,7 @@ def fed(names: list[str], arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
 
 def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
     model = made(bert(1, D, HEADS, VOCAB, 32).replace(head=PretrainingHead()))
-    written = export_onnx(model, Byte().train([]), tmp_path / "bert")
+    written = export_onnx(model, build_tokenizer(Byte(), []), tmp_path / "bert")
     assert {file.name for file in written.files} == {
         "model.onnx",
         "tokenizer.json",
@@ -100,7 +101,7 @@ def test_a_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_encoder_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
     model = made(vaswani(1, D, HEADS, FF, 0.1, VOCAB))
-    export_onnx(model, None, tmp_path / "pair", Byte().train([]))
+    export_onnx(model, None, tmp_path / "pair", build_tokenizer(Byte(), []))
     assert (tmp_path / "pair" / "source" / "tokenizer.json").is_file()
     reads, writes = (session(runtime, tmp_path / "pair" / f"{name}.onnx") for name in ("encoder", "decoder"))
     source = torch.randint(VOCAB, (3, 8))

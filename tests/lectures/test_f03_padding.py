@@ -5,11 +5,12 @@ import pytest
 from weft.data.batch import packed, pad
 from weft.errors import DataError
 from weft.text.config import Specials, Word
+from weft.text.tokenizer import build_tokenizer
 
 
 def test_padding_is_the_tokenizers_own() -> None:
     words = Word(specials=Specials(unk="<unk>", pad="<pad>"))
-    tokenizer = words.train(["a b c"])
+    tokenizer = build_tokenizer(words, ["a b c"])
     moved = type(tokenizer).from_json(
         tokenizer.to_json(), roles={"unk": "<pad>", "pad": "<unk>"}
     )  # the two change places
@@ -24,6 +25,6 @@ def test_padding_is_the_tokenizers_own() -> None:
 
 
 def test_no_padding_token_is_an_error_not_a_zero() -> None:
-    tokenizer = Word(specials=Specials(unk="<unk>")).train(["a b c"])
+    tokenizer = build_tokenizer(Word(specials=Specials(unk="<unk>")), ["a b c"])
     with pytest.raises(DataError, match="no padding token"):
         pad(tokenizer.encode_batch(["a b c", "a"]), tokenizer.pad_id)

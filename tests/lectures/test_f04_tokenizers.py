@@ -3,6 +3,7 @@
 import pytest
 
 from weft.text.config import BPE, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
+from weft.text.tokenizer import build_tokenizer
 
 SENTENCE = "Henry is giving a lecture on transformers"
 TYPOS = "Henry is givin' a lectrue on transformers"
@@ -10,13 +11,13 @@ OOV = Specials(pad="<PAD>", unk="<OOV>")
 
 
 def test_seven_words_in_lower_case() -> None:
-    word = Word(lowercase=True, specials=OOV).train([SENTENCE])
+    word = build_tokenizer(Word(lowercase=True, specials=OOV), [SENTENCE])
     cut = [word.token(id) for id in word.encode(SENTENCE)]
     assert cut == ["henry", "is", "giving", "a", "lecture", "on", "transformers"]
 
 
 def test_typos_are_out_of_vocabulary() -> None:
-    word = Word(lowercase=True, specials=OOV).train([SENTENCE])
+    word = build_tokenizer(Word(lowercase=True, specials=OOV), [SENTENCE])
     cut = [word.token(id) for id in word.encode(TYPOS)]
     assert cut == ["henry", "is", "<OOV>", "a", "<OOV>", "on", "transformers"]
 
@@ -28,7 +29,7 @@ def test_typos_are_out_of_vocabulary() -> None:
 )
 def test_subwords_never_are(config: TrainedConfig) -> None:
     # every character of the sentence is in the text that was trained on, as the slide asks
-    subword = config.train([SENTENCE, "it's Henry's"])
+    subword = build_tokenizer(config, [SENTENCE, "it's Henry's"])
     assert subword.unk_id is not None
     for text in (SENTENCE, TYPOS):
         ids = subword.encode(text)
@@ -38,6 +39,6 @@ def test_subwords_never_are(config: TrainedConfig) -> None:
 
 
 def test_characters_spell_it() -> None:
-    char = Char(lowercase=True).train([SENTENCE])
+    char = build_tokenizer(Char(lowercase=True), [SENTENCE])
     assert [char.token(id) for id in char.encode("Henry is givin")] == list("henry is givin")
     assert char.decode(char.encode(TYPOS)) == TYPOS.lower()

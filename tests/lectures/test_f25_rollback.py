@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.data import held
 
-from weft.data.shards import Tokens
 from weft.recipe.config import NextToken, Recipe
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import TextFacts, settle
@@ -37,7 +37,7 @@ def run(path: Path, *changes: str) -> tuple[RunResult, list[dict[str, Any]]]:
     """Train on a text where each token is likely to be followed by the next number."""
     generator = np.random.default_rng(0)
     jumps = np.where(generator.random(4000) < 0.8, 1, generator.integers(0, VOCAB, 4000))
-    corpus = SimpleNamespace(train=Tokens.from_array(np.cumsum(jumps) % VOCAB))
+    corpus = SimpleNamespace(train=held.tokens(np.cumsum(jumps) % VOCAB))
     recipe: Recipe = settle(resolve("llama-tiny", [*SIZE, *changes]), TextFacts(4000))[0]
     result = train(recipe, path, corpus=corpus, tokenizer=Words(), quiet=True)
     return result, list(read_lines(result.run.events))

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.text.config import BPE, Byte, Char, TrainedConfig, Unigram, Word, WordPiece
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 VERSE = [
     "The quick brown fox jumps over the lazy dog. The dog sleeps; the fox doesn't.",
@@ -35,7 +35,7 @@ def configs() -> dict[str, TrainedConfig]:
 
 @pytest.fixture(scope="session")
 def tokenizers() -> dict[str, Tokenizer]:
-    return {kind: config.train(TEXTS) for kind, config in CONFIGS.items()}
+    return {kind: build_tokenizer(config, TEXTS) for kind, config in CONFIGS.items()}
 
 
 @pytest.fixture(params=sorted(CONFIGS))

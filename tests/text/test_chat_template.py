@@ -15,7 +15,7 @@ import pytest
 
 from weft.errors import TokenizerError
 from weft.text.config import Byte
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 TALK = [
     {"role": "system", "content": "Be <brief> & kind."},
@@ -79,7 +79,7 @@ JSON = """{% macro shown(value) %}{% for key, each in value | dictsort %}{{ key 
 
 @pytest.fixture(scope="module")
 def plain() -> Tokenizer:
-    return Byte().train([])
+    return build_tokenizer(Byte(), [])
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:

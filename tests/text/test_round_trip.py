@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from weft.errors import TokenizerError
 from weft.text.config import Char
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 # every plane, control characters, and what people trip over more often than chance would
 any_text = st.lists(
@@ -65,7 +65,7 @@ def test_bpe_and_unigram_know_every_text(tokenizers: dict[str, Tokenizer], text:
 @many
 @given(text=any_text)
 def test_pieces_are_the_encoding_and_cover_the_text(exact: Tokenizer, text: str) -> None:
-    pieces = exact.pieces(text)
+    pieces = exact.token_spans(text)
     assert [piece.id for piece in pieces] == exact.encode(text)
     assert [piece.token for piece in pieces] == [exact.token(piece.id) for piece in pieces]
     assert all(piece.text == text[piece.start : piece.end] for piece in pieces)
@@ -88,7 +88,7 @@ def test_a_char_tokenizer_spells_unseen_characters_in_bytes(tokenizers: dict[str
 
 
 def test_a_compact_char_tokenizer_is_its_characters_and_special_tokens() -> None:
-    compact = Char(fallback="unk").train(["hello"])
+    compact = build_tokenizer(Char(fallback="unk"), ["hello"])
     assert compact.vocab_size == 4 + len(set("hello"))
     assert compact.decode(compact.encode("hole")) == "hole"
     assert compact.encode("hat") == [compact.id("h"), compact.unk_id, compact.unk_id]
@@ -96,7 +96,7 @@ def test_a_compact_char_tokenizer_is_its_characters_and_special_tokens() -> None
 
 @pytest.mark.parametrize("broken", ["\ud800", "ok \udfff", "\ude00\ud83d"])
 def test_lone_surrogates_are_refused(tokenizer: Tokenizer, broken: str) -> None:
-    for use in (tokenizer.encode, tokenizer.pieces, lambda text: tokenizer.encode_batch(["fine", text])):
+    for use in (tokenizer.encode, tokenizer.token_spans, lambda text: tokenizer.encode_batch(["fine", text])):
         with pytest.raises(TokenizerError, match=r"lone surrogate, U\+D[8-F]"):
             use(broken)
 

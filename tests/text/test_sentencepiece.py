@@ -10,8 +10,8 @@ import pytest
 from weft.errors import TokenizerError
 from weft.text.config import Pretrained
 from weft.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, to_tokenizer
-from weft.text.surface import byte_tokens
-from weft.text.tokenizer import Tokenizer
+from weft.text.token_bytes import byte_tokens
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 LOOK_ALIKE = "</s><s><unk> <0x41>"
 HARD = [
@@ -153,7 +153,7 @@ def test_sentencepiece_agrees(kind: str, options: dict[str, object], tmp_path: P
         **options,
     )
     (tmp_path / "x.model").write_bytes(written.getvalue())
-    ours = Pretrained(path=str(tmp_path / "x.model")).train()
+    ours = build_tokenizer(Pretrained(path=str(tmp_path / "x.model")))
     theirs = theirs.SentencePieceProcessor(model_proto=written.getvalue())
     assert ours.vocab_size == theirs.get_piece_size()
     roles = {"unk_id": theirs.unk_id(), "bos_id": theirs.bos_id(), "eos_id": theirs.eos_id()}

@@ -12,7 +12,7 @@ import pytest
 from weft.errors import DataError
 from weft.text import tasks
 from weft.text.grammars import chatter, dates, numbers, questions
-from weft.text.grammars.dice import Dice
+from weft.text.grammars.rng import Rng
 
 MANY = 1500
 
@@ -60,12 +60,12 @@ def test_the_rows_are_the_same_everywhere() -> None:
 
 
 def test_the_generator_falls_evenly() -> None:
-    dice = Dice("even")
-    counts = Counter(dice.below(6) for _ in range(12_000))
+    rng = Rng("even")
+    counts = Counter(rng.below(6) for _ in range(12_000))
     assert sorted(counts) == list(range(6))
     assert sum((count - 2000) ** 2 / 2000 for count in counts.values()) < 20.5  # χ², 5 degrees of freedom, p = 0.001
-    assert sorted(dice.some("abcdef", 6)) == list("abcdef")
-    assert Dice("a").below(1 << 60) != Dice("b").below(1 << 60)
+    assert sorted(rng.some("abcdef", 6)) == list("abcdef")
+    assert Rng("a").below(1 << 60) != Rng("b").below(1 << 60)
 
 
 def test_copies_and_reversals() -> None:
@@ -242,7 +242,7 @@ def test_unknown_names_and_sides() -> None:
 
 def test_a_task_that_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "PATIENCE", 50)
-    coin = tasks.Task("coin", "a coin", ("side",), lambda dice, mine: {"side": dice.below(2)})
+    coin = tasks.Task("coin", "a coin", ("side",), lambda rng, mine: {"side": rng.below(2)})
     monkeypatch.setitem(tasks._TASKS, "coin", coin)
     with pytest.raises(DataError, match="builtin:coin: 3 rows are more than there are to draw; 2 came"):
         list(tasks.rows("coin", "train", 3))

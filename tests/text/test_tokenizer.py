@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from weft.errors import TokenizerError
 from weft.text.config import BPE, Pretrained, Specials
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 LOOK_ALIKE = "a <eos> <bos><pad> [MASK] [CLS] <unk> </s> <0x41> b"
 
@@ -31,7 +31,7 @@ def test_saved_and_loaded_it_is_the_same(tokenizer: Tokenizer, tmp_path: Path, n
     assert (again.kind, again.roles, again.vocab_size) == (tokenizer.kind, tokenizer.roles, tokenizer.vocab_size)
     for text in [*texts, LOOK_ALIKE]:
         assert again.encode(text) == tokenizer.encode(text)
-    assert Pretrained(path=str(tmp_path / name)).train(["ignored"]).fingerprint == tokenizer.fingerprint
+    assert build_tokenizer(Pretrained(path=str(tmp_path / name)), ["ignored"]).fingerprint == tokenizer.fingerprint
     assert sorted(file.name for file in (tmp_path / "run").iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
 
 
@@ -58,7 +58,7 @@ def test_bert_files_frame_a_sentence_for_others(tokenizers: dict[str, Tokenizer]
 
 def test_roles_come_from_the_file_beside_or_by_custom(tmp_path: Path, texts: list[str]) -> None:
     specials = Specials(pad="<nothing>", bos="<s>", eos="</s>")
-    BPE(specials=specials).train(texts).save(tmp_path)
+    build_tokenizer(BPE(specials=specials), texts).save(tmp_path)
     assert Tokenizer.load(tmp_path).roles == specials.roles()
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}, "mask_token": "[ABSENT]"}')
     assert Tokenizer.load(tmp_path).roles == {"eos": "</s>"}
@@ -175,7 +175,7 @@ def test_a_role_that_does_not_exist(tokenizers: dict[str, Tokenizer]) -> None:
 
 def test_roles_may_share_a_token(texts: list[str]) -> None:
     shared = Specials(pad="<|endoftext|>", bos="<|endoftext|>", eos="<|endoftext|>", extra=("<|user|>",))
-    bpe = BPE(specials=shared).train(texts)
+    bpe = build_tokenizer(BPE(specials=shared), texts)
     assert bpe.special_tokens == {"<|endoftext|>": 0, "<|user|>": 1}
     assert bpe.pad_id == bpe.bos_id == bpe.eos_id == 0
 

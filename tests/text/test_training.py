@@ -9,7 +9,7 @@ import pytest
 from weft.config import Config, validate
 from weft.errors import ConfigError, DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, TokenizerConfig, TrainedConfig, Unigram, Word, WordPiece
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 
 def test_each_kind_knows_its_kind_and_size(
@@ -32,15 +32,16 @@ def test_the_same_texts_give_the_same_file(
     kind: str, tokenizers: dict[str, Tokenizer], texts: list[str], configs: dict[str, TrainedConfig]
 ) -> None:
     for _ in range(3):
-        again = configs[kind].train(iter(texts))
+        again = build_tokenizer(configs[kind], iter(texts))
         assert again.to_json() == tokenizers[kind].to_json()
         assert again.fingerprint == tokenizers[kind].fingerprint
 
 
 def test_another_process_gives_the_same_file(tokenizers: dict[str, Tokenizer], texts: list[str]) -> None:
     program = (
-        "import sys; from weft.text.config import *; texts = sys.stdin.buffer.read().decode().split('\\0')\n"
-        "for c in (WordPiece(vocab_size=160), Unigram(vocab_size=340)): print(c.train(texts).fingerprint)"
+        "import sys; from weft.text.config import *; from weft.text.tokenizer import build_tokenizer\n"
+        "texts = sys.stdin.buffer.read().decode().split('\\0')\n"
+        "for c in (WordPiece(vocab_size=160), Unigram(vocab_size=340)): print(build_tokenizer(c, texts).fingerprint)"
     )
     run = subprocess.run(
         [sys.executable, "-c", program], input="\0".join(texts).encode(), capture_output=True, check=True
@@ -49,18 +50,18 @@ def test_another_process_gives_the_same_file(tokenizers: dict[str, Tokenizer], t
 
 
 def test_fingerprints_tell_vocabularies_and_roles_apart(tokenizers: dict[str, Tokenizer]) -> None:
-    other = Byte(specials=Specials(pad="<pad>", bos="<eos>", eos="<bos>")).train([])
+    other = build_tokenizer(Byte(specials=Specials(pad="<pad>", bos="<eos>", eos="<bos>")), [])
     assert len({other.fingerprint, *(t.fingerprint for t in tokenizers.values())}) == len(tokenizers) + 1
 
 
 def test_words_by_frequency_or_by_code_point() -> None:
     only_pad = Specials(pad="<PAD>")
     given = ["b a b C", "a b"]
-    by_frequency = Word(specials=only_pad).train(given)
-    by_code_point = Word(specials=only_pad, order="codepoint").train(given)
+    by_frequency = build_tokenizer(Word(specials=only_pad), given)
+    by_code_point = build_tokenizer(Word(specials=only_pad, order="codepoint"), given)
     assert [by_frequency.token(id) for id in range(4)] == ["<PAD>", "b", "a", "C"]
     assert [by_code_point.token(id) for id in range(4)] == ["<PAD>", "C", "a", "b"]
-    most_frequent = Word(specials=only_pad, order="codepoint", vocab_size=3).train(given)
+    most_frequent = build_tokenizer(Word(specials=only_pad, order="codepoint", vocab_size=3), given)
     assert [most_frequent.token(id) for id in range(3)] == ["<PAD>", "a", "b"]
     with pytest.raises(TokenizerError, match="'C' is not in the vocabulary, and this tokenizer has no unk token"):
         most_frequent.encode("a C")
@@ -68,21 +69,21 @@ def test_words_by_frequency_or_by_code_point() -> None:
 
 def test_words_end_at_white_space_or_at_punctuation_too() -> None:
     text = "We'll see, he said."
-    whitespace, punctuation = Word().train([text]), Word(split="punctuation").train([text])
-    assert [p.text for p in whitespace.pieces(text)] == ["We'll", "see,", "he", "said."]
-    assert [p.text for p in punctuation.pieces(text)] == ["We", "'", "ll", "see", ",", "he", "said", "."]
+    whitespace, punctuation = build_tokenizer(Word(), [text]), build_tokenizer(Word(split="punctuation"), [text])
+    assert [p.text for p in whitespace.token_spans(text)] == ["We'll", "see,", "he", "said."]
+    assert [p.text for p in punctuation.token_spans(text)] == ["We", "'", "ll", "see", ",", "he", "said", "."]
 
 
 @pytest.mark.parametrize(
     "config", [Word(lowercase=True), Char(lowercase=True), BPE(lowercase=True), Unigram(lowercase=True)]
 )
 def test_lower_casing(config: TrainedConfig) -> None:
-    tokenizer = config.train(["Some TEXT"])
+    tokenizer = build_tokenizer(config, ["Some TEXT"])
     assert tokenizer.decode(tokenizer.encode("TEXT Some")) == "text some"
 
 
 def test_rare_characters_fall_to_bytes_when_the_vocabulary_is_small() -> None:
-    char = Char(vocab_size=4 + 256 + 2).train(["aaabbc"])
+    char = build_tokenizer(Char(vocab_size=4 + 256 + 2), ["aaabbc"])
     assert [char.token(id) for id in char.encode("abc")] == ["a", "b", "<0x63>"]
     assert char.decode(char.encode("cab")) == "cab"
 
@@ -95,7 +96,7 @@ def test_wordpiece_holds_every_character_in_both_forms(tokenizers: dict[str, Tok
 
 
 def test_without_a_size_subwords_take_what_the_text_supports(texts: list[str]) -> None:
-    assert 259 < BPE().train(texts).vocab_size < 8192
+    assert 259 < build_tokenizer(BPE(), texts).vocab_size < 8192
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_without_a_size_subwords_take_what_the_text_supports(texts: list[str]) -
     ],
 )
 def test_special_tokens_that_are_words_of_the_text(config: TrainedConfig, texts: list[str]) -> None:
-    tokenizer = config.train([*texts, "wow!! !!"])
+    tokenizer = build_tokenizer(config, [*texts, "wow!! !!"])
     ids = tokenizer.encode("The quick the fox and the dog. (or wow!! quick<pad>)")
     assert set(tokenizer.special_tokens.values()) & set(ids) <= {tokenizer.unk_id}
     again = Tokenizer.from_json(tokenizer.to_json(), tokenizer.roles)
@@ -123,13 +124,13 @@ def test_special_tokens_that_are_words_of_the_text(config: TrainedConfig, texts:
 @pytest.mark.parametrize("nothing", [[], [""], ["", ""]])
 def test_an_empty_corpus(config: TrainedConfig, nothing: list[str]) -> None:
     with pytest.raises(TokenizerError, match="no text to train the tokenizer on"):
-        config.train(nothing)
+        build_tokenizer(config, nothing)
 
 
 @pytest.mark.parametrize("config", [Word(), WordPiece()], ids=lambda c: c.kind)
 def test_white_space_holds_no_words(config: TrainedConfig) -> None:
     with pytest.raises(TokenizerError, match="holds white space only"):
-        config.train(["  \n"])
+        build_tokenizer(config, ["  \n"])
 
 
 @pytest.mark.parametrize("kind", ["word", "char", "bpe", "wordpiece", "unigram"])
@@ -137,9 +138,9 @@ def test_a_vocabulary_larger_than_the_text_supports(
     kind: str, texts: list[str], configs: dict[str, TrainedConfig]
 ) -> None:
     with pytest.raises(TokenizerError, match=r"vocab_size = 9999: the text supports (\d+) at most") as raised:
-        configs[kind].replace(vocab_size=9999).train(texts)
+        build_tokenizer(configs[kind].replace(vocab_size=9999), texts)
     supported = int(str(raised.value).split("supports ")[1].split()[0])
-    assert configs[kind].replace(vocab_size=supported).train(texts).vocab_size == supported
+    assert build_tokenizer(configs[kind].replace(vocab_size=supported), texts).vocab_size == supported
 
 
 @pytest.mark.parametrize("kind", ["word", "char", "bpe", "wordpiece", "unigram"])
@@ -147,17 +148,17 @@ def test_a_vocabulary_too_small_for_the_alphabet(
     kind: str, texts: list[str], configs: dict[str, TrainedConfig]
 ) -> None:
     with pytest.raises(TokenizerError, match=r"vocab_size = 3: too small; .* need (\d+) at least") as raised:
-        configs[kind].replace(vocab_size=3).train(texts)
+        build_tokenizer(configs[kind].replace(vocab_size=3), texts)
     needed = int(str(raised.value).split("need ")[1].split()[0])
     with pytest.raises(TokenizerError, match=f"need {needed} at least"):
-        configs[kind].replace(vocab_size=needed - 1).train(texts)
-    assert configs[kind].replace(vocab_size=needed).train(texts).vocab_size == needed
+        build_tokenizer(configs[kind].replace(vocab_size=needed - 1), texts)
+    assert build_tokenizer(configs[kind].replace(vocab_size=needed), texts).vocab_size == needed
 
 
 def test_lone_surrogates_are_refused() -> None:
     for config in (Char(), BPE(), Unigram()):
         with pytest.raises(TokenizerError, match=r"lone surrogate, U\+D800 at character 1"):
-            config.train(["fine", "a\ud800"])
+            build_tokenizer(config, ["fine", "a\ud800"])
 
 
 def test_an_error_of_the_source_comes_through() -> None:
@@ -167,7 +168,7 @@ def test_an_error_of_the_source_comes_through() -> None:
 
     for config in (Word(), Char(), BPE(), WordPiece(), Unigram()):
         with pytest.raises(DataError, match="the disk is gone"):
-            config.train(failing())
+            build_tokenizer(config, failing())
 
 
 class Recipe(Config):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from weft.cli.tokenize import tokenize
 from weft.errors import TokenizerError
 from weft.text.config import Pretrained
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox", "##es", "cafe", ",", "'"]
 
@@ -22,7 +22,7 @@ def written(folder: Path, lines: list[str], name: str = "vocab.txt") -> Path:
 
 def test_bert(tmp_path: Path) -> None:
     file = written(tmp_path, BERT)
-    for tokenizer in (Tokenizer.load(file), Tokenizer.load(tmp_path), Pretrained(path=str(file)).train()):
+    for tokenizer in (Tokenizer.load(file), Tokenizer.load(tmp_path), build_tokenizer(Pretrained(path=str(file)))):
         assert tokenizer.kind == "wordpiece"
         assert tokenizer.roles == {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
         assert tokenizer.encode("The Foxes, Café [SEP] dog") == [5, 6, 7, 9, 8, 1, 1, 1, 1]

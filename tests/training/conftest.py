@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from weft.data.shards import Tokens
-from weft.models.base import LanguageModel
+from tests.data import held
 from weft.objectives.losses import next_token
+
+from weft.models.base import LanguageModel
 from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import TextFacts, settle
@@ -42,8 +42,8 @@ def corpus() -> SimpleNamespace:
     ids = np.cumsum(jumps) % VOCAB
     starts = list(range(0, 4000, 500))
     return SimpleNamespace(
-        train=Tokens.from_array(ids[:3500], starts[:7], [600] * 7),
-        validation=Tokens.from_array(ids[3500:], [0], [600]),
+        train=held.tokens(ids[:3500], starts[:7], [600] * 7),
+        validation=held.tokens(ids[3500:], [0], [600]),
     )
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.data import held
 from tests.parallel.test_ranks import note, noted, together
 from tests.training.conftest import VOCAB, FileTokenizer, small
+from weft.objectives.losses import next_token
 
 from weft.cli.main import run as weft
 from weft.data.batch import Batch
-from weft.data.shards import Tokens
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
-from weft.objectives.losses import next_token
 from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.objective import Twins
 from weft.runs import checkpoint
@@ -39,8 +39,8 @@ def text() -> SimpleNamespace:
     jumps = np.where(generator.random(3000) < 0.8, 1, generator.integers(0, VOCAB, 3000))
     ids = np.cumsum(jumps) % VOCAB
     return SimpleNamespace(
-        train=Tokens.from_array(ids[:2500], list(range(0, 2500, 250)), [300] * 10),
-        validation=Tokens.from_array(ids[2500:], [0], [300]),
+        train=held.tokens(ids[:2500], list(range(0, 2500, 250)), [300] * 10),
+        validation=held.tokens(ids[2500:], [0], [300]),
     )
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from weft.objectives.losses import next_token
 
 from weft.errors import RunError
 from weft.models.build import build
-from weft.objectives.losses import next_token
 from weft.recipe.config import SGD, Adam, AdamW, GuardConfig, NextToken
 from weft.runs import checkpoint
 from weft.runs.folder import read_lines

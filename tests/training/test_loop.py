@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tests.data import held
 
 from weft.data.config import Part
-from weft.data.shards import Tokens
 from weft.errors import ConfigError
 from weft.models.build import build
 from weft.recipe.resolve import resolve
@@ -66,7 +66,7 @@ def test_a_mixture_serves_by_weight(recipe) -> None:  # type: ignore[no-untyped-
     settings = recipe("batch.size=8")
     parts = (Part(sources=("a",), weight=3.0), Part(sources=("b",), weight=1.0))
     settings = settings.replace(data={"mixture": [part.model_dump(exclude_none=True) for part in parts]})
-    corpora = [SimpleNamespace(train=Tokens.from_array([token] * 500)) for token in (1, 2)]
+    corpora = [SimpleNamespace(train=held.tokens([token] * 500)) for token in (1, 2)]
     batches = feed(settings, corpora)
     rows = torch.cat([part.tokens[:, 0] for step in range(1, 11) for part in batches.parts(step)])
     assert (rows == 1).sum() == 60

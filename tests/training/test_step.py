@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from weft.objectives.losses import next_token
 
 from weft.data.batch import Batch, Source
 from weft.errors import ConfigError
 from weft.models.build import build
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.config import T5Bias
-from weft.objectives.losses import next_token
 from weft.recipe.config import SGD, AdamW, NextToken
 from weft.recipe.resolve import resolve
 from weft.training.loader import feed

@@ -33,7 +33,7 @@ from weft.runs.folder import FollowedRun, RunFolder, claimed, held, open_run
 from weft.runs.report import write_report
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.training import start
 from weft.training.precision import autocast, pick_device
 from weft.training.worker import Worker
@@ -51,7 +51,7 @@ def prepare(
     sources = [sources] if isinstance(sources, str) else list(sources)
     split = validation or HashSplit()
     if not isinstance(tokenizer, Tokenizer):
-        tokenizer = tokenizer.train(train_texts(sources, split, column=column), progress=True)
+        tokenizer = build_tokenizer(tokenizer, train_texts(sources, split, column=column), progress=True)
     return prepare_shards(sources, out, tokenizer, validation=split, column=column)
 
 
@@ -164,12 +164,12 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
     config, choices = _tokenizer_settings(recipe, objective, device)
     chosen_size = any(choice.key == "tokenizer.vocab_size" for choice in choices)
     try:
-        target = config.train(_written(objective), progress=True)
+        target = build_tokenizer(config, _written(objective), progress=True)
     except TokenizerError:
         if not chosen_size:
             raise
         config = config.replace(vocab_size=None)
-        target = config.train(_written(objective), progress=True)
+        target = build_tokenizer(config, _written(objective), progress=True)
         config = config.replace(vocab_size=target.vocab_size)
         smaller = Choice("tokenizer.vocab_size", target.vocab_size, "all that this text supports")
         choices = [*choices[:-1], smaller]
@@ -183,7 +183,7 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
     source = target
     target.save(folder.path)
     if recipe.source_tokenizer is not None:
-        source = recipe.source_tokenizer.train(objective.texts("source"), progress=True)
+        source = build_tokenizer(recipe.source_tokenizer, objective.texts("source"), progress=True)
         source.save(folder.source_tokenizer)
     return config, choices, Tokenizers(target, source)
 

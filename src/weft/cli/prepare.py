@@ -59,7 +59,7 @@ def _tokenizer(sources: list[str], name: str, vocab: int | None, split: "Split",
     from weft.data.split import train_texts
     from weft.errors import ConfigError, TokenizerError, suggestion
     from weft.text.config import KINDS, TokenizerConfig
-    from weft.text.tokenizer import Tokenizer
+    from weft.text.tokenizer import Tokenizer, build_tokenizer
 
     if name not in KINDS:
         if not Path(name).exists():
@@ -73,10 +73,10 @@ def _tokenizer(sources: list[str], name: str, vocab: int | None, split: "Split",
             raise ConfigError(f"--vocab {vocab}: a {name} tokenizer has a vocabulary of its own")
         config = validate(type(config), {"kind": name, "vocab_size": vocab}, "--vocab")
     if name == "byte":  # nothing to learn
-        return config.train([])
+        return build_tokenizer(config, [])
     if "-" in sources:
         raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
-    return config.train(train_texts(sources, split, column=column), progress=True)
+    return build_tokenizer(config, train_texts(sources, split, column=column), progress=True)
 
 
 def _report(shards: "Shards") -> None:

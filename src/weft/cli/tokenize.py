@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from weft.text.tokenizer import Piece, Tokenizer
+    from weft.text.tokenizer import Tokenizer, TokenSpan
 
 
 def tokenize(
@@ -37,23 +37,23 @@ def tokenize(
 
     subject = _subject(text)
     cutter = _tokenizer(tokenizer, vocab, data)
-    pieces = cutter.pieces(subject)
-    faces = _faces(cutter, pieces)
-    counts = {"tokens": len(pieces), "characters": len(subject), "bytes": len(subject.encode())}
+    spans = cutter.token_spans(subject)
+    faces = _faces(cutter, spans)
+    counts = {"tokens": len(spans), "characters": len(subject), "bytes": len(subject.encode())}
     counts_text = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-    ratio = counts["bytes"] / max(len(pieces), 1)
+    ratio = counts["bytes"] / max(len(spans), 1)
     console = Console()
     if json:
         from json import dumps
 
-        listed = [piece._asdict() for piece in pieces]
+        listed = [span._asdict() for span in spans]
         print(dumps({**counts, "bytes_per_token": round(ratio, 4), "pieces": listed}, ensure_ascii=False))
     elif console.is_terminal:
-        _show(console, pieces, faces, ids)
+        _show(console, spans, faces, ids)
         console.print(f"{counts_text}, {ratio:.2f} bytes per token", style="dim", highlight=False)
     else:
-        for piece, face in zip(pieces, faces, strict=True):
-            print(f"{piece.id}\t{face!r}")
+        for span, face in zip(spans, faces, strict=True):
+            print(f"{span.id}\t{face!r}")
 
 
 def _subject(text: str) -> str:
@@ -78,7 +78,7 @@ def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokeniz
     from weft.config import Config, validate
     from weft.errors import ConfigError, suggestion
     from weft.text.config import KINDS, TokenizerConfig
-    from weft.text.tokenizer import Tokenizer
+    from weft.text.tokenizer import Tokenizer, build_tokenizer
 
     if name not in KINDS:
         if not Path(name).exists():
@@ -95,24 +95,24 @@ def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokeniz
     chosen = {"kind": name} if vocab is None else {"kind": name, "vocab_size": vocab}
     config = validate(Choice, {"tokenizer": chosen}).tokenizer
     if name == "byte":  # nothing to learn
-        return config.train([])
+        return build_tokenizer(config, [])
     from weft.data.documents import read
 
     texts = (document.text for document in read(data or ["builtin:python"]))
-    return config.train(texts, progress=True)
+    return build_tokenizer(config, texts, progress=True)
 
 
-def _faces(cutter: "Tokenizer", pieces: "list[Piece]") -> list[str]:
+def _faces(cutter: "Tokenizer", spans: "list[TokenSpan]") -> list[str]:
     """What a person sees of each token: its characters, or its bytes where it is only a part of one."""
     from collections import Counter
 
-    shared = Counter((piece.start, piece.end) for piece in pieces)
+    shared = Counter((span.start, span.end) for span in spans)
     faces = []
-    for piece in pieces:
-        if shared[piece.start, piece.end] == 1:
-            faces.append(piece.text or piece.token)
+    for span in spans:
+        if shared[span.start, span.end] == 1:
+            faces.append(span.text or span.token)
             continue
-        spelled = cutter.token_bytes(piece.id)
+        spelled = cutter.token_bytes(span.id)
         try:
             faces.append(spelled.decode())
         except UnicodeDecodeError:
@@ -120,12 +120,12 @@ def _faces(cutter: "Tokenizer", pieces: "list[Piece]") -> list[str]:
     return faces
 
 
-def _show(console: "Console", pieces: "list[Piece]", faces: list[str], ids: bool) -> None:
+def _show(console: "Console", spans: "list[TokenSpan]", faces: list[str], ids: bool) -> None:
     from rich.text import Text
 
     backgrounds = ("black on bright_cyan", "black on bright_yellow")
     shown = Text()
-    for place, (piece, face) in enumerate(zip(pieces, faces, strict=True)):
+    for place, (span, face) in enumerate(zip(spans, faces, strict=True)):
         # what does not print could steer the terminal
         seen = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in face)
         *lines, rest = seen.split("\n")
@@ -133,5 +133,5 @@ def _show(console: "Console", pieces: "list[Piece]", faces: list[str], ids: bool
             shown.append(line + "⏎", backgrounds[place % 2]).append("\n")
         shown.append(rest, backgrounds[place % 2])
         if ids:
-            shown.append(f" {piece.id} ", "dim")
+            shown.append(f" {span.id} ", "dim")
     console.print(shown)

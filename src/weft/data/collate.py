@@ -177,9 +177,9 @@ def tagged_example(tokenizer: Tokenizer, words: Sequence[str], tags: Sequence[in
     ids: list[int] = []
     marks: list[int] = []
     begun: set[int] = set()
-    for piece in tokenizer.pieces(text):
-        word = word_at[piece.end - 1] if piece.end and not text[piece.end - 1].isspace() else None
-        ids.append(piece.id)
+    for span in tokenizer.token_spans(text):
+        word = word_at[span.end - 1] if span.end and not text[span.end - 1].isspace() else None
+        ids.append(span.id)
         marks.append(-1 if word is None or word in begun else tags[word])
         begun |= set() if word is None else {word}
     lost = [repr(word) for number, word in enumerate(words) if number not in begun]

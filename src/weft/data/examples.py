@@ -7,29 +7,30 @@ header's metadata holds the format, the count, notes (the tokenizer's fingerprin
 
 import hashlib
 import json
-import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from numbers import Integral, Real
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, NonNegativeInt, ValidationError
+from pydantic import Field, ValidationError
 
 from weft.config import Config
-from weft.data.table import OnError, Row, Skipped
-from weft.errors import DataError, WeftError
+from weft.data.shards import Side
+from weft.data.table import Row
+from weft.errors import DataError
 from weft.files import replacing
+from weft.safetensors_header import Header, Place, read_header
 from weft.text.tokenizer import Tokenizer
 
 Array = npt.NDArray[np.int64]
 Example = Mapping[str, Sequence[int] | int | float]
 BLOCK = 1 << 20  # bytes copied or checked at once
 CHUNK = 1024  # texts that are encoded together
-HEADER_LIMIT = 1 << 24
 UNKNOWN = "0" * 64  # what stands for the checksum in what it is the checksum of
 TYPES: dict[str, np.dtype[Any]] = {
     "U16": np.dtype("<u2"),
@@ -37,14 +38,6 @@ TYPES: dict[str, np.dtype[Any]] = {
     "I64": np.dtype("<i8"),
     "F64": np.dtype("<f8"),
 }
-
-
-class Tensor(Config):
-    """One tensor's line in the header."""
-
-    dtype: Literal["U16", "I32", "I64", "F64"]
-    shape: tuple[NonNegativeInt]
-    data_offsets: tuple[NonNegativeInt, NonNegativeInt]
 
 
 class Metadata(Config):
@@ -62,38 +55,24 @@ class Examples:
 
     def __init__(
         self,
+        path: Path,
         ids: Mapping[str, tuple[npt.NDArray[Any], Array]],
         values: Mapping[str, npt.NDArray[Any]],
-        count: int,
         notes: Mapping[str, Any],
         fingerprint: str,
     ) -> None:
         """`ids`: for each field all ids (n,) and offsets (count + 1,); `values`: for each field (count,)."""
+        self.path = path
         self._ids = dict(ids)
         self._values = dict(values)
-        self._count = count
+        self._count = max([*(len(at) - 1 for _, at in ids.values()), *map(len, values.values())], default=0)
         self.notes = dict(notes)
         self.fingerprint = fingerprint
-        self.path: Path | None = None
-
-    @classmethod
-    def from_rows(cls, rows: Iterable[Example], *, notes: Mapping[str, Any] | None = None) -> "Examples":
-        """Examples in memory, as `write_examples` would put them on disk."""
-        with tempfile.TemporaryFile() as stream:
-            header = _write(stream, rows, notes or {}, "examples in memory", None)
-            stream.seek(0)
-            data = stream.read()
-        start = len(_header_bytes(header))
-        return _built(header, lambda tensor: _view(data, tensor, start), "examples in memory")
 
     @classmethod
     def open(cls, path: str | Path) -> "Examples":
         """A file that `write_examples` wrote. Its header, size and offsets are checked, all of it only by `verify`."""
-        path = Path(path)
-        header, start = _read_header(path)
-        examples = _built(header, lambda tensor: _map(path, tensor, start), str(path))
-        examples.path = path
-        return examples
+        return _opened(Path(path))
 
     def __len__(self) -> int:
         return self._count
@@ -128,18 +107,17 @@ class Examples:
 
     def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
         """Reads everything and compares checksums; `advance` hears how many bytes were read."""
-        assert self.path is not None, "these examples are in memory"
-        header, start = _read_header(self.path)
-        digest = _header_digest(header)
+        header, metadata = _header(self.path)
+        digest = _header_digest(json.loads(header.text))
         try:
             with self.path.open("rb") as stream:
-                stream.seek(start)
+                stream.seek(header.begin)
                 for block in iter(lambda: stream.read(BLOCK), b""):
                     digest.update(block)
                     advance(len(block))
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read: {error.strerror}") from None
-        if digest.hexdigest() != header["__metadata__"]["sha256"]:
+        if digest.hexdigest() != metadata.sha256:
             raise DataError(f"{self.path}: damaged: its content differs from its checksum; make it again")
 
 
@@ -147,51 +125,103 @@ class Examples:
 
 
 def write_examples(path: str | Path, rows: Iterable[Example], *, notes: Mapping[str, Any] | None = None) -> Examples:
-    """Writes examples beside `path`, syncs them, puts them there in one step, and opens them.
+    """Writes examples beside `path`, syncs them, puts them there in one step, and opens them."""
+    return write_sides({"train": Path(path)}, (("train", row) for row in rows), notes=notes)["train"]
 
-    Every row has the same fields: a sequence of whole numbers is a field of ids, a number a field of numbers. What is
-    held in memory is a few bytes an example. `notes` is anything that JSON can hold.
+
+def write_sides(
+    paths: Mapping[Side, Path], examples: Iterable[tuple[Side, Example]], *, notes: Mapping[str, Any] | None = None
+) -> dict[Side, Examples]:
+    """Writes the examples of each side to a file of its own, in one pass, and opens them; others are passed over.
+
+    Every example of a side has the same fields: a sequence of whole numbers is a field of ids, a number a field of
+    numbers. What is held in memory is a few bytes an example. `notes` is anything that JSON can hold.
     """
-    path = Path(path)
-    try:
-        with replacing(path) as stream:
-            _write(stream, rows, notes or {}, str(path), path.parent)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
-    return Examples.open(path)
+    with ExitStack() as stack:
+        writers = {side: _Writer(path) for side, path in paths.items()}
+        path = next(iter(paths.values()))
+        try:
+            for side, writer in writers.items():
+                path = paths[side]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stack.callback(writer.close)
+            for side, example in examples:
+                if side in writers:
+                    path = paths[side]
+                    writers[side].add(example)
+            for side, writer in writers.items():
+                path = paths[side]
+                if not writer.count:
+                    raise DataError(f"{path}: there is no example to write")
+                writer.write(stack.enter_context(replacing(path)), notes or {})
+            stack.close()  # in their places at last, both
+        except OSError as error:
+            raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return {side: Examples.open(path) for side, path in paths.items()}
 
 
-def _write(
-    stream: IO[bytes], rows: Iterable[Example], notes: Mapping[str, Any], name: str, folder: Path | None
-) -> dict[str, Any]:
-    """Writes a whole file and returns its header. Ids wait in files without a name until their number is known."""
-    spills: dict[str, _Spill] = {}
-    values: dict[str, list[int | float]] = {}
-    count = 0
-    try:
-        for row in rows:
-            if count == 0:
-                spills = {key: _Spill(folder) for key, value in row.items() if not isinstance(value, Real)}
-                values = {key: [] for key in row if key not in spills}
-            assert row.keys() == {*spills, *values}, f"example {count} has the fields {[*row]}"
-            for key, spill in spills.items():
-                spill.add(row[key])
-            for key, column in values.items():
-                column.append(row[key])  # type: ignore[arg-type]  # a number, as in the first row
-            count += 1
-        if not count:
-            raise DataError(f"{name}: there is no example to write")
-        return _compose(stream, spills, values, count, notes)
-    finally:
-        for spill in spills.values():
+class _Writer:
+    """The examples of one file. Ids wait in files without a name until their number is known."""
+
+    def __init__(self, path: Path) -> None:
+        self.count = 0
+        self._folder = path.parent
+        self._spills: dict[str, _Spill] = {}
+        self._values: dict[str, list[int | float]] = {}
+
+    def add(self, row: Example) -> None:
+        if self.count == 0:
+            self._spills = {key: _Spill(self._folder) for key, value in row.items() if not isinstance(value, Real)}
+            self._values = {key: [] for key in row if key not in self._spills}
+        assert row.keys() == {*self._spills, *self._values}, f"example {self.count} has the fields {[*row]}"
+        for key, spill in self._spills.items():
+            spill.add(row[key])
+        for key, column in self._values.items():
+            column.append(row[key])  # type: ignore[arg-type]  # a number, as in the first row
+        self.count += 1
+
+    def write(self, stream: IO[bytes], notes: Mapping[str, Any]) -> None:
+        text = json.dumps(notes, ensure_ascii=False, sort_keys=True)
+        metadata = Metadata(count=str(self.count), notes=text, sha256=UNKNOWN)
+        header: dict[str, Any] = {"__metadata__": metadata.model_dump()}
+        contents: list[Iterable[bytes]] = []
+        at = 0
+
+        def add(name: str, dtype: str, size: int, content: Iterable[bytes]) -> None:
+            nonlocal at
+            stop = at + size * TYPES[dtype].itemsize
+            header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [at, stop]}
+            contents.append(content)
+            at = stop
+
+        # the widest numbers first: every tensor then begins at a multiple of its width
+        for key, spill in self._spills.items():
+            add(f"{key}.offsets", "I64", self.count + 1, [np.array(spill.offsets, dtype="<i8").tobytes()])
+        for key, column in self._values.items():
+            dtype = "I64" if all(isinstance(value, Integral) for value in column) else "F64"
+            add(f"{key}.values", dtype, self.count, [np.array(column, dtype=TYPES[dtype]).tobytes()])
+        for key, spill in sorted(self._spills.items(), key=lambda item: item[1].dtype):
+            add(f"{key}.ids", spill.dtype, spill.offsets[-1], spill.blocks())
+
+        digest = _header_digest(header)
+        stream.write(_header_bytes(header))
+        for block in (block for content in contents for block in content):
+            digest.update(block)
+            stream.write(block)
+        header["__metadata__"]["sha256"] = digest.hexdigest()  # as long as what stood there
+        stream.seek(0)
+        stream.write(_header_bytes(header))
+
+    def close(self) -> None:
+        for spill in self._spills.values():
             spill.stream.close()
 
 
 class _Spill:
     """The ids of one field on their way to the file."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.stream = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # `_write` closes it
+    def __init__(self, folder: Path) -> None:
+        self.stream = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # `_Writer` closes it
         self.offsets = array("q", [0])
         self.low = self.high = 0
 
@@ -214,45 +244,6 @@ class _Spill:
             yield np.frombuffer(block, "<i4").astype(TYPES[self.dtype]).tobytes()
 
 
-def _compose(
-    stream: IO[bytes],
-    spills: Mapping[str, _Spill],
-    values: Mapping[str, Sequence[int | float]],
-    count: int,
-    notes: Mapping[str, Any],
-) -> dict[str, Any]:
-    metadata = Metadata(count=str(count), notes=json.dumps(notes, ensure_ascii=False, sort_keys=True), sha256=UNKNOWN)
-    header: dict[str, Any] = {"__metadata__": metadata.model_dump()}
-    contents: list[Iterable[bytes]] = []
-    at = 0
-
-    def add(name: str, dtype: str, size: int, content: Iterable[bytes]) -> None:
-        nonlocal at
-        stop = at + size * TYPES[dtype].itemsize
-        header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [at, stop]}
-        contents.append(content)
-        at = stop
-
-    # the widest numbers first: every tensor then begins at a multiple of its width
-    for key, spill in spills.items():
-        add(f"{key}.offsets", "I64", count + 1, [np.array(spill.offsets, dtype="<i8").tobytes()])
-    for key, column in values.items():
-        dtype = "I64" if all(isinstance(value, Integral) for value in column) else "F64"
-        add(f"{key}.values", dtype, count, [np.array(column, dtype=TYPES[dtype]).tobytes()])
-    for key, spill in sorted(spills.items(), key=lambda item: item[1].dtype):
-        add(f"{key}.ids", spill.dtype, spill.offsets[-1], spill.blocks())
-
-    digest = _header_digest(header)
-    stream.write(_header_bytes(header))
-    for block in (block for content in contents for block in content):
-        digest.update(block)
-        stream.write(block)
-    header["__metadata__"]["sha256"] = digest.hexdigest()  # as long as what stood there
-    stream.seek(0)
-    stream.write(_header_bytes(header))
-    return header
-
-
 def _header_bytes(header: Mapping[str, Any]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -267,38 +258,30 @@ def _header_digest(header: Mapping[str, Any]) -> Any:
 # ---- reading
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a file, its tensors checked against the file's size, and where its data begin."""
+def _header(path: Path) -> tuple[Header, Metadata]:
+    """The header of a file, checked against its size, and its metadata."""
     try:
-        with path.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            text = stream.read(size) if size <= HEADER_LIMIT else b""
-            total = stream.seek(0, os.SEEK_END)
+        header = read_header(path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file of examples") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: damaged: {error}; make it again") from None
     try:
-        header = json.loads(text)
-        Metadata.model_validate(header["__metadata__"])
-        tensors = [Tensor.model_validate(value) for key, value in header.items() if key != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "its header is damaged"
+        metadata = Metadata.model_validate(header.metadata)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
         raise DataError(f"{path}: not a file of examples that this weft reads: {reason}") from None
-    at = 0
-    for tensor in sorted(tensors, key=lambda tensor: tensor.data_offsets):
-        width = TYPES[tensor.dtype].itemsize * tensor.shape[0]
-        if tensor.data_offsets != (at, at + width):
-            raise DataError(f"{path}: damaged: its tensors don't follow each other; make it again")
-        at += width
-    if total != 8 + size + at:
-        raise DataError(f"{path}: damaged: {total} bytes instead of {8 + size + at}; make it again")
-    return header, 8 + size
+    odd = next((name for name, at in header.tensors.items() if at.dtype not in TYPES or len(at.shape) != 1), None)
+    if odd is not None:
+        raise DataError(f"{path}: not a file of examples that this weft reads: '{odd}' is no list of numbers it writes")
+    return header, metadata
 
 
-def _built(header: dict[str, Any], read: Callable[[Tensor], npt.NDArray[Any]], name: str) -> Examples:
-    metadata = Metadata.model_validate(header["__metadata__"])
-    tensors = {k: read(Tensor.model_validate(v)) for k, v in header.items() if k != "__metadata__"}
+def _opened(path: Path) -> Examples:
+    header, metadata = _header(path)
+    tensors = {name: _map(path, place) for name, place in header.tensors.items()}
     count = int(metadata.count)
     values = {key.removesuffix(".values"): tensor for key, tensor in tensors.items() if key.endswith(".values")}
     ids: dict[str, tuple[npt.NDArray[Any], Array]] = {}
@@ -311,23 +294,19 @@ def _built(header: dict[str, Any], read: Callable[[Tensor], npt.NDArray[Any]], n
         whole = whole and len(offsets) == count + 1 and offsets[0] == 0 and offsets[-1] == len(flat)
         whole = whole and bool((np.diff(offsets) >= 0).all())
     if not whole:
-        raise DataError(f"{name}: damaged: its fields don't fit together; make it again")
+        raise DataError(f"{path}: damaged: its fields don't fit together; make it again")
     try:
         notes = json.loads(metadata.notes)
     except ValueError:
-        raise DataError(f"{name}: damaged: its notes are no JSON; make it again") from None
-    fingerprint = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
-    return Examples(ids, values, count, notes, fingerprint)
+        raise DataError(f"{path}: damaged: its notes are not JSON; make it again") from None
+    fingerprint = hashlib.sha256(json.dumps(json.loads(header.text), sort_keys=True).encode()).hexdigest()
+    return Examples(path, ids, values, notes, fingerprint)
 
 
-def _view(data: bytes, tensor: Tensor, start: int) -> npt.NDArray[Any]:
-    return np.frombuffer(data, TYPES[tensor.dtype], tensor.shape[0], start + tensor.data_offsets[0])
-
-
-def _map(path: Path, tensor: Tensor, start: int) -> npt.NDArray[Any]:
-    if tensor.shape[0] == 0:  # nothing can't be mapped
-        return np.empty(0, TYPES[tensor.dtype])
-    mapped = np.memmap(path, TYPES[tensor.dtype], "r", offset=start + tensor.data_offsets[0], shape=tensor.shape)
+def _map(path: Path, place: Place) -> npt.NDArray[Any]:
+    if place.shape[0] == 0:  # nothing can't be mapped
+        return np.empty(0, TYPES[place.dtype])
+    mapped = np.memmap(path, TYPES[place.dtype], "r", offset=place.begin, shape=place.shape)
     return mapped.view(np.ndarray)  # slices of a memmap cost ten times as much
 
 
@@ -359,26 +338,6 @@ def encoded(
                 example[column] = known[row.values[column]]
             example |= {column: row.values[column] for column in numbers}
             yield example
-
-
-def each(
-    rows: Iterable[Row],
-    make: Callable[[dict[str, Any]], Example],
-    *,
-    on_error: OnError = "stop",
-    skipped: Skipped | None = None,
-) -> Iterator[Example]:
-    """The example that `make` gives for each row's values; what it refuses is named by file and line, or left out."""
-    skipped = Skipped() if skipped is None else skipped
-    for row in rows:
-        try:
-            example = make(row.values)
-        except WeftError as error:
-            if on_error == "stop":
-                raise DataError(f"{row.where}: {error}") from None
-            skipped.add(str(error), row.where)
-            continue
-        yield example
 
 
 def in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from weft.errors import DataError, ModelError, TokenizerError, suggestion
 from weft.explain.hidden import Framed, check_readable, frame_for, longest, read
 from weft.models.base import LanguageModel
-from weft.text.tokenizer import Piece, Tokenizer
+from weft.text.tokenizer import Tokenizer, TokenSpan
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
@@ -147,7 +147,7 @@ def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[s
     Words beyond the model's window are left out.
     """
     check_readable(model)
-    cuts = [tokenizer.pieces(sentence) for sentence in sentences]
+    cuts = [tokenizer.token_spans(sentence) for sentence in sentences]
     frame = frame_for(model)
     framed = [frame(tokenizer, [piece.id for piece in cut], longest(model)) for cut in cuts]
     found: list[list[tuple[Place, NDArray[np.float32]]]] = [[] for _ in sentences]
@@ -162,7 +162,7 @@ def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[s
 
 
 def _words(
-    row: int, sentence: str, pieces: Sequence[Piece], framed: Framed, features: Tensor
+    row: int, sentence: str, pieces: Sequence[TokenSpan], framed: Framed, features: Tensor
 ) -> list[tuple[Place, NDArray[np.float32]]]:
     """The words of one sentence that were read; features (time, d)."""
     found = []

@@ -12,7 +12,8 @@ from weft.interop.safetensors import read_json
 from weft.models.config import EncoderDecoder, Model
 from weft.text import sentencepiece, vocabularies
 from weft.text.config import ROLES, Role
-from weft.text.tokenizer import FILE, SETTINGS, Tokenizer
+from weft.text.tokenizer import FILE, Tokenizer
+from weft.text.tokenizer_config import FILE as SETTINGS
 
 SPECIALS = "special_tokens_map.json"
 TOKENIZER_FILES = (

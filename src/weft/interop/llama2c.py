@@ -21,7 +21,7 @@ from weft.interop.loaded import Loaded
 from weft.interop.mapping import SAME, AdjacentPairs, Rule, conversions, rule, to_ours
 from weft.models.config import Decoder
 from weft.models.presets import llama
-from weft.text.surface import BYTE_TOKEN
+from weft.text.token_bytes import BYTE_TOKEN
 from weft.text.tokenizer import Tokenizer
 
 MAGIC = 0x616B3432

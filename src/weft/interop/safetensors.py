@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from weft.errors import InteropError
 from weft.files import sync
 from weft.interop.loaded import Weights
+from weft.safetensors_header import parse_header, read_header
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -91,14 +92,13 @@ def is_shard(name: str) -> bool:
 
 def listing(file: Path) -> dict[str, Stored]:
     """Every tensor of one file."""
-    found = {}
     try:
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (not a mapping)
-                part = opened.get_slice(name)
-                found[name] = Stored(file, tuple(part.get_shape()), str(part.get_dtype()))
-    except (SafetensorError, OSError) as error:
-        raise InteropError(f"{file}: not a whole safetensors file: {' '.join(str(error).split())}") from None
+        places = read_header(file).tensors
+    except OSError as error:
+        raise InteropError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InteropError(f"{file}: not a whole safetensors file: {error}") from None
+    found = {name: Stored(file, place.shape, place.dtype) for name, place in sorted(places.items())}
     for name, tensor in found.items():
         if tensor.dtype not in DTYPES:
             raise InteropError(f"{file}: '{name}' holds numbers of type {tensor.dtype}; weft reads {', '.join(DTYPES)}")
@@ -108,11 +108,7 @@ def listing(file: Path) -> dict[str, Stored]:
 def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
     """The header of each file that tensors are in, to the letter, by the file's name: with it `write_as` can give back
     the file itself."""
-    found = {}
-    for file in sorted({tensor.file for tensor in tensors.values()}):
-        with open(file, "rb") as opened:
-            found[file.name] = opened.read(int.from_bytes(opened.read(8), "little")).decode()
-    return found
+    return {file.name: read_header(file).text for file in sorted({tensor.file for tensor in tensors.values()})}
 
 
 def reader(tensors: Mapping[str, Stored]) -> Callable[[str], Tensor]:
@@ -180,16 +176,14 @@ def write(path: Path, weights: Weights, progress: Callable[[int], None] | None =
 
 def write_as(path: Path, header: str, weights: Weights, progress: Callable[[int], None] | None = None) -> None:
     """Write the tensors that a header names, where it says, and sync: the file that the header came from."""
-    entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
     text = header.encode()
+    places = parse_header(text).tensors
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name in sorted(entries, key=lambda name: entries[name]["data_offsets"]):
+        for name, place in places.items():
             tensor = weights[name]().detach().cpu().contiguous()
-            expected = entries[name]
-            if (NAMES[tensor.dtype], list(tensor.shape)) != (expected["dtype"], expected["shape"]):
+            if (NAMES[tensor.dtype], tuple(tensor.shape)) != (place.dtype, place.shape):
                 raise InteropError(f"{path.name}: '{name}' is no longer what it was when it was imported")
-            file.seek(8 + len(text) + expected["data_offsets"][0])
             file.write(_bits(tensor).numpy().data if tensor.nbytes else b"")
             if progress is not None:
                 progress(tensor.nbytes)

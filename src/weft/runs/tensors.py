@@ -4,13 +4,11 @@ Loading runs no code: safetensors only.
 """
 
 import hashlib
-import json
 import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from weft import files
 from weft.errors import DamageError, RunError
+from weft.safetensors_header import Place, read_header
 
 
 def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -51,33 +50,16 @@ def _damage(path: Path, number: int) -> DamageError:
     """The error for a piece of a file that was changed."""
     begin, end = number * files.CHECKSUM_BYTES, (number + 1) * files.CHECKSUM_BYTES
     try:
-        hit = [span.name for span in _spans(path) if span.begin < end and span.end > begin]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # no tensors in it, or its header was hit
+        hit = [name for name, place in _places(path) if place.begin < end and place.end > begin]
+    except (OSError, ValueError):  # no tensors in it, or its header was hit
         hit = []
     where = f" in {hit[0]}" if len(hit) == 1 else f" between {hit[0]} and {hit[-1]}" if hit else ""
     return DamageError(f"{path}: the checksum is wrong{where}; the checkpoint is damaged")
 
 
-@dataclass(frozen=True)
-class _Span:
-    """Where a tensor lies in a file."""
-
-    begin: int
-    end: int
-    name: str
-
-
-def _spans(path: Path) -> list[_Span]:
+def _places(path: Path) -> list[tuple[str, Place]]:
     """The tensors of a safetensors file as they follow each other."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(min(length, path.stat().st_size)))
-    places = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-    return sorted((_Span(8 + length + a, 8 + length + b, name) for name, (a, b) in places.items()), key=_begin)
-
-
-def _begin(span: _Span) -> int:
-    return span.begin
+    return list(read_header(path).tensors.items())
 
 
 def load(path: Path) -> dict[str, Tensor]:
@@ -115,7 +97,8 @@ def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tup
     tensors = {name: torch.empty(page.shape, dtype=page.dtype, device=device) for name, page in each(path)}
     torch.cuda.current_stream(device).synchronize()  # their memory may have been others' a moment ago
     targets = {name: _bits(tensor) for name, tensor in tensors.items()}
-    spans, size, own = _spans(path), path.stat().st_size, threading.local()
+    places, size, own = _places(path), path.stat().st_size, threading.local()
+    begins = [place.begin for _, place in places]
     if len(sums) != -(-size // files.CHECKSUM_BYTES):
         raise _damage(path, len(sums))
 
@@ -134,22 +117,22 @@ def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tup
         if hashlib.sha256(view).hexdigest() != sums[number]:
             raise _damage(path, number)
         with torch.cuda.stream(own.stream):
-            for span in spans[max(0, bisect_right(spans, begin, key=_begin) - 1) :]:
-                if span.begin >= begin + len(view):
+            for name, place in places[max(0, bisect_right(begins, begin) - 1) :]:
+                if place.begin >= begin + len(view):
                     break
-                first, last = max(span.begin, begin), min(span.end, begin + len(view))
+                first, last = max(place.begin, begin), min(place.end, begin + len(view))
                 if first < last:
                     part = piece[first - begin : last - begin]
-                    targets[span.name][first - span.begin : last - span.begin].copy_(part, non_blocking=True)
+                    targets[name][first - place.begin : last - place.begin].copy_(part, non_blocking=True)
         own.stream.synchronize()  # the buffer is needed again
 
     with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(files.THREADS, "send") as pool:
         jobs = [pool.submit(send, number) for number in range(len(sums))]
         jobs[0].result()  # the header is what it was
-        for span in spans:
-            for job in jobs[span.begin // files.CHECKSUM_BYTES : -(-span.end // files.CHECKSUM_BYTES)]:
+        for name, place in places:
+            for job in jobs[place.begin // files.CHECKSUM_BYTES : -(-place.end // files.CHECKSUM_BYTES)]:
                 job.result()
-            yield span.name, tensors[span.name]
+            yield name, tensors[name]
 
 
 def common_type(path: Path) -> torch.dtype:

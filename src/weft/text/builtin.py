@@ -12,7 +12,6 @@ import inspect
 import json
 import os
 import platform
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from weft.errors import DataError, suggestion
 from weft.files import write_text
+from weft.progress import bar
 
 NAMES = ("python",)
 FORMAT = 1  # of the cached file; raise it when the text below changes
@@ -104,15 +104,17 @@ def _python_docstrings(sources: Path, progress: bool) -> list[str]:
         raise DataError(f"builtin:python: {sources} holds no Python sources; install them, or give a text of your own")
     seen: set[str] = set()
     found = []
-    for file in _watched(files, progress):
-        module = ".".join(file.relative_to(sources).with_suffix("").parts).removesuffix(".__init__")
-        parts = []
-        for name, text in _docstrings(file):
-            if text not in seen:  # copied from class to class, or from module to module
-                seen.add(text)
-                parts.append(f"{name or f'module {module}'}\n\n{text}\n")
-        if parts:
-            found.append("\n".join(parts))
+    with bar("reading Python's documentation", len(files), wanted=progress) as advance:
+        for file in files:
+            module = ".".join(file.relative_to(sources).with_suffix("").parts).removesuffix(".__init__")
+            parts = []
+            for name, text in _docstrings(file):
+                if text not in seen:  # copied from class to class, or from module to module
+                    seen.add(text)
+                    parts.append(f"{name or f'module {module}'}\n\n{text}\n")
+            if parts:
+                found.append("\n".join(parts))
+            advance(1)
     return found
 
 
@@ -139,12 +141,3 @@ def _docstrings(file: Path) -> list[tuple[str, str]]:
 
     walk(tree, "")
     return found
-
-
-def _watched(files: list[Path], progress: bool) -> Iterator[Path]:
-    from rich.console import Console
-    from rich.progress import track
-
-    hidden = not (progress and sys.stderr.isatty())
-    bar = track(files, "reading Python's documentation", console=Console(stderr=True), transient=True, disable=hidden)
-    yield from bar

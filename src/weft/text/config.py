@@ -1,18 +1,14 @@
 """Which tokenizer: one config type a kind. Choosing the type chooses how text is cut.
 
-A kind that learns is trained with `config.train(texts)`; `Pretrained` reads a finished one instead.
+`build_tokenizer` in `text/tokenizer.py` trains a tokenizer as these settings say, or loads a finished one.
 """
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from weft.config import Config
-
-if TYPE_CHECKING:
-    from weft.text.tokenizer import Tokenizer
 
 Role = Literal["pad", "unk", "bos", "eos", "cls", "sep", "mask"]
 ROLES: tuple[Role, ...] = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
@@ -64,13 +60,6 @@ class Trained(Config):
     """What every kind that learns its vocabulary shares."""
 
     specials: Specials = OPEN
-
-    def train(self, texts: Iterable[str], progress: bool = False) -> "Tokenizer":
-        """The tokenizer that these texts give. They are read once, one at a time."""
-        from weft.text.tokenizer import Tokenizer
-
-        assert isinstance(self, Word | Char | Byte | BPE | WordPiece | Unigram)
-        return Tokenizer.train(self, texts, progress)
 
 
 class Word(Trained):
@@ -157,12 +146,6 @@ class Pretrained(Config):
     kind: Literal["pretrained"] = "pretrained"
     path: str
     pattern: Pattern | None = Field(None, description="how text is cut before ranks apply; absent: by their number")
-
-    def train(self, texts: Iterable[str] = (), progress: bool = False) -> "Tokenizer":
-        """The tokenizer as it is; it learns nothing from the texts."""
-        from weft.text.tokenizer import Tokenizer
-
-        return Tokenizer.load(self.path, self.pattern)
 
 
 TrainedConfig = Word | Char | Byte | BPE | WordPiece | Unigram

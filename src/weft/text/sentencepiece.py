@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from weft.errors import TokenizerError
 from weft.text.config import ROLES, Role
-from weft.text.surface import BYTE_TOKEN, byte_tokens
+from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.training import look_alikes
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

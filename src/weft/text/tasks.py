@@ -14,7 +14,7 @@ from typing import Literal
 
 from weft.errors import DataError, suggestion
 from weft.text.grammars import chatter, dates, letters, numbers, questions, sentiment
-from weft.text.grammars.dice import Dice, Mine, Row, in_validation
+from weft.text.grammars.rng import Mine, Rng, Row, in_validation
 
 Split = Literal["train", "validation"]
 PATIENCE = 20_000  # draws in a row that bring nothing new: then there is nothing new
@@ -27,7 +27,7 @@ class Task:
     name: str
     summary: str
     columns: tuple[str, ...]
-    draw: Callable[[Dice, Mine], Row | None]
+    draw: Callable[[Rng, Mine], Row | None]
     train: int = 20_000
     validation: int = 1_000
 
@@ -92,7 +92,7 @@ def rows(name: str, split: Split, count: int | None = None) -> Iterator[Row]:
 
 def _drawn(task: Task, split: Split, wanted: int) -> Iterator[Row]:
     held_out = split == "validation"
-    dice = Dice(f"weft {task.name} {split}")
+    rng = Rng(f"weft {task.name} {split}")
     seen: set[str] = set()
     idle = 0
 
@@ -100,7 +100,7 @@ def _drawn(task: Task, split: Split, wanted: int) -> Iterator[Row]:
         return in_validation(task.name, key) == held_out
 
     while len(seen) < wanted:
-        row = task.draw(dice, mine)
+        row = task.draw(rng, mine)
         written = "" if row is None else json.dumps(row)
         if row is None or written in seen:
             idle += 1

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from weft.errors import TokenizerError
 from weft.text.config import Pattern, Role
-from weft.text.surface import byte_letters
+from weft.text.token_bytes import byte_letters
 
 LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\s*")
 LONGEST = 512  # bytes of a token

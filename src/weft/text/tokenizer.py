@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 # set, so that the library says nothing when the process forks; a child turns it off, for threads do not survive a fork
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -19,19 +19,15 @@ from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from weft.errors import TokenizerError, suggestion
 from weft.files import write_text
-from weft.text import vocabularies
-from weft.text.config import ROLES, Pattern, Role, TrainedConfig
-from weft.text.surface import BYTE_TOKEN, Surface, TextStream
+from weft.text import tokenizer_config, vocabularies
+from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig
 from weft.text.template import render
-from weft.text.training import learn, look_alikes, refuse_surrogates
-
-if TYPE_CHECKING:
-    pass
+from weft.text.token_bytes import BYTE_TOKEN, TextStream, TokenBytes
+from weft.text.training import learn, look_alikes, utf8_size
 
 os.register_at_fork(after_in_child=lambda: os.environ.__setitem__("TOKENIZERS_PARALLELISM", "false"))
 
 FILE = "tokenizer.json"
-SETTINGS = "tokenizer_config.json"
 
 # the tokens that play a role in a file which does not say so
 CUSTOMARY: dict[Role, tuple[str, ...]] = {
@@ -47,7 +43,7 @@ CUSTOMARY: dict[Role, tuple[str, ...]] = {
 T = TypeVar("T")
 
 
-class Piece(NamedTuple):
+class TokenSpan(NamedTuple):
     """A token of a text: its id, the vocabulary's entry, and the characters start … end of the text it came from."""
 
     id: int
@@ -83,7 +79,7 @@ class Tokenizer:
         backend.encode_special_tokens = True  # not part of the file
         self._backend = backend
         self._protect()
-        self._surface = Surface(backend)
+        self._token_bytes = TokenBytes(backend)
         self._hidden = frozenset(id for token, id in self._special.items() if token != self._roles.get("unk"))
 
     def _protect(self) -> None:
@@ -104,11 +100,6 @@ class Tokenizer:
             return []
 
     # ---- making one
-
-    @classmethod
-    def train(cls, config: TrainedConfig, texts: Iterable[str], progress: bool = False) -> Self:
-        """Learn from texts, read once, one at a time; `progress` shows a bar where stderr is a terminal."""
-        return cls(learn(config, texts, progress), config.specials.roles())
 
     @classmethod
     def from_json(cls, text: str, roles: Mapping[Role, str] | None = None, chat_template: str | None = None) -> Self:
@@ -133,13 +124,13 @@ class Tokenizer:
         if path.is_dir() and not file.is_file():
             file = vocabularies.in_folder(path) or file
         foreign = file.is_file() and vocabularies.is_vocabulary(file)
-        text = None if foreign else _read_text(file)
+        text = None if foreign else tokenizer_config.read_text(file)
         if text is None and not foreign:
             where = (
                 f"{path}: no {FILE} in this folder" if path.is_dir() else f"{path}: no such tokenizer file or folder"
             )
             raise TokenizerError(where)
-        roles, template = _settings(file.parent)
+        roles, template = tokenizer_config.read(file.parent)
         try:
             if text is None:
                 backend, own = _careful(lambda: vocabularies.read(file, pattern), "not a tokenizer")
@@ -155,12 +146,8 @@ class Tokenizer:
         """Write tokenizer.json into a folder (or to a path ending in .json) and tokenizer_config.json beside it."""
         path = Path(path)
         file = path if path.suffix == ".json" else path / FILE
-        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        settings |= {f"{role}_token": token for role, token in self._roles.items()}
-        if self.chat_template is not None:
-            settings["chat_template"] = self.chat_template
         try:
-            write_text(file.parent / SETTINGS, json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
+            tokenizer_config.write(file.parent, self._roles, self.chat_template)
             write_text(file, self._json)
         except OSError as error:
             raise TokenizerError(f"{file}: cannot be written: {error.strerror}") from None
@@ -198,20 +185,20 @@ class Tokenizer:
         except Exception as error:
             raise self._refusal(texts, error) from None
 
-    def pieces(self, text: str) -> list[Piece]:
-        """How a text is cut. Pieces of one character that is spelled in bytes share its place."""
+    def token_spans(self, text: str) -> list[TokenSpan]:
+        """How a text is cut. Tokens of one character that is spelled in bytes share its place."""
         try:
             encoding = self._backend.encode(text, add_special_tokens=False)
         except Exception as error:
             raise self._refusal([text], error) from None
         cut = zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
-        return [Piece(id, token, text[start:end], start, end) for id, token, (start, end) in cut]
+        return [TokenSpan(id, token, text[start:end], start, end) for id, token, (start, end) in cut]
 
     def _refusal(self, texts: list[str], error: Exception) -> TokenizerError:
         """Why these texts cannot be encoded."""
         try:
             for text in texts:
-                refuse_surrogates(text)
+                utf8_size(text)
         except TokenizerError as refusal:
             return refusal
         for text in texts:
@@ -236,14 +223,14 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
         """The text of these ids; special tokens other than unk are left out unless `specials`."""
         skip = frozenset() if specials else self._hidden
-        return self._surface.join([id for each in ids if (id := int(each)) not in skip]).decode("utf-8", "replace")
+        return self._token_bytes.join([id for each in ids if (id := int(each)) not in skip]).decode("utf-8", "replace")
 
     def stream(self, *, specials: bool = False, begun: bool = False) -> TextStream:
         """For ids that come one at a time: what `push` and `flush` give, put together, is what `decode` gives.
 
         Ids that go on with a text that has `begun` give what they add to it.
         """
-        return TextStream(self._surface, frozenset() if specials else self._hidden, begun)
+        return TextStream(self._token_bytes, frozenset() if specials else self._hidden, begun)
 
     # ---- the vocabulary
 
@@ -262,15 +249,15 @@ class Tokenizer:
         ordinary = [t for t in self._backend.get_vocab() if t not in self._special and not BYTE_TOKEN.fullmatch(t)]
         if any(len(token) > 1 for token in ordinary):
             return "bpe"
-        return "byte" if self._surface.bytewise else "char"
+        return "byte" if self._token_bytes.bytewise else "char"
 
     def token(self, id: int) -> str:
         """The vocabulary's entry for an id."""
-        return self._surface.token(int(id))
+        return self._token_bytes.token(int(id))
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes that an id adds to a text which has begun; they may be a part of a character."""
-        return self._surface[int(id)]
+        return self._token_bytes[int(id)]
 
     def id(self, token: str) -> int:
         """The id of a vocabulary's entry."""
@@ -364,10 +351,22 @@ class Tokenizer:
         The template comes with the tokenizer, so it is rendered in a sandbox. Encode the text with `specials=True`.
         """
         if self.chat_template is None:
-            raise TokenizerError(f"this tokenizer has no chat template; a {SETTINGS} beside {FILE} may give it one")
+            raise TokenizerError(
+                f"this tokenizer has no chat template; a {tokenizer_config.FILE} beside {FILE} may give it one"
+            )
         tokens = {f"{role}_token": self._roles.get(role, "") for role in ROLES}
         given = {"messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None, **tokens}
         return render(self.chat_template, given)
+
+
+def build_tokenizer(settings: TokenizerConfig, texts: Iterable[str] = (), progress: bool = False) -> Tokenizer:
+    """The tokenizer that `settings` describe: trained on texts, which are read once, one at a time; or a finished one.
+
+    `progress` shows a bar where stderr is a terminal.
+    """
+    if isinstance(settings, Pretrained):
+        return Tokenizer.load(settings.path, settings.pattern)
+    return Tokenizer(learn(settings, texts, progress), settings.specials.roles())
 
 
 # ---- reading files that others wrote
@@ -393,49 +392,3 @@ def _careful(make: Callable[[], T], what: str) -> T:
         raise
     except BaseException as error:  # the library's panics are no Exceptions
         raise TokenizerError(f"{what}: {' '.join(str(error).split())}") from None
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except UnicodeDecodeError:
-        raise TokenizerError(f"{path}: not a tokenizer: no UTF-8 text") from None
-    except OSError as error:
-        raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _settings(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
-    """The roles and the chat template that the files beside a tokenizer.json give; None where they say nothing."""
-    text = _read_text(folder / SETTINGS)
-    if text is None:
-        return None, _read_text(folder / "chat_template.jinja")
-    try:
-        settings = json.loads(text)
-    except RecursionError:
-        raise TokenizerError(f"{folder / SETTINGS}: not valid JSON: nested too deeply") from None
-    except ValueError as error:
-        raise TokenizerError(f"{folder / SETTINGS}: not valid JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise TokenizerError(f"{folder / SETTINGS}: expected a JSON object")
-    roles: dict[Role, str] = {}
-    for role in ROLES:
-        token = settings.get(f"{role}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            roles[role] = token
-    template = _template(settings.get("chat_template"))
-    try:
-        refuse_surrogates(template or "")
-    except TokenizerError as error:
-        raise TokenizerError(f"{folder / SETTINGS}: chat_template: {error}") from None
-    return roles, template or _read_text(folder / "chat_template.jinja")
-
-
-def _template(value: object) -> str | None:
-    """A template, or the one named default where there are several."""
-    if isinstance(value, list):
-        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
-        value = named[-1].get("template") if named else None
-    return value if isinstance(value, str) else None

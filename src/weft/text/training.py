@@ -5,18 +5,17 @@ The same texts in the same order give the same vocabulary, id for id, on every r
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from time import monotonic
+from contextlib import ExitStack
+from typing import assert_never
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.errors import TokenizerError
+from weft.progress import bar
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
-from weft.text.surface import byte_letters, byte_tokens
+from weft.text.token_bytes import byte_letters, byte_tokens
 
 DEFAULT_SIZE = 8192
 FEW = 2  # a pair seen once teaches nothing
@@ -26,8 +25,8 @@ WORD_START = "\ue000"  # private use: BERT's normalizer removes it from texts, s
 
 def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False) -> Tokenizer:
     """A trained Hugging Face tokenizer with its special tokens in place."""
-    with _bar(progress) as bar:
-        reading = _Reading(texts, bar)
+    with ExitStack() as bars:
+        reading = _Reading(texts, bars, progress)
         match config:
             case Word():
                 backend = _word(config, reading)
@@ -41,6 +40,8 @@ def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False) -
                 backend = _wordpiece(config, reading)
             case Unigram():
                 backend = _unigram(config, reading)
+            case _:
+                assert_never(config)
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in config.specials.tokens()])
     if config.specials.cls and config.specials.sep:
         backend.post_processor = _bert_template(backend, config.specials.cls, config.specials.sep)
@@ -50,59 +51,41 @@ def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False) -
 # ---- reading
 
 
-def _bar(progress: bool) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not (progress and sys.stderr.isatty()),
-    )
-
-
 class _Reading:
     """Passes the texts on, refuses what no tokenizer can hold, and remembers the characters it saw."""
 
-    def __init__(self, texts: Iterable[str], bar: Progress) -> None:
+    def __init__(self, texts: Iterable[str], bars: ExitStack, progress: bool) -> None:
         self._texts = texts
-        self._bar = bar
+        self._bars = bars
+        self._progress = progress
         self.alphabet: set[str] = set()
         self.at_end: Callable[[], None] = _nothing  # runs when the texts are read, before the long work begins
 
     def __iter__(self) -> Iterator[str]:
-        total = len(self._texts) if isinstance(self._texts, list | tuple) else None
-        task = self._bar.add_task("tokenizer: reading texts", total=total, rate="")
-        began = shown = monotonic()
-        count = characters = 0
-        for count, text in enumerate(self._texts, 1):
-            refuse_surrogates(text)
-            self.alphabet.update(text)
-            characters += len(text)
-            if (now := monotonic()) > shown + 0.1:
-                shown = now
-                self._bar.update(task, completed=count, rate=f"{characters / (now - began) / 1e6:.1f} M characters/s")
-            yield text
+        characters = 0
+        with bar("tokenizer: reading text", None, unit="bytes", wanted=self._progress) as advance:
+            for text in self._texts:
+                advance(utf8_size(text))
+                self.alphabet.update(text)
+                characters += len(text)
+                yield text
         if not characters:
             raise TokenizerError("there is no text to train the tokenizer on; give it at least one character")
         self.at_end()
         learning = f"tokenizer: learning from {characters:,} characters"
-        self._bar.update(task, completed=count, total=None, description=learning, rate="")
+        self._bars.enter_context(bar(learning, None, wanted=self._progress))
 
 
 def _nothing() -> None:
     return None
 
 
-def refuse_surrogates(text: str) -> None:
-    """An error where a text holds half of a UTF-16 pair, which is no character and has no UTF-8."""
+def utf8_size(text: str) -> int:
+    """The bytes of a text; an error where it holds half of a UTF-16 pair, which is no character and has no UTF-8."""
     if text.isascii():
-        return
+        return len(text)
     try:
-        text.encode("utf-8")
+        return len(text.encode("utf-8"))
     except UnicodeEncodeError as error:
         found = f"U+{ord(text[error.start]):04X}"
         raise TokenizerError(

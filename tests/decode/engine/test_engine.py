@@ -25,9 +25,9 @@ from weft.models.build import build as build_model
 from weft.models.config import Bahdanau, NGram, Recurrent
 from weft.models.presets import gpt, llama, preset, vaswani
 from weft.text.config import Byte
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import build_tokenizer
 
-BYTES = Tokenizer.train(Byte(), ["any"])
+BYTES = build_tokenizer(Byte(), ["any"])
 VOCAB = BYTES.vocab_size
 
 

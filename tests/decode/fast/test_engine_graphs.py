@@ -16,6 +16,7 @@ from weft.models.presets import llama
 from weft.models.transformer import Transformer
 from weft.nn.config import ALiBi, Attention, DynamicNTK, LayerNorm, Learned, Rotary
 from weft.text.config import Byte
+from weft.text.tokenizer import build_tokenizer
 
 KINDS: dict[str, dict[str, object]] = {
     "rotary": {},
@@ -80,7 +81,7 @@ def shouting(model: Transformer) -> Transformer:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["fused", *KINDS])
 def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None:
-    tokenizer = Byte().train([])
+    tokenizer = build_tokenizer(Byte(), [])
     torch.manual_seed(0)
     if kind == "fused":
         model = build(llama(2, 128, 4, 256, 512, tokenizer.vocab_size))

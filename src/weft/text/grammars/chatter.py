@@ -1,6 +1,6 @@
 """Conversations with an assistant that answers in one plain sentence: sums, measures, words and their meanings."""
 
-from weft.text.grammars.dice import Dice, Mine, Row
+from weft.text.grammars.rng import Mine, Rng, Row
 
 MEANINGS = {
     "anchor": "a heavy hook that keeps a ship in its place",
@@ -87,35 +87,35 @@ ASK_MEANING = (
 Exchange = tuple[str, str, str]  # what identifies it, what the person says, what the assistant answers
 
 
-def conversation(dice: Dice, mine: Mine) -> Row | None:
+def conversation(rng: Rng, mine: Mine) -> Row | None:
     """{messages}: one to three exchanges, perhaps with a greeting before and thanks after.
 
     What is held out, a sum with its numbers or a word in its wording, is in no conversation of the training side.
     """
     turns: list[tuple[str, str]] = []
-    if dice.chance(20):
-        turns.append((dice.pick(GREETINGS), "Hello! What would you like to know?"))
-    for _ in range(dice.pick((1, 1, 1, 2, 2, 3))):
-        key, said, answer = _exchange(dice)
+    if rng.chance(20):
+        turns.append((rng.pick(GREETINGS), "Hello! What would you like to know?"))
+    for _ in range(rng.pick((1, 1, 1, 2, 2, 3))):
+        key, said, answer = _exchange(rng)
         while not mine(key):
-            key, said, answer = _exchange(dice)
+            key, said, answer = _exchange(rng)
         turns.append((said, answer))
-    if dice.chance(15):
-        turns.append((dice.pick(THANKS), "You are welcome."))
+    if rng.chance(15):
+        turns.append((rng.pick(THANKS), "You are welcome."))
     messages = []
     for said, answer in turns:
         messages += [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
     return {"messages": messages}
 
 
-def _exchange(dice: Dice) -> Exchange:
-    return dice.pick((_sum, _sum, _measure, _meaning, _meaning, _opposite, _spelling, _larger))(dice)
+def _exchange(rng: Rng) -> Exchange:
+    return rng.pick((_sum, _sum, _measure, _meaning, _meaning, _opposite, _spelling, _larger))(rng)
 
 
-def _sum(dice: Dice) -> Exchange:
-    sign = dice.pick(("plus", "minus", "times"))
+def _sum(rng: Rng) -> Exchange:
+    sign = rng.pick(("plus", "minus", "times"))
     most = 12 if sign == "times" else 99
-    a, b = dice.between(0, most), dice.between(0, most)
+    a, b = rng.between(0, most), rng.between(0, most)
     if sign == "minus" and a < b:
         a, b = b, a
     result = {"plus": a + b, "minus": a - b, "times": a * b}[sign]
@@ -123,44 +123,44 @@ def _sum(dice: Dice) -> Exchange:
     ask = ("What is {}?", "How much is {}?", "Please work out {}.", "Can you tell me what {} is?", "{}?")
     # 3 plus 4 and 4 plus 3 are one item
     low, high = (a, b) if sign == "minus" else sorted((a, b))
-    return f"{low} {sign} {high}", dice.pick(ask).format(words), f"{words} is {result}."
+    return f"{low} {sign} {high}", rng.pick(ask).format(words), f"{words} is {result}."
 
 
-def _measure(dice: Dice) -> Exchange:
-    small, large, ratio = dice.pick(MEASURES)
-    count = dice.between(2, 30)
+def _measure(rng: Rng) -> Exchange:
+    small, large, ratio = rng.pick(MEASURES)
+    count = rng.between(2, 30)
     many = f"{count} {PLURALS.get(large, large + 's')}"
     ask = ("How many {s} are there in {m}?", "{m}: how many {s} is that?", "Please turn {m} into {s}.")
     key = f"{count} {large}"
-    return key, dice.pick(ask).format(s=small, m=many), f"There are {count * ratio} {small} in {many}."
+    return key, rng.pick(ask).format(s=small, m=many), f"There are {count * ratio} {small} in {many}."
 
 
-def _meaning(dice: Dice) -> Exchange:
-    word = dice.pick(tuple(MEANINGS))
-    said = dice.pick(ASK_MEANING).format(w=word, a=_an(word))
+def _meaning(rng: Rng) -> Exchange:
+    word = rng.pick(tuple(MEANINGS))
+    said = rng.pick(ASK_MEANING).format(w=word, a=_an(word))
     answer = f"{_an(word)} is {MEANINGS[word]}."
     return said, said, answer[0].upper() + answer[1:]
 
 
-def _opposite(dice: Dice) -> Exchange:
-    one, other = dice.pick(PAIRS)
-    if dice.chance(50):
+def _opposite(rng: Rng) -> Exchange:
+    one, other = rng.pick(PAIRS)
+    if rng.chance(50):
         one, other = other, one
     ask = ("What is the opposite of {}?", "Which word means the opposite of {}?", "Give me the opposite of {}.")
-    said = dice.pick(ask).format(one)
+    said = rng.pick(ask).format(one)
     return said, said, f"The opposite of {one} is {other}."
 
 
-def _spelling(dice: Dice) -> Exchange:
-    word = dice.pick(tuple(MEANINGS))
-    said = dice.pick(("How is {} spelled?", "Please spell {}.", "Spell the word {} for me.")).format(word)
+def _spelling(rng: Rng) -> Exchange:
+    word = rng.pick(tuple(MEANINGS))
+    said = rng.pick(("How is {} spelled?", "Please spell {}.", "Spell the word {} for me.")).format(word)
     return said, said, f"{word} is spelled {'-'.join(word.upper())}."
 
 
-def _larger(dice: Dice) -> Exchange:
-    a = dice.below(1000)
-    b = (a + dice.between(1, 999)) % 1000  # any other number
-    said = dice.pick(("Which is larger, {} or {}?", "Is {} or {} the larger number?")).format(a, b)
+def _larger(rng: Rng) -> Exchange:
+    a = rng.below(1000)
+    b = (a + rng.between(1, 999)) % 1000  # any other number
+    said = rng.pick(("Which is larger, {} or {}?", "Is {} or {} the larger number?")).format(a, b)
     low, high = sorted((a, b))
     return f"{low} or {high}", said, f"{high} is larger than {low}."
 

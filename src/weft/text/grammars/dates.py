@@ -3,8 +3,8 @@
 import datetime
 from collections.abc import Callable
 
-from weft.text.grammars.dice import Dice, Mine, Row, words
 from weft.text.grammars.numbers import cardinal
+from weft.text.grammars.rng import Mine, Rng, Row, words
 
 FIRST = datetime.date(1900, 1, 1)
 DAYS = (datetime.date(2100, 1, 1) - FIRST).days
@@ -18,21 +18,21 @@ _ORDINALS = words(
 )
 
 
-def to_iso(dice: Dice, mine: Mine) -> Row | None:
+def to_iso(rng: Rng, mine: Mine) -> Row | None:
     """One of many ways to say a day → 1999-05-03. A day that is held out is held out in every wording."""
-    day = _day(dice)
+    day = _day(rng)
     if not mine(day.isoformat()):
         return None
     ways = [*WAYS, *([_feast] * 3 if (day.month, day.day) in FEASTS else []), *([_last] * 3 if _is_last(day) else [])]
-    text = dice.pick(ways)(day)
-    if dice.chance(15):
+    text = rng.pick(ways)(day)
+    if rng.chance(15):
         text = f"{WEEKDAYS[day.weekday()]}, {text}"
-    return {"source": text.lower() if dice.chance(20) else text, "target": day.isoformat()}
+    return {"source": text.lower() if rng.chance(20) else text, "target": day.isoformat()}
 
 
-def to_words(dice: Dice, mine: Mine) -> Row | None:
+def to_words(rng: Rng, mine: Mine) -> Row | None:
     """1999-05-03 → the third of May, nineteen ninety-nine."""
-    day = _day(dice)
+    day = _day(rng)
     return {"source": day.isoformat(), "target": spoken(day)} if mine(day.isoformat()) else None
 
 
@@ -59,8 +59,8 @@ def spoken_year(year: int) -> str:
     return f"{cardinal(century)} {cardinal(rest)}"
 
 
-def _day(dice: Dice) -> datetime.date:
-    return FIRST + datetime.timedelta(days=dice.below(DAYS))
+def _day(rng: Rng) -> datetime.date:
+    return FIRST + datetime.timedelta(days=rng.below(DAYS))
 
 
 def _numbered(day: int) -> str:

@@ -1,6 +1,6 @@
 """Whole numbers below a million, in figures and in English words."""
 
-from weft.text.grammars.dice import Dice, Mine, Row, words
+from weft.text.grammars.rng import Mine, Rng, Row, words
 
 SMALL = words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
@@ -25,21 +25,21 @@ def cardinal(number: int, link: str = " and ", hyphen: str = "-") -> str:
     return f"{cardinal(thousands, link, hyphen)} thousand" + (between + cardinal(rest, link, hyphen) if rest else "")
 
 
-def to_figures(dice: Dice, mine: Mine) -> Row | None:
+def to_figures(rng: Rng, mine: Mine) -> Row | None:
     """Words, in British, American or unhyphenated spelling → figures."""
-    number = _number(dice)
+    number = _number(rng)
     if not mine(str(number)):
         return None
-    return {"source": cardinal(number, dice.pick((" and ", " ")), dice.pick(("-", " "))), "target": str(number)}
+    return {"source": cardinal(number, rng.pick((" and ", " ")), rng.pick(("-", " "))), "target": str(number)}
 
 
-def to_words(dice: Dice, mine: Mine) -> Row | None:
+def to_words(rng: Rng, mine: Mine) -> Row | None:
     """Figures → words, in British spelling."""
-    number = _number(dice)
+    number = _number(rng)
     return {"source": str(number), "target": cardinal(number)} if mine(str(number)) else None
 
 
-def _number(dice: Dice) -> int:
+def _number(rng: Rng) -> int:
     """Long numbers are rarer than there are of them, so that short ones come too."""
-    figures = dice.pick((2, 3, 3, 4, 4, 5, 5, 5, 6, 6, 6))
-    return dice.below(10**figures)
+    figures = rng.pick((2, 3, 3, 4, 4, 5, 5, 5, 6, 6, 6))
+    return rng.below(10**figures)

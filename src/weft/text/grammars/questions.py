@@ -12,7 +12,7 @@ like length holds every kind of question.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.text.grammars.dice import Dice, Mine, Row, words
+from weft.text.grammars.rng import Mine, Rng, Row, words
 
 NAMES = words("Anna Omar Mira Hugo Rosa Emil Zoe Boris Tara Ivan")
 CLOTHES = words("shoes gloves socks boots trousers")
@@ -69,34 +69,34 @@ FACTS = (
 )
 
 
-def question(dice: Dice, mine: Mine) -> Row | None:
+def question(rng: Rng, mine: Mine) -> Row | None:
     """{context, question, answer}; also as one text to read and one to write, {source, target}.
 
     Who has what decides whether a story is held out, in whatever order it is told and whatever is asked.
     """
-    fact, clothes, people = dice.pick(FACTS), dice.pick(CLOTHES), 2 if dice.chance(65) else 3
-    names, values = _often(dice, NAMES, people), _often(dice, fact.values, people)
+    fact, clothes, people = rng.pick(FACTS), rng.pick(CLOTHES), 2 if rng.chance(65) else 3
+    names, values = _often(rng, NAMES, people), _often(rng, fact.values, people)
     pairs = list(zip(names, values, strict=True))
     if not mine(" ".join(f"{name} {value}" for name, value in sorted(pairs))):
         return None
     told = [fact.told.format(n=name, x=value, c=clothes) for name, value in pairs]
-    chosen = dice.below(people)
+    chosen = rng.below(people)
     name, value = pairs[chosen]
-    wording, answer = (fact.asked, value) if dice.chance(50) else (fact.whose, name)
+    wording, answer = (fact.asked, value) if rng.chance(50) else (fact.whose, name)
     context, asked = " ".join(told), wording.format(n=name, x=value, c=clothes)
     both = {"source": f"{context} {asked}", "target": told[chosen]}
     return {"context": context, "question": asked, "answer": answer, **both}
 
 
-def _often(dice: Dice, options: Sequence[str], count: int) -> list[str]:
+def _often(rng: Rng, options: Sequence[str], count: int) -> list[str]:
     """`count` of these, none twice, in any order: the k-th is drawn a k-th as often as the first."""
     shares = [SHARES // place for place in range(1, len(options) + 1)]
     drawn: list[str] = []
     while len(drawn) < count:
-        place, share = 0, dice.below(sum(shares))
+        place, share = 0, rng.below(sum(shares))
         while share >= shares[place]:
             share -= shares[place]
             place += 1
         if options[place] not in drawn:
             drawn.append(options[place])
-    return dice.some(drawn, count)
+    return rng.some(drawn, count)

@@ -4,7 +4,7 @@ Every pattern is drawn for both labels, with the same words around it, so that w
 of its words: `not bad at all` praises, and `though the plot was dull, I loved it` does too.
 """
 
-from weft.text.grammars.dice import Dice, Mine, Row, words
+from weft.text.grammars.rng import Mine, Rng, Row, words
 
 LABELS = ("negative", "positive")
 
@@ -109,37 +109,37 @@ EXPECTED = (
 )
 
 
-def opinion(dice: Dice, mine: Mine) -> Row | None:
+def opinion(rng: Rng, mine: Mine) -> Row | None:
     """{text, label}; half are positive."""
-    label = dice.below(2)
-    thing = dice.pick(tuple(THINGS))
-    text = dice.pick(OPENERS) + _sentence(dice, thing, label)
+    label = rng.below(2)
+    thing = rng.pick(tuple(THINGS))
+    text = rng.pick(OPENERS) + _sentence(rng, thing, label)
     text = f"{text[0].upper()}{text[1:]}."
     return {"text": text, "label": LABELS[label]} if mine(text) else None
 
 
-def _sentence(dice: Dice, thing: str, label: int) -> str:
-    first, second = dice.some(THINGS[thing], 2)
-    form = dice.below(100)
+def _sentence(rng: Rng, thing: str, label: int) -> str:
+    first, second = rng.some(THINGS[thing], 2)
+    form = rng.below(100)
     if form < 40:
-        return _clause(dice, thing, first, label)
+        return _clause(rng, thing, first, label)
     if form < 50:
-        one, other = _clause(dice, thing, first, label), _clause(dice, thing, second, label)
-        return dice.pick(TOGETHER).format(main=one, more=other)
+        one, other = _clause(rng, thing, first, label), _clause(rng, thing, second, label)
+        return rng.pick(TOGETHER).format(main=one, more=other)
     if form < 85:
-        main, but = _clause(dice, thing, first, label), _clause(dice, thing, second, 1 - label)
-        return dice.pick(AGAINST).format(main=main, but=but, h=dice.pick(ADJECTIVES[1 - label]), a2=second)
-    word, meant = dice.pick(ADJECTIVES[1 - label]), dice.pick(ADJECTIVES[label])
-    return dice.pick(EXPECTED).format(s=thing, a=first, w=word, an=_an(word), g=meant, ang=_an(meant))
+        main, but = _clause(rng, thing, first, label), _clause(rng, thing, second, 1 - label)
+        return rng.pick(AGAINST).format(main=main, but=but, h=rng.pick(ADJECTIVES[1 - label]), a2=second)
+    word, meant = rng.pick(ADJECTIVES[1 - label]), rng.pick(ADJECTIVES[label])
+    return rng.pick(EXPECTED).format(s=thing, a=first, w=word, an=_an(word), g=meant, ang=_an(meant))
 
 
-def _clause(dice: Dice, thing: str, aspect: str, label: int) -> str:
+def _clause(rng: Rng, thing: str, aspect: str, label: int) -> str:
     """What `label` says, in its own words or by denying the opposite."""
-    turned = dice.chance(45)
+    turned = rng.chance(45)
     side = 1 - label if turned else label
-    word, (did, to) = dice.pick(ADJECTIVES[side]), dice.pick(VERBS[side])
-    return dice.pick(TURNED if turned else PLAIN).format(
-        s=thing, a=aspect, d=dice.pick(DEGREES), w=word, an=_an(word), v=did, to=to
+    word, (did, to) = rng.pick(ADJECTIVES[side]), rng.pick(VERBS[side])
+    return rng.pick(TURNED if turned else PLAIN).format(
+        s=thing, a=aspect, d=rng.pick(DEGREES), w=word, an=_an(word), v=did, to=to
     )
 
 

@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 _STRIDE = 0x9E3779B97F4A7C15
 
 
-class Dice:
+class Rng:
     """Numbers that look drawn at random, the same ones for the same seed."""
 
     def __init__(self, seed: str) -> None:

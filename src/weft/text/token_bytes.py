@@ -31,7 +31,7 @@ def byte_letters() -> dict[str, int]:
     return letters
 
 
-class Surface(dict[int, bytes]):
+class TokenBytes(dict[int, bytes]):
     """id → the bytes it adds to a text that has already begun; filled as ids are met.
 
     `first(id)` is what it adds at the very beginning, where a word's leading space is dropped.
@@ -49,8 +49,8 @@ class Surface(dict[int, bytes]):
         self._falls_back = "ByteFallback" in parts
 
     def __missing__(self, id: int) -> bytes:
-        self[id] = piece = self._later(self.token(id))
-        return piece
+        self[id] = added = self._later(self.token(id))
+        return added
 
     def token(self, id: int) -> str:
         """The vocabulary's entry."""
@@ -111,8 +111,8 @@ class TextStream:
     Where the text has `begun` before the first of them, a word keeps its leading space.
     """
 
-    def __init__(self, surface: Surface, skip: Collection[int], begun: bool = False) -> None:
-        self._surface = surface
+    def __init__(self, token_bytes: TokenBytes, skip: Collection[int], begun: bool = False) -> None:
+        self._token_bytes = token_bytes
         self._skip = skip
         self._begun = begun
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -121,9 +121,9 @@ class TextStream:
         """The text that this id completes; empty while a character is still missing bytes."""
         if id in self._skip:
             return ""
-        piece = self._surface[id] if self._begun else self._surface.first(id)
+        added = self._token_bytes[id] if self._begun else self._token_bytes.first(id)
         self._begun = True
-        return self._utf8.decode(piece)
+        return self._utf8.decode(added)
 
     def extend(self, ids: Iterable[int]) -> str:
         """The text that these ids complete."""
