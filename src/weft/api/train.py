@@ -5,7 +5,7 @@ Text, training, evaluation and the report are put together here; the commands pa
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,12 +164,16 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
     config, choices = _tokenizer_settings(recipe, objective, device)
     chosen_size = any(choice.key == "tokenizer.vocab_size" for choice in choices)
     try:
-        target = build_tokenizer(config, _written(objective), progress=True)
+        target = build_tokenizer(
+            config, objective.texts(None if recipe.source_tokenizer is None else "target"), progress=True
+        )
     except TokenizerError:
         if not chosen_size:
             raise
         config = config.replace(vocab_size=None)
-        target = build_tokenizer(config, _written(objective), progress=True)
+        target = build_tokenizer(
+            config, objective.texts(None if recipe.source_tokenizer is None else "target"), progress=True
+        )
         config = config.replace(vocab_size=target.vocab_size)
         smaller = Choice("tokenizer.vocab_size", target.vocab_size, "all that this text supports")
         choices = [*choices[:-1], smaller]
@@ -201,13 +205,6 @@ def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) 
     if recipe.tokenizer is not None and not hasattr(recipe.tokenizer, "vocab_size"):
         return recipe.tokenizer, []
     return choose_tokenizer(recipe, objective.amount(), device)
-
-
-def _written(objective: Objective[Any]) -> Iterator[str]:
-    """What the tokenizer learns from: what is written, and what is read unless that has a tokenizer of its own."""
-    yield from objective.texts("target")
-    if objective.recipe.source_tokenizer is None and objective.settings.reads == "rows":
-        yield from objective.texts("source")
 
 
 def _announce(recipe: Recipe, facts: Facts, choices: Sequence[Choice], log: Log) -> None:

@@ -1,13 +1,14 @@
 """Conversations: the assistant's replies are learned, all other turns only read."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from weft.data.batch import Batch
-from weft.data.collate import chat_batch, chat_example, chat_lengths
+from weft.data.batch import Batch, packed
 from weft.data.examples import Examples
+from weft.data.messages import encode_chat
 from weft.data.table import Kind, Row
 from weft.decode.config import Sampling
 from weft.decode.generate import longest_text
@@ -37,16 +38,18 @@ class Chat(RowObjective[config.Chat]):
             for message in values[self.settings.column]:
                 yield f"### {message['role'].capitalize()}\n{message['content']}\n"
 
-    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
+        """The tokens of each conversation, and 1 for each that is the assistant's."""
         for row in rows:
             try:
-                yield chat_example(self.tokenizer, row.values[self.settings.column])
+                tokens, replies = encode_chat(self.tokenizer, row.values[self.settings.column])
             except WeftError as error:
                 raise DataError(f"{row.where}: {error}") from None
+            yield {"tokens": tokens, "replies": replies}
 
     def lengths(self, examples: Examples) -> Numbers:
         self._check_replies(examples)
-        return chat_lengths(examples, self.length)
+        return np.minimum(examples.lengths("tokens") - 1, self.length)  # the last token is a target alone
 
     def _check_replies(self, examples: Examples) -> None:
         """Refuse rows so short that no reply begins in any of them: there would be nothing to learn."""
@@ -61,7 +64,16 @@ class Chat(RowObjective[config.Chat]):
             )
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        return chat_batch(examples, numbers, self.tokenizer, length=self.length)
+        """Conversations packed into as few rows (B, length) as best-fit finds; only replies are targets.
+
+        None attends to another. One that is longer than a row is cut.
+        """
+        end = self.length + 1
+        batch = packed([examples.ids("tokens", n)[:end].tolist() for n in numbers], self.length, self.tokenizer.pad_id)
+        # the same lengths, hence the same places
+        replies = packed([examples.ids("replies", n)[:end].tolist() for n in numbers], self.length, 0)
+        assert batch.loss_mask is not None
+        return replace(batch, loss_mask=batch.loss_mask & replies.targets.bool())
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """−log p of the assistant's tokens."""

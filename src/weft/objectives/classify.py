@@ -7,17 +7,18 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.data.collate import framed, labelled_batch, sentence_lengths
-from weft.data.examples import Examples, encoded
+from weft.data.collate import framed, framed_lengths
+from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import ConfigError
 from weft.evaluate.classification import classified
 from weft.models.base import LanguageModel
 from weft.objectives.objective import model_inputs
-from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
+from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs, in_order
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.training.objective import Loss
@@ -50,10 +51,20 @@ class SequenceObjective(RowObjective[S]):
         return dict(zip(("first", "second"), self.settings.texts, strict=False))
 
     def lengths(self, examples: Examples) -> Numbers:
-        return sentence_lengths(examples, self.tokenizer, self.length)
+        return framed_lengths(examples, tuple(self.fields), self.tokenizer, self.length)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        return labelled_batch(examples, numbers, self.tokenizer, length=self.length)
+        """Texts in their frames, each with one target."""
+        first, second = (
+            [examples.ids(field, n).tolist() for n in numbers] if field in examples.fields else None
+            for field in ("first", "second")
+        )
+        tokens, mask, segments = framed(first or [], second, self.tokenizer, length=self.length)
+        return Batch(tokens, self.targets(examples, numbers), mask=mask, segments=segments)
+
+    @abstractmethod
+    def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
+        """What is to be predicted of some examples: (B,)."""
 
     @torch.no_grad()
     def outputs(
@@ -108,10 +119,12 @@ class Classify(SequenceObjective[config.Classify]):
     def row_labels(self, values: Mapping[str, Any]) -> Iterable[str]:
         return (values[self.settings.label],)
 
-    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        label = self.settings.label
-        for example in encoded(rows, self.tokenizer, texts=self.fields, labels={label: self.labels}):
-            yield {"label": example.pop(label), **example}
+    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
+        for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
+            yield {"label": self.label_ids[row.values[self.settings.label]], **ids}
+
+    def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
+        return torch.from_numpy(in_order(examples.values("label")[numbers].astype(np.int64), examples, self.labels))
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """Targets (B,) int64."""

@@ -1,20 +1,23 @@
 """Texts that belong together: vectors that lie close."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
-from weft.data.batch import Batch
-from weft.data.collate import twins_batch, twins_lengths
-from weft.data.examples import Examples, encoded
+from weft.data.batch import Batch, Source
+from weft.data.collate import framed, framed_lengths
+from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.evaluate.objective import mean_loss
 from weft.models.base import LanguageModel
 from weft.objectives.rows import Numbers, RowObjective
 from weft.recipe import objective as config
 from weft.training.objective import Loss
+
+SIDES = ("first", "second")
 
 
 class Contrastive(RowObjective[config.Contrastive]):
@@ -30,15 +33,23 @@ class Contrastive(RowObjective[config.Contrastive]):
             yield values[self.settings.first]
             yield values[self.settings.second]
 
-    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        columns = {"first": self.settings.first, "second": self.settings.second}
-        return encoded(rows, self.tokenizer, texts=columns)
+    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
+        return self.ids(rows, {"first": self.settings.first, "second": self.settings.second})
 
     def lengths(self, examples: Examples) -> Numbers:
-        return twins_lengths(examples, self.tokenizer, self.length)
+        return np.stack([framed_lengths(examples, (side,), self.tokenizer, self.length) for side in SIDES], axis=1)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        return twins_batch(examples, numbers, self.tokenizer, length=self.length)
+        """Two texts that belong together, each in a frame of its own; the other one is the source.
+
+        The target of row i is i: its partner among all others (B,).
+        """
+        one, other = (
+            framed([examples.ids(side, n).tolist() for n in numbers], None, self.tokenizer, length=self.length)
+            for side in SIDES
+        )
+        source = Source(other.tokens, other.mask)
+        return Batch(one.tokens, torch.arange(len(one.tokens)), mask=one.mask, source=source)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """Asked both ways: the mean of two −log p (Radford et al. 2021, §2.3). Vectors of length 1: cosines."""

@@ -1,13 +1,16 @@
 """Masked words and the next sentence, in pairs of passages: both tasks of BERT at once (Devlin et al. 2019, §3.1)."""
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 from weft.data.batch import Batch
 from weft.data.corrupt import Masking
-from weft.data.examples import Examples, write_examples
+from weft.data.examples import Examples, write_sides
 from weft.data.sentences import Sentences, pairs_masked_batch
 from weft.data.shards import Side
 from weft.data.split import Piece, split_pieces, train_texts
@@ -19,7 +22,6 @@ from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Res
 from weft.progress import Log
 from weft.recipe import objective as config
 from weft.text.sentences import split_sentences
-from weft.text.tokenizer import Tokenizer
 from weft.training.loader import Loader, micro_rows
 from weft.training.objective import Loss
 
@@ -38,7 +40,7 @@ class MaskedNext(Objective[config.MaskedNext]):
         """Bytes of the training text."""
         return sum(len(text.encode()) for text in self.texts())
 
-    def texts(self, side: Literal["target", "source"] = "target") -> Iterator[str]:
+    def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
         """The training text."""
         return train_texts(self._sources(), self.recipe.data.validation, column=self.recipe.data.column)
 
@@ -46,39 +48,42 @@ class MaskedNext(Objective[config.MaskedNext]):
         """Sentences of both sides in the run's folder, each with the number of its document."""
         shutil.rmtree(self.folder.data, ignore_errors=True)
         self.folder.data.mkdir(parents=True)
-        notes, size = {"tokenizer": self.tokenizer.fingerprint}, 0
-        sides: tuple[Side, ...] = ("train",) if self.recipe.data.validation.kind == "none" else ("train", "validation")
-        for side in sides:
-            write_examples(self.folder.data / f"{side}.safetensors", self._encoded(side), notes=notes)
-        size = sum(len(text.encode()) for text in self.texts())
-        return Prepared(size)
+        sides: tuple[Side, ...] = ("train", "validation") if self.recipe.data.validation.kind != "none" else ("train",)
+        amount = Counter[Side]()
+        paths = {side: self._file(side) for side in sides}
+        write_sides(paths, self._examples(amount), notes={"tokenizer": self.tokenizer.fingerprint})
+        return Prepared(amount["train"])
 
-    def _encoded(self, side: Side) -> Iterator[dict[str, Any]]:
-        """Every sentence of a side that has a token, with its document's number."""
-        waiting: list[tuple[str, int]] = []
-        for sentence in self._sentences(side):
-            waiting.append(sentence)
-            if len(waiting) == CHUNK:
-                yield from _examples(waiting, self.tokenizer)
-                waiting = []
-        yield from _examples(waiting, self.tokenizer)
+    def _examples(self, amount: Counter[Side]) -> Iterator[tuple[Side, dict[str, Any]]]:
+        """Every sentence that has a token, with its side and its document's number."""
+        sentences = self._sentences(amount)
+        while some := list(islice(sentences, CHUNK)):
+            encoded = self.tokenizer.encode_batch([sentence for _, sentence, _ in some])
+            for ids, (side, _, document) in zip(encoded, some, strict=True):
+                if ids:
+                    yield side, {"tokens": ids, "document": document}
 
-    def _sentences(self, side: Side) -> Iterator[tuple[str, int]]:
-        """Sentences and their documents. A document comes in sections; its last sentence may go on in the next one."""
-        last: Piece | None = None
-        rest = ""
+    def _sentences(self, amount: Counter[Side]) -> Iterator[tuple[Side, str, int]]:
+        """Side, sentence and document. A document comes in sections; its last sentence may go on in the next one."""
         data = self.recipe.data
+        last: dict[Side, Piece] = {}
+        rest: dict[Side, str] = {"train": "", "validation": ""}
+
+        def cut(side: Side, text: str) -> Iterator[tuple[Side, str, int]]:
+            return ((side, sentence, last[side].document) for sentence in split_sentences(text))
+
         for piece in split_pieces(self._sources(), data.validation, column=data.column):
-            if piece.split != side:
-                continue
-            if last is not None and (last.ends or last.document != piece.document):
-                yield from ((sentence, last.document) for sentence in split_sentences(rest))
-                rest = ""
-            *whole, rest = split_sentences(rest + piece.text) or [""]
-            yield from ((sentence, piece.document) for sentence in whole)
-            last = piece
-        if last is not None:
-            yield from ((sentence, last.document) for sentence in split_sentences(rest))
+            side = piece.split
+            amount[side] += piece.size
+            before = last.get(side)
+            if before is not None and (before.ends or before.document != piece.document):
+                yield from cut(side, rest[side])
+                rest[side] = ""
+            last[side] = piece
+            *whole, rest[side] = split_sentences(rest[side] + piece.text) or [""]
+            yield from ((side, sentence, piece.document) for sentence in whole)
+        for side in last:
+            yield from cut(side, rest[side])
 
     def _sources(self) -> tuple[str, ...]:
         data = self.recipe.data
@@ -99,9 +104,12 @@ class MaskedNext(Objective[config.MaskedNext]):
         self.check_tokenizer(found.notes)
         return found
 
+    def _file(self, side: Side) -> Path:
+        return self.folder.data / f"{side}.safetensors"
+
     def _open(self, side: Side) -> Examples:
         try:
-            return Examples.open(self.folder.data / f"{side}.safetensors")
+            return Examples.open(self._file(side))
         except DataError as error:
             raise RunError(f"{self.folder.path}: its sentences can't be read: {error}") from None
 
@@ -162,9 +170,3 @@ class MaskedNext(Objective[config.MaskedNext]):
         wanted = sentences.per_epoch(length) if most is None else min(sentences.per_epoch(length), most // length)
         for step in range(max(1, wanted // few)):
             yield pairs_masked_batch(sentences, self.masking, step, few, seed=self.recipe.seed + 1, length=length)
-
-
-def _examples(sentences: list[tuple[str, int]], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    for ids, (_, document) in zip(tokenizer.encode_batch([text for text, _ in sentences]), sentences, strict=True):
-        if ids:
-            yield {"tokens": ids, "document": document}

@@ -109,8 +109,8 @@ class Objective(ABC, Generic[S]):
         """About how many bytes of training text there are, from the sizes of the files."""
 
     @abstractmethod
-    def texts(self, side: Literal["target", "source"] = "target") -> Iterator[str]:
-        """The training text, for a tokenizer to learn from: what is written, or what is read."""
+    def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
+        """The training text, for a tokenizer to learn from: what is written, what is read, or both."""
 
     @abstractmethod
     def prepare(self, log: Log) -> Prepared:

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from weft.data.batch import Batch
-from weft.data.collate import pairs_batch, pairs_lengths
-from weft.data.examples import Examples, in_chunks
+import numpy as np
+
+from weft.data.batch import Batch, Source, pad
+from weft.data.collate import text_length
+from weft.data.examples import Examples
 from weft.data.shards import Side
 from weft.data.table import Kind, Row
 from weft.decode.config import Beam, Sampling
@@ -32,19 +34,27 @@ class Pairs(RowObjective[config.Pairs]):
     def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
         yield values[self.settings.source if side == "source" else self.settings.target]
 
-    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        for chunk in in_chunks(rows):
-            sources = self.tokenizers.source.encode_batch([row.values[self.settings.source] for row in chunk])
-            targets = self.tokenizers.target.encode_batch([row.values[self.settings.target] for row in chunk])
-            for source, target in zip(sources, targets, strict=True):
-                yield {"source": source, "target": target}
+    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
+        sources = self.tokenizers.source.encode_batch([row.values[self.settings.source] for row in rows])
+        targets = self.tokenizers.target.encode_batch([row.values[self.settings.target] for row in rows])
+        return [{"source": source, "target": target} for source, target in zip(sources, targets, strict=True)]
 
     def lengths(self, examples: Examples) -> Numbers:
-        return pairs_lengths(examples, self.length)
+        """(examples, 2): tokens of the source with its eos, and of the target with bos or eos."""
+        both = np.stack([examples.lengths("source"), examples.lengths("target")], axis=1) + 1
+        return np.minimum(both, self.length)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
+        """Source: text and eos, (B, S). Tokens: bos and the target; targets: the target and eos, (B, T)."""
         target, source = self.tokenizers.target, self.tokenizers.source
-        return pairs_batch(examples, numbers, target, source_tokenizer=source, length=self.length)
+        bos, eos, most = target.need("bos"), target.need("eos"), text_length(self.length, 1)
+        texts = [examples.ids("target", n)[:most].tolist() for n in numbers]
+        read, real = pad(
+            [[*examples.ids("source", n)[:most].tolist(), source.need("eos")] for n in numbers], source.pad_id
+        )
+        tokens, _ = pad([[bos, *ids] for ids in texts], target.pad_id)
+        targets, mask = pad([[*ids, eos] for ids in texts], target.pad_id)
+        return Batch(tokens, targets, loss_mask=mask, source=Source(read, real))
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """−log p of the target's tokens."""

@@ -1,19 +1,21 @@
 """A number for a text, or for a pair of texts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.data.examples import encoded
+from weft.data.examples import Examples
 from weft.data.table import Row
 from weft.evaluate.classification import correlated
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
 from weft.objectives.objective import model_inputs
-from weft.objectives.rows import head_outputs
+from weft.objectives.rows import Numbers, head_outputs
 from weft.recipe import objective as config
 from weft.training.objective import Loss
 
@@ -27,10 +29,12 @@ class Regress(SequenceObjective[config.Regress]):
     def answer(self) -> str:
         return self.settings.score
 
-    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        column = self.settings.score
-        for example in encoded(rows, self.tokenizer, texts=self.fields, numbers=[column]):
-            yield {"score": float(example.pop(column)), **example}
+    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
+        for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
+            yield {"score": float(row.values[self.settings.score]), **ids}
+
+    def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
+        return torch.from_numpy(examples.values("score")[numbers].astype(np.float32))
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """Targets (B,) float32."""

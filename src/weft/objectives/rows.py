@@ -1,8 +1,10 @@
 """What objectives share that learn from rows: each row becomes an example, batched with others of similar length."""
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from weft.data.batch import Batch
 from weft.data.bucket import Buckets
-from weft.data.examples import Examples, label_names, write_examples
+from weft.data.examples import Examples, label_names, write_sides
 from weft.data.shards import Side
 from weft.data.table import Kind, Row, Skipped, split_rows
 from weft.errors import DataError, ModelError, RunError
@@ -25,6 +27,7 @@ from weft.training.loader import Loader, micro_rows
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
+CHUNK = 1024  # rows encoded together
 
 
 class RowObjective(Objective[S]):
@@ -41,8 +44,8 @@ class RowObjective(Objective[S]):
         """The text of a row, for a tokenizer to learn from."""
 
     @abstractmethod
-    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        """Rows as examples: ids and numbers."""
+    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
+        """Some rows as examples, one for each: ids and numbers."""
 
     def row_labels(self, values: Mapping[str, Any]) -> Iterable[str]:
         """The labels in a row, where there are any."""
@@ -65,39 +68,50 @@ class RowObjective(Objective[S]):
     def amount(self) -> int:
         return sum(len(text.encode("utf-8", "surrogatepass")) for text in self.texts())
 
-    def texts(self, side: Literal["target", "source"] = "target") -> Iterator[str]:
-        """The text of the training rows."""
+    def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
+        """The text of the training rows: of one side, or of both."""
         for where, row in self._rows(Skipped()):
             if where == "train":
-                yield from self.row_texts(row.values, side)
+                for one in (side,) if side is not None else ("target", "source"):
+                    yield from self.row_texts(row.values, one)
 
     def prepare(self, log: Log) -> Prepared:
         """Examples of both sides in the run's folder. Rows that can't be read are counted, and reported."""
-        skipped, rows, size, labels = Skipped(), 0, 0, set()
-        for side, row in self._rows(Skipped()):
-            if side == "train":
-                rows += 1
-                size += sum(len(text.encode("utf-8", "surrogatepass")) for text in self.row_texts(row.values, "target"))
-                labels |= set(self.row_labels(row.values))
-        found = None
-        if isinstance(self.settings, LabelObjective) and self.settings.labels is None:
-            found = tuple(label_names(labels))
-            if len(found) < 2:
-                raise DataError(f"the training rows have only the label {', '.join(found)!r}; at least two are needed")
-            self.settings = self.settings.with_labels(found)
-        notes = {
+        skipped, amount = Skipped(), Counter[str]()
+        self.folder.data.mkdir(parents=True, exist_ok=True)
+        notes: dict[str, Any] = {
             "tokenizer": self.tokenizers.target.fingerprint,
             "source_tokenizer": self.tokenizers.source.fingerprint,
         }
-        self.folder.data.mkdir(parents=True, exist_ok=True)
-        for side in self._sides:
-            counted = skipped if side == "train" else Skipped()  # both sides come from one reading of all rows
-            own = (row for where, row in self._rows(counted) if where == side)
-            write_examples(self._file(side), self.encode(own), notes=notes)
+        given = getattr(self.settings, "labels", None)
+        self.label_ids = LabelIds(given, notes)
+        paths = {side: self._file(side) for side in self._sides}
+        write_sides(paths, self._examples(skipped, amount), notes=notes)
         if skipped.total:
             log(f"rows that could not be read: {skipped}")
             self.folder.event("skipped", rows=skipped.total, reasons=skipped.counts, first=skipped.first)
-        return Prepared(size, rows, found)
+        found = self.label_ids.names() if isinstance(self.settings, LabelObjective) and given is None else None
+        return Prepared(amount["bytes"], amount["rows"], found)
+
+    def _examples(self, skipped: Skipped, amount: Counter[str]) -> Iterator[tuple[Side, dict[str, Any]]]:
+        """Every row as an example, with its side; rows and bytes of the training side are counted on the way."""
+        for chunk in _chunks(self._rows(skipped)):
+            for side, row in chunk:
+                self.label_ids.meet(self.row_labels(row.values), side, row)
+                if side == "train":
+                    texts = self.row_texts(row.values, "target")
+                    amount["rows"] += 1
+                    amount["bytes"] += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+            sides, rows = zip(*chunk, strict=True)
+            yield from zip(sides, self.encode(rows), strict=True)
+
+    def ids(self, rows: Sequence[Row], columns: Mapping[str, str]) -> list[dict[str, Any]]:
+        """The ids of some columns of text: for each row, field → ids. columns: field → column."""
+        encodings = {
+            field: self.tokenizer.encode_batch([row.values[column] for row in rows])
+            for field, column in columns.items()
+        }
+        return [{field: ids[at] for field, ids in encodings.items()} for at in range(len(rows))]
 
     def _rows(self, skipped: Skipped) -> Iterator[tuple[Side, Row]]:
         data = self.recipe.data
@@ -177,6 +191,60 @@ class RowObjective(Objective[S]):
                 end += 1
             yield self.batch(examples, order[begin:end])
             begin = end
+
+
+def _chunks(rows: Iterator[tuple[Side, Row]]) -> Iterator[list[tuple[Side, Row]]]:
+    """As many rows at a time as a tokenizer likes to encode together."""
+    while chunk := list(islice(rows, CHUNK)):
+        yield chunk
+
+
+class LabelIds(dict[str, int]):
+    """An id for each label: its place among the `given` ones, or else the order in which labels are met.
+
+    That order is noted with the examples; `in_order` undoes it. So rows are read once, whatever their labels.
+    """
+
+    def __init__(self, given: Sequence[str] | None, notes: dict[str, Any]):
+        super().__init__((name, at) for at, name in enumerate(given or ()))
+        self._given = given is not None
+        self._trained: set[str] = set()
+        self._elsewhere: dict[str, str] = {}  # where a label was met first outside the training rows
+        self._met: list[str] = []
+        if given is None:
+            notes["labels"] = self._met  # written once all rows are read
+
+    def meet(self, labels: Iterable[str], side: Side, row: Row) -> None:
+        """Take note of a row's labels."""
+        for label in labels:
+            if label not in self:
+                if self._given:
+                    raise self._unknown(label, row.where, self)
+                self[label] = len(self)
+                self._met.append(label)
+            if side == "train":
+                self._trained.add(label)
+            else:
+                self._elsewhere.setdefault(label, row.where)
+
+    def names(self) -> tuple[str, ...]:
+        """All labels of the training rows, in an order that doesn't depend on the rows'."""
+        names = label_names(self._trained)
+        for label, where in self._elsewhere.items():
+            if label not in self._trained:
+                raise self._unknown(label, where, names)
+        if len(names) < 2:
+            raise DataError(f"the training rows have only the label {', '.join(names)!r}; at least two are needed")
+        return tuple(names)
+
+    def _unknown(self, label: str, where: str, known: Iterable[str]) -> DataError:
+        return DataError(f"{where}: the label {label!r} is in no training row; known: {', '.join(list(known)[:12])}")
+
+
+def in_order(ids: npt.NDArray[np.int64], examples: Examples, labels: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Ids of labels as their places among `labels`; the examples note in which order they were met."""
+    met = examples.notes.get("labels")
+    return ids if met is None else np.array([labels.index(name) for name in met])[ids]
 
 
 # ---- what a head outputs

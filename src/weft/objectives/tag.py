@@ -9,16 +9,17 @@ import torch
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.data.collate import framed, framed_room, sentence_lengths, tagged_batch, tagged_example
+from weft.data.collate import framed, framed_lengths, framed_text_length
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import DataError
 from weft.evaluate.classification import classified
 from weft.models.base import LanguageModel
 from weft.objectives.objective import model_inputs
-from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
+from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs, in_order
 from weft.progress import bar
 from weft.recipe import objective as config
+from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Loss
 
 
@@ -42,26 +43,28 @@ class Tag(RowObjective[config.Tag]):
     def row_labels(self, values: Mapping[str, Any]) -> Iterable[str]:
         return values[self.settings.tags]
 
-    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        places = {name: at for at, name in enumerate(self.labels)}
+    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row in rows:
             words, tags = row.values[self.settings.words], row.values[self.settings.tags]
-            unknown = next((tag for tag in tags if tag not in places), None)
-            if unknown is not None:
-                known = ", ".join(list(places)[:12])
-                raise DataError(
-                    f"{row.where}: '{self.settings.tags}' holds {unknown!r}, which no training row has; known: {known}"
-                )
             try:
-                yield tagged_example(self.tokenizer, words, [places[tag] for tag in tags])
+                yield tagged_example(self.tokenizer, words, [self.label_ids[tag] for tag in tags])
             except DataError as error:
                 raise DataError(f"{row.where}: {error}") from None
 
     def lengths(self, examples: Examples) -> Numbers:
-        return sentence_lengths(examples, self.tokenizer, self.length)
+        return framed_lengths(examples, ("first",), self.tokenizer, self.length)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        return tagged_batch(examples, numbers, self.tokenizer, length=self.length)
+        """Sentences with targets (B, T) that count at the first token of each word alone."""
+        first = [examples.ids("first", n).tolist() for n in numbers]
+        tokens, mask, _ = framed(first, None, self.tokenizer, length=self.length)
+        most, before = framed_text_length(self.tokenizer, self.length)
+        tags = np.full(tuple(tokens.shape), -1, dtype=np.int64)
+        for at, n in enumerate(numbers):
+            marks = examples.ids("tags", n)[:most]
+            tags[at, before : before + len(marks)] = marks
+        targets = in_order(np.maximum(tags, 0), examples, self.labels)
+        return Batch(tokens, torch.from_numpy(targets), loss_mask=torch.from_numpy(tags >= 0), mask=mask)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """−log p of the label at each place that the loss mask keeps; targets (B, T) int64."""
@@ -105,11 +108,11 @@ class Tag(RowObjective[config.Tag]):
         """The head's logits (words, labels) for the words of each sentence; longer ones are read in parts."""
         device = next(model.parameters()).device
         found = [np.zeros((len(words), len(self.labels)), dtype=np.float32) for words in sentences]
-        room, before = framed_room(self.tokenizer, self.length)
+        most, before = framed_text_length(self.tokenizer, self.length)
         parts = [
             (number, *part)
             for number, words in enumerate(sentences)
-            for part in _parts(tagged_example(self.tokenizer, words, range(len(words))), room)
+            for part in _parts(tagged_example(self.tokenizer, words, range(len(words))), most)
         ]
         with bar("tagging words", sum(len(words) for words in sentences)) as advance:
             for some in by_length([len(ids) for _, ids, _ in parts]):
@@ -121,6 +124,29 @@ class Tag(RowObjective[config.Tag]):
                         found[number][word] = logits[before + at]
                 advance(sum(len(parts[n][2]) for n in some))
         return found
+
+
+def tagged_example(tokenizer: Tokenizer, words: Sequence[str], tags: Sequence[int]) -> dict[str, list[int]]:
+    """The tokens of a sentence, and for each the tag of the word that it begins, -1 where it begins none.
+
+    The words are joined by spaces and tokenized as any text is; a token belongs to the word in which it ends.
+    """
+    if len(words) != len(tags):
+        raise DataError(f"{len(words)} words have {len(tags)} tags; each word needs one")
+    text = " ".join(words)
+    word_at = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]  # by character
+    ids: list[int] = []
+    marks: list[int] = []
+    begun: set[int] = set()
+    for token in tokenizer.token_spans(text):
+        word = word_at[token.end - 1] if token.end and not text[token.end - 1].isspace() else None
+        ids.append(token.id)
+        marks.append(-1 if word is None or word in begun else tags[word])
+        begun |= set() if word is None else {word}
+    lost = [repr(word) for number, word in enumerate(words) if number not in begun]
+    if lost:
+        raise DataError(f"a word that the tokenizer makes no token of: {lost[0]}")
+    return {"first": ids, "tags": marks}
 
 
 def _parts(example: Mapping[str, Sequence[int]], most: int | None) -> Iterator[tuple[list[int], dict[int, int]]]:

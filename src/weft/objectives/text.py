@@ -33,7 +33,7 @@ class TextObjective(Objective[S]):
         sizes = [Shards.open(part.prepared).train.bytes for part in self.recipe.data.parts if part.prepared is not None]
         return sum(sizes) + sum(len(text.encode()) for text in self.texts())
 
-    def texts(self, side: Literal["target", "source"] = "target") -> Iterator[str]:
+    def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
         """The training text of all parts."""
         data = self.recipe.data
         for part in data.parts:
