@@ -18,38 +18,63 @@ from rich.progress import (
 )
 
 Advance = Callable[[int], None]
-DRAWN = 0.1  # seconds between two drawings
+Log = Callable[[str], None]
+DRAWN = 0.1  # seconds between two drawings: what advances a million times a second need not be drawn so often
+
+
+def log_to_stderr(line: str) -> None:
+    """A message for a person, kept away from results on standard output."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Bar:
+    """A bar that is drawn. Called with a number, it moves on by so many."""
+
+    def __init__(self, progress: Progress, what: str, total: int | None):
+        self._progress, self._task = progress, progress.add_task(what, total=total, note="")
+        self._waiting, self._drawn = 0, 0.0
+
+    def __call__(self, done: int) -> None:
+        self._waiting += done
+        if (now := monotonic()) > self._drawn + DRAWN:
+            self._progress.advance(self._task, self._waiting)
+            self._waiting, self._drawn = 0, now
+
+    def at(self, done: int) -> None:
+        """Move to where so many are done, which may be back."""
+        if (now := monotonic()) > self._drawn + DRAWN:
+            self._progress.update(self._task, completed=done)
+            self._drawn = now
+
+    def note(self, text: str) -> None:
+        """Show a text beside the bar."""
+        self._progress.update(self._task, note=text)
+
+    def print(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._progress.console.print(line, highlight=False, markup=False)
+
+
+@contextmanager
+def drawn(what: str, total: int | None, unit: Literal["items", "bytes"] = "items") -> Iterator[Bar | None]:
+    """A bar for `total` items, None where nobody knows how many; none at all where there is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    sizes = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (TaskProgressColumn(show_speed=True),)
+    note = TextColumn("{task.fields[note]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), *sizes, note, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress, what, total)
 
 
 @contextmanager
 def bar(
     what: str, total: int | None, *, unit: Literal["items", "bytes"] = "items", wanted: bool = True
 ) -> Iterator[Advance]:
-    """Yields the function that moves the bar on by so many; `total` is None where nobody knows it beforehand."""
-    if not (wanted and sys.stderr.isatty()):
+    """Yields the function that moves a bar on, whether it is drawn or not."""
+    if not wanted:
         yield lambda done: None
         return
-    sizes = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (TaskProgressColumn(show_speed=True),)
-    columns = (TextColumn("{task.description}"), BarColumn(), *sizes, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=total)
-        waiting, drawn = 0, 0.0
-
-        def advance(done: int) -> None:
-            nonlocal waiting, drawn
-            waiting += done
-            if (
-                now := monotonic()
-            ) > drawn + DRAWN:  # what advances a million times a second need not be drawn so often
-                shown.advance(task, waiting)
-                waiting, drawn = 0, now
-
-        yield advance
-
-
-Log = Callable[[str], None]
-
-
-def log_to_stderr(line: str) -> None:
-    """A message for a person, kept away from results on standard output."""
-    print(line, file=sys.stderr, flush=True)
+    with drawn(what, total, unit) as shown:
+        yield shown or (lambda done: None)

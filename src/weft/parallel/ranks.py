@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from weft.errors import ConfigError, RunError
 
@@ -53,8 +53,6 @@ class Ranks:
         """
         if self.alone:
             return
-        from torch import distributed
-
         with self._together():
             for bucket in _buckets(tensors):
                 if len(bucket) == 1 and bucket[0].is_contiguous():
@@ -86,8 +84,6 @@ class Ranks:
     def _agree(self, number: int, how: str) -> int:
         if self.alone:
             return number
-        from torch import distributed
-
         there = torch.tensor([number])
         with self._together():
             distributed.all_reduce(there, getattr(distributed.ReduceOp, how))
@@ -97,8 +93,6 @@ class Ranks:
         """What `make` gives on rank 0, on every rank; the others don't call it. It travels as JSON."""
         if self.alone:
             return make()
-        from torch import distributed
-
         text = json.dumps(make(), default=float).encode() if self.leads else b""
         size = torch.tensor([len(text)])
         with self._together():
@@ -180,8 +174,6 @@ def join() -> Ranks:
     told = {key: os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     if not all(told.values()) or told["WORLD_SIZE"] == "1":
         return ALONE
-    from torch import distributed
-
     place: dict[str, Any] = {"backend": "gloo"}
     if torch.cuda.is_available():
         local, devices = int(os.environ.get("LOCAL_RANK", told["RANK"])), torch.cuda.device_count()
@@ -206,6 +198,4 @@ def join() -> Ranks:
 
 def _leave() -> None:
     """Take leave of the others when the process ends; what was sent to them arrives first."""
-    from torch import distributed
-
     distributed.destroy_process_group()

@@ -32,27 +32,26 @@ def chart(
     title: str,
     series: Sequence[Series],
     *,
-    log_x: bool = False,
-    log_y: bool = False,
+    logarithmic: bool = False,
     from_zero: bool = False,
     marks: Sequence[Mark] = (),
 ) -> str:
     """An <svg> element of lines over steps; empty text where there is nothing finite to draw."""
-    lines = [replace(s, points=_thin(_drawable(s.points, log_x, log_y))) for s in series]
+    lines = [replace(s, points=_thin(_drawable(s.points, logarithmic))) for s in series]
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
     xs = [x for line in lines for x, _ in line.points]
-    ys = _without_outliers([math.log10(y) if log_y else y for line in lines for _, y in line.points])
-    ys = [10.0**y for y in ys] if log_y else ys
+    ys = _without_outliers([math.log10(y) if logarithmic else y for line in lines for _, y in line.points])
+    ys = [10.0**y for y in ys] if logarithmic else ys
     if from_zero:
         ys.append(0.0)
-    x_ticks = _powers(min(xs), max(xs)) if log_x else _ticks(min(xs), max(xs))
-    y_ticks = _powers(min(ys), max(ys)) if log_y else []
+    x_ticks = _powers(min(xs), max(xs)) if logarithmic else _ticks(min(xs), max(xs))
+    y_ticks = _powers(min(ys), max(ys)) if logarithmic else []
     if len(y_ticks) < 3:  # less than a power of ten is nearly even
         y_ticks = _ticks(min(ys), max(ys))
-    x_of = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, log_x)
-    y_of = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT - BOTTOM, TOP, log_y)
+    x_of = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, logarithmic)
+    y_of = _Scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT - BOTTOM, TOP, logarithmic)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" class="chart">']
     parts.append(f'<text x="{LEFT}" y="18" class="title">{escape(title)}</text>')
     for tick in y_ticks:
@@ -100,9 +99,9 @@ def _legend(lines: Sequence[Series]) -> str:
 # ---- numbers to places
 
 
-def _drawable(points: Sequence[tuple[float, float]], log_x: bool, log_y: bool) -> list[tuple[float, float]]:
+def _drawable(points: Sequence[tuple[float, float]], logarithmic: bool) -> list[tuple[float, float]]:
     finite = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
-    return [(x, y) for x, y in finite if (x > 0 or not log_x) and (y > 0 or not log_y)]
+    return [(x, y) for x, y in finite if (x > 0 and y > 0) or not logarithmic]
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -135,10 +134,6 @@ class _Scale:
         width = self._high - self._low
         part = (value - self._low) / width if width else 0.5
         return self._start + part * (self._end - self._start)
-
-
-def _scale(low: float, high: float, start: float, end: float, log: bool) -> _Scale:
-    return _Scale(low, high, start, end, log)
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -3,12 +3,8 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from weft.progress import Log
+from weft.progress import Bar, Log, drawn
 
 
 class Clock:
@@ -33,63 +29,44 @@ class Clock:
 
 
 class Display:
-    """A progress bar when stderr is a terminal, else a plain line now and then; `quiet` shows neither."""
+    """A progress bar when stderr is a terminal, else a plain line now and then."""
 
-    def __init__(self, steps: int, first: int, log: Log, quiet: bool):
-        self._log, self._steps, self._first = log, steps, first
-        self._quiet = quiet
-        self._started = time.perf_counter()
-        self._every = max(1, steps // 20)
-        self._shown = first
-        self._progress: Progress | None = None
-        console = Console(stderr=True)
-        if not quiet and console.is_terminal:
-            self._progress = Progress(
-                TextColumn("training"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[metrics]}"),
-                TimeRemainingColumn(),
-                console=console,
-                transient=False,
-                expand=True,
-            )
-            self._task = self._progress.add_task("", total=steps, completed=first, metrics="")
-
-    def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+    def __init__(self, bar: Bar | None, steps: int, first: int, log: Log):
+        self._bar, self._log, self._steps, self._first = bar, log, steps, first
+        self._started, self._every, self._shown = time.perf_counter(), max(1, steps // 20), first
 
     def step(self, step: int) -> None:
-        """One more step is done."""
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step)
+        """This step is done."""
+        if self._bar is not None:
+            self._bar.at(step)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """The latest metrics."""
         text = " · ".join(_printed(key, value) for key, value in metrics.items())
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step, metrics=text)
-        elif not self._quiet and (step - self._shown >= self._every or self._shown == self._first):
+        if self._bar is not None:
+            self._bar.note(text)
+        elif step - self._shown >= self._every or self._shown == self._first:
             self._shown = step
             self._log(f"step {step}/{self._steps} · {text} · {self._left(step)} left")
 
     def line(self, text: str) -> None:
         """A line that stays."""
-        if self._progress is not None:
-            self._progress.console.print(text, highlight=False, markup=False)
-        elif not self._quiet:
-            self._log(text)
+        (self._log if self._bar is None else self._bar.print)(text)
 
     def _left(self, step: int) -> str:
         spent = time.perf_counter() - self._started
         seconds = round(spent / max(1, step - self._first) * (self._steps - step))
         return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+@contextmanager
+def display(steps: int, first: int, log: Log, quiet: bool) -> Iterator[Display]:
+    """The display of a run that starts after step `first`; a quiet one shows nothing."""
+    if quiet:
+        yield Display(None, steps, first, lambda line: None)
+        return
+    with drawn("training", steps) as bar:
+        yield Display(bar, steps, first, log)
 
 
 def _printed(key: str, value: float) -> str:

@@ -14,7 +14,7 @@ from weft.runs.folder import RunFolder
 from weft.runs.journal import FollowerJournal, Journal
 from weft.training import optimizer, schedule
 from weft.training.compiled import Compiled, can_be_captured, compiled
-from weft.training.display import Clock, Display
+from weft.training.display import Clock, Display, display
 from weft.training.evaluation import Evaluation
 from weft.training.expect import expectations
 from weft.training.guard import Guard
@@ -60,21 +60,21 @@ class Loop:
             arithmetic(recipe.precision, recipe.deterministic),
             compiled(self.model, recipe.compile, capture) as self.compiled,
             interruptions(self.worker.log, ranks) as interrupted,
-            Display(recipe.steps, state.step, self.worker.log, self.worker.quiet) as display,
+            display(recipe.steps, state.step, self.worker.log, self.worker.quiet) as shown,
         ):
-            self._announce(display, state)
+            self._announce(shown, state)
             if state.step < recipe.steps:
-                self._preflight(display, state)
+                self._preflight(shown, state)
             if begin is not None:
                 begin()
             journal = new_journal(self.run, recipe, after=state.step)
             saver = new_saver(self.run, recipe.checkpoint.keep, journal.sync)
             try:
-                while (since := self._stretch(state, journal, saver, display, interrupted)) is not None:
+                while (since := self._stretch(state, journal, saver, shown, interrupted)) is not None:
                     saver.wait()
-                    state = self._roll_back(state, since, journal, display)
+                    state = self._roll_back(state, since, journal, shown)
                 saver.finish()
-                self.evaluation.average(state, display)
+                self.evaluation.average(state, shown)
             except Exception:
                 saver.wait()  # what is being written may be the last good state
                 raise
