@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.errors import ModelError
 from weft.nn import config
+from weft.nn.init import Initialiser
 
 
 class Position(nn.Module):
@@ -95,6 +96,10 @@ class Learned(Position):
         self.context = sizes.context
         self.weight = nn.Parameter(torch.empty(sizes.context + settings.offset, sizes.d_model))
 
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the table as that of the tokens."""
+        init.table(self.weight)
+
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) plus its rows of the table."""
         # The time alone bounds positions from below; a cache checks the rest before it reads (`models/transformer.py`).
@@ -171,6 +176,10 @@ class T5Bias(Position):
         self.settings = settings
         self.causal = sizes.causal
         self.weight = nn.Parameter(torch.empty(settings.buckets, sizes.heads))
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the table as that of the tokens."""
+        init.table(self.weight)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each distance, key minus query."""
