@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.config import Config
+from weft.config import Config, kinds
 from weft.models import config as models
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -20,9 +20,10 @@ from weft.training.finetune import add_adapters
 REQUIRED = {"d_ff": 24, "labels": 3, "factor": 2.0}
 
 
-def kinds(union: Any) -> list[Config]:
+def each(union: Any) -> list[Config]:
     """One of each kind that a setting may be; a new kind is tested without a line here."""
-    members = get_args(get_args(union)[0])
+    first = get_args(union)[0]
+    members = kinds(first) if isinstance(first, type) else get_args(first)
     return [kind(**{key: REQUIRED[key] for key in kind.model_fields if key in REQUIRED}) for kind in members]
 
 
@@ -31,11 +32,11 @@ def named(settings: Any) -> str:
 
 
 SMALL: dict[str, Config] = {
-    **{f"position {named(p)}": llama(2, 16, 2, 24, 16, 32).replace(position=p) for p in kinds(parts.Position)},
-    **{f"norm {named(n)}": gpt(2, 16, 2, 16, 32).replace(norm=n) for n in kinds(parts.Norm)},
-    **{f"feedforward {named(f)}": gpt(2, 16, 2, 16, 32).replace(feedforward=f) for f in kinds(parts.FeedForward)},
-    **{f"init {named(i)}": gpt(2, 16, 2, 16, 32).replace(init=i) for i in kinds(parts.Init)},
-    **{f"head {named(h)}": bert(2, 16, 2, 32, 16).replace(head=h) for h in kinds(models.Head)},
+    **{f"position {named(p)}": llama(2, 16, 2, 24, 16, 32).replace(position=p) for p in each(parts.Position)},
+    **{f"norm {named(n)}": gpt(2, 16, 2, 16, 32).replace(norm=n) for n in each(parts.Norm)},
+    **{f"feedforward {named(f)}": gpt(2, 16, 2, 16, 32).replace(feedforward=f) for f in each(parts.FeedForward)},
+    **{f"init {named(i)}": gpt(2, 16, 2, 16, 32).replace(init=i) for i in each(parts.Init)},
+    **{f"head {named(h)}": bert(2, 16, 2, 32, 16).replace(head=h) for h in each(models.Head)},
     "untied": llama(1, 16, 2, 24, 16, 32).replace(head=models.LMHead(tied=False, bias=True)),
     "untied masked": bert(1, 16, 2, 32, 16).replace(head=models.MaskedLMHead(tied=False)),
     "normed queries": llama(1, 16, 2, 24, 16, 32).replace(attention={"heads": 2, "qk_norm": {"kind": "rms"}}),

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from weft.config import Config
 from weft.errors import ModelError
 from weft.models import config
-from weft.nn.config import Gated, LayerNorm, Learned, LoRA, Norm, Plain, Relative, T5Bias
+from weft.nn.config import Gated, LayerNorm, LoRA, Norm, Plain
 from weft.nn.lora_targets import targets
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}
@@ -137,21 +137,18 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
     elif isinstance(model, config.Encoder):
         embeddings += model.segments * D
 
-    positions = norms = layers = attentions = pairs = 0
+    positions = by_position = norms = layers = attentions = pairs = 0
     for depth, causal, cross in stacks(model):
         layers += depth
         attentions += depth * (2 if cross else 1)
-        pairs += depth * T * _seen(model, causal, T) + (depth * T * T if cross else 0)
+        keys = _seen(model, causal, T)
+        pairs += depth * T * keys + (depth * T * T if cross else 0)
         sublayers = depth * (3 if cross else 2) if normed else 0
         last = 1 if model.placement == "pre" else 0
         norms += (sublayers + last + (1 if model.embedding_norm else 0)) * _norm(model.norm, D)
-        match model.position:
-            case Learned(offset=offset):
-                positions += (model.context + offset) * D
-            case T5Bias(buckets=buckets):
-                positions += buckets * H
-            case Relative(max_distance=distance):
-                positions += depth * 2 * (2 * distance + 1) * d_head
+        sizes = model.sizes(depth, causal)
+        positions += model.position.parameters(sizes)
+        by_position += model.position.flops(sizes, T, keys)
     if attention.qk_norm is not None:
         norms += attentions * 2 * _norm(attention.qk_norm, d_head)
 
@@ -160,7 +157,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         Component("embeddings", embeddings, 0),
         Component("positions", positions, 0),
         Component("MHA projections", attentions * (one_projection + biases), 2 * T * attentions * one_projection, True),
-        Component("attention", 0, 4 * pairs * H * d_head, True),
+        Component("attention", 0, 4 * pairs * H * d_head + by_position, True),
         Component("FFN", layers * feedforward, 2 * T * layers * products, True),
         Component("norms", norms, 0),
         *_head(model, T),
@@ -170,10 +167,9 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
 
 
 def _seen(model: config.TransformerConfig, causal: bool, T: int) -> int:
-    """Keys a query is compared with; twice as many products where relative vectors add theirs (Shaw et al. 2018)."""
+    """Keys a query is compared with."""
     window = model.attention.window or T
-    seen = min(T, window if causal else 2 * window - 1)
-    return 2 * seen if isinstance(model.position, Relative) else seen
+    return min(T, window if causal else 2 * window - 1)
 
 
 def _feedforward(settings: Plain | Gated, D: int) -> tuple[int, int]:

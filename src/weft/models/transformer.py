@@ -14,7 +14,6 @@ from weft.nn import norm, position
 from weft.nn.attention import Relation
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache
-from weft.nn.config import Sizes
 from weft.nn.init import Initialiser, reset
 from weft.nn.linear import Embedding
 from weft.nn.mask import Visibility
@@ -31,8 +30,7 @@ class Stack(nn.Module):
         d_model, attention = settings.d_model, settings.attention
         self.causal = causal
         self.window = attention.window
-        sizes = Sizes(d_model, attention.heads, settings.d_head, settings.context, causal)
-        self.position = position.build(settings.position, sizes)
+        self.position = position.build(settings.position, settings.sizes(layers, causal))
         self.embedding_norm = norm.build(settings.norm, d_model) if settings.embedding_norm else None
         self.dropout = nn.Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers))

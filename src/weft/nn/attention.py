@@ -242,9 +242,8 @@ class SelfAttention(_Heads):
         self.relative_keys = self.relative_values = None
         if isinstance(position, Relative):
             self.always_plain = True  # relative values are weighted by the probabilities, which only the reference has
-            rows = 2 * position.max_distance + 1
-            self.relative_keys = nn.Parameter(torch.empty(rows, d_head))
-            self.relative_values = nn.Parameter(torch.empty(rows, d_head))
+            self.relative_keys = nn.Parameter(torch.empty(position.rows, d_head))
+            self.relative_values = nn.Parameter(torch.empty(position.rows, d_head))
 
     def reset_parameters(self, init: Initialiser) -> None:
         """Draw the relative vectors, in range as Xavier has it, whatever the other weights are."""
