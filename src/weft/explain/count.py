@@ -104,6 +104,22 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
             raise ModelError(f"a {type(model).__name__} is no model that can be counted")
 
 
+def writing_weights(model: Config, vocab_size: int) -> dict[str, int]:
+    """Roughly how many weights multiply each token that a model writes: those of its "layers", and of its "logits".
+
+    A run's size in one number, by which rates and batches are chosen. Norms and biases are left out, and so is what
+    reads a source; every layer counts as one that reads as many numbers as it gives.
+    """
+    match model:
+        case config.TransformerConfig():
+            one = _projections(model) + _feedforward(model.feedforward, model.d_model)[1]
+        case config.Recurrent() | config.Bahdanau():
+            one = _cell(model.cell, model.d_model, model.d_model)[1]
+        case _:
+            return {}
+    return {"layers": model.layers * one, "logits": vocab_size * model.d_model}
+
+
 def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
     return inputs * outputs + (outputs if bias else 0)
 
@@ -129,7 +145,7 @@ def stacks(model: config.TransformerConfig) -> list[tuple[int, bool, bool]]:
 def _transformer(model: config.TransformerConfig, T: int) -> Count:
     D, H, G, d_head = model.d_model, model.attention.heads, model.attention.groups, model.d_head
     attention, normed = model.attention, model.placement != "none"
-    one_projection = D * (2 * H + 2 * G) * d_head
+    one_projection = _projections(model)
     biases = {"none": 0, "qkv": (H + 2 * G) * d_head, "all": (H + 2 * G) * d_head + D}[attention.bias]
     embeddings = model.vocab_size * D
     if isinstance(model, config.EncoderDecoder):
@@ -164,6 +180,11 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
     ]
     note = "a target token, its source as long as its target" if isinstance(model, config.EncoderDecoder) else ""
     return Count(tuple(part for part in parts if part.parameters or part.flops), T, note)
+
+
+def _projections(model: config.TransformerConfig) -> int:
+    """Weights of an attention's four matrices: queries, keys, values, and the way out."""
+    return 2 * model.d_model * (model.attention.heads + model.attention.groups) * model.d_head
 
 
 def _seen(model: config.TransformerConfig, causal: bool, T: int) -> int:

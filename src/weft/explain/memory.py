@@ -60,34 +60,38 @@ def narrow(precision: str) -> int:
     return 2 if precision in ("bf16", "fp16", "fp8") else WIDE
 
 
-def training_memory(
-    model: Config,
-    sequences: int,
-    length: int,
-    precision: str,
-    optimizer: str = "adamw",
-    shards: int = 1,
-    adapter: LoRA | None = None,
-) -> Memory:
-    """The memory of `sequences` × `length` tokens at a time; what a parameter costs is split over `shards` devices.
+@dataclass(frozen=True)
+class Workload:
+    """What one device trains at a time: so many sequences of so many tokens.
 
-    With an `adapter` all else is frozen.
+    What a parameter costs is split over `shards` devices.
     """
-    cost = count(model, length, adapter)
+
+    sequences: int
+    length: int
+    precision: str
+    optimizer: str = "adamw"
+    shards: int = 1
+
+
+def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) -> Memory:
+    """The memory of a step on one device. With an `adapter` all else is frozen."""
+    n, shards = narrow(work.precision), work.shards
+    cost = count(model, work.length, adapter)
     parameters = cost.parameters
-    moments = MOMENTS[optimizer] * cost.trainable
-    if optimizer == "muon":
+    moments = MOMENTS[work.optimizer] * cost.trainable
+    if work.optimizer == "muon":
         moments -= sum(part.parameters for part in cost.components if part.in_layers and part.trained)
-    tokens = sequences * length
-    inside, outside, inputs = _kept(model, length, narrow(precision))
+    tokens = work.sequences * work.length
+    inside, outside, inputs = _kept(model, work.length, n)
     if adapter is not None:
         assert isinstance(model, config.TransformerConfig)
-        inside = _adapted(model, inside, adapter, narrow(precision))
+        inside = _adapted(model, inside, adapter, n)
     deepest = max(inside, default=0.0)
     vocab_size: int = getattr(model, "vocab_size", 0) if parameters else 0
     return Memory(
         weights=_split(WIDE * parameters, shards),
-        copies=_split(2 * parameters, shards) if narrow(precision) < WIDE else 0,
+        copies=_split(2 * parameters, shards) if n < WIDE else 0,
         gradients=_split(WIDE * cost.trainable, shards),
         optimizer=_split(WIDE * moments, shards),
         activations=round(tokens * (sum(inside) + outside)),

@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.errors import RunError
 from weft.explain.count import count
-from weft.explain.memory import training_memory
-from weft.explain.quantity import memory
+from weft.explain.memory import Workload, training_memory
+from weft.explain.units import byte_size
 from weft.recipe.config import Recipe
 from weft.runs.checkpoint import write_atomic
 from weft.runs.curves import Mark, Series, chart
@@ -218,17 +218,16 @@ def _cost(
         return ""
     predicted = count(recipe.model, length, recipe.adapter)
     seconds = sum(line.get("seconds", 0.0) for line in timings)
-    work = predicted.training() * read
+    flops = predicted.training() * read
     rows = [("parameters", f"{predicted.parameters:,}", f"{model['parameters']:,}" if model.get("parameters") else "")]
-    speed = f"{work / seconds:.2e} a second for {_duration(seconds)}" if seconds else ""
-    rows.append(("operations", f"{work:.2e}", speed))
+    speed = f"{flops / seconds:.2e} a second for {_duration(seconds)}" if seconds else ""
+    rows.append(("operations", f"{flops:.2e}", speed))
     pieces = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
-    needed = training_memory(
-        recipe.model, pieces, length, recipe.precision or "fp32", recipe.optimizer.kind, adapter=recipe.adapter
-    )
+    work = Workload(pieces, length, recipe.precision or "fp32", recipe.optimizer.kind)
+    needed = training_memory(recipe.model, work, recipe.adapter)
     peak = _last(events, "preflight").get("memory")
-    held = f"{memory(peak)}, on a processor with all that belongs to the process" if peak else ""
-    rows.append(("memory", memory(needed.total(recipe.batch.recompute)), held))
+    held = f"{byte_size(peak)}, on a processor with all that belongs to the process" if peak else ""
+    rows.append(("memory", byte_size(needed.total(recipe.batch.recompute)), held))
     body = "".join(f"<tr><td>{k}</td><td>{escape(a)}</td><td>{escape(b)}</td></tr>" for k, a, b in rows)
     head = "<tr><td></td><td>predicted</td><td>measured</td></tr>"
     return f'<h2>Cost</h2><div class="scroll"><table>{head}{body}</table></div>'

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from weft.data.batch import Batch
+from weft.explain.count import count
 from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder, RunResult
@@ -272,7 +273,8 @@ class Loop:
         speed = clock.lap(step, progress.tokens)
         assert self.recipe.batch.length is not None
         pace = speed["tokens_per_second"] / self.ranks.ranks
-        speed |= device_use(self.model, self.recipe.batch.length, pace, self.device)
+        cost = count(self.recipe.model, self.recipe.batch.length, self.recipe.adapter)
+        speed |= device_use(cost.training(), pace, self.device)
         journal.timings(step, speed)
         shown = ("loss", "gradient_norm", "tokens_per_second", "mfu")
         display.figures(step, {key: value for key, value in (figures | speed).items() if key in shown})

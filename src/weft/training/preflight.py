@@ -19,7 +19,7 @@ from torch import optim
 
 from weft.data.batch import Batch
 from weft.errors import RunError, out_of_memory
-from weft.explain.quantity import memory
+from weft.explain.units import byte_size
 from weft.models.base import LanguageModel
 from weft.runs import checkpoint
 from weft.training.loader import Feed
@@ -42,14 +42,14 @@ class Findings:
         if self.free >= (keep + 2) * self.checkpoint:
             return None
         return (
-            f"the disk has {memory(self.free)} left, and checkpoint.keep = {keep} needs up to "
-            f"{memory((keep + 2) * self.checkpoint)}; some checkpoints may fail"
+            f"the disk has {byte_size(self.free)} left, and checkpoint.keep = {keep} needs up to "
+            f"{byte_size((keep + 2) * self.checkpoint)}; some checkpoints may fail"
         )
 
     def __str__(self) -> str:
         return (
-            f"a step, an evaluation and a checkpoint ({memory(self.checkpoint)}) went well in {self.seconds:.1f} s, "
-            f"with {memory(self.memory)} of memory at most"
+            f"a step, an evaluation and a checkpoint ({byte_size(self.checkpoint)}) went well in {self.seconds:.1f} s, "
+            f"with {byte_size(self.memory)} of memory at most"
         )
 
 
@@ -80,7 +80,9 @@ def preflight(
         room = checkpoint.needed(model, optimizer)  # only now are there moments
         free = shutil.disk_usage(scratch).free
         if free < room:
-            raise RunError(f"{scratch.parent}: {memory(free)} left on the disk; a checkpoint needs {memory(room)}")
+            raise RunError(
+                f"{scratch.parent}: {byte_size(free)} left on the disk; a checkpoint needs {byte_size(room)}"
+            )
         checkpoint.try_moments(scratch, model, optimizer)
         try:
             with one_pass(model):
@@ -191,5 +193,5 @@ def _share(device: torch.device) -> float:
 def _place(device: torch.device) -> str:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        return f"{torch.cuda.get_device_name(device)} ({memory(total)})"
+        return f"{torch.cuda.get_device_name(device)} ({byte_size(total)})"
     return "this machine"
