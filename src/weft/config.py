@@ -14,8 +14,9 @@ from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
 from weft.errors import ConfigError, suggestion
 
@@ -30,6 +31,30 @@ class Config(BaseModel):
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, validated again."""
         return type(self).model_validate({**self.model_dump(exclude_none=True), **changes})
+
+
+C = TypeVar("C", bound="Config")
+
+
+def kinds(base: type[C]) -> list[type[C]]:
+    """The variants of `base`: every declared subclass that has a `kind` of its own, in the order of declaration."""
+    return [kind for child in base.__subclasses__() for kind in (child, *kinds(child)) if _tag(kind) is not None]
+
+
+def _tag(kind: type[Config]) -> str | None:
+    field = kind.model_fields.get("kind")
+    return field.default if field is not None and isinstance(field.default, str) else None
+
+
+class AnyKind:
+    """Marks a setting that any variant of a base type may fill: `position: Annotated[PositionConfig, AnyKind()]`.
+
+    A variant belongs to it by being declared. The variants are looked up when the type that has the setting is first
+    used; if that type is declared in the same file as they are, it has to wait for that with `defer_build=True`.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(Annotated[Union[tuple(kinds(source))], Field(discriminator="kind")])  # noqa: UP007
 
 
 def read_toml(path: Path) -> Tree:
@@ -83,23 +108,6 @@ def _value(text: str) -> Any:
         return text
 
 
-C = TypeVar("C", bound="Config")
-
-
-def variants(base: type[C]) -> dict[str, type[C]]:
-    """Every config type that is declared under `base` and has a `kind`, by its kind, in the order of declaration."""
-    found: dict[str, type[C]] = {}
-    for declared in base.__subclasses__():
-        kind = declared.model_fields.get("kind")
-        found |= {kind.default: declared} if kind is not None and isinstance(kind.default, str) else variants(declared)
-    return found
-
-
-def union(declared: Mapping[str, type[Config]]) -> Any:
-    """The type of a setting that is any of some variants, chosen by `kind`."""
-    return Annotated[Union[tuple(declared.values())], Field(discriminator="kind")]  # noqa: UP007
-
-
 def validate(kind: type[C], tree: Mapping[str, Any], source: str = "") -> C:
     """`tree` as a config of type `kind`, or an error that names the key, the value and what was expected."""
     try:
@@ -130,11 +138,11 @@ def _describe(kind: type[Config], tree: Any, problem: Any) -> str:
             return f"{key} = {given!r}: {suggestion(given, options)}"
         case "model_type" | "model_attributes_type":
             field = here.model_fields.get(keys[-1]) if here and keys else None
-            members = [] if field is None else _members(field.annotation)
-            kinds = [str(member.model_fields["kind"].default) for member in members if "kind" in member.model_fields]
-            if not kinds or not isinstance(given, str):
+            members = [] if field is None else _members(field)
+            tags = [own for own in map(_tag, members) if own is not None]
+            if not tags or not isinstance(given, str):
                 return f"{key} = {given!r}: expected a table"
-            hint = f"={given}" if given in kinds else f", one of {', '.join(kinds)}"
+            hint = f"={given}" if given in tags else f", one of {', '.join(tags)}"
             return f"{key} = {given!r}: expected a table; its kind is set as {key}.kind{hint}"
         case "tuple_type":
             return f"{key} = {given!r}: expected a list, such as [{given!r}]"
@@ -167,18 +175,26 @@ def _walk(kind: type[Config] | None, tree: Any, location: tuple[Any, ...]) -> tu
 
 def _inside(field: FieldInfo) -> tuple[type[Config] | None, Any]:
     """The config type of a field, or the union of config types that its tag will choose from."""
-    members = _members(field.annotation)
+    members = _members(field)
     if len(members) == 1:
         return members[0], members
     return None, members or None
 
 
-def _members(annotation: Any) -> list[type[Config]]:
+def _members(field: FieldInfo) -> list[type[Config]]:
+    """The config types that a field may hold."""
+    return _among(field.annotation, field.metadata)
+
+
+def _among(annotation: Any, metadata: Iterable[Any] = ()) -> list[type[Config]]:
     if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
+        inner, *marks = get_args(annotation)
+        return _among(inner, marks)
     if get_origin(annotation) in (Union, UnionType):
-        return [m for part in get_args(annotation) for m in _members(part)]
-    return [annotation] if isinstance(annotation, type) and issubclass(annotation, Config) else []
+        return [m for part in get_args(annotation) for m in _among(part)]
+    if not (isinstance(annotation, type) and issubclass(annotation, Config)):
+        return []
+    return kinds(annotation) if any(isinstance(mark, AnyKind) for mark in metadata) else [annotation]
 
 
 def _member(members: list[type[Config]], tag: str) -> type[Config] | None:

@@ -12,14 +12,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from weft.config import Config
 from weft.errors import ConfigError, ModelError
-from weft.explain.count import count
-from weft.explain.memory import LOGITS_AT_A_TIME, cache_bytes, training_memory
-from weft.explain.plan import PETAFLOP_DAY, device_named, journey
-from weft.explain.quantity import duration, memory, quantity, short
+from weft.explain.count import count, writing_weights
+from weft.explain.devices import DEVICES, Machine, device_called, device_named
+from weft.explain.memory import LOGITS_AT_A_TIME, Workload, cache_bytes, training_memory
+from weft.explain.plan import PETAFLOP_DAY, plan_training
+from weft.explain.units import byte_size, duration, parse_count, short
 from weft.models import config
 from weft.models.build import build
 from weft.models.presets import PRESETS, preset
 from weft.nn import config as parts
+from weft.recipe.resolve import resolve
+from weft.recipe.settle import count_parameters
 
 
 def built(model: Any) -> int:
@@ -187,7 +190,21 @@ def test_an_ngram_has_counts_and_no_weights() -> None:
     assert cost.parameters == 0
     assert cost.forward == 0
     assert "5 look-ups" in cost.note
-    assert training_memory(preset("ngram-5"), 8, 64, "fp32").total() == 0
+    assert training_memory(preset("ngram-5"), Workload(8, 64, "fp32")).total() == 0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_runs_size_in_one_number_is_what_choices_are_made_by(name: str) -> None:
+    recipe = resolve(name)
+    vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(recipe.model.vocab_size, 8192)
+    assert sum(writing_weights(recipe.model, vocab_size).values()) == count_parameters(recipe)
+
+
+def test_training_is_six_a_weight_and_attention() -> None:
+    model = preset("gpt2").replace(layers=2)
+    weights = writing_weights(model, model.vocab_size)
+    assert weights == {"layers": 2 * 12 * 768 * 768, "logits": 50257 * 768}
+    assert count(model, 1024).training() == 6 * sum(weights.values()) + 12 * 2 * 768 * 1024
 
 
 def test_too_long_for_learned_positions() -> None:
@@ -233,13 +250,13 @@ def test_activations_are_what_autograd_keeps(
     model = preset("gpt-tiny").replace(
         layers=3, d_model=64, placement=placement, feedforward=feedforward, position=position, vocab_size=16
     )
-    predicted = training_memory(model, 4, 32, precision).activations
+    predicted = training_memory(model, Workload(4, 32, precision)).activations
     assert predicted == pytest.approx(saved_bytes(model, 4, 32, precision == "bf16"), rel=0.1)
 
 
 def test_recomputing_keeps_the_layers_inputs() -> None:
     model = preset("gpt2")
-    kept = training_memory(model, 4, 1024, "bf16")
+    kept = training_memory(model, Workload(4, 1024, "bf16"))
     assert kept.recomputed < kept.activations / 4
     assert kept.recomputed >= 4 * 1024 * 12 * 768 * 2
     assert kept.total() - kept.total(recompute=True) == kept.activations - kept.recomputed
@@ -247,10 +264,10 @@ def test_recomputing_keeps_the_layers_inputs() -> None:
 
 def test_bytes_a_parameter() -> None:
     P = count(preset("gpt2")).parameters
-    assert training_memory(preset("gpt2"), 1, 64, "fp32").fixed == 16 * P
-    assert training_memory(preset("gpt2"), 1, 64, "bf16").fixed == 18 * P
-    assert training_memory(preset("gpt2"), 1, 64, "fp32", "sgd").fixed == 12 * P
-    assert training_memory(preset("gpt2"), 1, 64, "fp32", shards=4).fixed == 4 * P
+    assert training_memory(preset("gpt2"), Workload(1, 64, "fp32")).fixed == 16 * P
+    assert training_memory(preset("gpt2"), Workload(1, 64, "bf16")).fixed == 18 * P
+    assert training_memory(preset("gpt2"), Workload(1, 64, "fp32", "sgd")).fixed == 12 * P
+    assert training_memory(preset("gpt2"), Workload(1, 64, "fp32", shards=4)).fixed == 4 * P
 
 
 def test_the_loss_cuts_logits_as_counted() -> None:
@@ -277,20 +294,39 @@ def test_a_recurrent_memory_is_as_large_as_counted() -> None:
 # ---- time, energy and numbers
 
 
-def test_a_journey() -> None:
-    trip = journey(6e9, 10**9, 2**20, device_named("h100"), gpus=8, mfu=0.5, precision="bf16")
-    assert trip.flops == 6e18
-    assert trip.steps == 954
-    assert trip.seconds == pytest.approx(6e18 / (8 * 0.5 * 989e12))
-    assert trip.kilowatt_hours == pytest.approx(8 * 0.7 * 1.1 * trip.seconds / 3600)
-    assert trip.petaflop_days == pytest.approx(6e18 / PETAFLOP_DAY)
+def test_a_plan() -> None:
+    planned = plan_training(6e9, 10**9, 2**20, Machine(device_named("h100"), gpus=8, mfu=0.5, precision="bf16"))
+    assert planned.flops == 6e18
+    assert planned.steps == 954
+    assert planned.seconds == pytest.approx(6e18 / (8 * 0.5 * 989e12))
+    assert planned.kilowatt_hours == pytest.approx(8 * 0.7 * 1.1 * planned.seconds / 3600)
+    assert planned.petaflop_days == pytest.approx(6e18 / PETAFLOP_DAY)
 
 
 def test_unknown_devices_and_shares() -> None:
     with pytest.raises(ConfigError, match=r"--device 'h300': no such device; did you mean"):
         device_named("h300")
     with pytest.raises(ConfigError, match="--mfu 0"):
-        journey(1.0, 1, 1, device_named("cpu"), 1, 0.0, "fp32")
+        Machine(device_named("cpu"), 1, 0.0, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A10G", "a10"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA L40", None),
+    ],
+)
+def test_devices_are_known_by_what_their_drivers_call_them(driver: str, name: str | None) -> None:
+    assert device_called(driver) == (None if name is None else DEVICES[name])
 
 
 @pytest.mark.parametrize(
@@ -305,20 +341,20 @@ def test_unknown_devices_and_shares() -> None:
     ],
 )
 def test_quantities(text: str, number: int) -> None:
-    assert quantity(text, "--tokens") == number
+    assert parse_count(text, "--tokens") == number
 
 
 @pytest.mark.parametrize("text", ["", "B", "abc", "-3B", "0", "1e999", "nan", "inf", "3X", "1.2.3M", "3 0 B", "0.1"])
-def test_what_is_no_quantity(text: str) -> None:
+def test_what_is_no_parse_count(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--tokens .*expected a number of at least 1, such as 300B"):
-        quantity(text, "--tokens")
+        parse_count(text, "--tokens")
 
 
 def test_numbers_are_readable() -> None:
     assert short(124439808) == "124.4M"
     assert short(175e9) == "175B"
     assert short(999) == "999"
-    assert memory(80e9) == "74.5 GiB"
-    assert memory(12) == "12 B"
+    assert byte_size(80e9) == "74.5 GiB"
+    assert byte_size(12) == "12 B"
     assert duration(5400) == "1.5 hours"
     assert duration(30 * 86400) == "30 days"

@@ -43,7 +43,7 @@ def test_forms_undo_each_other(form: Form, size: tuple[int, ...]) -> None:
 def test_adjacent_pairs_turn_as_halves_do() -> None:
     """Queries whose rows were reordered, turned pair by pair as neighbours, meet the same keys the same way."""
     torch.manual_seed(0)
-    sizes = Sizes(d_model=8, heads=2, d_head=D_HEAD, context=16, causal=True)
+    sizes = Sizes(d_model=8, heads=2, d_head=D_HEAD, context=16, causal=True, layers=1)
     halves, neighbours = build(Rotary(pairs="halves"), sizes), build(Rotary(pairs="adjacent"), sizes)
     places = torch.arange(5)[None]
     angles = halves.angles(places, 5, torch.float32)

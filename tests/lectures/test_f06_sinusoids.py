@@ -32,6 +32,6 @@ def test_layout_of_the_figure() -> None:
 
 def test_the_formula_is_the_default() -> None:
     assert Sinusoidal().layout == "interleaved"
-    module = build(Sinusoidal(), Sizes(4, 1, 4, 8, True))
+    module = build(Sinusoidal(), Sizes(4, 1, 4, 8, causal=True, layers=1))
     added = module.embed(torch.zeros(1, 3, 4), PLACES[None])
     torch.testing.assert_close(added[0], sinusoids(PLACES, 4).float())

@@ -37,7 +37,7 @@ def tensors() -> list[Tensor]:
 
 
 def relation(rule: str, position: str) -> Relation:
-    module = build(POSITIONS[position], Sizes(H * D, H, D, 64, RULES[rule].causal))
+    module = build(POSITIONS[position], Sizes(H * D, H, D, 64, RULES[rule].causal, layers=1))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     places = torch.arange(T)[None]

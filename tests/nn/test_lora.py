@@ -2,20 +2,20 @@
 
 import pytest
 import torch
-from torch import nn
 
 from weft.errors import ConfigError
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.config import LoRA
+from weft.nn.linear import Linear
 from weft.nn.lora import LowRank, block_linears
 from weft.nn.lora_targets import targets
 
 
-def layer(heights: list[int], settings: LoRA, bias: bool = True) -> tuple[nn.Linear, LowRank]:
+def layer(heights: list[int], settings: LoRA, bias: bool = True) -> tuple[Linear, LowRank]:
     torch.manual_seed(0)
-    linear = nn.Linear(10, sum(heights), bias=bias).double()
-    return linear, LowRank(linear, heights, settings)
+    linear = Linear(10, *heights, bias=bias).double()
+    return linear, LowRank(linear, settings)
 
 
 def fill(adapter: LowRank) -> None:
@@ -54,7 +54,7 @@ def test_the_formula(heights: list[int], bias: bool) -> None:
         together = together + linear.bias
     assert torch.allclose(adapter(x), together, atol=1e-12)
     plain = adapter.merge()
-    assert type(plain) is nn.Linear
+    assert type(plain) is Linear
     assert torch.allclose(plain(x), together, atol=1e-12)
     assert torch.linalg.matrix_rank(adapter.difference()) == min(2 * len(heights), 9)
 
@@ -94,12 +94,12 @@ def test_dropout_falls_on_the_addition_alone() -> None:
 def test_the_layers_of_blocks() -> None:
     decoder = block_linears(build(llama(2, 16, 4, 24, 16, 11, kv_heads=2)))
     assert len(decoder) == 2 * 4
-    assert decoder["decoder.blocks.1.attention.qkv"] == [16, 8, 8]
-    assert decoder["decoder.blocks.0.feedforward.gate_up"] == [24, 24]
-    assert block_linears(build(gpt(1, 16, 2, 8, 11)))["decoder.blocks.0.feedforward.up"] == [64]
+    assert decoder["decoder.blocks.1.attention.qkv"].heights == [16, 8, 8]
+    assert decoder["decoder.blocks.0.feedforward.gate_up"].heights == [24, 24]
+    assert block_linears(build(gpt(1, 16, 2, 8, 11)))["decoder.blocks.0.feedforward.up"].heights == [64]
     both = block_linears(build(vaswani(2, 16, 2, 32, 0.0, 11)))
     assert len(both) == 2 * 4 + 2 * 7
-    assert both["decoder.blocks.0.cross.kv"] == [16, 16]
+    assert both["decoder.blocks.0.cross.kv"].heights == [16, 16]
 
 
 def test_targets() -> None:

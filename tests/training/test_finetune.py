@@ -11,7 +11,7 @@ from weft.config import Config
 from weft.data.batch import Batch
 from weft.errors import ConfigError, ModelError
 from weft.explain.count import count
-from weft.explain.memory import training_memory
+from weft.explain.memory import Workload, training_memory
 from weft.models import config as models
 from weft.models.build import build as build_model
 from weft.models.presets import gpt, llama, vaswani
@@ -168,7 +168,7 @@ def test_counts_are_the_built_models(config: Any, targets: tuple[str, ...] | Non
     learning = sum(p.numel() for p in trainable(model).values())
     assert cost.trainable == learning
     assert cost.parameters == sum(p.numel() for p in model.parameters())
-    needed = training_memory(config, 1, 8, "fp32", optimizer, adapter=adapter)
+    needed = training_memory(config, Workload(1, 8, "fp32", optimizer), adapter)
     assert needed.weights == 4 * cost.parameters
     assert needed.gradients == 4 * learning
     built = AdamW().build(model) if optimizer == "adamw" else Muon().build(model)
@@ -221,14 +221,14 @@ def test_activations_are_what_autograd_keeps(config: Config, adapter: LoRA, monk
     monkeypatch.setattr("weft.nn.gelu.ARM", False)  # the functions for ARM keep what a trained product keeps anyway
     model = build(config)
     add_adapters(model, adapter)
-    predicted = training_memory(config, 4, 32, "fp32", adapter=adapter).activations
+    predicted = training_memory(config, Workload(4, 32, "fp32"), adapter).activations
     assert predicted == pytest.approx(saved_bytes(model, 32), rel=0.1)
 
 
 def test_dropout_keeps_a_byte_a_number() -> None:
     adapter = LoRA(targets=("*.feedforward.*",))
     plain, dropped = (
-        training_memory(gpt(6, 64, 4, 32, 16), 4, 32, "bf16", adapter=each).activations
+        training_memory(gpt(6, 64, 4, 32, 16), Workload(4, 32, "bf16"), each).activations
         for each in (adapter, adapter.replace(dropout=0.1))
     )
     assert dropped - plain == 4 * 32 * 6 * (64 + 256)

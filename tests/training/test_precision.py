@@ -52,7 +52,7 @@ def test_eight_bits_of_nothing_and_of_no_number() -> None:
 
 
 def eight_bit_copy(linear: nn.Linear) -> EightBitLinear:
-    copy = EightBitLinear(linear.in_features, linear.out_features, linear.bias is not None)
+    copy = EightBitLinear(linear.in_features, linear.out_features, bias=linear.bias is not None)
     copy.load_state_dict(linear.state_dict())
     return copy
 

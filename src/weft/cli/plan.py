@@ -1,5 +1,6 @@
 """`weft plan`: what a model and its training will cost, before anything runs."""
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,8 +8,9 @@ import typer
 
 if TYPE_CHECKING:
     from weft.explain.count import Count
-    from weft.explain.memory import Memory
-    from weft.explain.plan import Device, Journey
+    from weft.explain.devices import Machine
+    from weft.explain.memory import Memory, Workload
+    from weft.explain.plan import TrainingPlan
 
 
 class Lecture(StrEnum):
@@ -33,7 +35,9 @@ def plan(
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as model.layers=8.")
     ] = None,
-    device: Annotated[str, typer.Option(help="b200 h200 h100 a100 l40s l4 rtx4090 rtx3090 mi300x cpu")] = "h100",
+    device: Annotated[
+        str, typer.Option(help="b200 h200 h100 a100 a10 v100 l40s l4 rtx4090 rtx3090 mi300x cpu")
+    ] = "h100",
     gpus: Annotated[int, typer.Option(min=1, help="How many; weights, gradients and moments are split.")] = 1,
     tokens: Annotated[
         str | None,
@@ -67,36 +71,36 @@ def plan(
         raise ConfigError("what is to be planned? name a preset, a recipe or a run, for instance: weft plan gpt2")
 
     from weft.explain.count import count
-    from weft.explain.memory import cache_bytes, training_memory
-    from weft.explain.plan import TOKENS_PER_PARAMETER, device_named, journey
-    from weft.explain.quantity import quantity
+    from weft.explain.devices import Machine, device_named
+    from weft.explain.memory import Workload, cache_bytes, training_memory
+    from weft.explain.plan import TOKENS_PER_PARAMETER, plan_training
+    from weft.explain.units import parse_count
     from weft.recipe.resolve import resolve
 
     recipe = resolve(source, changes or [])
-    machine = device_named(device)
     context: int = getattr(recipe.model, "context", 256)
     time = length or recipe.batch.length or context
     sides = 2 if recipe.objective.kind == "pairs" else 1
     fitting = None if recipe.batch.tokens is None else max(1, recipe.batch.tokens // (sides * time))
     size = batch or recipe.batch.size or fitting or 32 * gpus
-    numbers = str(precision or recipe.precision or "bf16")
+    machine = Machine(device_named(device), gpus, mfu, str(precision or recipe.precision or "bf16"))
     cost = count(recipe.model, time, recipe.adapter)
     if tokens is not None:
-        total, why = quantity(tokens, "--tokens"), "as asked"
+        total, why = parse_count(tokens, "--tokens"), "as asked"
     elif recipe.steps is not None:
         total, why = recipe.steps * size * time, "the recipe's steps"
     else:
         total = max(TOKENS_PER_PARAMETER * cost.parameters, size * time)
         why = f"{TOKENS_PER_PARAMETER} a parameter, Hoffmann et al. 2022"
-    trip = journey(cost.training(), total, size * time, machine, gpus, mfu, numbers)
+    training = plan_training(cost.training(), total, size * time, machine)
     _components(recipe.name, cost)
     if cost.parameters:
         micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
-        share = min(micro, -(-size // gpus))
-        kept = training_memory(recipe.model, share, time, numbers, recipe.optimizer.kind, gpus, adapter=recipe.adapter)
-        each = training_memory(recipe.model, 1, time, numbers, recipe.optimizer.kind, gpus, adapter=recipe.adapter)
-        _memory(kept, each, machine, gpus, share, time, numbers, cache_bytes(recipe.model, numbers))
-        _journey(trip, why, machine, gpus, mfu, numbers, size, time)
+        work = Workload(min(micro, -(-size // gpus)), time, machine.precision, recipe.optimizer.kind, gpus)
+        kept = training_memory(recipe.model, work, recipe.adapter)
+        each = training_memory(recipe.model, replace(work, sequences=1), recipe.adapter)
+        _memory(kept, each, machine, work, cache_bytes(recipe.model, machine.precision))
+        _training(training, why, machine, f"{size:,} × {time:,}")
 
 
 # ---- one model
@@ -104,7 +108,7 @@ def plan(
 
 def _components(name: str, cost: "Count") -> None:
     from weft.cli import columns
-    from weft.explain.quantity import short
+    from weft.explain.units import short
 
     rows = [
         (
@@ -133,34 +137,26 @@ def _components(name: str, cost: "Count") -> None:
         )
 
 
-def _memory(
-    kept: "Memory",
-    each: "Memory",
-    device: "Device",
-    gpus: int,
-    sequences: int,
-    length: int,
-    precision: str,
-    cache: int,
-) -> None:
+def _memory(kept: "Memory", each: "Memory", machine: "Machine", work: "Workload", cache: int) -> None:
     from weft.cli import columns
-    from weft.explain.quantity import memory, short
+    from weft.explain.units import byte_size, short
 
+    device, gpus, length = machine.device, machine.gpus, work.length
     apiece = f", on each of {gpus} devices" if gpus > 1 else ""
     rows = [
-        ("weights", memory(kept.weights)),
-        ("16-bit copies", memory(kept.copies)),
-        ("gradients", memory(kept.gradients)),
-        ("optimizer", memory(kept.optimizer)),
-        ("activations", memory(kept.activations)),
-        ("logits", memory(kept.logits)),
-        ("all", memory(kept.total())),
-        ("all, layers run again", memory(kept.total(recompute=True))),
+        ("weights", byte_size(kept.weights)),
+        ("16-bit copies", byte_size(kept.copies)),
+        ("gradients", byte_size(kept.gradients)),
+        ("optimizer", byte_size(kept.optimizer)),
+        ("activations", byte_size(kept.activations)),
+        ("logits", byte_size(kept.logits)),
+        ("all", byte_size(kept.total())),
+        ("all, layers run again", byte_size(kept.total(recompute=True))),
     ]
     typer.echo()
-    columns.show(("memory", precision), rows, title=f"{sequences} × {length:,} tokens at a time{apiece}")
+    columns.show(("memory", work.precision), rows, title=f"{work.sequences} × {length:,} tokens at a time{apiece}")
     room = device.memory - each.fixed - each.logits
-    has = f"{device.title} has {memory(device.memory)}"
+    has = f"{device.title} has {byte_size(device.memory)}"
     if room >= each.activations:
         columns.remark(
             f"{has}: room for about {room // each.activations:,} sequences at a time,"
@@ -179,38 +175,30 @@ def _memory(
         halves = kept.weights * gpus // 2
         fastest = short(device.bandwidth / halves)
         columns.remark(
-            f"Generating remembers {memory(cache)} a token, {memory(cache * length)} for {length:,}. Each token reads"
-            f" {memory(halves)} of 16-bit weights, so one sequence gets at most {fastest} tokens/s."
+            f"Generating remembers {byte_size(cache)} a token, {byte_size(cache * length)} for {length:,}."
+            f" Each token reads {byte_size(halves)} of 16-bit weights, so one sequence gets at most {fastest} tokens/s."
         )
 
 
-def _journey(
-    trip: "Journey",
-    why: str,
-    device: "Device",
-    gpus: int,
-    mfu: float,
-    precision: str,
-    size: int,
-    length: int,
-) -> None:
+def _training(training: "TrainingPlan", why: str, machine: "Machine", batch: str) -> None:
     from weft.cli import columns
     from weft.explain.plan import PUE
-    from weft.explain.quantity import duration, plain, short
+    from weft.explain.units import duration, plain, short
 
-    many = f"{gpus:,} × " if gpus > 1 else ""
+    device = machine.device
+    many = f"{machine.gpus:,} × " if machine.gpus > 1 else ""
     rows = [
-        ("tokens", f"{short(trip.tokens)} ({why})"),
-        ("steps", f"{trip.steps:,} of {size:,} × {length:,} tokens"),
-        ("compute", f"{trip.flops:.3g} FLOPs, {plain(trip.petaflop_days)} petaflop/s-days"),
-        ("time", duration(trip.seconds)),
-        ("speed", f"{short(trip.tokens / trip.seconds)} tokens/s"),
-        ("energy", f"{plain(trip.kilowatt_hours)} kWh"),
+        ("tokens", f"{short(training.tokens)} ({why})"),
+        ("steps", f"{training.steps:,} of {batch} tokens"),
+        ("compute", f"{training.flops:.3g} FLOPs, {plain(training.petaflop_days)} petaflop/s-days"),
+        ("time", duration(training.seconds)),
+        ("speed", f"{short(training.tokens / training.seconds)} tokens/s"),
+        ("energy", f"{plain(training.kilowatt_hours)} kWh"),
     ]
     typer.echo()
-    columns.show(("training", precision), rows, text=(0, 1), title=f"{many}{device.title}")
+    columns.show(("training", machine.precision), rows, text=(0, 1), title=f"{many}{device.title}")
     columns.remark(
-        f"At {mfu:.0%} of the peak of {device.peak(precision) * gpus / 1e12:,.4g} TFLOP/s (--mfu);"
+        f"At {machine.mfu:.0%} of the peak of {machine.peak / 1e12:,.4g} TFLOP/s (--mfu);"
         f" {device.watts:g} W a device, times {PUE} for the building (PUE)."
     )
 
@@ -221,8 +209,8 @@ def _journey(
 def _gpt3() -> None:
     from weft.cli import columns
     from weft.explain.plan import PETAFLOP_DAY
-    from weft.explain.quantity import plain, short
     from weft.explain.size_tables import GPT3, gpt3_built
+    from weft.explain.units import plain, short
     from weft.models.presets import PRESETS
 
     rows = []

@@ -14,7 +14,7 @@ def presets(
     """
     from weft.cli import columns
     from weft.explain.presets import rows
-    from weft.explain.quantity import short
+    from weft.explain.units import short
 
     if as_json:
         import json

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from weft.config import Config
 from weft.errors import ModelError
 from weft.models import config
-from weft.nn.config import Gated, LayerNorm, Learned, LoRA, Norm, Plain, Relative, T5Bias
+from weft.nn.config import Gated, LayerNorm, LoRA, Norm, Plain
 from weft.nn.lora_targets import targets
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}
@@ -104,6 +104,22 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
             raise ModelError(f"a {type(model).__name__} is no model that can be counted")
 
 
+def writing_weights(model: Config, vocab_size: int) -> dict[str, int]:
+    """Roughly how many weights multiply each token that a model writes: those of its "layers", and of its "logits".
+
+    A run's size in one number, by which rates and batches are chosen. Norms and biases are left out, and so is what
+    reads a source; every layer counts as one that reads as many numbers as it gives.
+    """
+    match model:
+        case config.TransformerConfig():
+            one = _projections(model) + _feedforward(model.feedforward, model.d_model)[1]
+        case config.Recurrent() | config.Bahdanau():
+            one = _cell(model.cell, model.d_model, model.d_model)[1]
+        case _:
+            return {}
+    return {"layers": model.layers * one, "logits": vocab_size * model.d_model}
+
+
 def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
     return inputs * outputs + (outputs if bias else 0)
 
@@ -129,7 +145,7 @@ def stacks(model: config.TransformerConfig) -> list[tuple[int, bool, bool]]:
 def _transformer(model: config.TransformerConfig, T: int) -> Count:
     D, H, G, d_head = model.d_model, model.attention.heads, model.attention.groups, model.d_head
     attention, normed = model.attention, model.placement != "none"
-    one_projection = D * (2 * H + 2 * G) * d_head
+    one_projection = _projections(model)
     biases = {"none": 0, "qkv": (H + 2 * G) * d_head, "all": (H + 2 * G) * d_head + D}[attention.bias]
     embeddings = model.vocab_size * D
     if isinstance(model, config.EncoderDecoder):
@@ -137,21 +153,18 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
     elif isinstance(model, config.Encoder):
         embeddings += model.segments * D
 
-    positions = norms = layers = attentions = pairs = 0
+    positions = by_position = norms = layers = attentions = pairs = 0
     for depth, causal, cross in stacks(model):
         layers += depth
         attentions += depth * (2 if cross else 1)
-        pairs += depth * T * _seen(model, causal, T) + (depth * T * T if cross else 0)
+        keys = _seen(model, causal, T)
+        pairs += depth * T * keys + (depth * T * T if cross else 0)
         sublayers = depth * (3 if cross else 2) if normed else 0
         last = 1 if model.placement == "pre" else 0
         norms += (sublayers + last + (1 if model.embedding_norm else 0)) * _norm(model.norm, D)
-        match model.position:
-            case Learned(offset=offset):
-                positions += (model.context + offset) * D
-            case T5Bias(buckets=buckets):
-                positions += buckets * H
-            case Relative(max_distance=distance):
-                positions += depth * 2 * (2 * distance + 1) * d_head
+        sizes = model.sizes(depth, causal)
+        positions += model.position.parameters(sizes)
+        by_position += model.position.flops(sizes, T, keys)
     if attention.qk_norm is not None:
         norms += attentions * 2 * _norm(attention.qk_norm, d_head)
 
@@ -160,7 +173,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         Component("embeddings", embeddings, 0),
         Component("positions", positions, 0),
         Component("MHA projections", attentions * (one_projection + biases), 2 * T * attentions * one_projection, True),
-        Component("attention", 0, 4 * pairs * H * d_head, True),
+        Component("attention", 0, 4 * pairs * H * d_head + by_position, True),
         Component("FFN", layers * feedforward, 2 * T * layers * products, True),
         Component("norms", norms, 0),
         *_head(model, T),
@@ -169,11 +182,15 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
     return Count(tuple(part for part in parts if part.parameters or part.flops), T, note)
 
 
+def _projections(model: config.TransformerConfig) -> int:
+    """Weights of an attention's four matrices: queries, keys, values, and the way out."""
+    return 2 * model.d_model * (model.attention.heads + model.attention.groups) * model.d_head
+
+
 def _seen(model: config.TransformerConfig, causal: bool, T: int) -> int:
-    """Keys a query is compared with; twice as many products where relative vectors add theirs (Shaw et al. 2018)."""
+    """Keys a query is compared with."""
     window = model.attention.window or T
-    seen = min(T, window if causal else 2 * window - 1)
-    return 2 * seen if isinstance(model.position, Relative) else seen
+    return min(T, window if causal else 2 * window - 1)
 
 
 def _feedforward(settings: Plain | Gated, D: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from weft.config import Config
 from weft.errors import ModelError
 from weft.explain.count import GATES, MEMORIES, adapted_linears, block_linears, count, stacks
 from weft.models import config
-from weft.nn.config import Gated, LoRA, Relative, Rotary
+from weft.nn.config import Gated, LoRA
 
 WIDE = 4  # bytes of an fp32 number
 LOGITS_AT_A_TIME = 1 << 22  # as the loss cuts them
@@ -60,34 +60,38 @@ def narrow(precision: str) -> int:
     return 2 if precision in ("bf16", "fp16", "fp8") else WIDE
 
 
-def training_memory(
-    model: Config,
-    sequences: int,
-    length: int,
-    precision: str,
-    optimizer: str = "adamw",
-    shards: int = 1,
-    adapter: LoRA | None = None,
-) -> Memory:
-    """The memory of `sequences` × `length` tokens at a time; what a parameter costs is split over `shards` devices.
+@dataclass(frozen=True)
+class Workload:
+    """What one device trains at a time: so many sequences of so many tokens.
 
-    With an `adapter` all else is frozen.
+    What a parameter costs is split over `shards` devices.
     """
-    cost = count(model, length, adapter)
+
+    sequences: int
+    length: int
+    precision: str
+    optimizer: str = "adamw"
+    shards: int = 1
+
+
+def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) -> Memory:
+    """The memory of a step on one device. With an `adapter` all else is frozen."""
+    n, shards = narrow(work.precision), work.shards
+    cost = count(model, work.length, adapter)
     parameters = cost.parameters
-    moments = MOMENTS[optimizer] * cost.trainable
-    if optimizer == "muon":
+    moments = MOMENTS[work.optimizer] * cost.trainable
+    if work.optimizer == "muon":
         moments -= sum(part.parameters for part in cost.components if part.in_layers and part.trained)
-    tokens = sequences * length
-    inside, outside, inputs = _kept(model, length, narrow(precision))
+    tokens = work.sequences * work.length
+    inside, outside, inputs = _kept(model, work.length, n)
     if adapter is not None:
         assert isinstance(model, config.TransformerConfig)
-        inside = _adapted(model, inside, adapter, narrow(precision))
+        inside = _adapted(model, inside, adapter, n)
     deepest = max(inside, default=0.0)
     vocab_size: int = getattr(model, "vocab_size", 0) if parameters else 0
     return Memory(
         weights=_split(WIDE * parameters, shards),
-        copies=_split(2 * parameters, shards) if narrow(precision) < WIDE else 0,
+        copies=_split(2 * parameters, shards) if n < WIDE else 0,
         gradients=_split(WIDE * cost.trainable, shards),
         optimizer=_split(WIDE * moments, shards),
         activations=round(tokens * (sum(inside) + outside)),
@@ -150,10 +154,11 @@ def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[
     around = n * D if model.placement == "pre" else 0
     around += WIDE * D if model.embedding_norm else 0
     layers: list[float] = []
-    for depth, _, cross in stacks(model):
-        layer = 2 * sublayer + _attention(model, T, n, cross=False) + _feedforward(model, n)
+    for depth, causal, cross in stacks(model):
+        layer = 2 * sublayer + _attention(model, n, cross=False) + _feedforward(model, n)
+        layer += n * model.position.activations(model.sizes(depth, causal), T)
         if cross:
-            layer += sublayer + n * D + _attention(model, T, n, cross=True)
+            layer += sublayer + n * D + _attention(model, n, cross=True)
         layers += [layer] * depth
     return layers, len(stacks(model)) * around + n * D, n * D
 
@@ -181,15 +186,13 @@ def _adapted(model: config.TransformerConfig, layers: list[float], adapter: LoRA
     return adapted
 
 
-def _attention(model: config.TransformerConfig, T: int, n: int, cross: bool) -> int:
+def _attention(model: config.TransformerConfig, n: int, cross: bool) -> int:
     H, G, d_head = model.attention.heads, model.attention.groups, model.d_head
     kept = n * (H + 2 * G) * d_head + n * H * d_head + WIDE * H
-    if (isinstance(model.position, Rotary) and not cross) or model.attention.qk_norm is not None:
-        kept += n * (H + G) * d_head  # turned or normed, queries and keys are new numbers
+    if (model.position.rotates and not cross) or model.attention.qk_norm is not None:
+        kept += n * (H + G) * d_head  # rotated or normed, queries and keys are new numbers
     if model.attention.qk_norm is not None and n != WIDE:
         kept += WIDE * (H + G) * d_head
-    if isinstance(model.position, Relative) and not cross:
-        kept += n * T * (2 * H + 2 * d_head)  # probabilities, and both vectors of every pair
     return kept
 
 

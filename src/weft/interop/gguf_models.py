@@ -242,7 +242,7 @@ def _scaling(settings: Settings, base: float, d_head: int) -> dict[str, Any] | N
 
 def frequency_factors(position: Rotary, d_head: int) -> Tensor:
     """What each rotary frequency is divided by, (d_head/2,): GGUF's form of LLaMA 3.1's scaling."""
-    cpu, sizes = torch.device("cpu"), Sizes(d_model=d_head, heads=1, d_head=d_head, context=1, causal=True)
+    cpu, sizes = torch.device("cpu"), Sizes(d_model=d_head, heads=1, d_head=d_head, context=1, causal=True, layers=1)
     plain = RotaryModule(position.replace(scaling=None), sizes).frequencies(1, cpu)
     return plain / RotaryModule(position, sizes).frequencies(1, cpu)
 

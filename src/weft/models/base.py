@@ -84,6 +84,12 @@ class LanguageModel(nn.Module):
     # given (a source, document ids, a mask) is each model's own.
     features: Callable[..., Tensor]
 
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, also those of a model that was built empty and then given memory (`to_empty`)."""
+        for part in self.modules():
+            if part is not self and hasattr(part, "reset_parameters"):
+                part.reset_parameters()  # type: ignore[operator]
+
     @property
     def alignment(self) -> nn.Module | None:
         """What the weights over the source pass through, (batch, [heads,] time, source time), for whoever watches."""

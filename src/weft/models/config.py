@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
-from weft.nn.config import Activation, Block, Init, Learned, NormalInit, Probability
+from weft.nn.config import Activation, Block, Init, NormalInit, Probability, Sizes
 
 # ---- what a Transformer's last layer is for
 
@@ -96,10 +96,14 @@ class TransformerConfig(Block):
     embedding_norm: bool = False
     init: Init = NormalInit()
 
+    def sizes(self, layers: int, causal: bool) -> Sizes:
+        """What a position has to know of a stack of so many layers."""
+        return Sizes(self.d_model, self.attention.heads, self.d_head, self.context, causal, layers)
+
     @property
     def longest(self) -> int | None:
         """The longest sequence the model can read, or None where nothing limits it."""
-        return self.context if isinstance(self.position, Learned) else None
+        return self.context if self.position.bounded else None
 
 
 class Decoder(TransformerConfig):

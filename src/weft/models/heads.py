@@ -10,7 +10,8 @@ from weft.models import config
 from weft.nn import norm
 from weft.nn.config import Activation
 from weft.nn.feedforward import activations
-from weft.nn.init import embedding_deviation
+from weft.nn.init import Initialiser
+from weft.nn.linear import Linear
 
 
 class Pretraining(NamedTuple):
@@ -29,6 +30,10 @@ class WordHead(nn.Module):
         self.weight = None if settings.tied else _table(model)
         self.bias = nn.Parameter(torch.zeros(model.vocab_size)) if settings.bias else None
 
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the table, where it has one of its own; the bias becomes 0."""
+        _reset_words(self, init)
+
     def prepare(self, features: Tensor) -> Tensor:
         """(batch, time, d_model) → the same, as the table wants it."""
         return features if self.scale is None else features * self.scale
@@ -43,11 +48,15 @@ class MaskedWordHead(nn.Module):
 
     def __init__(self, settings: config.MaskedLMHead | config.PretrainingHead, model: config.TransformerConfig):
         super().__init__()
-        self.dense = nn.Linear(model.d_model, model.d_model)
+        self.dense = Linear(model.d_model, model.d_model)
         self.norm = norm.build(model.norm, model.d_model)
         self.activation = activations[settings.activation]
         self.weight = None if settings.tied else _table(model)
         self.bias = nn.Parameter(torch.zeros(model.vocab_size))
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the table, where it has one of its own; the bias becomes 0."""
+        _reset_words(self, init)
 
     def prepare(self, features: Tensor) -> Tensor:
         """(batch, time, d_model) → the same, as the table wants it."""
@@ -59,9 +68,15 @@ class MaskedWordHead(nn.Module):
 
 
 def _table(model: config.TransformerConfig) -> nn.Parameter:
-    """A table of its own for what comes out, (vocab_size, d_model), begun as the embeddings are."""
-    table = torch.empty(model.vocab_size, model.d_model)
-    return nn.Parameter(nn.init.normal_(table, std=embedding_deviation(model.init, model.d_model)))
+    """A table of its own for what comes out, (vocab_size, d_model)."""
+    return nn.Parameter(torch.empty(model.vocab_size, model.d_model))
+
+
+def _reset_words(head: WordHead | MaskedWordHead, init: Initialiser) -> None:
+    if head.weight is not None:
+        init.table(head.weight)
+    if head.bias is not None:
+        nn.init.zeros_(head.bias)
 
 
 def pool(features: Tensor, mask: Tensor | None, how: str) -> Tensor:
@@ -82,7 +97,7 @@ class Pooler(nn.Module):
 
     def __init__(self, d_model: int, activation: Activation = "tanh"):
         super().__init__()
-        self.dense = nn.Linear(d_model, d_model)
+        self.dense = Linear(d_model, d_model)
         self.activation = activations[activation]
 
     def forward(self, pooled: Tensor) -> Tensor:
@@ -96,7 +111,7 @@ class NextSentence(nn.Module):
     def __init__(self, d_model: int):
         super().__init__()
         self.pooler = Pooler(d_model)
-        self.out = nn.Linear(d_model, 2)
+        self.out = Linear(d_model, 2)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, 2)."""
@@ -124,7 +139,7 @@ class Classifier(nn.Module):
         self.pooling = settings.pooling
         self.pooler = Pooler(d_model, settings.activation) if settings.pooler else None
         self.dropout = nn.Dropout(settings.dropout)
-        self.out = nn.Linear(d_model, settings.labels)
+        self.out = Linear(d_model, settings.labels)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, labels)."""
@@ -138,7 +153,7 @@ class Tagger(nn.Module):
     def __init__(self, settings: config.TaggingHead, d_model: int):
         super().__init__()
         self.dropout = nn.Dropout(settings.dropout)
-        self.out = nn.Linear(d_model, settings.labels)
+        self.out = Linear(d_model, settings.labels)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, labels)."""

@@ -58,10 +58,16 @@ class Recurrent(LanguageModel):
         # W_yh and b_y. Tied, W_yh is the embedding table and is stored once.
         self.output = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
-        self._init_tables()
+        self._reset_output()
 
-    def _init_tables(self) -> None:
-        """PyTorch's ranges; a tied table is drawn smaller, so that the first distribution is nearly even."""
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, in PyTorch's ranges."""
+        super().reset_parameters()
+        self._reset_output()
+
+    def _reset_output(self) -> None:
+        """PyTorch's range; a tied table is drawn smaller, so that the first distribution is nearly even."""
+        nn.init.zeros_(self.output_bias)
         narrow = self.config.d_model**-0.5
         if self.output is None:
             nn.init.normal_(self.embedding.weight, std=narrow)

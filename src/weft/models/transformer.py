@@ -14,8 +14,8 @@ from weft.nn import norm, position
 from weft.nn.attention import Relation
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache
-from weft.nn.config import Sizes
-from weft.nn.init import initialise
+from weft.nn.init import Initialiser, reset
+from weft.nn.linear import Embedding
 from weft.nn.mask import Visibility
 from weft.nn.position import Position
 
@@ -30,8 +30,7 @@ class Stack(nn.Module):
         d_model, attention = settings.d_model, settings.attention
         self.causal = causal
         self.window = attention.window
-        sizes = Sizes(d_model, attention.heads, settings.d_head, settings.context, causal)
-        self.position = position.build(settings.position, sizes)
+        self.position = position.build(settings.position, settings.sizes(layers, causal))
         self.embedding_norm = norm.build(settings.norm, d_model) if settings.embedding_norm else None
         self.dropout = nn.Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers))
@@ -88,20 +87,26 @@ class Transformer(LanguageModel):
         super().__init__()
         self.config = settings
         d_model = settings.d_model
-        self.embedding = nn.Embedding(settings.vocab_size, d_model)
+        self.embedding = Embedding(settings.vocab_size, d_model)
         self.source_embedding = self.segments = self.encoder = self.decoder = None
         if isinstance(settings, EncoderDecoder):
             if settings.source_vocab_size is not None:
-                self.source_embedding = nn.Embedding(settings.source_vocab_size, d_model)
+                self.source_embedding = Embedding(settings.source_vocab_size, d_model)
             self.encoder = Stack(settings, settings.encoder_layers or settings.layers, causal=False, cross=False)
             self.decoder = Stack(settings, settings.layers, causal=True, cross=True)
         elif isinstance(settings, Encoder):
-            self.segments = nn.Embedding(settings.segments, d_model) if settings.segments else None
+            self.segments = Embedding(settings.segments, d_model) if settings.segments else None
             self.encoder = Stack(settings, settings.layers, causal=False, cross=False)
         else:
             self.decoder = Stack(settings, settings.layers, causal=True, cross=False)
         self.output = heads.build(settings, settings.head)
-        initialise(self, settings.init, d_model, settings.layers)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        # A table of the head's own is drawn before the rest: so a seed gives the weights that it always gave.
+        init = Initialiser(self.config.init, self.config.d_model, self.config.layers)
+        reset(self, init, first=(heads.WordHead, heads.MaskedWordHead))
 
     # ---- whole sequences
 

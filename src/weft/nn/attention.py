@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from weft.nn import norm
 from weft.nn.config import Attention as AttentionConfig
 from weft.nn.config import Relative
+from weft.nn.init import Initialiser
+from weft.nn.linear import Linear
 from weft.nn.mask import Visibility
 from weft.nn.position import Position
 
@@ -205,7 +207,7 @@ class _Heads(nn.Module):
         self.heads, self.kv_heads, self.d_head = settings.heads, settings.groups, d_head
         self.scale = settings.scale or d_head**-0.5
         self.dropout = settings.dropout
-        self.out = nn.Linear(self.heads * d_head, d_model, bias=settings.bias == "all")
+        self.out = Linear(self.heads * d_head, d_model, bias=settings.bias == "all", into_residual=True)
         self.q_norm = norm.build(settings.qk_norm, d_head) if settings.qk_norm else None
         self.k_norm = norm.build(settings.qk_norm, d_head) if settings.qk_norm else None
         self.weights = nn.Identity()  # the probabilities pass through here, for whoever watches
@@ -235,18 +237,23 @@ class SelfAttention(_Heads):
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int, position: Any = None):
         super().__init__(settings, d_model, d_head)
-        width = (self.heads + 2 * self.kv_heads) * d_head
-        self.qkv = nn.Linear(d_model, width, bias=settings.bias != "none")
+        self.widths = [heads * d_head for heads in (self.heads, self.kv_heads, self.kv_heads)]
+        self.qkv = Linear(d_model, *self.widths, bias=settings.bias != "none")
         self.relative_keys = self.relative_values = None
         if isinstance(position, Relative):
             self.always_plain = True  # relative values are weighted by the probabilities, which only the reference has
-            rows = 2 * position.max_distance + 1
-            self.relative_keys = nn.Parameter(torch.empty(rows, d_head))
-            self.relative_values = nn.Parameter(torch.empty(rows, d_head))
+            self.relative_keys = nn.Parameter(torch.empty(position.rows, d_head))
+            self.relative_values = nn.Parameter(torch.empty(position.rows, d_head))
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the relative vectors, in range as Xavier has it, whatever the other weights are."""
+        for table in (self.relative_keys, self.relative_values):
+            if table is not None:
+                nn.init.xavier_uniform_(table)
 
     def forward(self, x: Tensor, relation: Relation, past: Past | None = None) -> Tensor:
         """x (batch, time, d_model) → (batch, time, d_model); `past` gives the keys and values that came before."""
-        q, k, v = self.qkv(x).split([heads * self.d_head for heads in (self.heads, self.kv_heads, self.kv_heads)], -1)
+        q, k, v = self.qkv(x).split(self.widths, -1)
         q, k, v = self.split(q, self.heads), self.split(k, self.kv_heads), self.split(v, self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -274,8 +281,9 @@ class CrossAttention(_Heads):
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__(settings, d_model, d_head)
-        self.q = nn.Linear(d_model, self.heads * d_head, bias=settings.bias != "none")
-        self.kv = nn.Linear(d_model, 2 * self.kv_heads * d_head, bias=settings.bias != "none")
+        keys = self.kv_heads * d_head
+        self.q = Linear(d_model, self.heads * d_head, bias=settings.bias != "none")
+        self.kv = Linear(d_model, keys, keys, bias=settings.bias != "none")
 
     def memory(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """source (batch, source time, d_model) → its keys and values, each (batch, kv_heads, source time, d_head)."""

@@ -5,11 +5,11 @@ classes makes the part.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from weft.config import Config
+from weft.config import AnyKind, Config
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -52,15 +52,43 @@ class Sizes:
     d_head: int
     context: int
     causal: bool
+    layers: int
 
 
-class NoPosition(Config):
+class PositionConfig(Config):
+    """How a model knows where its tokens stand. A subclass with a `kind` is a variant that recipes can name.
+
+    The class of `nn/position.py` that names a variant as its settings is built for it. What a variant costs is said
+    here, so that it can be counted without a model; nothing, unless the variant says otherwise.
+    """
+
+    bounded: ClassVar[bool] = False  # no position from `context` on is known
+    rotates: ClassVar[bool] = False  # queries and keys are rotated, layer by layer
+    kind: str
+
+    def check(self, d_model: int, d_head: int) -> None:
+        """Raise ValueError where the sizes do not suit."""
+
+    def parameters(self, sizes: Sizes) -> int:
+        """Weights that a stack gains."""
+        return 0
+
+    def flops(self, sizes: Sizes, length: int, keys: int) -> int:
+        """Operations that a stack gains, forward, for `length` queries that see `keys` keys each."""
+        return 0
+
+    def activations(self, sizes: Sizes, length: int) -> int:
+        """Numbers a token that the backward pass keeps in each layer, at `length` tokens a sequence."""
+        return 0
+
+
+class NoPosition(PositionConfig):
     """Nothing says where a token stands; a causal mask alone lets a decoder infer some of it."""
 
     kind: Literal["none"] = "none"
 
 
-class Sinusoidal(Config):
+class Sinusoidal(PositionConfig):
     """Sines and cosines added to the embeddings (Vaswani et al. 2017, §3.5).
 
     `interleaved` is the formula's layout; `halves` puts all sines first with the same wavelengths (Marian);
@@ -71,22 +99,49 @@ class Sinusoidal(Config):
     layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
     base: PositiveFloat = 10000.0
 
+    def check(self, d_model: int, d_head: int) -> None:
+        """Sines and cosines come in pairs."""
+        if d_model % 2:
+            raise ValueError(f"sinusoidal positions pair sines with cosines, but d_model = {d_model} is odd")
 
-class Learned(Config):
+
+class Learned(PositionConfig):
     """One trained vector a position, added to the embeddings; `context` positions and not one more.
 
     `offset` rows stand unused in front of the table, as RoBERTa and BART have them.
     """
 
+    bounded: ClassVar[bool] = True
     kind: Literal["learned"] = "learned"
     offset: NonNegativeInt = 0
 
+    def parameters(self, sizes: Sizes) -> int:
+        """The table."""
+        return (sizes.context + self.offset) * sizes.d_model
 
-class Relative(Config):
+
+class Relative(PositionConfig):
     """Trained vectors for clipped distances, added to keys and values in every layer (Shaw et al. 2018)."""
 
     kind: Literal["relative"] = "relative"
     max_distance: PositiveInt = 16
+
+    @property
+    def rows(self) -> int:
+        """Distances that are told apart, from −max_distance to max_distance."""
+        return 2 * self.max_distance + 1
+
+    def parameters(self, sizes: Sizes) -> int:
+        """Two tables a layer."""
+        return sizes.layers * 2 * self.rows * sizes.d_head
+
+    def flops(self, sizes: Sizes, length: int, keys: int) -> int:
+        """As much as attention itself: each query with the vectors of its distances, and each weight with them."""
+        return 4 * sizes.layers * length * keys * sizes.heads * sizes.d_head
+
+    def activations(self, sizes: Sizes, length: int) -> int:
+        """The probabilities, before and after dropout, and both vectors of every pair."""
+        return length * (2 * sizes.heads + 2 * sizes.d_head)
 
 
 class LinearScaling(Config):
@@ -113,35 +168,44 @@ class Llama3Scaling(Config):
     original_context: PositiveInt = 8192
 
 
-class Rotary(Config):
-    """Queries and keys turned by their position, so that products see distances only (Su et al. 2021).
+class Rotary(PositionConfig):
+    """Queries and keys rotated by their position, so that products see distances only (Su et al. 2021).
 
-    `pairs` says which coordinates turn together: neighbours as in the paper, or the two halves as in LLaMA checkpoints.
+    `pairs` says which coordinates rotate together: neighbours as in the paper, or the two halves as in LLaMA
+    checkpoints.
     """
 
+    rotates: ClassVar[bool] = True
     kind: Literal["rotary"] = "rotary"
     base: PositiveFloat = 10000.0
     pairs: Literal["adjacent", "halves"] = "halves"
     scaling: Annotated[LinearScaling | DynamicNTK | Llama3Scaling, Field(discriminator="kind")] | None = None
 
+    def check(self, d_model: int, d_head: int) -> None:
+        """Coordinates are rotated in pairs."""
+        if d_head % 2:
+            raise ValueError(f"rotary positions rotate pairs of coordinates, but d_head = {d_head} is odd")
 
-class T5Bias(Config):
+
+class T5Bias(PositionConfig):
     """A trained number a head for each bucket of distances, added to the scores (Raffel et al. 2020)."""
 
     kind: Literal["t5"] = "t5"
     buckets: PositiveInt = 32
     max_distance: PositiveInt = 128
 
+    def parameters(self, sizes: Sizes) -> int:
+        """The table."""
+        return self.buckets * sizes.heads
 
-class ALiBi(Config):
+
+class ALiBi(PositionConfig):
     """A penalty on the scores that grows with distance, steeper in some heads (Press et al. 2022)."""
 
     kind: Literal["alibi"] = "alibi"
 
 
-Position = Annotated[
-    NoPosition | Sinusoidal | Learned | Relative | Rotary | T5Bias | ALiBi, Field(discriminator="kind")
-]
+Position = Annotated[PositionConfig, AnyKind()]
 
 
 # ---- attention and feed-forward
@@ -204,6 +268,8 @@ class Block(Config):
     `residual = false` takes the skip connections away, to see what they are for.
     """
 
+    model_config = ConfigDict(defer_build=True)  # positions may still be declared below
+
     d_model: PositiveInt
     attention: Attention
     feedforward: FeedForward
@@ -220,10 +286,7 @@ class Block(Config):
             raise ValueError(
                 f"attention.heads = {heads} does not divide d_model = {self.d_model}; set attention.d_head"
             )
-        if isinstance(self.position, Rotary) and self.d_head % 2:
-            raise ValueError(f"rotary positions turn pairs of coordinates, but d_head = {self.d_head} is odd")
-        if isinstance(self.position, Sinusoidal) and self.d_model % 2:
-            raise ValueError(f"sinusoidal positions pair sines with cosines, but d_model = {self.d_model} is odd")
+        self.position.check(self.d_model, self.d_head)
         return self
 
     @property

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from weft.nn import config
 from weft.nn.gelu import gelu, gelu_tanh
+from weft.nn.linear import Linear
 
 activations: dict[config.Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -25,8 +26,8 @@ class Plain(nn.Module):
 
     def __init__(self, settings: config.Plain, d_model: int):
         super().__init__()
-        self.up = nn.Linear(d_model, settings.d_ff, bias=settings.bias)
-        self.down = nn.Linear(settings.d_ff, d_model, bias=settings.bias)
+        self.up = Linear(d_model, settings.d_ff, bias=settings.bias)
+        self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
         self.dropout = nn.Dropout(settings.dropout)
         self.activation = activations[settings.activation]
 
@@ -40,8 +41,8 @@ class Gated(nn.Module):
 
     def __init__(self, settings: config.Gated, d_model: int):
         super().__init__()
-        self.gate_up = nn.Linear(d_model, 2 * settings.d_ff, bias=settings.bias)
-        self.down = nn.Linear(settings.d_ff, d_model, bias=settings.bias)
+        self.gate_up = Linear(d_model, settings.d_ff, settings.d_ff, bias=settings.bias)
+        self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
         self.dropout = nn.Dropout(settings.dropout)
         self.activation = activations[settings.activation]
 

@@ -2,63 +2,58 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from weft.nn.attention import CrossAttention, SelfAttention
-from weft.nn.config import Init, NormalInit
-from weft.nn.feedforward import Gated, Plain
-from weft.nn.position import Learned, T5Bias
+from weft.nn.config import Init, NormalInit, XavierInit
 
 
-@torch.no_grad()
-def initialise(model: nn.Module, init: Init, d_model: int, layers: int) -> None:
-    """Fill every matrix of `model`; biases become 0 and gains stay 1.
+@dataclass(frozen=True)
+class Initialiser:
+    """How the weights of a Transformer begin: what its settings say, and the sizes that this depends on.
 
     `layers` counts the blocks that write into one residual stream, for GPT-2's 1/√(2·layers).
     """
-    stacked = {}  # matrices that lie one above the other in a parameter
-    into_residual = set()
-    for module in model.modules():
-        if isinstance(module, SelfAttention):
-            keys = module.kv_heads * module.d_head
-            stacked[module.qkv] = [module.heads * module.d_head, keys, keys]
-            for table in (module.relative_keys, module.relative_values):
-                if table is not None:
-                    nn.init.xavier_uniform_(table)
-        elif isinstance(module, CrossAttention):
-            stacked[module.kv] = [module.kv_heads * module.d_head] * 2
-        elif isinstance(module, Gated):
-            stacked[module.gate_up] = [module.gate_up.out_features // 2] * 2
-        if isinstance(module, SelfAttention | CrossAttention):
-            into_residual.add(module.out)
-        elif isinstance(module, Plain | Gated):
-            into_residual.add(module.down)
 
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            shrink = (2 * layers) ** -0.5 if module in into_residual else 1.0
-            for matrix in module.weight.split(stacked.get(module, [module.out_features])):
-                _fill(matrix, init, shrink)
-            if module.bias is not None:
-                module.bias.zero_()
-        elif isinstance(module, nn.Embedding | Learned | T5Bias):
-            module.weight.normal_(std=embedding_deviation(init, d_model))
+    settings: Init
+    d_model: int
+    layers: int
 
+    @torch.no_grad()
+    def matrix(self, weight: Tensor, into_residual: bool = False) -> None:
+        """Fill a matrix (out, in); `into_residual` says that what it gives is added to the residual stream."""
+        match self.settings:
+            case NormalInit(std=std, depth_scaled=scaled):
+                weight.normal_(std=std * (2 * self.layers) ** -0.5 if scaled and into_residual else std)
+            case XavierInit():
+                nn.init.xavier_uniform_(weight)
+            case _:
+                assert_never(self.settings)
 
-def embedding_deviation(init: Init, d_model: int) -> float:
-    """How far the rows of a table of embeddings spread."""
-    return init.std if isinstance(init, NormalInit) else d_model**-0.5
+    @torch.no_grad()
+    def table(self, weight: Tensor) -> None:
+        """Fill a table of vectors (rows, width)."""
+        match self.settings:
+            case NormalInit(std=std):
+                weight.normal_(std=std)
+            case XavierInit():
+                weight.normal_(std=self.d_model**-0.5)
+            case _:
+                assert_never(self.settings)
 
 
-def _fill(matrix: Tensor, init: Init, shrink: float) -> None:
-    if isinstance(init, NormalInit):
-        matrix.normal_(std=init.std * (shrink if init.depth_scaled else 1.0))
-    else:
-        nn.init.xavier_uniform_(matrix)
+def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...] = ()) -> None:
+    """Every module inside `model` that has weights of its own fills them, by its `reset_parameters(init)`.
+
+    They go in the order of `model.modules()`, those of a type in `first` before all others.
+    """
+    parts = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
+    for part in sorted(parts, key=lambda part: not isinstance(part, first)):
+        part.reset_parameters(init)  # type: ignore[operator]
 
 
 @contextmanager

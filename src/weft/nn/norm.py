@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn import config
+from weft.nn.init import Initialiser
 
 
 class LayerNorm(nn.Module):
@@ -17,6 +18,12 @@ class LayerNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """A gain of 1 and no bias."""
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, width) → (…, width)."""
@@ -31,6 +38,10 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.offset = offset
         self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """A gain of 1."""
+        nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, width) → (…, width)."""

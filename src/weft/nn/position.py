@@ -6,19 +6,31 @@ A position takes part in up to three places, and each kind fills in its own:
 """
 
 import math
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from weft.errors import ModelError
 from weft.nn import config
+from weft.nn.init import Initialiser
 
 
 class Position(nn.Module):
-    """No position at all, and the default of every place that a kind leaves alone."""
+    """No position at all, and the default of every place that a kind leaves alone.
 
-    biases = False  # whether `bias` gives anything
+    A kind names its settings, `class Learned(Position, settings=config.Learned)`, is built from them and from the
+    stack's `Sizes`, and fills its weights, where it has any, in `reset_parameters(init)`.
+    """
+
+    classes: ClassVar[dict[type[config.PositionConfig], Callable[[Any, config.Sizes], "Position"]]] = {}
+    biases: ClassVar[bool] = False  # whether `bias` gives anything
+
+    def __init_subclass__(cls, settings: type[config.PositionConfig]) -> None:
+        super().__init_subclass__()
+        cls.classes[settings] = cls
+        cls.biases = cls.bias is not Position.bias
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) with what belongs to positions (batch or 1, time) added."""
@@ -42,6 +54,13 @@ class Position(nn.Module):
     def distances(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Row of each layer's relative table for every pair: (batch or 1, time, source time)."""
         return None
+
+
+class NoPosition(Position, settings=config.NoPosition):
+    """Nothing, in every place."""
+
+    def __init__(self, settings: config.NoPosition, sizes: config.Sizes):
+        super().__init__()
 
 
 @torch.library.custom_op("weft::kept", mutates_args=())
@@ -73,7 +92,7 @@ def sinusoids(positions: Tensor, d_model: int, layout: str = "interleaved", base
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
-class Sinusoidal(Position):
+class Sinusoidal(Position, settings=config.Sinusoidal):
     """Fixed waves added to the embeddings. They are computed for the positions at hand, so no length is too long."""
 
     def __init__(self, settings: config.Sinusoidal, sizes: config.Sizes):
@@ -86,7 +105,7 @@ class Sinusoidal(Position):
         return x + once(sinusoids(positions, self.d_model, self.settings.layout, self.settings.base).to(x.dtype))
 
 
-class Learned(Position):
+class Learned(Position, settings=config.Learned):
     """A table of vectors, one a position."""
 
     def __init__(self, settings: config.Learned, sizes: config.Sizes):
@@ -94,6 +113,10 @@ class Learned(Position):
         self.offset = settings.offset
         self.context = sizes.context
         self.weight = nn.Parameter(torch.empty(sizes.context + settings.offset, sizes.d_model))
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the table as that of the tokens."""
+        init.table(self.weight)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) plus its rows of the table."""
@@ -105,7 +128,7 @@ class Learned(Position):
         return x + nn.functional.embedding(positions + self.offset, self.weight)
 
 
-class Rotary(Position):
+class Rotary(Position, settings=config.Rotary):
     """Pairs of coordinates turned by position × frequency (Su et al. 2021)."""
 
     def __init__(self, settings: config.Rotary, sizes: config.Sizes):
@@ -148,10 +171,10 @@ class Rotary(Position):
         return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).transpose(1, 2)
 
 
-class Relative(Position):
+class Relative(Position, settings=config.Relative):
     """Clipped distances, key minus query, as rows of a table of 2 · max_distance + 1 (Shaw et al. 2018, §3.2)."""
 
-    def __init__(self, settings: config.Relative):
+    def __init__(self, settings: config.Relative, sizes: config.Sizes):
         super().__init__()
         self.max_distance = settings.max_distance
 
@@ -161,16 +184,18 @@ class Relative(Position):
         return distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
 
 
-class T5Bias(Position):
+class T5Bias(Position, settings=config.T5Bias):
     """A number for each head and bucket of distances; half of the buckets exact, the rest logarithmic."""
-
-    biases = True
 
     def __init__(self, settings: config.T5Bias, sizes: config.Sizes):
         super().__init__()
         self.settings = settings
         self.causal = sizes.causal
         self.weight = nn.Parameter(torch.empty(settings.buckets, sizes.heads))
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the table as that of the tokens."""
+        init.table(self.weight)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each distance, key minus query."""
@@ -201,12 +226,10 @@ def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
     return torch.cat((first, rest)).exp2()
 
 
-class ALiBi(Position):
+class ALiBi(Position, settings=config.ALiBi):
     """−slope · |distance| on every score (Press et al. 2022)."""
 
-    biases = True
-
-    def __init__(self, sizes: config.Sizes):
+    def __init__(self, settings: config.ALiBi, sizes: config.Sizes):
         super().__init__()
         self.heads = sizes.heads
 
@@ -216,22 +239,6 @@ class ALiBi(Position):
         return -slopes[:, None, None] * (keys[:, None, :] - queries[:, :, None]).abs()[:, None]
 
 
-def build(settings: config.Position, sizes: config.Sizes) -> Position:
+def build(settings: config.PositionConfig, sizes: config.Sizes) -> Position:
     """The position that `settings` describe, for a stack of these sizes."""
-    match settings:
-        case config.NoPosition():
-            return Position()
-        case config.Sinusoidal():
-            return Sinusoidal(settings, sizes)
-        case config.Learned():
-            return Learned(settings, sizes)
-        case config.Relative():
-            return Relative(settings)
-        case config.Rotary():
-            return Rotary(settings, sizes)
-        case config.T5Bias():
-            return T5Bias(settings, sizes)
-        case config.ALiBi():
-            return ALiBi(sizes)
-        case _:
-            assert_never(settings)
+    return Position.classes[type(settings)](settings, sizes)

@@ -7,11 +7,11 @@ To add one, declare its settings here, write its class in `weft/objectives/` and
 """
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
-from weft.config import Config, union, variants
+from weft.config import AnyKind, Config, kinds
 from weft.errors import ConfigError
 
 Reads = Literal["text", "sentences", "rows"]
@@ -245,9 +245,7 @@ class Contrastive(ObjectiveConfig):
         return math.inf  # ln of the batch's size, which may vary
 
 
-OBJECTIVES = variants(ObjectiveConfig)
-
-if TYPE_CHECKING:
-    AnyObjective = ObjectiveConfig
-else:
-    AnyObjective = union(OBJECTIVES)
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
+    declared.model_fields["kind"].default: declared for declared in kinds(ObjectiveConfig)
+}
+AnyObjective = Annotated[ObjectiveConfig, AnyKind()]

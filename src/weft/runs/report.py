@@ -12,8 +12,8 @@ from typing import Any
 
 from weft.errors import RunError
 from weft.explain.count import count
-from weft.explain.memory import training_memory
-from weft.explain.quantity import memory
+from weft.explain.memory import Workload, training_memory
+from weft.explain.units import byte_size
 from weft.files import write_text
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS
@@ -188,9 +188,8 @@ def _cost(record: Record) -> str:
     built, work = record.last("model").get("parameters"), predicted.training() * read
     speed = f"{work / record.seconds:.2e} per second for {_duration(record.seconds)}" if record.seconds else ""
     micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
-    needed = training_memory(
-        recipe.model, micro, length, recipe.precision or "fp32", recipe.optimizer.kind, adapter=recipe.adapter
-    )
+    step = Workload(micro, length, recipe.precision or "fp32", recipe.optimizer.kind)
+    needed = training_memory(recipe.model, step, recipe.adapter)
     peak = record.last("preflight").get("memory")
     rows = [
         ("", "predicted", "measured"),
@@ -198,8 +197,8 @@ def _cost(record: Record) -> str:
         ("operations", f"{work:.2e}", speed),
         (
             "memory",
-            memory(needed.total(recipe.batch.recompute)),
-            f"{memory(peak)}; on a CPU, of the whole process" if peak else "",
+            byte_size(needed.total(recipe.batch.recompute)),
+            f"{byte_size(peak)}; on a CPU, of the whole process" if peak else "",
         ),
     ]
     return _table("Cost", rows)

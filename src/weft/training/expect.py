@@ -4,10 +4,11 @@ import math
 
 import torch
 
+from weft.explain.count import count
 from weft.models.base import LanguageModel
 from weft.recipe.config import Recipe
 from weft.recipe.objective import NextToken
-from weft.training.throughput import device_name, flops_per_token
+from weft.training.throughput import device_name
 
 
 def expectations(recipe: Recipe, model: LanguageModel, step: int, device: torch.device) -> list[str]:
@@ -28,7 +29,7 @@ def expectations(recipe: Recipe, model: LanguageModel, step: int, device: torch.
     if recipe.init:  # what those weights have learned before can't be told from here
         return [begun]
     tokens = recipe.steps * recipe.batch.size * recipe.batch.length
-    work = flops_per_token(model, recipe.batch.length) * tokens
+    work = count(recipe.model, recipe.batch.length).training() * tokens
     first = f"; the loss should begin near ln {vocab_size} = {math.log(vocab_size):.2f} and fall"
     return [
         begun + ("" if step else first),

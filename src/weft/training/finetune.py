@@ -20,20 +20,18 @@ def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) 
     In place. The model computes what it did before, until it is trained. Parameters that are `fresh`, a new head's,
     know nothing yet and are trained too.
     """
-    heights = block_linears(model)
-    if not heights:
+    linears = block_linears(model)
+    if not linears:
         raise ModelError("adapter: it needs a model made of Transformer blocks")
     if _adapters(model):
         raise ModelError("adapter: this model has adapters already; merge them first")
-    names = targets(settings, heights)
+    names = targets(settings, linears)
     head = list(model.get_submodule("output").parameters()) if settings.head else []
     if settings.head and not head:
         raise ModelError("adapter.head: this head has no weights of its own, it shares the embeddings'")
     model.requires_grad_(False)
     for name in names:
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        model.set_submodule(name, LowRank(linear, heights[name], settings))
+        model.set_submodule(name, LowRank(linears[name], settings))
     new = [parameter for name, parameter in model.named_parameters() if name in fresh]
     for parameter in [*head, *new]:
         parameter.requires_grad_(True)

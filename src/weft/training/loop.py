@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from weft.data.batch import Batch
+from weft.explain.count import count
 from weft.parallel.ranks import ALONE
 from weft.recipe.config import SettledRecipe
 from weft.runs.folder import RunFolder
@@ -47,6 +48,7 @@ class Loop:
         d_model: int = recipe.model.d_model  # type: ignore[union-attr]
         self.rate = schedule.build(recipe.schedule, recipe.optimizer.lr or 0.0, recipe.steps, d_model)
         self.chance = recipe.objective.chance(recipe.model.vocab_size)
+        self.flops_per_token = count(recipe.model, recipe.batch.length, recipe.adapter).training()
         self.pending: list[StepResult] = []
         self.limits = torch.zeros(2, device=worker.device)
         self.compiled: Compiled | None = None
@@ -253,7 +255,7 @@ class Loop:
         journal.metrics(step, {**line, "epoch": round(self.loader.epochs(step + guard.shift), 6)})
         speed = clock.lap(step, state.tokens)
         pace = speed["tokens_per_second"] / self.worker.ranks.ranks
-        speed |= device_use(self.model, self.recipe.batch.length, pace, self.worker.device)
+        speed |= device_use(self.flops_per_token, pace, self.worker.device)
         journal.timings(step, speed)
         shown = ("loss", "gradient_norm", "tokens_per_second", "mfu")
         display.metrics(step, {key: value for key, value in (metrics | speed).items() if key in shown})

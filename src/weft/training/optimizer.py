@@ -55,13 +55,11 @@ def layer_factors(model: nn.Module, decay: float) -> dict[Tensor, float]:
 def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
     """The trainable matrices inside Transformer blocks, each with the heights of those that lie in it."""
     heights: dict[Tensor, list[int]] = {}
-    for name, sizes in block_linears(model).items():
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
+    for linear in block_linears(model).values():
         if isinstance(linear, LowRank):
-            heights |= {linear.a: [linear.rank] * len(sizes), linear.b: sizes}
+            heights |= {linear.a: [linear.rank] * len(linear.heights), linear.b: linear.heights}
         if linear.weight.requires_grad:
-            heights[linear.weight] = sizes
+            heights[linear.weight] = linear.heights
     return heights
 
 

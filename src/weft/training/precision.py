@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.errors import ConfigError
 from weft.nn.block import Block
+from weft.nn.linear import Linear
 from weft.recipe.config import Precision
 
 NARROW: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
@@ -150,7 +151,7 @@ class _EightBitLinear(torch.autograd.Function):
         return d_x, (g.T @ x).to(weight.dtype), d_bias
 
 
-class EightBitLinear(nn.Linear):
+class EightBitLinear(Linear):
     """A linear layer with eight-bit products under autocast, a plain one elsewhere; its weights stay as they are."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -171,7 +172,7 @@ def use_eight_bits(model: nn.Module) -> int:
     changed = 0
     for block in (module for module in model.modules() if isinstance(module, Block)):
         for part in block.modules():
-            if type(part) is nn.Linear and part.in_features % SIXTEEN == 0 and part.out_features % SIXTEEN == 0:
+            if type(part) is Linear and part.in_features % SIXTEEN == 0 and part.out_features % SIXTEEN == 0:
                 part.__class__ = EightBitLinear
                 changed += 1
     return changed

@@ -18,7 +18,7 @@ import torch
 
 from weft.data.batch import Batch
 from weft.errors import RunError, out_of_memory
-from weft.explain.quantity import memory
+from weft.explain.units import byte_size
 from weft.models.base import LanguageModel
 from weft.runs import checkpoint, snapshot
 from weft.training.learner import Learner
@@ -42,14 +42,14 @@ class Findings:
         if self.free >= (keep + 2) * self.checkpoint:
             return None
         return (
-            f"the disk has {memory(self.free)} left, and checkpoint.keep = {keep} needs up to "
-            f"{memory((keep + 2) * self.checkpoint)}; some checkpoints may fail"
+            f"the disk has {byte_size(self.free)} left, and checkpoint.keep = {keep} needs up to "
+            f"{byte_size((keep + 2) * self.checkpoint)}; some checkpoints may fail"
         )
 
     def __str__(self) -> str:
         return (
-            f"a step, an evaluation and a checkpoint ({memory(self.checkpoint)}) succeeded in {self.seconds:.1f} s, "
-            f"using at most {memory(self.memory)} of memory"
+            f"a step, an evaluation and a checkpoint ({byte_size(self.checkpoint)}) succeeded in {self.seconds:.1f} s, "
+            f"using at most {byte_size(self.memory)} of memory"
         )
 
 
@@ -83,7 +83,7 @@ class Preflight:
             free = shutil.disk_usage(scratch).free
             if free < needed:
                 raise RunError(
-                    f"{scratch.parent}: {memory(free)} left on the disk; a checkpoint needs {memory(needed)}"
+                    f"{scratch.parent}: {byte_size(free)} left on the disk; a checkpoint needs {byte_size(needed)}"
                 )
             checkpoint.try_moments(scratch, model, optimizer)
             self._evaluate()
@@ -190,5 +190,5 @@ def _share(device: torch.device) -> float:
 def _place(device: torch.device) -> str:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        return f"{torch.cuda.get_device_name(device)} ({memory(total)})"
+        return f"{torch.cuda.get_device_name(device)} ({byte_size(total)})"
     return "this machine"

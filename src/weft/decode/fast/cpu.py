@@ -17,6 +17,7 @@ from weft.decode.fast.quantize import Dynamic4, QuantizedLinear
 from weft.models.base import LanguageModel, State
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
+from weft.nn.linear import Linear
 
 Product = Callable[[Tensor], Tensor]  # x (batch, K) → x Wᵀ (batch, N)
 Sum = Callable[[Tensor, Tensor], Tensor]  # residual (batch, N), x (batch, K) → residual + x Wᵀ
@@ -98,14 +99,14 @@ class _Layer:
 
 
 def _product(part: nn.Module) -> Product:
-    if type(part) is nn.Linear:
+    if type(part) is Linear:
         weight = part.weight.t()
         return lambda x: torch.mm(x, weight)
     return _direct(part)
 
 
 def _sum(part: nn.Module) -> Sum:
-    if type(part) is nn.Linear:
+    if type(part) is Linear:
         weight = part.weight.t()
         return lambda residual, x: torch.addmm(residual, x, weight)
     times = _direct(part)

@@ -23,6 +23,7 @@ from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
 from weft.nn.config import Attention, DynamicNTK, Gated, RMSNorm, Rotary
+from weft.nn.linear import Linear
 
 # cuDNN's attention is the fastest over long prompts, but prepares itself for every new length
 LONG = 4096
@@ -205,7 +206,7 @@ class Fused:
 
     def _plus(self, part: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
         """residual + x Wᵀ, added where the product is summed up."""
-        if type(part) is nn.Linear:  # an adapter is one as well, with more to it
+        if type(part) is Linear:  # an adapter is one as well, with more to it
             flat = torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), part.weight.t())
             return flat.view_as(residual)
         numbers = _numbers(part) if x.numel() <= self.kernels.FEW * x.shape[-1] else None
@@ -235,7 +236,7 @@ def _matrix(part: nn.Module) -> tuple[Tensor, Tensor | None] | None:
     """The weights of a layer and, for 8-bit ones, their scales; None where the kernels can't read them."""
     if part.bias is not None:
         return None
-    return (part.weight, None) if type(part) is nn.Linear else _numbers(part)
+    return (part.weight, None) if type(part) is Linear else _numbers(part)
 
 
 def _numbers(part: nn.Module) -> tuple[Tensor, Tensor] | None:

@@ -8,7 +8,7 @@ SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e1
 STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
-def quantity(text: str, what: str) -> int:
+def parse_count(text: str, what: str) -> int:
     """'300B', '1.5T', '3e11' or '300_000' as a whole number; `what` names it in the error."""
     word = text.strip()
     suffix = word[-1:].upper() if word[-1:].isalpha() else ""
@@ -23,23 +23,23 @@ def quantity(text: str, what: str) -> int:
 
 
 def short(number: float) -> str:
-    """124439808 → '124.4M': four figures at most."""
+    """124439808 → '124.4M': four digits at most."""
     for size, letter in STEPS:
         if number >= size:
-            return f"{_figures(number / size)}{letter}"
-    return _figures(number)
+            return f"{_digits(number / size)}{letter}"
+    return _digits(number)
 
 
-def _figures(number: float) -> str:
+def _digits(number: float) -> str:
     return f"{number:.0f}" if number >= 1000 or number == int(number) else f"{number:.4g}"
 
 
 def plain(number: float) -> str:
-    """A number with three figures and no exponent where that can be read: 0.0246, 31.5, 3,737."""
+    """A number with three significant digits and no exponent where that can be read: 0.0246, 31.5, 3,737."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def memory(bytes_: float) -> str:
+def byte_size(bytes_: float) -> str:
     """Bytes in the largest of B, KiB, MiB, GiB, TiB that leaves at least 1."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if bytes_ >= 1024**power:

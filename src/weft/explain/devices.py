@@ -1,0 +1,79 @@
+"""What the makers' data sheets say of the devices that models are trained on."""
+
+import re
+from dataclasses import dataclass
+
+from weft.errors import ConfigError, suggestion
+
+
+@dataclass(frozen=True)
+class Device:
+    """Dense operations a second, without sparsity; memory in bytes; bandwidth in bytes a second."""
+
+    title: str
+    bf16: float
+    tf32: float
+    fp32: float
+    memory: int
+    bandwidth: float
+    watts: float
+
+    def peak(self, precision: str) -> float:
+        """Operations a second in a precision; those in eight bits are counted as bf16, which is the least they are."""
+        return {"tf32": self.tf32, "fp32": self.fp32}.get(precision, self.bf16)
+
+
+def _device(
+    title: str, teraflops: tuple[float, float, float], gigabytes: float, terabytes_s: float, watts: float
+) -> Device:
+    bf16, tf32, fp32 = (1e12 * number for number in teraflops)
+    return Device(title, bf16, tf32, fp32, round(gigabytes * 1e9), terabytes_s * 1e12, watts)
+
+
+# TFLOP/s in bf16, tf32 and fp32, GB, TB/s, W; V100 has neither bf16 nor tf32: products in fp16, and in fp32
+DEVICES = {
+    "b200": _device("NVIDIA B200", (2250, 1125, 75), 180, 7.7, 1000),
+    "h200": _device("NVIDIA H200 SXM", (989, 494, 67), 141, 4.8, 700),
+    "h100": _device("NVIDIA H100 SXM", (989, 494, 67), 80, 3.35, 700),
+    "a100": _device("NVIDIA A100 SXM 80 GB", (312, 156, 19.5), 80, 2.0, 400),
+    "a10": _device("NVIDIA A10", (125, 62.5, 31.2), 24, 0.6, 150),
+    "v100": _device("NVIDIA V100 SXM2", (125, 15.7, 15.7), 32, 0.9, 300),
+    "l40s": _device("NVIDIA L40S", (362, 183, 91.6), 48, 0.864, 350),
+    "l4": _device("NVIDIA L4", (121, 60, 30.3), 24, 0.3, 72),
+    "rtx4090": _device("NVIDIA RTX 4090", (165, 82.6, 82.6), 24, 1.008, 450),
+    "rtx3090": _device("NVIDIA RTX 3090", (71, 35.6, 35.6), 24, 0.936, 350),
+    "mi300x": _device("AMD MI300X", (1307, 653, 163), 192, 5.3, 750),
+    "cpu": _device("a processor with 8 cores (assumed)", (0.8, 0.8, 0.8), 32, 0.05, 65),
+}
+
+
+def device_named(name: str) -> Device:
+    """A device of the table."""
+    if name.lower() not in DEVICES:
+        raise ConfigError(f"--device '{name}': no such device; {suggestion(name.lower(), DEVICES)}")
+    return DEVICES[name.lower()]
+
+
+def device_called(name: str) -> Device | None:
+    """The device that a driver calls `name` ("NVIDIA GeForce RTX 4090"), if the table has it."""
+    plain = name.lower().replace("rtx ", "rtx")
+    return next((device for key, device in DEVICES.items() if re.search(rf"{key}(?!\d)", plain)), None)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a training runs on, and the share of the peak that it reaches (MFU; Chowdhery et al. 2022, appendix B)."""
+
+    device: Device
+    gpus: int
+    mfu: float
+    precision: str
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.mfu <= 1.0:
+            raise ConfigError(f"--mfu {self.mfu:g}: expected a share of the peak above 0 and at most 1, such as 0.4")
+
+    @property
+    def peak(self) -> float:
+        """Operations a second that all devices could do."""
+        return self.gpus * self.device.peak(self.precision)

@@ -1,0 +1,143 @@
+"""A new position encoding with weights is one settings class and one class; nothing else in the tree is edited."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+PACKAGE = Path(__file__).parents[2] / "src" / "weft"
+
+SETTINGS = '''
+
+class Bins(PositionConfig):
+    """A trained vector for every `width` positions, and a trained slope a head for the distance between tokens."""
+
+    bounded: ClassVar[bool] = True
+    kind: Literal["bins"] = "bins"
+    width: PositiveInt = 4
+
+    def parameters(self, sizes: Sizes) -> int:
+        """Vectors and slopes."""
+        return -(-sizes.context // self.width) * sizes.d_model + sizes.heads
+'''
+
+CLASS = '''
+
+class Bins(Position, settings=config.Bins):
+    """Vectors are added to the embeddings, distances to the scores."""
+
+    def __init__(self, settings: config.Bins, sizes: config.Sizes):
+        super().__init__()
+        self.width = settings.width
+        self.weight = nn.Parameter(torch.empty(-(-sizes.context // settings.width), sizes.d_model))
+        self.slopes = nn.Parameter(torch.empty(sizes.heads))
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """As the embeddings, and a gentle slope."""
+        init.table(self.weight)
+        nn.init.constant_(self.slopes, 0.1)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (batch, time, d_model) plus the vectors of its bins."""
+        return x + nn.functional.embedding(positions // self.width, self.weight)
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """(batch or 1, heads, time, source time)."""
+        return -self.slopes[:, None, None] * (keys[:, None, :] - queries[:, :, None]).abs()[:, None]
+'''
+
+RECIPE = """
+[model]
+kind = "decoder"
+vocab_size = 300
+context = 32
+layers = 2
+d_model = 16
+attention = {heads = 2}
+feedforward = {kind = "plain", d_ff = 32}
+norm = {kind = "layer"}
+position = {kind = "bins", width = 3}
+
+[tokenizer]
+kind = "byte"
+"""
+
+BUILT = """
+import torch
+from weft.models.build import build
+from weft.nn.config import Bins
+from weft.recipe.resolve import resolve
+
+settings = resolve("recipe.toml").model
+assert isinstance(settings.position, Bins) and settings.position.width == 3
+model = build(settings).eval()
+assert all(parameter.isfinite().all() for parameter in model.parameters())
+assert 0 < model.decoder.position.weight.std() < 0.04
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn_like(parameter) * 0.3)
+tokens = torch.randint(0, settings.vocab_size, (2, 9))
+whole = model(tokens)
+state = model.start(2, 9)
+steps = [model.step(part, state) for part in tokens.split([4, 1, 1, 3], dim=1)]
+assert torch.allclose(whole, torch.cat(steps, dim=1), atol=1e-4)
+print(sum(parameter.numel() for parameter in model.parameters()))
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with the two classes, and a recipe that names them."""
+    root = tmp_path_factory.mktemp("tree")
+    package = root / "src" / "weft"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, text in (("nn/config.py", SETTINGS), ("nn/position.py", CLASS)):
+        with (package / file).open("a", encoding="utf-8") as handle:
+            handle.write(text)
+    (root / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+    (root / "text.txt").write_text("the frog sat on the log and sang to the moon. " * 60, encoding="utf-8")
+    return root
+
+
+def run(tree: Path, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_is_counted_as_it_is_built_and_can_be_stepped(tree: Path) -> None:
+    built = int(run(tree, "-c", BUILT))
+    plan = run(tree, "-m", "weft", "plan", "recipe.toml").split("\n\n")[0]
+    rows = dict(re.findall(r"^(\w+) +([\d,]+)", plan, flags=re.MULTILINE))
+    assert int(rows["positions"].replace(",", "")) == 11 * 16 + 2
+    assert int(rows["all"].replace(",", "")) == built
+
+
+def test_it_is_trained_saved_and_used(tree: Path) -> None:
+    steps = ["steps=2", "checkpoint.every=1", "batch.size=2", "batch.length=16"]
+    run(tree, "-m", "weft", "train", "recipe.toml", "--data", "text.txt", "--run", "run", *steps)
+    first, second = (
+        load_file(tree / "run" / "checkpoints" / f"step-0000000{step}" / "model.safetensors") for step in (1, 2)
+    )
+    for name in ("decoder.position.weight", "decoder.position.slopes"):
+        assert first[name].isfinite().all()
+        assert not torch.equal(first[name], second[name])
+    run(tree, "-m", "weft", "generate", "run", "--prompt", "the frog", "--max-tokens", "4")
+
+
+def test_an_unknown_kind_is_answered_with_the_new_one(tree: Path) -> None:
+    code = "from weft.recipe.resolve import resolve\nresolve('recipe.toml', ['model.position.kind=bin'])"
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    assert "model.position.kind = 'bin': unknown kind; did you mean 'bins'" in done.stderr
