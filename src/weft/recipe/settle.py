@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.config import Tree, merge, validate
-from weft.models.config import NGram, TransformerConfig
-from weft.nn.config import Gated
+from weft.explain.count import writing_weights
+from weft.models.config import NGram
 from weft.recipe.config import Noam, Recipe, SettledRecipe
 from weft.recipe.objective import LabelObjective
 from weft.text.config import BPE, TokenizerConfig, Unigram, WordPiece
@@ -117,7 +117,9 @@ class _Scale:
 
     @classmethod
     def of(cls, recipe: Recipe, facts: Facts, gpu: bool) -> "_Scale":
-        return cls(round(0.9 * facts.bytes / bytes_per_token(recipe)), count_parameters(recipe), gpu)
+        vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(recipe.model.vocab_size, 8192)
+        weights = sum(writing_weights(recipe.model, vocab_size).values())
+        return cls(round(0.9 * facts.bytes / bytes_per_token(recipe)), weights, gpu)
 
     @property
     def flops(self) -> float:
@@ -135,24 +137,6 @@ def bytes_per_token(recipe: Recipe) -> float:
     if isinstance(tokenizer, BPE | WordPiece | Unigram):
         return max(1.0, 0.35 * math.log2(max(2, tokenizer.vocab_size or 8192)) - 1.2)
     return {"word": 5.5, "pretrained": 4.0}.get(tokenizer.kind if tokenizer is not None else "", 1.0)
-
-
-def count_parameters(recipe: Recipe) -> int:
-    """Roughly how many weights multiply each token: layers and the output table, without norms and biases."""
-    model = recipe.model
-    if isinstance(model, NGram):
-        return 0
-    vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(model.vocab_size, 8192)
-    if isinstance(model, TransformerConfig):
-        heads = model.attention
-        d_all = model.d_head * heads.heads
-        attention = 2 * model.d_model * (d_all + model.d_head * heads.groups)
-        matrices = 3 if isinstance(model.feedforward, Gated) else 2
-        per_layer = attention + matrices * model.d_model * model.feedforward.d_ff
-    else:
-        gates = {"elman": 1, "gru": 3, "lstm": 4}[model.cell]
-        per_layer = gates * 2 * model.d_model**2
-    return model.layers * per_layer + vocab_size * model.d_model
 
 
 # ---- the choices, each filling what is open

@@ -1,4 +1,4 @@
-"""What to expect of a run, said before it starts: the loss at the beginning, and about where runs of this size end."""
+"""What to expect of a run, logged before it starts: the loss at the beginning, and about where such runs end."""
 
 import math
 
@@ -6,35 +6,34 @@ import torch
 
 from weft.explain.count import count
 from weft.models.base import LanguageModel
-from weft.recipe.config import Recipe
+from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken
 from weft.training.throughput import device_name
 
 
-def expectations(recipe: Recipe, model: LanguageModel, step: int, device: torch.device) -> list[str]:
+def expectations(recipe: SettledRecipe, model: LanguageModel, step: int, device: torch.device) -> list[str]:
     """Lines for a person, before the first step or the one after `step`."""
     parameters = sum(p.numel() for p in model.parameters())
-    vocab_size = recipe.model.vocab_size
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     where = f"from step {step}" if step else f"from {recipe.init}" if recipe.init else "from fresh weights"
     some = f"{trained:,} of {parameters:,}" if trained < parameters else f"{parameters:,}"
-    assert recipe.steps is not None and recipe.batch.length is not None
-    if not isinstance(recipe.objective, NextToken):
-        chance = recipe.objective.chance(vocab_size)
-        known = math.isfinite(chance) and not recipe.init and not step
-        beginning = f"; knowing nothing, the loss is {chance:.2f}" if known else ""
-        return [f"training {some} parameters {where} on {device_name(device)}{beginning}"]
-    assert recipe.batch.size is not None
     begun = f"training {some} parameters {where} on {device_name(device)}"
-    if recipe.init:  # what those weights have learned before can't be told from here
-        return [begun]
+    vocab_size = recipe.model.vocab_size
+    chance = recipe.objective.chance(vocab_size)
+    if recipe.init or step or not math.isfinite(chance):  # what the weights have learned before is not known here
+        first = ""
+    elif isinstance(recipe.objective, NextToken):
+        first = f"; the loss should begin near ln {vocab_size} = {chance:.2f} and fall"
+    else:
+        first = f"; a model that has learned nothing has a loss of {chance:.2f}"
+    if not isinstance(recipe.objective, NextToken) or recipe.init or recipe.batch.size is None:
+        return [begun + first]
     tokens = recipe.steps * recipe.batch.size * recipe.batch.length
     work = count(recipe.model, recipe.batch.length).training() * tokens
-    first = f"; the loss should begin near ln {vocab_size} = {math.log(vocab_size):.2f} and fall"
     return [
-        begun + ("" if step else first),
+        begun + first,
         f"{work:.1e} operations in all; runs of this size on English text end near "
-        f"{usual_bits_per_byte(work):.1f} bits per byte, give or take a fifth, if there is text enough",
+        f"{usual_bits_per_byte(work):.1f} bits per byte, give or take a fifth, given enough text",
     ]
 
 
