@@ -1,9 +1,10 @@
-"""The plan of the house, held: imports go to lower floors, and what must not be imported isn't."""
+"""The plan of the house, held: imports go to lower floors and never in a circle, and hide in no function."""
 
 import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,57 @@ def test_imports_go_down(path: Path) -> None:
         assert there in FLOORS, f"{path}:{line}: {module} is in no known room"
         down = FLOORS[there] < FLOORS[here] or (here, there) in ALLOWED
         assert down, f"{path}:{line}: {here} (floor {FLOORS[here]}) imports {module} (floor {FLOORS[there]})"
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    files = {name_of(path).removesuffix(".__init__"): path for path in MODULES}
+
+    def file_of(module: str) -> str:
+        while module not in files:
+            module = module.rpartition(".")[0]
+        return module
+
+    graph = {
+        name: {file_of(module) for module, _ in imports(path) if module.split(".")[0] == "weft"} - {name, "weft"}
+        for name, path in files.items()
+    }
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+# what need not be installed, or is on some systems only; and what is written in Triton, which comes with CUDA
+OPTIONAL = {
+    "fcntl",
+    "gguf",
+    "huggingface_hub",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "pyarrow",
+    "resource",
+    "torch.utils.tensorboard",
+    "triton",
+    "wandb",
+    "weft.decode.fast.attend",
+    "weft.decode.fast.kernels",
+    "weft.nn.loss_kernel",
+}
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if room(name_of(p)) != "cli"], ids=name_of)
+def test_no_import_hides_in_a_function(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in {inner for function in functions for inner in ast.walk(function)}:
+        match node:
+            case ast.Import():
+                hidden = [alias.name for alias in node.names]
+            case ast.ImportFrom():
+                hidden = [f"{node.module}.{alias.name}" for alias in node.names]
+            case _:
+                continue
+        for module in hidden:
+            optional = any(module == name or module.startswith(f"{name}.") for name in OPTIONAL)
+            assert optional, f"{path}:{node.lineno}: {module} is imported inside a function"
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if room(name_of(p)) in ("nn", "models")], ids=name_of)
