@@ -1,7 +1,11 @@
 """Files that are whole or absent: written beside, synced, renamed."""
 
 import os
+import secrets
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from weft.errors import DataError
@@ -48,6 +52,32 @@ def write_bytes(path: Path, content: bytes) -> None:
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `path`, missing or empty, when all in it is on the disk."""
+    path = Path(os.path.realpath(path))  # `.` has no name, and a link stays a link
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        for inside in (*beside.rglob("*"), beside):
+            if not inside.is_symlink():
+                sync_path(inside)
+        os.replace(beside, path)
+        sync_path(path.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)  # it is gone where all went well
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

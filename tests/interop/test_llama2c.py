@@ -96,12 +96,12 @@ def folder(tmp_path: Path) -> Path:
 def test_logits(tied: bool, version: int, folder: Path) -> None:
     theirs = their_model(tied)
     (folder / "m.bin").write_bytes(model_bytes(theirs, tied, version))
-    loaded = llama2c.read(folder / "m.bin")
-    assert isinstance(loaded.model, Decoder)
-    assert loaded.model.head == LMHead(tied=tied)
-    assert loaded.model.context == CONTEXT
-    ours = loaded.model.build().eval()
-    ours.load_state_dict({name: make() for name, make in loaded.weights.items()})
+    bundle = llama2c.read(folder / "m.bin")
+    assert isinstance(bundle.model, Decoder)
+    assert bundle.model.head == LMHead(tied=tied)
+    assert bundle.model.context == CONTEXT
+    ours = bundle.model.build().eval()
+    ours.load_state_dict({name: make() for name, make in bundle.weights.items()})
     tokens = torch.randint(VOCAB, (2, 11))
     with torch.no_grad():
         assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
@@ -177,4 +177,4 @@ def test_a_bad_vocabulary_is_refused_in_one_line(spoil: Any, says: str, folder: 
 
 def test_a_missing_file() -> None:
     with pytest.raises(InteropError, match="no such file"):
-        llama2c.read("nowhere.bin")
+        llama2c.read(Path("nowhere.bin"))

@@ -16,7 +16,7 @@ from weft.interop.families.bert import BERT
 from weft.interop.families.gpt2 import GPT2
 from weft.interop.families.llama import LLAMA, MISTRAL, QWEN3
 from weft.interop.families.seq2seq import MARIAN, T5
-from weft.interop.mapping import Rule, both, conversions, rule, to_ours
+from weft.interop.weight_map import Rule, both, conversions, rule, to_ours
 from weft.models.config import EncoderDecoder, LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.config import (

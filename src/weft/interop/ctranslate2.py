@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from weft.errors import InteropError
+from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.ctranslate2_file import Stored, load
-from weft.interop.ctranslate2_vocabulary import read_json, tokenizers, vocabularies
-from weft.interop.loaded import Loaded
-from weft.interop.mapping import Rule, conversions, rule, to_ours
+from weft.interop.ctranslate2_tokenizer import read_json, tokenizers, vocabularies
+from weft.interop.weight_map import Rule, conversions, rule, to_ours
 from weft.models.config import EncoderDecoder, LMHead
 from weft.nn.config import (
     Activation,
@@ -51,15 +51,16 @@ SETTINGS |= {"with_relative_position"}
 EXTENDED = {"decoder/embeddings/weight", "decoder/projection/weight", "decoder/projection/bias"}
 
 
-def is_folder(path: Path) -> bool:
-    """Whether a folder holds a CTranslate2 model: its file, and a vocabulary as that program names it."""
-    named = ("shared_vocabulary", "source_vocabulary")
-    there = any((path / f"{name}.{end}").is_file() for name in named for end in ("json", "txt"))
-    return (path / MODEL).is_file() and there
+def recognises(path: Path) -> bool:
+    """Whether a path is a CTranslate2 model's folder (its file, and a vocabulary as that program names it) or file."""
+    if path.is_file():
+        return path.name == MODEL and (path.parent / CONFIG).is_file()
+    names = (f"{name}_vocabulary.{end}" for name in ("shared", "source") for end in ("json", "txt"))
+    return (path / MODEL).is_file() and any((path / name).is_file() for name in names)
 
 
-def read(path: Path) -> Loaded:
-    """The encoder–decoder of a folder, or of its model.bin."""
+def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
+    """The encoder–decoder of a folder, or of its model.bin; `tokenizer` is used for the target if it is given."""
     folder = path if path.is_dir() else path.parent
     stored = load(folder / MODEL)
     if stored.kind != KIND:
@@ -83,10 +84,10 @@ def read(path: Path) -> Loaded:
     )
     target_tokenizer, source_tokenizer = tokenizers(folder, config, source, target, zero_start)
     kinds = sorted({variable.dtype for variable in stored.variables.values() if len(variable.shape) > 1})
-    return Loaded(
+    return ModelBundle(
         model=model,
         weights=weights,
-        tokenizer=target_tokenizer,
+        tokenizer=target_tokenizer if tokenizer is None else named_tokenizer(tokenizer, model.vocab_size),
         source_tokenizer=source_tokenizer,
         origin=f"{folder}: CTranslate2, {' and '.join(kinds)}",
         notes={

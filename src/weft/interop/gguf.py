@@ -8,13 +8,14 @@ that is written with `dtype = None` holds every matrix as the run does, so that 
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.config import validate
 from weft.errors import suggestion
+from weft.interop.bundle import LazyWeights, ModelBundle, named_tokenizer
 from weft.interop.gguf_file import (
     BY_NAME,
     DTYPES,
@@ -40,22 +41,28 @@ from weft.interop.gguf_models import (
     settings_tree,
 )
 from weft.interop.gguf_tokenizer import read_tokenizer, tokenizer_keys
-from weft.interop.loaded import Loaded, Weights
-from weft.interop.mapping import Conversion, conversions, to_ours, to_theirs
-from weft.models.config import Decoder, Model
+from weft.interop.weight_map import Conversion, conversions, to_ours, to_theirs
+from weft.models.config import Decoder
 from weft.nn.config import Llama3Scaling, RMSNorm, Rotary
 from weft.progress import bar
-from weft.text.tokenizer import Tokenizer
 
-Dtype = Literal["f32", "f16", "bf16", "q8_0"]
+TYPES = ("f32", "f16", "bf16", "q8_0")
 
 
 # ---- reading
 
 
-def read(path: Path | str) -> Loaded:
-    """The model in a GGUF file; its weights are read, and unpacked, when they are asked for."""
-    contents = open_file(Path(path))
+def recognises(path: Path) -> bool:
+    """Whether a path looks like a GGUF file."""
+    return path.suffix == ".gguf"
+
+
+def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
+    """The model in a GGUF file, with the tokenizer at another path if one is given.
+
+    Weights are read, and unpacked, when they are asked for.
+    """
+    contents = open_file(path)
     settings = Settings(contents)
     architecture = settings.architecture
     if architecture not in KNOWN:
@@ -69,15 +76,17 @@ def read(path: Path | str) -> Loaded:
         del found["output.weight"]  # some writers store GPT-2's one table twice
     tree = settings_tree(settings) | {"kind": "decoder", "head": {"kind": "lm", "tied": "output.weight" not in found}}
     model = validate(Decoder, tree, str(path))
-    tokenizer = read_tokenizer(contents.keys, str(path))
+    own = (
+        read_tokenizer(contents.keys, str(path)) if tokenizer is None else named_tokenizer(tokenizer, model.vocab_size)
+    )
     _same_vocabulary(settings, model.vocab_size)
     weights = to_ours(conversions(rules(architecture, model), model), found, contents.tensor, str(path))
     encoding, dtype = _most(contents), _dtype(contents, model)
-    return Loaded(
+    return ModelBundle(
         model=model,
         weights={name: _as(dtype, make) for name, make in weights.items()},
-        tokenizer=tokenizer,
-        origin=f"{Path(path).name} (GGUF, {architecture}, {encoding.name})",
+        tokenizer=own,
+        origin=f"{path.name} (GGUF, {architecture}, {encoding.name})",
         notes={"gguf": {"architecture": architecture, "encoding": encoding.name, "keys": settings.unused()}},
     )
 
@@ -130,49 +139,41 @@ def _always_wide(name: str, shape: tuple[int, ...]) -> bool:
 # ---- writing
 
 
-def write(
-    model: Model,
-    weights: Weights,
-    tokenizer: Tokenizer | None,
-    path: Path | str,
-    dtype: Dtype | None = None,
-    notes: Mapping[str, Any] | None = None,
-    progress: bool = False,
-) -> None:
-    """Put a model into a GGUF file, whole or not at all.
+def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
+    """Write a model as a GGUF file, whole or not at all.
 
-    `dtype` is what matrices are stored in; without one each stays as it is held. Vectors are fp32, as llama.cpp wants
-    them. `notes` are those of a `Loaded`: what a GGUF file said that weft has no word for is given back.
+    `dtype`, one of TYPES, is what matrices are stored in; without one each stays as it is. Vectors are fp32, as
+    llama.cpp wants them. Keys that were read from a GGUF file and that weft has no word for are written again.
     """
+    model, tokenizer = bundle.model, bundle.tokenizer
     architecture = architecture_of(model)
     assert isinstance(model, Decoder)
     if dtype == "q8_0":
         packing()
-    notes = notes or {}
-    kept = notes.get("gguf", {}).get("keys", {})
-    if tokenizer is None or notes.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
-        kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}  # said of another one
-    keys = _general(architecture, Path(path).stem, kept) | model_keys(architecture, model)
+    kept = bundle.notes.get("gguf", {}).get("keys", {})
+    if tokenizer is None or bundle.notes.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+        kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}  # about another one
+    keys = _general(architecture, path.stem, kept) | model_keys(architecture, model)
     if tokenizer is not None:
         pre = kept["tokenizer.ggml.pre"][1] if "tokenizer.ggml.pre" in kept else None
         keys |= tokenizer_keys(tokenizer, model.vocab_size, pre)
     keys |= {key: Value(*value) for key, value in kept.items() if key not in keys}
     table = conversions(rules(architecture, model), model)
-    slots = _slots(table, weights, dtype)
+    slots = _slots(table, bundle.weights, dtype)
     if isinstance(model.position, Rotary) and isinstance(model.position.scaling, Llama3Scaling):
         factors = frequency_factors(model.position, model.d_head)
         slots.insert(0, Slot(FREQUENCIES, tuple(factors.shape), BY_NAME["F32"], lambda: factors))
-    with bar(f"writing {Path(path).name}", len(slots), wanted=progress) as advance:
-        write_file(Path(path), keys, slots, advance)
+    with bar("writing", len(slots)) as advance:
+        write_file(path, keys, slots, advance)
 
 
-def _slots(table: list[Conversion], weights: Weights, dtype: Dtype | None) -> list[Slot]:
+def _slots(table: list[Conversion], weights: LazyWeights, dtype: str | None) -> list[Slot]:
     makers = to_theirs(table, weights)
     parts = [part for conversion in table for part in conversion.parts]
     return [Slot(part.name, part.shape, _encoding(part.name, part.shape, dtype), makers[part.name]) for part in parts]
 
 
-def _encoding(name: str, shape: tuple[int, ...], dtype: Dtype | None) -> Encoding | None:
+def _encoding(name: str, shape: tuple[int, ...], dtype: str | None) -> Encoding | None:
     if _always_wide(name, shape):
         return BY_NAME["F32"]
     if dtype is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.errors import InteropError
 from weft.interop.gguf_file import ARRAY, FLOAT32, STRING, UINT32, Contents, Value
-from weft.interop.mapping import SAME, AdjacentPairs, Rule, both, rule
+from weft.interop.weight_map import SAME, AdjacentPairs, Rule, both, rule
 from weft.models.config import Decoder, Model
 from weft.nn.config import Gated, LinearScaling, Llama3Scaling, RMSNorm, Rotary
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.errors import InteropError, TokenizerError, suggestion
-from weft.interop.bpe_json import SPACE, Json, byte_level, merges_by_score, sentencepiece
 from weft.interop.gguf_file import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Value
+from weft.interop.tokenizer_json import SPACE, Json, byte_level, merges_by_score, sentencepiece
 from weft.text.config import Role
 from weft.text.surface import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer

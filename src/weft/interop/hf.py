@@ -6,23 +6,22 @@ also those that weft has no word for. Nothing in a folder is run; `pytorch_model
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from weft.config import Tree, validate
 from weft.errors import InteropError, WeftError
 from weft.interop import safetensors
+from weft.interop.bundle import LazyWeights, ModelBundle, lazily, named_tokenizer
 from weft.interop.families.base import Family, Settings, Transformer
 from weft.interop.families.known import family_of
 from weft.interop.hf_tokenizer import TOKENIZER_FILES, read_tokenizer
-from weft.interop.loaded import Loaded, Weights
-from weft.interop.mapping import Conversion, conversions, to_ours
 from weft.interop.safetensors import DTYPES, FLOATS, Stored, read_json
+from weft.interop.weight_map import Conversion, conversions, to_ours
 from weft.models.config import EmbeddingHead, Encoder, Model
 from weft.text.tokenizer import Tokenizer
 
@@ -40,8 +39,13 @@ KEPT = (
 LARGEST_KEPT = 64 << 20
 
 
-def read(folder: Path, tokenizer: Tokenizer | None = None) -> Loaded:
-    """The model in a folder. A `tokenizer` that is given takes the place of the folder's."""
+def recognises(path: Path) -> bool:
+    """Whether a path is a folder with a config.json."""
+    return (path / CONFIG).is_file()
+
+
+def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
+    """The model in a folder, with the tokenizer at another path if one is given."""
     tree = read_json(folder / CONFIG)
     where = str(folder / CONFIG)
     family, architecture = family_of(tree, where)
@@ -61,11 +65,14 @@ def read(folder: Path, tokenizer: Tokenizer | None = None) -> Loaded:
         raise InteropError(f"{where}: {deepest} layers, but the files hold {len(found)} tensors in all")
     model, table, named = _named(family, model, found)
     weights, unused, notes = _weights(family, model, table, named, found, str(folder))
-    own, source = (tokenizer, None) if tokenizer is not None else read_tokenizer(folder, tree, model)
-    _check_vocabulary(model, own, source, str(folder))
+    if tokenizer is None:
+        own, source = read_tokenizer(folder, tree, model)
+        _check_vocabulary(model, own, source, str(folder))
+    else:
+        own, source = named_tokenizer(tokenizer, model.vocab_size), None
     kept = KEPT if tokenizer is not None else (*KEPT, *TOKENIZER_FILES)
     files = {name: _bytes(folder / name) for name in kept if (folder / name).is_file()}
-    return Loaded(
+    return ModelBundle(
         model=model,
         weights=weights,
         tokenizer=own,
@@ -177,7 +184,7 @@ def _weights(
     named: Mapping[str, str],
     found: Mapping[str, Stored],
     where: str,
-) -> tuple[Weights, Weights, Tree]:
+) -> tuple[LazyWeights, LazyWeights, Tree]:
     """Our weights, what weft has no place for, and the notes that give back names and types."""
     wanted, copies = _wanted(table), family.copies(model)
     stored_as = {present: name for name, present in named.items()}
@@ -200,7 +207,7 @@ def _weights(
         "copies": {present: copies[present] for present in repeated},
         "headers": safetensors.headers(found),
     }
-    return weights, {p: _one(read, stored_as[p]) for p in idle}, notes
+    return weights, lazily(read, {present: stored_as[present] for present in idle}), notes
 
 
 def _widened(table: list[Conversion], types: Mapping[str, str]) -> dict[str, str]:
@@ -210,10 +217,6 @@ def _widened(table: list[Conversion], types: Mapping[str, str]) -> dict[str, str
         joined = reduce(torch.promote_types, (DTYPES[types[part.name]] for part in conversion.parts))
         narrow |= {part.name: types[part.name] for part in conversion.parts if DTYPES[types[part.name]] != joined}
     return narrow
-
-
-def _one(read: Callable[[str], Tensor], name: str) -> Callable[[], Tensor]:
-    return lambda: read(name)
 
 
 def _check_vocabulary(model: Any, tokenizer: Tokenizer | None, source: Tokenizer | None, where: str) -> None:

@@ -11,67 +11,75 @@ from torch import Tensor
 from weft.config import Tree
 from weft.errors import InteropError, WeftError
 from weft.interop import safetensors
+from weft.interop.bundle import LazyWeights, ModelBundle, counted
 from weft.interop.families.base import Family, Settings, Transformer
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.families.seq2seq import T5
 from weft.interop.hf import CONFIG, GENERATION, KEPT, first_reason
 from weft.interop.hf_tokenizer import tokenizer_files
-from weft.interop.loaded import Loaded
-from weft.interop.mapping import conversions, to_theirs
 from weft.interop.safetensors import DTYPES
+from weft.interop.weight_map import conversions, to_theirs
 from weft.models.config import Decoder, EmbeddingHead, Encoder, EncoderDecoder
+from weft.progress import bar
+
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def write(
-    loaded: Loaded,
-    folder: Path,
-    dtype: torch.dtype | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Family:
-    """Put a model into an empty folder, as `transformers` reads it. The family that it was written as.
+def write(bundle: ModelBundle, folder: Path, dtype: str | None = None) -> Family:
+    """Fill an empty folder with a model, as `transformers` reads it. The family that it was written as.
 
-    What was read from such a folder, and still is the same model, gets back its names, types and files; with `dtype`
-    all numbers become that type.
+    What was read from such a folder, and still is the same model, gets back its names, dtypes and files; `dtype`, one
+    of TYPES, converts all weights.
     """
-    family, tree, kept = _settings_out(loaded)
-    table = conversions(family.rules(loaded.model), loaded.model)
-    weights = dict(to_theirs(table, loaded.weights))
-    weights |= {name: _typed(weights[name], DTYPES[kind]) for name, kind in kept.get("dtypes", {}).items()}
-    weights |= {copy: weights[original] for copy, original in kept.get("copies", {}).items()}
-    if kept:
-        weights |= loaded.unused
-    for name, shape in family.fillers(loaded.model).items():
-        weights.setdefault(name, _zeros(shape, next(iter(weights.values()))))
+    family, tree, kept = _settings_out(bundle)
+    weights = _their_weights(bundle, family, kept)
     if dtype is not None:
-        weights = {name: _typed(make, dtype) for name, make in weights.items()}
-        tree = {key: value for key, value in tree.items() if key != "torch_dtype"} | {"dtype": _word(dtype)}
-    names = kept.get("names", {})
-    named = {names.get(name, name): make for name, make in weights.items()}
-    headers = kept.get("headers", {}) if dtype is None else {}
-    for file, header in headers.items():
-        if not safetensors.is_shard(file):
-            raise InteropError(f"{loaded.origin}: '{file}' is not the name of a .safetensors file")
-        safetensors.write_as(folder / file, header, named, progress)
-    if not headers:
-        safetensors.write(folder / safetensors.SINGLE, named, progress)
-    for name, data in _small_files(loaded, tree, bool(kept), bool(headers)).items():
+        weights = {name: _typed(make, TYPES[dtype]) for name, make in weights.items()}
+        tree = {key: value for key, value in tree.items() if key != "torch_dtype"} | {"dtype": _word(TYPES[dtype])}
+    headers: Mapping[str, str] = kept.get("headers", {}) if dtype is None else {}
+    with bar("writing", len(weights)) as advance:
+        _write_weights(folder, counted(weights, advance), headers, bundle.origin)
+    for name, data in _small_files(bundle, tree, bool(kept), bool(headers)).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return family
 
 
-def _small_files(loaded: Loaded, tree: Tree, same: bool, sharded: bool) -> dict[str, bytes]:
+def _their_weights(bundle: ModelBundle, family: Family, kept: Tree) -> dict[str, Callable[[], Tensor]]:
+    """The family's tensors; by the notes `kept`, with the names, dtypes, copies and extra tensors they came with."""
+    weights = dict(to_theirs(conversions(family.rules(bundle.model), bundle.model), bundle.weights))
+    weights |= {name: _typed(weights[name], DTYPES[kind]) for name, kind in kept.get("dtypes", {}).items()}
+    weights |= {copy: weights[original] for copy, original in kept.get("copies", {}).items()}
+    if kept:
+        weights |= bundle.unused
+    for name, shape in family.fillers(bundle.model).items():
+        weights.setdefault(name, _zeros(shape, next(iter(weights.values()))))
+    names = kept.get("names", {})
+    return {names.get(name, name): make for name, make in weights.items()}
+
+
+def _write_weights(folder: Path, weights: LazyWeights, headers: Mapping[str, str], origin: str) -> None:
+    """One file, or the files that the weights came from, each by its header."""
+    for file, header in headers.items():
+        if not safetensors.is_shard(file):
+            raise InteropError(f"{origin}: '{file}' is not the name of a .safetensors file")
+        safetensors.write_as(folder / file, header, weights)
+    if not headers:
+        safetensors.write(folder / safetensors.SINGLE, weights)
+
+
+def _small_files(bundle: ModelBundle, tree: Tree, same: bool, sharded: bool) -> dict[str, bytes]:
     """All that is not weights, by name; the list of shards only where there are the same ones again."""
-    files = {name: data for name, data in loaded.files.items() if same and name in KEPT}
+    files = {name: data for name, data in bundle.files.items() if same and name in KEPT}
     if not sharded:
         files.pop(safetensors.INDEX, None)
     if CONFIG not in files or json.loads(files[CONFIG]) != tree:
         files[CONFIG] = _json(tree)
-    if GENERATION not in files and not isinstance(loaded.model, Encoder):
+    if GENERATION not in files and not isinstance(bundle.model, Encoder):
         files[GENERATION] = _json({"_from_model_config": True} | {key: tree[key] for key in TOKENS if key in tree})
-    if not same and isinstance(loaded.model, Encoder) and isinstance(loaded.model.head, EmbeddingHead):
-        files |= {name: _json(value) for name, value in _sentence_transformers(loaded.model, loaded.model.head).items()}
-    return files | (tokenizer_files(loaded) if loaded.tokenizer is not None else {})
+    if not same and isinstance(bundle.model, Encoder) and isinstance(bundle.model.head, EmbeddingHead):
+        files |= {name: _json(value) for name, value in _sentence_transformers(bundle.model, bundle.model.head).items()}
+    return files | (tokenizer_files(bundle) if bundle.tokenizer is not None else {})
 
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
@@ -108,36 +116,36 @@ def _zeros(shape: tuple[int, ...], like: Callable[[], Tensor]) -> Callable[[], T
     return lambda: torch.zeros(shape, dtype=like().dtype)
 
 
-def _settings_out(loaded: Loaded) -> tuple[Family, Tree, Tree]:
+def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
     """The family that can hold the model, its config.json, and the notes of what was read, if it still is the same."""
-    family, architecture, tree = _choose(loaded)
-    original: Tree = loaded.notes.get("config", {}) if loaded.notes.get("family") == family.kind else {}
-    if original and not _differences(loaded.model, _read_again(family, original, loaded.model)):
-        return family, original, loaded.notes
+    family, architecture, tree = _choose(bundle)
+    original: Tree = bundle.notes.get("config", {}) if bundle.notes.get("family") == family.kind else {}
+    if original and not _differences(bundle.model, _read_again(family, original, bundle.model)):
+        return family, original, bundle.notes
     config: Tree = {**original, "architectures": [architecture], **tree}
-    config["dtype"] = _word(next(iter(loaded.weights.values()))().dtype)
-    if loaded.labels is not None:
-        config["id2label"] = {str(number): name for number, name in enumerate(loaded.labels)}
-        config["label2id"] = {name: number for number, name in enumerate(loaded.labels)}
-    tokenizer = loaded.tokenizer
+    config["dtype"] = _word(next(iter(bundle.weights.values()))().dtype)
+    if bundle.labels is not None:
+        config["id2label"] = {str(number): name for number, name in enumerate(bundle.labels)}
+        config["label2id"] = {name: number for number, name in enumerate(bundle.labels)}
+    tokenizer = bundle.tokenizer
     ids = {role: None if tokenizer is None else getattr(tokenizer, f"{role}_id") for role in ("bos", "eos", "pad")}
     for role, id in ids.items():
         config.setdefault(f"{role}_token_id", id)
-    if isinstance(loaded.model, EncoderDecoder):  # what it writes begins with bos in weft
+    if isinstance(bundle.model, EncoderDecoder):  # what it writes begins with bos in weft
         config.setdefault("decoder_start_token_id", next((id for id in ids.values() if id is not None), 0))
         config.setdefault("forced_eos_token_id", None)
     return family, config, {}
 
 
-def _choose(loaded: Loaded) -> tuple[Family, str, Tree]:
+def _choose(bundle: ModelBundle) -> tuple[Family, str, Tree]:
     """The first family that can say all of the model's settings: the one it came from, then any other."""
-    model = loaded.model
+    model = bundle.model
     if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise InteropError(
             f"model.kind = '{model.kind}': Hugging Face has no family for it; Transformers can be written"
         )
     nearest: tuple[int, str] | None = None
-    came = loaded.notes.get("family")
+    came = bundle.notes.get("family")
     for family in sorted(FAMILIES.values(), key=lambda each: each.kind != came):
         if family.models != model.kind:
             continue

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.config import Tree
 from weft.errors import TokenizerError
-from weft.interop.loaded import Loaded
+from weft.interop.bundle import ModelBundle
 from weft.interop.safetensors import read_json
 from weft.models.config import EncoderDecoder, Model
 from weft.text import sentencepiece, vocabularies
@@ -128,15 +128,15 @@ def _has(tokenizer: Tokenizer, token: str) -> bool:
 # ---- writing
 
 
-def tokenizer_files(loaded: Loaded) -> dict[str, bytes]:
+def tokenizer_files(bundle: ModelBundle) -> dict[str, bytes]:
     """The files of a tokenizer: those that were read, if the tokenizer is still the same, or else fresh ones."""
-    assert loaded.tokenizer is not None
-    given = {name: data for name, data in loaded.files.items() if name in TOKENIZER_FILES}
-    if given and loaded.notes.get("tokenizer") == loaded.tokenizer.fingerprint:
+    assert bundle.tokenizer is not None
+    given = {name: data for name, data in bundle.files.items() if name in TOKENIZER_FILES}
+    if given and bundle.notes.get("tokenizer") == bundle.tokenizer.fingerprint:
         return given
-    files = dict(_fresh(loaded.tokenizer, loaded.model))
-    if loaded.source_tokenizer is not None:  # transformers takes it with subfolder="source"
-        source = _fresh(loaded.source_tokenizer, loaded.model)
+    files = dict(_fresh(bundle.tokenizer, bundle.model))
+    if bundle.source_tokenizer is not None:  # transformers takes it with subfolder="source"
+        source = _fresh(bundle.source_tokenizer, bundle.model)
         files |= {f"{SOURCE}/{name}": data for name, data in source}
     return files
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.interop.bpe_json import SPACE, merges_by_score, sentencepiece
-from weft.interop.loaded import Loaded
-from weft.interop.mapping import SAME, AdjacentPairs, Rule, conversions, rule, to_ours
+from weft.interop.bundle import ModelBundle
+from weft.interop.tokenizer_json import SPACE, merges_by_score, sentencepiece
+from weft.interop.weight_map import SAME, AdjacentPairs, Rule, conversions, rule, to_ours
 from weft.models.config import Decoder
 from weft.models.presets import llama
 from weft.text.surface import BYTE_TOKEN
@@ -65,9 +65,13 @@ class _Header:
             yield "output", (self.vocab_size, d), False
 
 
-def read(path: Path | str, tokenizer_path: Path | str | None = None) -> Loaded:
+def recognises(path: Path) -> bool:
+    """Whether a path looks like a llama2.c model; the pickles of transformers are .bin files too."""
+    return path.suffix == ".bin" and not path.name.startswith("pytorch_model")
+
+
+def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     """The model in a llama2.c file. Its vocabulary is the file given, or tokenizer.bin or tok<size>.bin beside it."""
-    path = Path(path)
     data = _mapped(path)
     header = _header(path, data)
     places: dict[str, int] = {}
@@ -97,10 +101,10 @@ def read(path: Path | str, tokenizer_path: Path | str | None = None) -> Loaded:
         tied=header.tied,
     )
     stored = {name: shape for name, shape in found.items() if not name.startswith("freq_cis")}
-    return Loaded(
+    return ModelBundle(
         model=model,
         weights=to_ours(conversions(_rules(model), model), stored, tensor, str(path)),
-        tokenizer=read_tokenizer(_beside(path, tokenizer_path, header.vocab_size), header.vocab_size),
+        tokenizer=read_tokenizer(tokenizer or _vocabulary_of(path, header.vocab_size), header.vocab_size),
         origin=f"{path.name} (llama2.c, version {header.version})",
     )
 
@@ -164,23 +168,23 @@ def _rules(model: Decoder) -> list[Rule]:
 # ---- the vocabulary
 
 
-def _beside(path: Path, given: Path | str | None, vocab_size: int) -> Path:
-    if given is not None:
-        return Path(given)
+def _vocabulary_of(path: Path, vocab_size: int) -> Path:
     names = (f"tok{vocab_size}.bin", "tokenizer.bin")
     found = next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
     if found is None:
-        raise InteropError(f"{path}: its vocabulary is missing; put {names[0]} or {names[1]} beside it, or name it")
+        raise InteropError(
+            f"{path}: its vocabulary is missing; put {names[0]} or {names[1]} beside it, or name it with --tokenizer"
+        )
     return found
 
 
 def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     """The SentencePiece vocabulary of `vocab_size` tokens in a llama2.c tokenizer file, or a tokenizer.json of it."""
     if path.is_dir() or path.suffix == ".json":
-        loaded = Tokenizer.load(path)
-        if loaded.vocab_size != vocab_size:
-            raise InteropError(f"{path}: {loaded.vocab_size} tokens, but the model's vocabulary is {vocab_size}")
-        return loaded
+        tokenizer = Tokenizer.load(path)
+        if tokenizer.vocab_size != vocab_size:
+            raise InteropError(f"{path}: {tokenizer.vocab_size} tokens, but the model's vocab_size is {vocab_size}")
+        return tokenizer
     tokens, scores = _tokens(path, _mapped(path), vocab_size)
     special = {tokens[0]: True, tokens[1]: True, tokens[2]: True}
     pieces = [id > 2 and not BYTE_TOKEN.fullmatch(token) for id, token in enumerate(tokens)]

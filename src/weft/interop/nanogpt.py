@@ -18,8 +18,8 @@ from torch.nn import Parameter
 
 from weft.config import validate
 from weft.errors import InteropError
-from weft.interop.loaded import Loaded
-from weft.interop.mapping import both, conversions, rule, to_ours
+from weft.interop.bundle import ModelBundle
+from weft.interop.weight_map import both, conversions, rule, to_ours
 from weft.models.config import Decoder
 from weft.text.tokenizer import Tokenizer
 
@@ -46,12 +46,13 @@ RULES = (
 )
 
 
-def read(path: Path | str, tokenizer_path: Path | str | None = None) -> Loaded:
-    """The model in a nanoGPT checkpoint, and the tokenizer of the file or folder that is named.
+def recognises(path: Path) -> bool:
+    """Whether a path looks like a nanoGPT checkpoint."""
+    return path.suffix == ".pt"
 
-    Without one the notes say what is missing: GPT-2's tokenizer, by the model's size, or one of its own.
-    """
-    path = Path(path)
+
+def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
+    """The model in a nanoGPT checkpoint, with the tokenizer at a path if one is given: the checkpoint holds none."""
     stored = _open(path)
     model = _settings(stored.get("model_args"), path)
     state = stored.get("model")
@@ -66,13 +67,11 @@ def read(path: Path | str, tokenizer_path: Path | str | None = None) -> Loaded:
         else:
             model = model.replace(head={"kind": "lm", "tied": False})
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    tokenizer, notes = _tokenizer(tokenizer_path, model.vocab_size)
-    return Loaded(
+    return ModelBundle(
         model=model,
         weights=to_ours(conversions(RULES, model), found, lambda name: tensors[name].detach(), str(path)),
-        tokenizer=tokenizer,
+        tokenizer=None if tokenizer is None else _tokenizer(tokenizer, model.vocab_size),
         origin=f"{path.name} (nanoGPT)",
-        notes=notes,
     )
 
 
@@ -174,12 +173,9 @@ def _settings(given: Any, path: Path) -> Decoder:
     return validate(Decoder, tree, str(path))
 
 
-def _tokenizer(path: Path | str | None, vocab_size: int) -> tuple[Tokenizer | None, dict[str, Any]]:
-    if path is None:
-        whose = "GPT-2's" if vocab_size in GPT2_SIZES else "its own, whose characters only a pickle (meta.pkl) knows,"
-        return None, {"missing": f"the tokenizer: {whose} of {vocab_size} tokens; name a tokenizer.json of it"}
+def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer.load(path)
-    filled = vocab_size == GPT2_SIZES[1] and tokenizer.vocab_size == GPT2_SIZES[0]
-    if tokenizer.vocab_size != vocab_size and not filled:
-        raise InteropError(f"{path}: {tokenizer.vocab_size} tokens, but the model's vocabulary is {vocab_size}")
-    return tokenizer, {}
+    padded = vocab_size == GPT2_SIZES[1] and tokenizer.vocab_size == GPT2_SIZES[0]
+    if tokenizer.vocab_size != vocab_size and not padded:
+        raise InteropError(f"{path}: {tokenizer.vocab_size} tokens, but the model's vocab_size is {vocab_size}")
+    return tokenizer

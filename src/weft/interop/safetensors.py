@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.interop.loaded import Weights
+from weft.interop.bundle import LazyWeights
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -166,19 +166,19 @@ def read_json(path: Path) -> dict[str, Any]:
 # ---- writing
 
 
-def write(path: Path, weights: Weights, progress: Callable[[int], None] | None = None) -> None:
+def write(path: Path, weights: LazyWeights) -> None:
     """Write tensors one after the other and sync; at most one of them is in memory.
 
     A tensor's place must be a multiple of the size of its numbers, which is known once it was made. Where types are
     mixed and that fails, all are written a second time, those with the widest numbers first.
     """
-    sizes = _write(path, weights, progress)
+    sizes = _write(path, weights)
     if sizes is not None:
-        again = _write(path, {name: weights[name] for name in sorted(sizes, key=lambda n: -sizes[n])}, progress)
+        again = _write(path, {name: weights[name] for name in sorted(sizes, key=lambda n: -sizes[n])})
         assert again is None
 
 
-def write_as(path: Path, header: str, weights: Weights, progress: Callable[[int], None] | None = None) -> None:
+def write_as(path: Path, header: str, weights: LazyWeights) -> None:
     """Write the tensors that a header names, where it says, and sync: the file that the header came from."""
     entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
     text = header.encode()
@@ -191,13 +191,11 @@ def write_as(path: Path, header: str, weights: Weights, progress: Callable[[int]
                 raise InteropError(f"{path.name}: '{name}' is no longer what it was when it was imported")
             file.seek(8 + len(text) + expected["data_offsets"][0])
             file.write(_bits(tensor).numpy().data if tensor.nbytes else b"")
-            if progress is not None:
-                progress(tensor.nbytes)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _write(path: Path, weights: Weights, progress: Callable[[int], None] | None) -> dict[str, int] | None:
+def _write(path: Path, weights: LazyWeights) -> dict[str, int] | None:
     """Room for the header is left in front and filled in at the end. The sizes of numbers, if one lies askew."""
     room = 64 + sum(len(json.dumps(name)) + 256 for name in weights)  # offsets have up to 20 digits, shapes few entries
     room += -room % 64
@@ -218,8 +216,6 @@ def _write(path: Path, weights: Weights, progress: Callable[[int], None] | None)
             }
             sizes[name] = tensor.element_size()
             askew = askew or start % sizes[name] != 0
-            if progress is not None:
-                progress(tensor.nbytes)
             del tensor
         text = json.dumps(header, separators=(",", ":")).encode()
         assert len(text) <= room, "a tensor has more dimensions than there was room for"

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.config import Tree
 from weft.errors import InteropError
-from weft.interop.mapping import Rule
+from weft.interop.weight_map import Rule
 from weft.models.config import Decoder, Encoder, EncoderDecoder, Model
 from weft.nn.config import Activation
 

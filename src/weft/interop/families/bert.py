@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from weft.config import Tree
 from weft.errors import InteropError
 from weft.interop.families.base import THEIR_ACTIVATIONS, Family, Settings
-from weft.interop.mapping import Rule, both, rule
+from weft.interop.weight_map import Rule, both, rule
 from weft.models.config import (
     ClassificationHead,
     EmbeddingHead,

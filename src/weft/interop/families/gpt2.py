@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from weft.config import Tree
 from weft.interop.families.base import THEIR_ACTIVATIONS, Family, Settings
-from weft.interop.mapping import TRANSPOSED, both, rule
+from weft.interop.weight_map import TRANSPOSED, both, rule
 from weft.models.config import Decoder, LMHead
 from weft.nn.config import Attention, LayerNorm, Learned, NormalInit, Plain
 

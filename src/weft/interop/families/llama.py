@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.config import Tree
 from weft.interop.families.base import THEIR_ACTIVATIONS, Family, Settings
-from weft.interop.mapping import both, rule
+from weft.interop.weight_map import both, rule
 from weft.models.config import Decoder, LMHead, Model
 from weft.nn.config import (
     Attention,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from weft.config import Tree
 from weft.interop.families.base import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Settings
-from weft.interop.mapping import ONE_ROW, Rule, both, rule
+from weft.interop.weight_map import ONE_ROW, Rule, both, rule
 from weft.models.config import EncoderDecoder, LMHead, Model
 from weft.nn.config import (
     Activation,

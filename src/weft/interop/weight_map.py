@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.interop.loaded import Weights
+from weft.interop.bundle import LazyWeights
 from weft.models.config import Decoder, Encoder, EncoderDecoder, Model
 from weft.nn.init import hollow
 
@@ -211,7 +211,7 @@ def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
 
 def to_ours(
     table: Iterable[Conversion], found: Mapping[str, Shape], read: Callable[[str], Tensor], where: str
-) -> Weights:
+) -> LazyWeights:
     """Our weights, each read from theirs when it is asked for.
 
     `found` holds the names and shapes of what `where` stores and must name all of it; `read` gives one tensor.
@@ -237,7 +237,7 @@ def _reader(conversion: Conversion, read: Callable[[str], Tensor]) -> Callable[[
     return lambda: conversion.to_ours(read)
 
 
-def to_theirs(table: Iterable[Conversion], weights: Weights) -> Weights:
+def to_theirs(table: Iterable[Conversion], weights: LazyWeights) -> LazyWeights:
     """Their weights, each made from ours when it is asked for; their shapes stand in the table's parts."""
     return {part.name: _writer(part, weights[conversion.name]) for conversion in table for part in conversion.parts}
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.interop.mapping import (
+from weft.interop.weight_map import (
     ONE_ROW,
     SAME,
     TRANSPOSED,
