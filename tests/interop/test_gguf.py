@@ -391,7 +391,7 @@ def five_bits(raw: Any, name: str) -> Tensor:
     [
         (preset("lstm"), "model.kind = 'recurrent'"),
         (preset("bert-tiny"), "model.kind = 'encoder'"),
-        (preset("transformer"), "model.placement = 'post'"),
+        (preset("transformer"), "model.placement = 'post', where llama has 'pre' …$"),
         (FAMILIES["llama"].replace(attention=Attention(heads=HEADS, window=4)), "model.attention.window = 4"),
         (FAMILIES["llama"].replace(position=Rotary(scaling=DynamicNTK(factor=2.0))), "scaling.kind = 'dynamic-ntk'"),
         (
@@ -486,7 +486,7 @@ def renamed(whole: bytes, old: bytes, new: bytes) -> bytes:
             lambda b: renamed(b, b"\x0d\0\0\0\0\0\0\0output.weight", b"\x0d\0\0\0\0\0\0\0other.weight_"),
             "'other.weight_' .* no place",
         ),
-        (lambda b: renamed(b, b"llama.embedding_length", b"llama.embedding_lengtx"), "embedding_length' is missing"),
+        (lambda b: renamed(b, b"llama.embedding_length", b"llama.embedding_lengtx"), "embedding_length is missing"),
         (lambda b: renamed(b, b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba"), "'mamba': .*llama"),
         (lambda b: renamed(b, b"gpt-2", b"gpt-9"), "tokenizer.ggml.pre = 'gpt-9'"),
     ],
@@ -509,11 +509,11 @@ def test_an_unknown_encoding_and_wrong_shapes_are_named(whole: bytes, tmp_path: 
     key = b"llama.block_count"
     place = whole.index(key) + len(key) + 4
     message = refused(tmp_path / "m.gguf", whole[:place] + struct.pack("<I", 2**20) + whole[place + 4 :])
-    assert "block_count = 1048576, but there are 12 tensors" in message
+    assert "llama.block_count = 1048576: the file holds 12 tensors in all" in message
     key = b"llama.vocab_size"
     place = whole.index(key) + len(key) + 4
     message = refused(tmp_path / "m.gguf", whole[:place] + struct.pack("<I", 299) + whole[place + 4 :])
-    assert "the vocabulary disagrees" in message
+    assert "llama.vocab_size has 299 entries, but 'token_embd.weight' has 300 rows" in message
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
@@ -543,7 +543,7 @@ def test_numbers_beyond_fp16_are_refused(tmp_path: Path) -> None:
     model = llama(1, 32, 2, 32, 16, 300)
     weights = weights_of(model)
     weights["embedding.weight"] = lambda: torch.full((300, 32), 1e5)
-    with pytest.raises(InteropError, match=r"'token_embd.weight' holds 1e\+05, which fp16 cannot"):
+    with pytest.raises(InteropError, match=r"'token_embd.weight' holds 1e\+05, which fp16 can't"):
         write(model, weights, bpe(), tmp_path / "m.gguf", "f16")
     assert not list(tmp_path.iterdir())
 

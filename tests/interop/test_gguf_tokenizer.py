@@ -20,7 +20,7 @@ from weft.interop.gguf_file import (
     FLOAT32,
     STRING,
     UINT32,
-    Slot,
+    LazyTensor,
     Value,
     open_file,
     write_file,
@@ -53,7 +53,7 @@ def file_of(path: Path, keys: dict[str, Value]) -> None:
     """A file with a tokenizer and next to nothing else, for transformers."""
     said = {"general.architecture": Value(STRING, "llama"), "general.file_type": Value(UINT32, 0)}
     said |= {f"llama.{name}": Value(UINT32, 64) for name in ("block_count", "context_length", "embedding_length")}
-    write_file(path, said | keys, [Slot("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], lambda done: None)
+    write_file(path, said | keys, [LazyTensor("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], lambda done: None)
 
 
 def byte_level_keys(pre: str) -> dict[str, Value]:

@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from weft.errors import InteropError
+from weft.errors import InteropError, WeftError
 from weft.interop import llama2c
 from weft.models.config import Decoder, LMHead
 from weft.text.surface import byte_tokens
@@ -138,12 +138,12 @@ def change(data: bytes, place: int, value: int) -> bytes:
     ("spoil", "says"),
     [
         (lambda b: b"", "not a llama2.c model"),
-        (lambda b: b[:-4], "cut short: its header asks for"),
+        (lambda b: b[:-4], "truncated: its header asks for"),
         (lambda b: b + b"\0\0\0\0", "too long: its header asks for"),
         (lambda b: change(b, 0, 0), "dim = 0"),
         (lambda b: change(b, 8, 2**30), "n_layers = 1073741824"),
-        (lambda b: change(b, 8, 2**20), "1048576 layers cannot lie in"),
-        (lambda b: change(b, 12, 3), "do not divide each other"),
+        (lambda b: change(b, 8, 2**20), "1048576 layers do not fit into"),
+        (lambda b: change(b, 12, 3), "kv_heads = 2 does not divide heads = 3"),
         (lambda b: b"GGUF" + b[4:], "dim = 1179993927"),
         (lambda b: struct.pack("<Ii", 0x616B3432, 2) + b[8:], "version 2 of llama2.c's format"),
     ],
@@ -151,7 +151,7 @@ def change(data: bytes, place: int, value: int) -> bytes:
 def test_a_bad_model_is_refused_in_one_line(spoil: Any, says: str, folder: Path) -> None:
     path = folder / "m.bin"
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(InteropError, match=says) as caught:
+    with pytest.raises(WeftError, match=says) as caught:
         llama2c.read(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)

@@ -16,7 +16,7 @@ from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.ctranslate2_file import Stored, load
 from weft.interop.ctranslate2_tokenizer import read_json, tokenizers, vocabularies
-from weft.interop.weight_map import Rule, conversions, rule, to_ours
+from weft.interop.weight_map import Rule, conversions, tensor, to_ours
 from weft.models.config import EncoderDecoder, LMHead
 from weft.nn.config import (
     Activation,
@@ -274,10 +274,10 @@ def default_waves(positions: int, d_model: int) -> Tensor:
 def _rules(model: EncoderDecoder, names: _Names) -> list[Rule]:
     """weft's names against CTranslate2's."""
     rules = [
-        rule("embedding.weight", "decoder/embeddings/weight"),
-        rule("source_embedding.weight", names.source_table),
-        rule("output.weight", "decoder/projection/weight"),
-        rule("output.bias", "decoder/projection/bias"),
+        tensor("embedding.weight", "decoder/embeddings/weight"),
+        tensor("source_embedding.weight", names.source_table),
+        tensor("output.weight", "decoder/projection/weight"),
+        tensor("output.bias", "decoder/projection/bias"),
     ]
     for side in SIDES:
         block, layer = f"{side}.blocks.{{layer}}", f"{side}/layer_{{layer}}"
@@ -291,9 +291,9 @@ def _rules(model: EncoderDecoder, names: _Names) -> list[Rule]:
             *_linear(f"{block}.feedforward.down", f"{layer}/ffn/linear_1"),
             *_norm(f"{side}.norm", f"{side}/layer_norm"),
             *_norm(f"{side}.embedding_norm", f"{side}/layernorm_embedding"),
-            rule(f"{block}.attention.relative_keys", f"{layer}/self_attention/relative_position_keys"),
-            rule(f"{block}.attention.relative_values", f"{layer}/self_attention/relative_position_values"),
-            rule(f"{side}.position.weight", _position_name(model, side)),
+            tensor(f"{block}.attention.relative_keys", f"{layer}/self_attention/relative_position_keys"),
+            tensor(f"{block}.attention.relative_values", f"{layer}/self_attention/relative_position_values"),
+            tensor(f"{side}.position.weight", _position_name(model, side)),
         ]
     block, layer = "decoder.blocks.{layer}", "decoder/layer_{layer}/attention"
     rules += [
@@ -306,12 +306,12 @@ def _rules(model: EncoderDecoder, names: _Names) -> list[Rule]:
 
 
 def _linear(ours: str, *theirs: str) -> tuple[Rule, Rule]:
-    weight, bias = (rule(f"{ours}.{kind}", *(f"{name}/{kind}" for name in theirs)) for kind in ("weight", "bias"))
+    weight, bias = (tensor(f"{ours}.{kind}", *(f"{name}/{kind}" for name in theirs)) for kind in ("weight", "bias"))
     return weight, bias
 
 
 def _norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
-    return rule(f"{ours}.weight", f"{theirs}/gamma"), rule(f"{ours}.bias", f"{theirs}/beta")
+    return tensor(f"{ours}.weight", f"{theirs}/gamma"), tensor(f"{ours}.bias", f"{theirs}/beta")
 
 
 def _position_name(model: EncoderDecoder, side: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.errors import InteropError, TokenizerError, suggestion
 from weft.interop.gguf_file import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Value
-from weft.interop.tokenizer_json import SPACE, Json, byte_level, merges_by_score, sentencepiece
+from weft.interop.tokenizer_json import SPACE, BPEVocabulary, Json, byte_level, merges_by_score, sentencepiece
 from weft.text.config import Role
 from weft.text.surface import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
@@ -103,9 +103,8 @@ def _read_byte_level(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
     roles = _roles(ggml, tokens)
     roles.pop("unk", None)  # bytes spell everything: nothing is unknown, whatever the file calls so
     special = {tokens[id]: type == CONTROL for id, type in enumerate(types) if type in (CONTROL, USER)}
-    begin, end = _ends(ggml, roles, False)
-    cut = CUTS[name]
-    return byte_level(tokens, _merges(ggml), special, cut, begin, end, whole_words=cut == LLAMA3), roles
+    vocabulary = BPEVocabulary(tokens, _merges(ggml), special, *_ends(ggml, roles, False))
+    return byte_level(vocabulary, CUTS[name], whole_words=CUTS[name] == LLAMA3), roles
 
 
 def _read_sentencepiece(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
@@ -122,9 +121,8 @@ def _read_sentencepiece(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
         if scores is None or not _numbers(scores) or len(scores) < len(tokens):
             raise InteropError("tokenizer.ggml.scores: expected a number for every token")
         merges = merges_by_score(tokens, scores, [type in (NORMAL, USER, UNUSED) for type in types])
-    begin, end = _ends(ggml, roles, True)
-    space_first = bool(ggml.get("add_space_prefix", True))
-    return sentencepiece(tokens, merges, special, roles.get("unk"), space_first, begin, end), roles
+    vocabulary = BPEVocabulary(tokens, merges, special, *_ends(ggml, roles, True))
+    return sentencepiece(vocabulary, roles.get("unk"), bool(ggml.get("add_space_prefix", True))), roles
 
 
 def _tokens(ggml: Mapping[str, Any]) -> tuple[list[str], list[int]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,17 @@ import torch
 from torch import Tensor
 
 from weft.config import Tree
-from weft.errors import InteropError, WeftError
+from weft.errors import InteropError
 from weft.interop import safetensors
 from weft.interop.bundle import LazyWeights, ModelBundle, counted
-from weft.interop.families.base import Family, Settings, Transformer
+from weft.interop.families.base import Family
 from weft.interop.families.known import FAMILIES, family_of
-from weft.interop.families.seq2seq import T5
-from weft.interop.hf import CONFIG, GENERATION, KEPT, first_reason
+from weft.interop.hf import CONFIG, GENERATION, KEPT, POOLING
 from weft.interop.hf_tokenizer import tokenizer_files
 from weft.interop.safetensors import DTYPES
+from weft.interop.settings import Settings, Transformer, differences, first_that_holds
 from weft.interop.weight_map import conversions, to_theirs
-from weft.models.config import Decoder, EmbeddingHead, Encoder, EncoderDecoder
+from weft.models.config import EmbeddingHead, Encoder, EncoderDecoder
 from weft.progress import bar
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -52,7 +53,7 @@ def _their_weights(bundle: ModelBundle, family: Family, kept: Tree) -> dict[str,
     weights |= {copy: weights[original] for copy, original in kept.get("copies", {}).items()}
     if kept:
         weights |= bundle.unused
-    for name, shape in family.fillers(bundle.model).items():
+    for name, shape in family.zeros(bundle.model).items():
         weights.setdefault(name, _zeros(shape, next(iter(weights.values()))))
     names = kept.get("names", {})
     return {names.get(name, name): make for name, make in weights.items()}
@@ -87,8 +88,7 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_i
 
 def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, Any]:
     """How sentence-transformers makes one vector of many."""
-    modes = {"first": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
-    pooling = {f"pooling_mode_{theirs}": head.pooling == ours for ours, theirs in modes.items()}
+    pooling = {f"pooling_mode_{theirs}": head.pooling == ours for theirs, ours in POOLING.items()}
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * head.normalise
     return {
         "modules.json": [
@@ -118,10 +118,12 @@ def _zeros(shape: tuple[int, ...], like: Callable[[], Tensor]) -> Callable[[], T
 
 def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
     """The family that can hold the model, its config.json, and the notes of what was read, if it still is the same."""
-    family, architecture, tree = _choose(bundle)
+    family = choose(bundle)
     original: Tree = bundle.notes.get("config", {}) if bundle.notes.get("family") == family.kind else {}
-    if original and not _differences(bundle.model, _read_again(family, original, bundle.model)):
+    assert isinstance(bundle.model, Transformer)
+    if original and not differences(bundle.model, _read_again(family, original, bundle.model)):
         return family, original, bundle.notes
+    architecture, tree = family.write(bundle.model)
     config: Tree = {**original, "architectures": [architecture], **tree}
     config["dtype"] = _word(next(iter(bundle.weights.values()))().dtype)
     if bundle.labels is not None:
@@ -131,85 +133,33 @@ def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
     ids = {role: None if tokenizer is None else getattr(tokenizer, f"{role}_id") for role in ("bos", "eos", "pad")}
     for role, id in ids.items():
         config.setdefault(f"{role}_token_id", id)
-    if isinstance(bundle.model, EncoderDecoder):  # what it writes begins with bos in weft
+    if isinstance(bundle.model, EncoderDecoder):  # what it generates begins with bos in weft
         config.setdefault("decoder_start_token_id", next((id for id in ids.values() if id is not None), 0))
         config.setdefault("forced_eos_token_id", None)
     return family, config, {}
 
 
-def _choose(bundle: ModelBundle) -> tuple[Family, str, Tree]:
-    """The first family that can say all of the model's settings: the one it came from, then any other."""
+def choose(bundle: ModelBundle) -> Family:
+    """The first family that can express all of the model's settings: the one it came from, then any other."""
     model = bundle.model
-    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
+    if not isinstance(model, Transformer):
         raise InteropError(
-            f"model.kind = '{model.kind}': Hugging Face has no family for it; Transformers can be written"
+            f"model.kind = '{model.kind}': Hugging Face has no family for it; only Transformers can be exported"
         )
-    nearest: tuple[int, str] | None = None
-    came = bundle.notes.get("family")
-    for family in sorted(FAMILIES.values(), key=lambda each: each.kind != came):
-        if family.models != model.kind:
-            continue
-        try:
-            architecture, tree = family.write(model)
-            different = _differences(model, _read_again(family, {**tree, "architectures": [architecture]}, model))
-        except InteropError as error:
-            reasons = [str(error)]
-        else:
-            if not different:
-                return family, architecture, tree
-            reasons = [
-                f"model.{key} = {ours!r}, where {family.title} has {theirs!r}" for key, ours, theirs in different
-            ]
-        if nearest is None or len(reasons) < nearest[0]:
-            nearest = len(reasons), "; ".join(reasons[:3]) + (" …" if len(reasons) > 3 else "")
-    assert nearest is not None
-    raise InteropError(f"no Hugging Face family can hold this model; the nearest one fails for {nearest[1]}")
+    families = [family for family in FAMILIES.values() if isinstance(model, family.model)]
+    came_from = bundle.notes.get("family")
+    families.sort(key=lambda family: family.kind != came_from)
+    titled = {family.title: family for family in families}
+    ways = {title: partial(_written_and_read, family, model) for title, family in titled.items()}
+    return titled[first_that_holds(model, ways, "Hugging Face family")]
 
 
-def _read_again(family: Family, tree: Tree, model: Any) -> Transformer:
-    """The model that a config.json would be read as, given the tensors that `model` has."""
-    names = ["final_logits_bias"] if getattr(model.head, "bias", False) else []
-    settings = Settings(tree, CONFIG)
+def _written_and_read(family: Family, model: Transformer) -> Transformer:
+    architecture, tree = family.write(model)
+    return _read_again(family, {**tree, "architectures": [architecture]}, model)
+
+
+def _read_again(family: Family, tree: Tree, model: Transformer) -> Transformer:
+    """The model that a config.json would be read as beside the weights of `model`."""
     _, architecture = family_of(tree, CONFIG)
-    again: Any
-    try:
-        again = family.read(settings, architecture, names)
-    except ValueError as error:
-        if isinstance(error, WeftError):
-            raise
-        raise InteropError(first_reason(error)) from None
-    if isinstance(model.head, EmbeddingHead) and isinstance(again.head, EmbeddingHead):  # told by other files
-        again = again.replace(head=model.head)
-    if family is T5 and again.head.tied != model.head.tied:  # told by the tensors
-        again = again.replace(head=again.head.model_copy(update={"tied": model.head.tied}).model_dump())
-    return again
-
-
-def _differences(ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
-    """The settings in which two models would compute differently: dotted key, ours, theirs."""
-    left, right = _computes(ours), _computes(theirs)
-    return [(key, left.get(key), right.get(key)) for key in {**left, **right} if left.get(key) != right.get(key)]
-
-
-def _computes(model: Any) -> dict[str, Any]:
-    """Settings by dotted key, less those of training; what is left to a default is filled in."""
-    tree = model.model_dump(mode="json")
-    tree["attention"] |= {"kv_heads": model.attention.groups, "d_head": model.d_head}
-    tree["attention"]["scale"] = model.attention.scale or model.d_head**-0.5
-    if isinstance(model, EncoderDecoder):
-        tree["encoder_layers"] = model.encoder_layers or model.layers
-    flat: dict[str, Any] = {}
-
-    def walk(prefix: str, table: Mapping[str, Any]) -> None:
-        for key, value in table.items():
-            if key in ("init", "dropout") or (
-                key == "activation" and prefix == "head." and not table.get("pooler", True)
-            ):
-                continue
-            if isinstance(value, Mapping):
-                walk(f"{prefix}{key}.", value)
-            else:
-                flat[prefix + key] = value
-
-    walk("", tree)
-    return flat
+    return family.read(Settings(tree, CONFIG), architecture, family.known(model))

@@ -8,7 +8,7 @@ from typing import Any
 from weft.config import Tree
 from weft.errors import TokenizerError
 from weft.interop.bundle import ModelBundle
-from weft.interop.safetensors import read_json
+from weft.interop.untrusted import read_object
 from weft.models.config import EncoderDecoder, Model
 from weft.text import sentencepiece, vocabularies
 from weft.text.config import ROLES, Role
@@ -77,7 +77,7 @@ def _find(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    tree = read_json(path)
+    tree = read_object(path)
     if not all(isinstance(id, int) and 0 <= id < len(tree) for id in tree.values()):
         raise TokenizerError(f"{path}: expected tokens with their ids, 0 … {len(tree) - 1}")
     return tree
@@ -98,7 +98,7 @@ def _special_tokens(folder: Path) -> dict[Role, str]:
     """The roles that special_tokens_map.json gives, which older folders have beside tokenizer_config.json."""
     if not (folder / SPECIALS).is_file():
         return {}
-    tree = read_json(folder / SPECIALS)
+    tree = read_object(folder / SPECIALS)
     return {role: text for role in ROLES if (text := _text(tree.get(f"{role}_token"))) is not None}
 
 

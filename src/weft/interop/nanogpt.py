@@ -19,7 +19,8 @@ from torch.nn import Parameter
 from weft.config import validate
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
-from weft.interop.weight_map import both, conversions, rule, to_ours
+from weft.interop.families.gpt2 import rules
+from weft.interop.weight_map import SAME, conversions, to_ours
 from weft.models.config import Decoder
 from weft.text.tokenizer import Tokenizer
 
@@ -30,20 +31,7 @@ OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of the kind befor
 GPT2_SIZES = (50257, 50304)  # the second is the first, filled up to a multiple of 64
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
 LARGEST = 2**20
-BLOCK, H = "decoder.blocks.{layer}", "transformer.h.{layer}"
-
-RULES = (
-    rule("embedding.weight", "transformer.wte.weight"),
-    rule("output.weight", "lm_head.weight"),
-    rule("decoder.position.weight", "transformer.wpe.weight"),
-    *both("decoder.norm", "transformer.ln_f"),
-    *both(f"{BLOCK}.attention_skip.norm", f"{H}.ln_1"),
-    *both(f"{BLOCK}.attention.qkv", f"{H}.attn.c_attn"),
-    *both(f"{BLOCK}.attention.out", f"{H}.attn.c_proj"),
-    *both(f"{BLOCK}.feedforward_skip.norm", f"{H}.ln_2"),
-    *both(f"{BLOCK}.feedforward.up", f"{H}.mlp.c_fc"),
-    *both(f"{BLOCK}.feedforward.down", f"{H}.mlp.c_proj"),
-)
+RULES = rules(SAME)  # GPT-2's names, with plain linear layers
 
 
 def recognises(path: Path) -> bool:

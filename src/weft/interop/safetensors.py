@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.errors import InteropError
 from weft.interop.bundle import LazyWeights
+from weft.interop.untrusted import read_object
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -33,7 +34,6 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FLOATS = ("F16", "BF16", "F32", "F64")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-LONGEST_JSON = 100_000_000  # the largest header that the format itself allows
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,21 @@ class Stored:
 
 def stored(folder: Path) -> dict[str, Stored]:
     """Every tensor of the folder's model.safetensors, or of the shards that its index names."""
-    index = folder / INDEX
     if (folder / SINGLE).is_file():
         return listing(folder / SINGLE)
-    if not index.is_file():
-        pickled = sorted(folder.glob("pytorch_model*.bin"))
-        if pickled:
-            raise InteropError(
-                f"{pickled[0]}: reading such a file may run code, so weft does not; save the model again as safetensors"
-            )
-        raise InteropError(f"{folder}: there is no {SINGLE} and no {INDEX} in it")
-    tree = read_json(index)
-    placed = tree.get("weight_map")
+    if (folder / INDEX).is_file():
+        return _sharded(folder, folder / INDEX)
+    pickled = sorted(folder.glob("pytorch_model*.bin"))
+    if pickled:
+        raise InteropError(
+            f"{pickled[0]}: reading such a file may run code, so weft does not; save the model again as safetensors"
+        )
+    raise InteropError(f"{folder}: there is neither {SINGLE} nor {INDEX} in it")
+
+
+def _sharded(folder: Path, index: Path) -> dict[str, Stored]:
+    """Every tensor of the shards, each exactly where the index says."""
+    placed = read_object(index).get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise InteropError(f"{index}: 'weight_map' does not say which tensor is in which file")
     found: dict[str, Stored] = {}
@@ -78,9 +81,9 @@ def stored(folder: Path) -> dict[str, Stored]:
     for tensor, name in placed.items():
         if tensor not in found or found[tensor].file.name != name:
             raise InteropError(f"{index}: '{tensor}' is not in {name}, where it should be")
-    extra = [tensor for tensor in found if tensor not in placed]
-    if extra:
-        raise InteropError(f"{found[extra[0]].file}: '{extra[0]}' is not in {INDEX}")
+    extra = next((tensor for tensor in found if tensor not in placed), None)
+    if extra is not None:
+        raise InteropError(f"{found[extra].file}: '{extra}' is not in {INDEX}")
     return found
 
 
@@ -142,25 +145,6 @@ def equal(tensors: Mapping[str, Stored], one: str, other: str, rows: int = 4096)
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that somebody else wrote."""
-    try:
-        if path.stat().st_size > LONGEST_JSON:
-            raise InteropError(f"{path}: {path.stat().st_size} bytes are too many for a settings file")
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InteropError(f"{path}: no such file") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InteropError):
-            raise
-        raise InteropError(f"{path}: not valid JSON: {' '.join(str(error).split())}") from None
-    except OSError as error:
-        raise InteropError(f"{path}: cannot be read: {error.strerror}") from None
-    if not isinstance(tree, dict):
-        raise InteropError(f"{path}: expected a JSON object")
-    return tree
 
 
 # ---- writing

@@ -1,120 +1,53 @@
 """Hugging Face's tokenizer.json of a BPE, from the lists that other formats keep: tokens, merges, scores.
 
 Two kinds: byte-level (GPT-2) and SentencePiece's, whose merges follow from scores and which spells in bytes what no
-piece holds. It is text and nothing else, so what is wrong in it is found when it is read.
+token holds. The result is text; what is wrong in it is found when it is loaded.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 SPACE = "▁"
-LONGEST = 256  # characters of a piece that is taken apart again; beyond, a hostile file would cost minutes
+LONGEST = 256  # characters of a token whose merges are looked for; a hostile file of longer ones would cost minutes
 
 Json = dict[str, Any]
 
 
-def _tokenizer_json(
-    model: Json, cut: Json, decoder: Json, added: list[Json], begin: str | None, end: str | None
-) -> str:
-    """The file; `begin` and `end` are tokens that other programs put around a text unasked."""
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": added,
-            "normalizer": None,
-            "pre_tokenizer": cut,
-            "post_processor": _around(model["vocab"], begin, end),
-            "decoder": decoder,
-            "model": {"type": "BPE", "dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
-            | model,
-        },
-        ensure_ascii=False,
-    )
+@dataclass(frozen=True)
+class BPEVocabulary:
+    """Tokens in the order of their ids, and merges, the best first.
 
-
-def _around(vocab: Mapping[str, int], begin: str | None, end: str | None) -> Json | None:
-    if begin is None and end is None:
-        return None
-    tokens = [token for token in (begin, end) if token is not None]
-
-    def place(token: str | None) -> list[Json]:
-        return [] if token is None else [{"SpecialToken": {"id": token, "type_id": 0}}]
-
-    sequences: list[list[Json]] = [[{"Sequence": {"id": id, "type_id": 0}}] for id in "AB"]
-    return {
-        "type": "TemplateProcessing",
-        "single": [*place(begin), *sequences[0], *place(end)],
-        "pair": [*place(begin), *sequences[0], *place(end), *place(begin), *sequences[1], *place(end)],
-        "special_tokens": {token: {"id": token, "ids": [vocab[token]], "tokens": [token]} for token in tokens},
-    }
-
-
-def _added(vocab: Mapping[str, int], special: Mapping[str, bool]) -> list[Json]:
-    """Tokens that are found whole in a text, in the order of their ids."""
-    return [
-        {
-            "id": vocab[token],
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": special[token],
-        }
-        for token in sorted(special, key=vocab.__getitem__)
-    ]
-
-
-def byte_level(
-    tokens: Sequence[str],
-    merges: Sequence[Sequence[str]],
-    special: Mapping[str, bool],
-    cut: Json,
-    begin: str | None = None,
-    end: str | None = None,
-    whole_words: bool = False,
-) -> str:
-    """tokenizer.json of a byte-level BPE. `special` names the tokens found whole: True hidden, False as text.
-
-    `cut` is the pre-tokenizer; with `whole_words` a word that is in the vocabulary is not merged from its parts.
+    `special` are the tokens that are found whole in a text: True for those that decoding hides, False for those that
+    it shows. `begin` and `end` are tokens that other programs put around every text.
     """
-    vocab = {token: id for id, token in enumerate(tokens)}
-    model = {
-        "unk_token": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": whole_words,
-        "vocab": vocab,
-        "merges": [list(merge) for merge in merges],
-    }
+
+    tokens: Sequence[str]
+    merges: Sequence[Sequence[str]]
+    special: Mapping[str, bool]
+    begin: str | None = None
+    end: str | None = None
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The id of every token."""
+        return {token: id for id, token in enumerate(self.tokens)}
+
+
+def byte_level(vocabulary: BPEVocabulary, pre_tokenizer: Json, whole_words: bool = False) -> str:
+    """tokenizer.json of a byte-level BPE; with `whole_words` a word in the vocabulary is not merged from its parts."""
+    model = {"unk_token": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": whole_words}
     decoder = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    return _tokenizer_json(model, cut, decoder, _added(vocab, special), begin, end)
+    return _tokenizer_json(vocabulary, model, pre_tokenizer, decoder)
 
 
-def sentencepiece(
-    tokens: Sequence[str],
-    merges: Sequence[Sequence[str]],
-    special: Mapping[str, bool],
-    unk: str | None,
-    space_first: bool = True,
-    begin: str | None = None,
-    end: str | None = None,
-) -> str:
+def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool = True) -> str:
     """tokenizer.json of a SentencePiece BPE with byte fallback; `space_first` puts a space before a text."""
-    vocab = {token: id for id, token in enumerate(tokens)}
-    model = {
-        "unk_token": unk,
-        "fuse_unk": True,
-        "byte_fallback": True,
-        "ignore_merges": False,
-        "vocab": vocab,
-        "merges": [list(merge) for merge in merges],
-    }
+    model = {"unk_token": unk, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False}
     scheme = "first" if space_first else "never"
-    cut = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
+    pre_tokenizer = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
     steps: list[Json] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
@@ -122,16 +55,64 @@ def sentencepiece(
     ]
     if space_first:
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    decoder = {"type": "Sequence", "decoders": steps}
-    return _tokenizer_json(model, cut, decoder, _added(vocab, special), begin, end)
+    return _tokenizer_json(vocabulary, model, pre_tokenizer, {"type": "Sequence", "decoders": steps})
 
 
-def merges_by_score(tokens: Sequence[str], scores: Sequence[float], pieces: Sequence[bool]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece would make, best first: any two pieces whose union is a piece, by its score.
+def _tokenizer_json(vocabulary: BPEVocabulary, model: Json, pre_tokenizer: Json, decoder: Json) -> str:
+    tree = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(vocabulary),
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": _post_processor(vocabulary),
+        "decoder": decoder,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            **model,
+            "vocab": vocabulary.ids,
+            "merges": [list(merge) for merge in vocabulary.merges],
+        },
+    }
+    return json.dumps(tree, ensure_ascii=False)
 
-    `pieces` tells which tokens are text; the others never come out of a merge.
+
+def _post_processor(vocabulary: BPEVocabulary) -> Json | None:
+    begin, end = vocabulary.begin, vocabulary.end
+    tokens = [token for token in (begin, end) if token is not None]
+    if not tokens:
+        return None
+
+    def framed(sequence: str) -> list[Json]:
+        before, after = ([{"SpecialToken": {"id": token, "type_id": 0}}] if token else [] for token in (begin, end))
+        return [*before, {"Sequence": {"id": sequence, "type_id": 0}}, *after]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": framed("A"),
+        "pair": [*framed("A"), *framed("B")],
+        "special_tokens": {token: {"id": token, "ids": [vocabulary.ids[token]], "tokens": [token]} for token in tokens},
+    }
+
+
+def _added_tokens(vocabulary: BPEVocabulary) -> list[Json]:
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": vocabulary.ids[token], "content": token, **plain, "special": vocabulary.special[token]}
+        for token in sorted(vocabulary.special, key=vocabulary.ids.__getitem__)
+    ]
+
+
+def merges_by_score(tokens: Sequence[str], scores: Sequence[float], texts: Sequence[bool]) -> list[tuple[str, str]]:
+    """The merges that SentencePiece would make, the best first: any two tokens whose union is a token, by its score.
+
+    `texts` says which tokens are text; the others never come out of a merge.
     """
-    ids = {token: id for id, token in enumerate(tokens) if pieces[id]}
+    ids = {token: id for id, token in enumerate(tokens) if texts[id]}
     found: list[tuple[float, int, int, str, str]] = []
     for token, id in ids.items():
         halves = [

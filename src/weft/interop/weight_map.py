@@ -1,14 +1,13 @@
 """One set of weights under two sets of names: a table of rules that is read in both directions, tensor by tensor.
 
-A rule gives weft's name of a tensor, the name (or names, joined along the rows) that it has elsewhere, and the form
-it has there. `{layer}` stands for a block's number. A table may hold rules for tensors that a model does not have
+A rule gives weft's name of a tensor, the name (or names, concatenated along the rows) that it has elsewhere, and its
+layout there. `{layer}` stands for a block's number. A table may hold rules for tensors that a model does not have
 (biases, an output table of its own): the model's config decides which apply. Nothing is read before it is asked for.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,84 +20,47 @@ from weft.nn.init import hollow
 Shape = tuple[int, ...]
 
 
-# ---- forms: how a tensor lies elsewhere
+# ---- layouts: how a tensor is stored elsewhere
 
 
-class Form(Protocol):
-    """A tensor's other form. `to_ours` and `to_theirs` undo each other bit by bit."""
+@dataclass(frozen=True)
+class Layout:
+    """A tensor's form elsewhere. `to_ours` and `to_theirs` undo each other bit by bit."""
+
+    to_ours: Callable[[Tensor], Tensor]
+    to_theirs: Callable[[Tensor], Tensor]
 
     def shape(self, ours: Shape) -> Shape:
         """The shape elsewhere of a tensor that has the shape `ours` here."""
-
-    def to_ours(self, theirs: Tensor) -> Tensor: ...
-
-    def to_theirs(self, ours: Tensor) -> Tensor: ...
+        return tuple(self.to_theirs(torch.empty(ours, device="meta")).shape)
 
 
-@dataclass(frozen=True)
-class Same:
-    """As it is here."""
-
-    def shape(self, ours: Shape) -> Shape:
-        return ours
-
-    def to_ours(self, theirs: Tensor) -> Tensor:
-        return theirs
-
-    def to_theirs(self, ours: Tensor) -> Tensor:
-        return ours
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
 
 
-@dataclass(frozen=True)
-class Transposed:
-    """Matrices as (in, out) instead of (out, in); vectors as they are."""
-
-    def shape(self, ours: Shape) -> Shape:
-        return ours[::-1]
-
-    def to_ours(self, theirs: Tensor) -> Tensor:
-        return theirs.mT.contiguous() if theirs.dim() == 2 else theirs
-
-    def to_theirs(self, ours: Tensor) -> Tensor:
-        return ours.mT.contiguous() if ours.dim() == 2 else ours
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.mT.contiguous() if tensor.dim() == 2 else tensor
 
 
-@dataclass(frozen=True)
-class OneRow:
-    """A vector as a matrix of one row."""
-
-    def shape(self, ours: Shape) -> Shape:
-        return (1, *ours)
-
-    def to_ours(self, theirs: Tensor) -> Tensor:
-        return theirs[0]
-
-    def to_theirs(self, ours: Tensor) -> Tensor:
-        return ours[None]
+SAME = Layout(_unchanged, _unchanged)
+TRANSPOSED = Layout(_transposed, _transposed)  # matrices as (in, out) instead of (out, in)
+ONE_ROW = Layout(lambda theirs: theirs[0], lambda ours: ours[None])  # a vector as a matrix of one row
 
 
-@dataclass(frozen=True)
-class AdjacentPairs:
-    """Rows of queries or keys ordered for rotary pairs that are neighbours, where here the pairs are two halves.
+def adjacent_pairs(d_head: int) -> Layout:
+    """Rows of queries or keys ordered for rotary pairs that are adjacent, where here the pairs are two halves.
 
     Row 2i of a head is there what row i is here, and row 2i + 1 what row d_head/2 + i is (Su et al. 2021, §3.4.2).
     """
 
-    d_head: int
+    def to_ours(theirs: Tensor) -> Tensor:
+        return theirs.unflatten(0, (-1, d_head // 2, 2)).transpose(1, 2).reshape(theirs.shape)
 
-    def shape(self, ours: Shape) -> Shape:
-        return ours
+    def to_theirs(ours: Tensor) -> Tensor:
+        return ours.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).reshape(ours.shape)
 
-    def to_ours(self, theirs: Tensor) -> Tensor:
-        pairs = theirs.unflatten(0, (-1, self.d_head // 2, 2))
-        return pairs.transpose(1, 2).reshape(theirs.shape)
-
-    def to_theirs(self, ours: Tensor) -> Tensor:
-        halves = ours.unflatten(0, (-1, 2, self.d_head // 2))
-        return halves.transpose(1, 2).reshape(ours.shape)
-
-
-SAME, TRANSPOSED, ONE_ROW = Same(), Transposed(), OneRow()
+    return Layout(to_ours, to_theirs)
 
 
 # ---- rules
@@ -106,24 +68,24 @@ SAME, TRANSPOSED, ONE_ROW = Same(), Transposed(), OneRow()
 
 @dataclass(frozen=True)
 class Rule:
-    """weft's name of a tensor; its names elsewhere, in the order of the rows; a form for each of them."""
+    """weft's name of a tensor; its names elsewhere, in the order of the rows; a layout for each of them."""
 
     ours: str
     theirs: tuple[str, ...]
-    forms: tuple[Form, ...]
+    layouts: tuple[Layout, ...]
 
 
-def rule(ours: str, *theirs: str, form: Form = SAME, forms: tuple[Form, ...] | None = None) -> Rule:
-    """A rule whose parts all have one `form`, or each its own of `forms`."""
-    forms = forms or (form,) * len(theirs)
-    assert len(forms) == len(theirs) > 0, ours
-    return Rule(ours, theirs, forms)
+def tensor(ours: str, *theirs: str, layout: Layout = SAME, layouts: tuple[Layout, ...] = ()) -> Rule:
+    """The rule for one tensor, whose parts all have one `layout`, or each its own of `layouts`."""
+    layouts = layouts or (layout,) * len(theirs)
+    assert len(layouts) == len(theirs) > 0, ours
+    return Rule(ours, theirs, layouts)
 
 
-def both(ours: str, *theirs: str, form: Form = SAME, forms: tuple[Form, ...] | None = None) -> tuple[Rule, Rule]:
-    """Rules for the weight and the bias of a layer."""
+def module(ours: str, *theirs: str, layout: Layout = SAME, layouts: tuple[Layout, ...] = ()) -> tuple[Rule, Rule]:
+    """The rules for a module's weight and bias."""
     weight, bias = (
-        rule(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), form=form, forms=forms)
+        tensor(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=layout, layouts=layouts)
         for kind in ("weight", "bias")
     )
     return weight, bias
@@ -134,13 +96,13 @@ def both(ours: str, *theirs: str, form: Form = SAME, forms: tuple[Form, ...] | N
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor elsewhere: rows `start` … `stop` of one of ours, in another form."""
+    """A tensor elsewhere: rows `start` … `stop` of one of ours, in another layout."""
 
     name: str
     shape: Shape
     start: int
     stop: int
-    form: Form
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -148,21 +110,11 @@ class Conversion:
     """A tensor here, and what it consists of elsewhere."""
 
     name: str
-    shape: Shape
     parts: tuple[Part, ...]
-
-    def to_ours(self, read: Callable[[str], Tensor]) -> Tensor:
-        """Our tensor, from a function that reads theirs by name."""
-        parts = [part.form.to_ours(read(part.name)) for part in self.parts]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def to_theirs(self, ours: Tensor) -> dict[str, Tensor]:
-        """All of their tensors, from ours."""
-        return {part.name: part.form.to_theirs(ours[part.start : part.stop]) for part in self.parts}
 
 
 def shapes(model: Model) -> dict[str, Shape]:
-    """Every tensor of a model with its shape, without making it."""
+    """Every tensor of a model with its shape, without allocating it."""
     with hollow():
         return {name: tuple(tensor.shape) for name, tensor in model.build().state_dict().items()}
 
@@ -171,26 +123,21 @@ def conversions(rules: Iterable[Rule], model: Model) -> list[Conversion]:
     """The rules that apply to `model`, layer by layer. Every tensor of the model is covered exactly once."""
     ours = shapes(model)
     made: dict[str, Conversion] = {}
-    for each in rules:
-        for layer in count() if "{layer}" in each.ours else range(1):
-            name = each.ours.replace("{layer}", str(layer))
+    for rule in rules:
+        for layer in count() if "{layer}" in rule.ours else range(1):
+            name = rule.ours.replace("{layer}", str(layer))
             if name not in ours:
                 break
             assert name not in made, f"two rules for {name}"
-            theirs = [part.replace("{layer}", str(layer)) for part in each.theirs]
-            rows = _sections(name, model, len(theirs), ours[name])
-            starts = [sum(rows[:place]) for place in range(len(rows))]
-            made[name] = Conversion(
-                name,
-                ours[name],
-                tuple(
-                    Part(part, form.shape((length, *ours[name][1:])), start, start + length, form)
-                    for part, form, start, length in zip(theirs, each.forms, starts, rows, strict=True)
-                ),
-            )
-    unnamed = [name for name in ours if name not in made]
-    if unnamed:
-        raise InteropError(f"{unnamed[0]} {list(ours[unnamed[0]])}: this format has no place for it")
+            rows, parts, start = _sections(name, model, len(rule.theirs), ours[name]), [], 0
+            for theirs, layout, length in zip(rule.theirs, rule.layouts, rows, strict=True):
+                shape = layout.shape((length, *ours[name][1:]))
+                parts.append(Part(theirs.replace("{layer}", str(layer)), shape, start, start + length, layout))
+                start += length
+            made[name] = Conversion(name, tuple(parts))
+    unnamed = next((name for name in ours if name not in made), None)
+    if unnamed is not None:
+        raise InteropError(f"{unnamed} {list(ours[unnamed])}: this format has no place for it")
     return [made[name] for name in ours]
 
 
@@ -206,6 +153,11 @@ def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
     return rows
 
 
+def their_names(table: Iterable[Conversion]) -> set[str]:
+    """The names of all tensors elsewhere."""
+    return {part.name for conversion in table for part in conversion.parts}
+
+
 # ---- reading and writing by a table
 
 
@@ -214,8 +166,8 @@ def to_ours(
 ) -> LazyWeights:
     """Our weights, each read from theirs when it is asked for.
 
-    `found` holds the names and shapes of what `where` stores and must name all of it; `read` gives one tensor.
-    What is missing, left over or of another shape is an error that names it.
+    `found` holds the names and shapes of everything that `where` stores; `read` gets one tensor. What is missing, left
+    over or of another shape is an error that names it.
     """
     table = list(table)
     parts = {part.name: part for conversion in table for part in conversion.parts}
@@ -234,7 +186,11 @@ def to_ours(
 
 
 def _reader(conversion: Conversion, read: Callable[[str], Tensor]) -> Callable[[], Tensor]:
-    return lambda: conversion.to_ours(read)
+    def ours() -> Tensor:
+        parts = [part.layout.to_ours(read(part.name)) for part in conversion.parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    return ours
 
 
 def to_theirs(table: Iterable[Conversion], weights: LazyWeights) -> LazyWeights:
@@ -243,7 +199,7 @@ def to_theirs(table: Iterable[Conversion], weights: LazyWeights) -> LazyWeights:
 
 
 def _writer(part: Part, ours: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    return lambda: part.form.to_theirs(ours()[part.start : part.stop])
+    return lambda: part.layout.to_theirs(ours()[part.start : part.stop])
 
 
 def _and_others(names: list[str]) -> str:

@@ -14,6 +14,7 @@ from weft.errors import RunError
 from weft.explain.count import count
 from weft.interop import safetensors
 from weft.interop.bundle import LazyWeights, ModelBundle, counted, lazily
+from weft.interop.untrusted import read_object
 from weft.interop.weight_map import shapes
 from weft.models.config import Model
 from weft.progress import bar
@@ -61,7 +62,7 @@ def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
     recipe, origin = run.recipe(), run.origin
     notes, files, unused = {}, {}, {}
     if (origin / "notes.json").is_file():
-        saved = safetensors.read_json(origin / "notes.json")
+        saved = read_object(origin / "notes.json")
         notes = {**saved.get("notes", {}), "tokenizer": saved.get("tokenizer")}
         kept = sorted(path for path in (origin / "files").rglob("*") if path.is_file())
         files = {path.relative_to(origin / "files").as_posix(): path.read_bytes() for path in kept}
