@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.errors import InteropError
+from weft.errors import InteropError, WeftError
 from weft.interop import ctranslate2
 from weft.interop.bundle import ModelBundle
 from weft.models.config import EncoderDecoder, LMHead
@@ -224,7 +224,7 @@ def test_older_layouts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int16", "float16"])
-def test_quantised(kind: str, tmp_path: Path) -> None:
+def test_quantized(kind: str, tmp_path: Path) -> None:
     model = made(MODELS["marian"])
     found, aliases = variables(model)
     for name, array in list(found.items()):
@@ -371,12 +371,12 @@ GOOD = changed()
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"", "empty"),
+        (b"", "truncated"),
         (b"PK\x03\x04 no model", "not a CTranslate2 model"),
         (GOOD[:40], "truncated"),
         (GOOD[:-1], "truncated"),
         (GOOD + b"\0", "1 bytes follow the end"),
-        (struct.pack("<I", 9) + GOOD[4:], "begins with 9, known are 2 … 6"),
+        (struct.pack("<I", 9) + GOOD[4:], "begins with 9, weft reads 2 … 6"),
         (binary({}, {}, "WhisperSpec"), "a model of kind 'WhisperSpec'"),
         (binary({}, {"a": "b"}), "alias 'a' stands for 'b'"),
         (struct.pack("<I", 6) + text("TransformerSpec") + struct.pack("<II", 7, 2**32 - 1), "truncated"),
@@ -403,11 +403,11 @@ GOOD = changed()
         (changed(decoder__alibi=np.int8(1)), "decoder/alibi is on"),
         (changed(decoder__layer_0__self_attention__num_heads_kv=np.int32(3)), "kv_heads = 3 does not divide"),
         (changed(encoder__embeddings_1__weight=np.zeros((2, 2), np.float32)), "several source embeddings"),
-        (changed(decoder__scale_embeddings=np.float32(3), encoder__scale_embeddings=np.float32(3)), "times 3"),
+        (changed(decoder__scale_embeddings=np.float32(3), encoder__scale_embeddings=np.float32(3)), "multiplied by 3"),
     ],
 )
 def test_one_line_for_a_bad_file(data: bytes, expected: str, tmp_path: Path) -> None:
-    with pytest.raises(InteropError, match=expected) as error:
+    with pytest.raises(WeftError, match=expected) as error:
         ctranslate2.read(folder(tmp_path, data))
     assert "\n" not in str(error.value)
 
@@ -415,7 +415,7 @@ def test_one_line_for_a_bad_file(data: bytes, expected: str, tmp_path: Path) -> 
 def test_one_line_for_bad_vocabularies(tmp_path: Path) -> None:
     for tokens, expected in (
         (TOKENS[:-1], "target vocabulary has 22 tokens, but the embeddings have 23 rows"),
-        ([*TOKENS[:-1], "w0"], "stands in it twice"),
+        ([*TOKENS[:-1], "w0"], "a token is there twice"),
         ({"w0": 1}, "expected a list of tokens"),
     ):
         with pytest.raises(InteropError, match=expected):

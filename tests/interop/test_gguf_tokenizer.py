@@ -25,7 +25,16 @@ from weft.interop.gguf_file import (
     open_file,
     write_file,
 )
-from weft.interop.gguf_tokenizer import BYTE, CONTROL, CUTS, NORMAL, UNKNOWN, USER, read_tokenizer, tokenizer_keys
+from weft.interop.gguf_tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    PRE_TOKENIZERS,
+    UNKNOWN,
+    USER,
+    read_tokenizer,
+    tokenizer_keys,
+)
 from weft.text.config import BPE, Char, Specials, Unigram, Word
 from weft.text.surface import byte_letters, byte_tokens
 from weft.text.tokenizer import Tokenizer
@@ -149,7 +158,7 @@ def test_a_sentencepiece_without_a_space_before_the_text() -> None:
     assert [ours.token(id) for id in ours.encode("the cat")] == ["the", "▁cat"]
 
 
-@pytest.mark.parametrize("pre", CUTS)
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_byte_level_keys_come_back(pre: str) -> None:
     keys = byte_level_keys(pre)
     tokenizer = read_tokenizer(keys, "")
@@ -183,8 +192,8 @@ def test_characters_have_a_place() -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (Word(), "no place for a word tokenizer"),
-        (Unigram(vocab_size=285), "no place for a unigram tokenizer"),
+        (Word(), "can't hold a word tokenizer"),
+        (Unigram(vocab_size=285), "can't hold a unigram tokenizer"),
         (Char(fallback="unk", specials=Specials(unk="<unk>")), "spells unknown characters in bytes"),
         (BPE(vocab_size=260, lowercase=True), "no name for"),
     ],

@@ -497,6 +497,23 @@ def test_marians_two_tokenizers(tmp_path: Path) -> None:
     )
 
 
+def test_the_sources_tokenizer_comes_along(tmp_path: Path) -> None:
+    """Also out of a folder that weft wrote: no file of either tokenizer is lost or changed on the way."""
+    settings = vaswani(1, D, H, F, 0.0, V, 32).replace(position=Sinusoidal(layout="halves"), source_vocab_size=50)
+    made = replace(fresh_model(settings), tokenizer=words(), source_tokenizer=words(50))
+    folder = exported(made, tmp_path / "ours")
+    bundle = hf.read(folder)
+    assert bundle.tokenizer is not None
+    assert bundle.source_tokenizer is not None
+    assert bundle.source_tokenizer.vocab_size == 50
+    notes = {**bundle.notes, "tokenizer": bundle.tokenizer.fingerprint}  # as a run keeps them
+    assert same_files(folder, exported(replace(bundle, notes=notes), tmp_path / "back"))
+    assert (tmp_path / "back/source/tokenizer.json").is_file()
+    files = {name: data for name, data in bundle.files.items() if not name.startswith("source/")}  # of an older import
+    exported(replace(bundle, notes=notes, files=files), tmp_path / "older")
+    assert (tmp_path / "older/source/tokenizer.json").is_file()
+
+
 # ---- models that weft made
 
 

@@ -150,7 +150,7 @@ def test_no_code_of_the_file_is_run(tmp_path: Path) -> None:
         (lambda s: s["model"].update({"two\nlines": torch.zeros(3)}), "not a table of tensors"),
         (lambda s: s["model_args"].update(n_layer=10**9), "model_args.n_layer = 1000000000"),
         (lambda s: s["model_args"].update(n_layer=3), "'transformer.h.2.attn.c_proj.weight' .* is missing"),
-        (lambda s: s["model_args"].update(n_layer=9000), "n_layer = 9000, but there are"),
+        (lambda s: s["model_args"].update(n_layer=9000), "n_layer = 9000: the file holds"),
         (lambda s: s["model_args"].update(n_head=5), "attention.heads = 5 does not divide"),
         (lambda s: s["model"].update(more=torch.zeros(3)), "'more' .* has no place"),
         (
@@ -213,7 +213,7 @@ EMPTY = torch.empty(16, 32)
     [
         (lambda: EMPTY.to_sparse(), "is not dense"),
         (lambda: EMPTY.to_sparse_csr(), "is not dense"),
-        (lambda: torch.empty(16, 32, device="meta"), "has no numbers .it is on the meta device"),
+        (lambda: torch.empty(16, 32, device="meta"), "is empty .it is on the meta device"),
         (lambda: torch.quantize_per_tensor(torch.ones(16, 32), 1.0, 0, torch.qint8), "holds qint8"),
         (lambda: torch.ones(16, 32, dtype=torch.int64), "holds int64"),
         (lambda: torch.ones(16, 32, dtype=torch.complex64), "holds complex64"),
@@ -252,7 +252,7 @@ def test_a_tensor_under_both_of_its_names_is_refused(tmp_path: Path) -> None:
     stored = checkpoint(their_model(True), True)
     stored["model"][f"_orig_mod.{WPE}"] = torch.zeros(16, 32)
     torch.save(stored, tmp_path / "ckpt.pt")
-    with pytest.raises(InteropError, match=f"'{WPE}' and '_orig_mod.{WPE}' are the same tensor's names"):
+    with pytest.raises(InteropError, match=f"'{WPE}' and '_orig_mod.{WPE}' are names of the same tensor"):
         nanogpt.read(tmp_path / "ckpt.pt")
 
 
@@ -261,6 +261,6 @@ def test_arguments_that_are_tensors(key: str, tmp_path: Path) -> None:
     stored = checkpoint(their_model(True), True)
     stored["model_args"] = {**stored["model_args"], key: torch.ones(40, 40)}
     torch.save(stored, tmp_path / "ckpt.pt")
-    with pytest.raises(InteropError, match=f"model_args.{key} = Tensor: expected") as caught:
+    with pytest.raises(InteropError, match=f"model_args.{key} = 'Tensor': expected") as caught:
         nanogpt.read(tmp_path / "ckpt.pt")
     assert "\n" not in str(caught.value)

@@ -9,8 +9,9 @@ from weft.api.import_model import check_empty, recipe_for, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.explain.count import count
 from weft.files import replacing_folder
-from weft.interop import card, gguf, hf_export, onnx
+from weft.interop import gguf, hf_export, onnx
 from weft.interop.bundle import ModelBundle, lazily
+from weft.interop.card import model_card
 from weft.runs.folder import RunFolder, checkpoint_path, load_model, open_run, read_lines
 from weft.runs.imported import checkpoint_weights, read_run
 
@@ -97,9 +98,9 @@ FORMATS = {
 
 def _card(run: RunFolder) -> str:
     recipe, events = run.recipe(), list(read_lines(run.events))
-    results = {}
+    tokens = flops = None
     steps = next((line["step"] for line in reversed(events) if line.get("event") == "finish"), None)
     if steps is not None and recipe.batch.size is not None and recipe.batch.length is not None:
-        results["tokens"] = steps * recipe.batch.size * recipe.batch.length
-        results["flops"] = results["tokens"] * count(recipe.model, recipe.batch.length).training()
-    return card.card(card.run_facts(recipe.model_dump(mode="json", exclude_none=True), events, results))
+        tokens = steps * recipe.batch.size * recipe.batch.length
+        flops = tokens * count(recipe.model, recipe.batch.length).training()
+    return model_card(recipe.model_dump(mode="json", exclude_none=True), events, tokens, flops)

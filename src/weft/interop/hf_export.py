@@ -16,7 +16,7 @@ from weft.interop.bundle import LazyWeights, ModelBundle, counted
 from weft.interop.families.base import Family
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf import CONFIG, GENERATION, KEPT, POOLING
-from weft.interop.hf_tokenizer import tokenizer_files
+from weft.interop.hf_tokenizer import json_bytes, tokenizer_files
 from weft.interop.safetensors import DTYPES
 from weft.interop.settings import Settings, Transformer, differences, first_that_holds
 from weft.interop.weight_map import conversions, to_theirs
@@ -75,11 +75,13 @@ def _small_files(bundle: ModelBundle, tree: Tree, same: bool, sharded: bool) -> 
     if not sharded:
         files.pop(safetensors.INDEX, None)
     if CONFIG not in files or json.loads(files[CONFIG]) != tree:
-        files[CONFIG] = _json(tree)
+        files[CONFIG] = json_bytes(tree)
     if GENERATION not in files and not isinstance(bundle.model, Encoder):
-        files[GENERATION] = _json({"_from_model_config": True} | {key: tree[key] for key in TOKENS if key in tree})
+        files[GENERATION] = json_bytes({"_from_model_config": True} | {key: tree[key] for key in TOKENS if key in tree})
     if not same and isinstance(bundle.model, Encoder) and isinstance(bundle.model.head, EmbeddingHead):
-        files |= {name: _json(value) for name, value in _sentence_transformers(bundle.model, bundle.model.head).items()}
+        files |= {
+            name: json_bytes(value) for name, value in _sentence_transformers(bundle.model, bundle.model.head).items()
+        }
     return files | (tokenizer_files(bundle) if bundle.tokenizer is not None else {})
 
 
@@ -102,10 +104,6 @@ def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, Any
 
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _json(tree: Any) -> bytes:
-    return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _typed(make: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Tensor]:

@@ -1,8 +1,8 @@
 """Checkpoints of nanoGPT: a .pt file with the weights and the arguments of the model.
 
 Such a file is a pickle, which may run code when it is read. It is opened here with torch's restricted reader, which
-makes tensors and plain values and refuses anything else. The vocabulary is not in it: for a model of characters it
-lies in a meta.pkl, a pickle of the other kind, which is left alone.
+makes tensors and plain values and refuses anything else. The vocabulary is not in it: for a model of characters it is
+in a meta.pkl, an unrestricted pickle, which is left alone.
 """
 
 import pickle
@@ -20,6 +20,7 @@ from weft.config import validate
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
 from weft.interop.families.gpt2 import rules
+from weft.interop.settings import Flat, Settings, Special, Table, follows, nested, number, whole
 from weft.interop.weight_map import SAME, conversions, to_ours
 from weft.models.config import Decoder
 from weft.text.tokenizer import Tokenizer
@@ -27,10 +28,35 @@ from weft.text.tokenizer import Tokenizer
 COMPILED = "_orig_mod."
 TABLE, OUTPUT = "transformer.wte.weight", "lm_head.weight"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of the kind before torch 1.6 begin
-GPT2_SIZES = (50257, 50304)  # the second is the first, filled up to a multiple of 64
-SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
-LARGEST = 2**20
+OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files begin that torch wrote before version 1.6
+GPT2_SIZES = (50257, 50304)  # the second is the first, padded to a multiple of 64
+PLAIN = (int, float, str, type(None))  # what a setting may be; of other things the type is shown
+
+
+def _read_bias(settings: Settings, model: Flat) -> Flat:
+    bias = settings.flag("bias", True)
+    return {"attention.bias": "all" if bias else "none", "feedforward.bias": bias, "norm.bias": bias}
+
+
+SETTINGS = Table(
+    rows=(
+        whole("vocab_size", "vocab_size"),
+        whole("context", "block_size"),
+        whole("layers", "n_layer"),
+        whole("d_model", "n_embd"),
+        whole("attention.heads", "n_head"),
+        number("dropout", "dropout", 0.0),
+        follows("attention.dropout", "dropout"),
+        Special(_read_bias),
+        Special(lambda settings, model: {"feedforward.d_ff": 4 * model["d_model"]}),
+    ),
+    fixed={
+        "feedforward.kind": "plain",
+        "feedforward.activation": "gelu",
+        "norm.kind": "layer",
+        "position.kind": "learned",
+    },
+)
 RULES = rules(SAME)  # GPT-2's names, with plain linear layers
 
 
@@ -46,8 +72,8 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     state = stored.get("model")
     if not isinstance(state, Mapping) or not all(_is_named(*each) for each in state.items()):
         raise InteropError(f"{path}: not a nanoGPT checkpoint: 'model' is not a table of tensors")
-    if model.layers > len(state):  # a model of so many layers is not even begun
-        raise InteropError(f"{path}: model_args.n_layer = {model.layers}, but there are {len(state)} tensors")
+    if model.layers > len(state):  # or else so many layers would be built
+        raise InteropError(f"{path}: model_args.n_layer = {model.layers}: the file holds {len(state)} tensors in all")
     tensors = _tensors(state, path)
     if OUTPUT in tensors and TABLE in tensors:
         if torch.equal(tensors[OUTPUT], tensors[TABLE]):
@@ -68,18 +94,18 @@ def _is_named(name: Any, tensor: Any) -> bool:
 
 
 def _tensors(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The weights by their plain names: dense numbers that the file really holds."""
+    """The weights by their plain names: dense tensors whose numbers are all in the file."""
     found: dict[str, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
         if name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask of older versions
             continue
         plain = name.removeprefix(COMPILED)
         if plain in found:
-            raise InteropError(f"{path}: '{found[plain][0]}' and '{name}' are the same tensor's names")
+            raise InteropError(f"{path}: '{found[plain][0]}' and '{name}' are names of the same tensor")
         if (reason := _unfit(tensor)) is not None:
             raise InteropError(f"{path}: '{name}' {reason}; weights are dense tensors of F16, BF16, F32 or F64")
         found[plain] = name, tensor
-    claimed: dict[int, int] = defaultdict(int)  # bytes of a storage that tensors stand for
+    claimed: dict[int, int] = defaultdict(int)  # bytes of each storage that tensors have used
     for plain, (name, tensor) in found.items():
         storage = tensor.untyped_storage()
         if plain == OUTPUT and TABLE in found and _same(tensor, found[TABLE][1]):
@@ -98,7 +124,7 @@ def _unfit(tensor: Tensor) -> str | None:
     if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.is_nested:
         return "is not dense"
     if tensor.device.type != "cpu":
-        return f"has no numbers (it is on the {tensor.device.type} device)"
+        return f"is empty (it is on the {tensor.device.type} device)"
     if tensor.is_quantized or tensor.dtype not in FLOATS:
         return f"holds {str(tensor.dtype).removeprefix('torch.')}"
     return None
@@ -135,30 +161,9 @@ def _open(path: Path) -> Mapping[str, Any]:
 def _settings(given: Any, path: Path) -> Decoder:
     if not isinstance(given, Mapping):
         raise InteropError(f"{path}: not a nanoGPT checkpoint: it has no 'model_args'")
-    sizes = {}
-    for name in SIZES:
-        value = given.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
-            shown = repr(value)[:80] if isinstance(value, int | float | str | None) else type(value).__name__
-            raise InteropError(f"{path}: model_args.{name} = {shown}: expected a whole number from 1 to {LARGEST:,}")
-        sizes[name] = value
-    bias, dropout = given.get("bias", True), given.get("dropout", 0.0)
-    if not isinstance(bias, bool) or not isinstance(dropout, int | float):
-        wrong, wanted = ("dropout", "a number") if isinstance(bias, bool) else ("bias", "true or false")
-        raise InteropError(f"{path}: model_args.{wrong} = {type(given[wrong]).__name__}: expected {wanted}")
-    tree = {
-        "kind": "decoder",
-        "vocab_size": sizes["vocab_size"],
-        "context": sizes["block_size"],
-        "layers": sizes["n_layer"],
-        "d_model": sizes["n_embd"],
-        "attention": {"heads": sizes["n_head"], "bias": "all" if bias else "none", "dropout": dropout},
-        "feedforward": {"kind": "plain", "d_ff": 4 * sizes["n_embd"], "activation": "gelu", "bias": bias},
-        "norm": {"kind": "layer", "eps": 1e-5, "bias": bias},
-        "position": {"kind": "learned"},
-        "dropout": dropout,
-    }
-    return validate(Decoder, tree, str(path))
+    plain = {key: value if isinstance(value, PLAIN) else type(value).__name__ for key, value in given.items()}
+    settings = Settings({f"model_args.{key}": value for key, value in plain.items()}, str(path), "model_args.")
+    return validate(Decoder, nested(SETTINGS.read(settings, {})), str(path))
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
