@@ -86,9 +86,9 @@ def greedy(folder: Path, prompt: str, count: int) -> str:
 
 def test_in_write_and_out_again(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     assert command(["import", str(folder), str(tmp_path / "run")]) == 0
-    said = capsys.readouterr().out
-    assert "LLaMA, Hugging Face" in said
-    assert " parameters, 280 tokens, decoder" in said
+    printed = capsys.readouterr().out
+    assert "LLaMA, Hugging Face" in printed
+    assert " parameters, 280 tokens, decoder" in printed
     imported = api.load(tmp_path / "run", "cpu")
     text = imported.generate("the cat", temperature=0.0, max_tokens=20)
     assert text == greedy(folder, "the cat", 20)
@@ -173,8 +173,8 @@ def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
     import_model(tmp_path / "theirs", tmp_path / "run")
     imported = api.load(tmp_path / "run", "cpu")
     assert difference(imported.model, other) <= 1e-5
-    goals = {"bert-labels": "classify", "marian": "pairs", "bert-headless": "twins", "bert-tags": "tag"}
-    assert imported.config.objective.kind == goals.get(case, "masked")
+    objectives = {"bert-labels": "classify", "marian": "pairs", "bert-headless": "twins", "bert-tags": "tag"}
+    assert imported.config.objective.kind == objectives.get(case, "masked")
     if case == "bert-labels":
         assert imported.config.objective.labels == ("bad", "fair", "good")
     export_model(tmp_path / "run", "hf", tmp_path / "out")
@@ -364,9 +364,9 @@ def test_mistakes_take_one_line_and_leave_nothing(case: str, places: Path, capsy
     arguments, message = MISTAKES[case]
     before = sorted(path.name for path in places.iterdir())
     assert command([word.replace("{tmp}", str(places)) for word in arguments]) == 2
-    said = capsys.readouterr().err.strip()
-    assert len(said.splitlines()) == 1
-    assert re.search(message, said), said
+    printed = capsys.readouterr().err.strip()
+    assert len(printed.splitlines()) == 1
+    assert re.search(message, printed), printed
     assert sorted(path.name for path in places.iterdir()) == before
 
 

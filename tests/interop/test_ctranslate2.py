@@ -255,7 +255,7 @@ def test_a_start_from_zero_becomes_a_token(tied: bool, bias: bool, tmp_path: Pat
     assert bundle.model.vocab_size == bundle.tokenizer.vocab_size == len(TOKENS) + 1  # type: ignore[union-attr]
     assert bundle.tokenizer.bos_id == bundle.tokenizer.pad_id == len(TOKENS)
     assert not bundle.weights["embedding.weight"]()[-1].any()
-    assert logits(rebuilt(bundle), [len(TOKENS), 5], SOURCE)[:, -1].max() < -9000  # it is never said
+    assert logits(rebuilt(bundle), [len(TOKENS), 5], SOURCE)[:, -1].max() < -9000  # it is never generated
 
 
 def test_positions_without_a_table_are_counted_from_one(tmp_path: Path) -> None:
@@ -285,8 +285,8 @@ def test_ctranslate2_says_the_same(name: str, tmp_path: Path) -> None:
     scored = translator.score_batch([words[0]], [words[1]])[0].log_probs
     target = [bundle.tokenizer.bos_id or 0, *TARGET[1:]]
     model = rebuilt(bundle)
-    said = logits(model, target, SOURCE).log_softmax(-1)
-    mine = said[torch.arange(4), torch.tensor([*TARGET[1:], 2])]
+    scores = logits(model, target, SOURCE).log_softmax(-1)
+    mine = scores[torch.arange(4), torch.tensor([*TARGET[1:], 2])]
     torch.testing.assert_close(mine, torch.tensor(scored), atol=2e-5, rtol=1e-4)
     best = translator.translate_batch([words[0]], beam_size=1, max_decoding_length=6)[0].hypotheses[0]
     written = target[:1]

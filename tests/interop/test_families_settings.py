@@ -84,7 +84,7 @@ def test_a_strange_value_gives_a_model_or_one_line(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "says"),
+    ("key", "value", "message"),
     [
         ("hidden_act", ["gelu"], r"hidden_act = \['gelu'\]: weft has gelu"),
         ("hidden_act", {"a": 1}, r"hidden_act = {'a': 1}: weft has gelu"),
@@ -97,9 +97,9 @@ def test_a_strange_value_gives_a_model_or_one_line(kind: str) -> None:
         ("rope_parameters", [1], r"rope_parameters = \[1\]: expected a table"),
     ],
 )
-def test_the_line_names_key_and_value(key: str, value: Any, says: str) -> None:
+def test_the_line_names_key_and_value(key: str, value: Any, message: str) -> None:
     tree = {**tree_of("llama"), key: value}
-    with pytest.raises(InteropError, match=says):
+    with pytest.raises(InteropError, match=message):
         FAMILIES["llama"].read(Settings(tree, "config.json"), "LlamaForCausalLM", {})
 
 

@@ -1,4 +1,4 @@
-"""GGUF files against two programs that nobody here wrote: the `gguf` package writes them, `transformers` reads them."""
+"""GGUF files against two programs of other authors: the `gguf` package writes them, `transformers` reads them."""
 
 import os
 
@@ -288,6 +288,20 @@ def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
+def test_another_tokenizer_takes_the_place_of_the_files_own(tmp_path: Path) -> None:
+    model, notes = FAMILIES["llama"], {"gguf": {"keys": {"tokenizer.ggml.eot_token_id": [4, 7]}}}
+    weft_gguf.write(ModelBundle(model, weights_of(model), bpe(), "here", notes=notes), tmp_path / "m.gguf")
+    assert "tokenizer.ggml.eot_token_id" in weft_gguf.read(tmp_path / "m.gguf").notes["gguf"]["keys"]
+    bpe(280).save(tmp_path / "other")
+    bundle = weft_gguf.read(tmp_path / "m.gguf", tmp_path / "other")
+    assert bundle.tokenizer is not None
+    assert bundle.tokenizer.vocab_size == 280
+    assert not [key for key in bundle.notes["gguf"]["keys"] if key.startswith("tokenizer.")]
+    bpe(310).save(tmp_path / "larger")
+    with pytest.raises(WeftError, match="310 entries, but the model's vocab_size is 300"):
+        weft_gguf.read(tmp_path / "m.gguf", tmp_path / "larger")
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_widths_stay_where_nothing_is_lost(dtype: torch.dtype, tmp_path: Path) -> None:
     weights = weights_of(FAMILIES["llama"], dtype)
@@ -387,7 +401,7 @@ def five_bits(raw: Any, name: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "message"),
     [
         (preset("lstm"), "model.kind = 'recurrent'"),
         (preset("bert-tiny"), "model.kind = 'encoder'"),
@@ -401,8 +415,8 @@ def five_bits(raw: Any, name: str) -> Tensor:
         (FAMILIES["llama"].replace(feedforward=Gated(d_ff=9, activation="relu")), "activation = 'relu'"),
     ],
 )
-def test_models_without_a_place(model: Any, says: str, tmp_path: Path) -> None:
-    with pytest.raises(InteropError, match=says):
+def test_models_without_a_place(model: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InteropError, match=message):
         write(model, {}, None, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
 
@@ -475,7 +489,7 @@ def renamed(whole: bytes, old: bytes, new: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "expected"),
     [
         (lambda b: b"GGML" + b[4:], "not a GGUF file: it begins with b'GGML'"),
         (lambda b: b"", "not a GGUF file"),
@@ -491,9 +505,9 @@ def renamed(whole: bytes, old: bytes, new: bytes) -> bytes:
         (lambda b: renamed(b, b"gpt-2", b"gpt-9"), "tokenizer.ggml.pre = 'gpt-9'"),
     ],
 )
-def test_what_is_wrong_is_named(change: Any, says: str, whole: bytes, tmp_path: Path) -> None:
+def test_what_is_wrong_is_named(change: Any, expected: str, whole: bytes, tmp_path: Path) -> None:
     message = refused(tmp_path / "m.gguf", change(whole))
-    assert re.search(says, message), message
+    assert re.search(expected, message), message
 
 
 def test_an_unknown_encoding_and_wrong_shapes_are_named(whole: bytes, tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def keys_of(**values: Any) -> dict[str, Value]:
 
 def file_of(path: Path, keys: dict[str, Value]) -> None:
     """A file with a tokenizer and next to nothing else, for transformers."""
-    said = {"general.architecture": Value(STRING, "llama"), "general.file_type": Value(UINT32, 0)}
-    said |= {f"llama.{name}": Value(UINT32, 64) for name in ("block_count", "context_length", "embedding_length")}
-    write_file(path, said | keys, [LazyTensor("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], lambda done: None)
+    general = {"general.architecture": Value(STRING, "llama"), "general.file_type": Value(UINT32, 0)}
+    general |= {f"llama.{name}": Value(UINT32, 64) for name in ("block_count", "context_length", "embedding_length")}
+    write_file(path, general | keys, [LazyTensor("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], lambda done: None)
 
 
 def byte_level_keys(pre: str) -> dict[str, Value]:
@@ -190,7 +190,7 @@ def test_characters_have_a_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         (Word(), "can't hold a word tokenizer"),
         (Unigram(vocab_size=285), "can't hold a unigram tokenizer"),
@@ -198,16 +198,17 @@ def test_characters_have_a_place() -> None:
         (BPE(vocab_size=260, lowercase=True), "no name for"),
     ],
 )
-def test_tokenizers_without_a_place(config: Any, says: str) -> None:
+def test_tokenizers_without_a_place(config: Any, message: str) -> None:
     tokenizer = Tokenizer.train(config, TEXTS[:1])
-    with pytest.raises(InteropError, match=says):
+    with pytest.raises(InteropError, match=message):
         tokenizer_keys(tokenizer, tokenizer.vocab_size)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"model": "bert"}, "tokenizer.ggml.model = 'bert': known: gpt2, llama"),
+        ({"model": ["gpt2"]}, r"tokenizer.ggml.model = \['gpt2'\]: did you mean 'gpt2'"),
         ({"pre": "tekken-9"}, "tokenizer.ggml.pre = 'tekken-9'"),
         ({"merges": ["a b c"]}, "'a b c' is not two tokens"),
         ({"merges": ["qq ww"]}, "the tokenizer: not a tokenizer"),
@@ -216,9 +217,9 @@ def test_tokenizers_without_a_place(config: Any, says: str) -> None:
         ({"tokens": [1, 2]}, "expected an array of strings"),
     ],
 )
-def test_what_is_wrong_is_named(change: dict[str, Any], says: str) -> None:
+def test_what_is_wrong_is_named(change: dict[str, Any], message: str) -> None:
     keys = byte_level_keys("gpt-2") | keys_of(**change)
-    with pytest.raises(InteropError, match=says) as caught:
+    with pytest.raises(InteropError, match=message) as caught:
         read_tokenizer(keys, "m.gguf")
     assert str(caught.value).startswith("m.gguf: ")
     assert "\n" not in str(caught.value)

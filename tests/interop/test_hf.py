@@ -358,7 +358,7 @@ def test_the_base_model_alone_has_no_prefix(tmp_path: Path) -> None:
 
 
 def test_a_table_that_differs_is_not_tied(tmp_path: Path) -> None:
-    """T5 v1.1 is said to be tied and is not: the tensors tell."""
+    """config.json calls T5 v1.1 tied, and the tensors show that it is not."""
     theirs("T5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}).save_pretrained(tmp_path / "theirs")
     file = tmp_path / "theirs/model.safetensors"
     save_file(load_file(file) | {"lm_head.weight": torch.randn(V, D)}, file, {"format": "pt"})
@@ -478,8 +478,8 @@ def test_marians_two_tokenizers(tmp_path: Path) -> None:
     theirs(*CASES["marian"]).save_pretrained(tmp_path / "theirs")
     folder = tmp_path / "theirs"
     for side, letters in (("source", "ab"), ("target", "xy")):
-        said = b"".join(piece(f"▁{letter}", -2) for letter in letters) + piece("▁", -4)
-        (folder / f"{side}.spm").write_bytes(SPECIALS + said + block(2, number(3, 1)) + PLAIN)
+        pieces = b"".join(piece(f"▁{letter}", -2) for letter in letters) + piece("▁", -4)
+        (folder / f"{side}.spm").write_bytes(SPECIALS + pieces + block(2, number(3, 1)) + PLAIN)
     vocabulary = ["<pad>", "</s>", "<unk>", "▁a", "▁b", "▁x", "▁y", "▁"]
     (folder / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(vocabulary)}))
     bundle = hf.read(folder)

@@ -1,4 +1,4 @@
-"""llama2.c's files, written here by its description and compared with a model that nobody here wrote."""
+"""llama2.c's files, written here by its description and compared with another program's model."""
 
 import os
 
@@ -135,7 +135,7 @@ def change(data: bytes, place: int, value: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("corrupt", "message"),
     [
         (lambda b: b"", "not a llama2.c model"),
         (lambda b: b[:-4], "truncated: its header asks for"),
@@ -148,17 +148,17 @@ def change(data: bytes, place: int, value: int) -> bytes:
         (lambda b: struct.pack("<Ii", 0x616B3432, 2) + b[8:], "version 2 of llama2.c's format"),
     ],
 )
-def test_a_bad_model_is_refused_in_one_line(spoil: Any, says: str, folder: Path) -> None:
+def test_a_bad_model_is_refused_in_one_line(corrupt: Any, message: str, folder: Path) -> None:
     path = folder / "m.bin"
-    path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(WeftError, match=says) as caught:
+    path.write_bytes(corrupt(path.read_bytes()))
+    with pytest.raises(WeftError, match=message) as caught:
         llama2c.read(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("corrupt", "message"),
     [
         (lambda b: b"", "0 tokens where the model has"),
         (lambda b: b[:-20], "tokens where the model has|not a llama2.c vocabulary"),
@@ -167,10 +167,10 @@ def test_a_bad_model_is_refused_in_one_line(spoil: Any, says: str, folder: Path)
         (lambda b: b.replace(b"<unk>", b"<xyz>"), "its first token is '<xyz>'"),
     ],
 )
-def test_a_bad_vocabulary_is_refused_in_one_line(spoil: Any, says: str, folder: Path) -> None:
+def test_a_bad_vocabulary_is_refused_in_one_line(corrupt: Any, message: str, folder: Path) -> None:
     path = folder / "tokenizer.bin"
-    path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(InteropError, match=says) as caught:
+    path.write_bytes(corrupt(path.read_bytes()))
+    with pytest.raises(InteropError, match=message) as caught:
         llama2c.read(folder / "m.bin")
     assert "\n" not in str(caught.value)
 

@@ -142,7 +142,7 @@ def test_no_code_of_the_file_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("corrupt", "message"),
     [
         (lambda s: s.pop("model"), "it has no 'model'"),
         (lambda s: s.pop("model_args"), "it has no 'model_args'"),
@@ -159,12 +159,12 @@ def test_no_code_of_the_file_is_run(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(spoil: Any, says: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_named(corrupt: Any, message: str, tmp_path: Path) -> None:
     stored = checkpoint(their_model(True), True)
     stored["model_args"] = dict(stored["model_args"])
-    spoil(stored)
+    corrupt(stored)
     torch.save(stored, tmp_path / "ckpt.pt")
-    with pytest.raises(WeftError, match=says) as caught:
+    with pytest.raises(WeftError, match=message) as caught:
         nanogpt.read(tmp_path / "ckpt.pt")
     assert "\n" not in str(caught.value)
 
@@ -174,7 +174,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     data = (tmp_path / "whole.pt").read_bytes()
     for place in (0, 1, 2, 100, len(data) // 2, len(data) - 1000, len(data) - 30):
         (tmp_path / "ckpt.pt").write_bytes(data[:place])
-        with pytest.raises(InteropError, match="not a nanoGPT checkpoint, or cut short"):
+        with pytest.raises(InteropError, match="not a nanoGPT checkpoint, or truncated"):
             nanogpt.read(tmp_path / "ckpt.pt")
     with pytest.raises(InteropError, match="no such file"):
         nanogpt.read(tmp_path / "nowhere.pt")
@@ -191,7 +191,7 @@ def test_a_file_of_the_older_kind_is_read(tmp_path: Path) -> None:
     data = (tmp_path / "ckpt.pt").read_bytes()
     for place in (len(nanogpt.OLD), len(data) // 2, len(data) - 30):
         (tmp_path / "cut.pt").write_bytes(data[:place])
-        with pytest.raises(InteropError, match="not a nanoGPT checkpoint, or cut short"):
+        with pytest.raises(InteropError, match="not a nanoGPT checkpoint, or truncated"):
             nanogpt.read(tmp_path / "cut.pt")
 
 
@@ -209,7 +209,7 @@ EMPTY = torch.empty(16, 32)
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("made", "says"),
+    ("made", "message"),
     [
         (lambda: EMPTY.to_sparse(), "is not dense"),
         (lambda: EMPTY.to_sparse_csr(), "is not dense"),
@@ -222,12 +222,12 @@ EMPTY = torch.empty(16, 32)
         (lambda: torch.ones(1, 32).expand(10**9, 32), "is .1000000000, 32., but the file holds too few numbers"),
     ],
 )
-def test_a_tensor_that_is_no_weight_is_named(made: Any, says: str, tmp_path: Path) -> None:
+def test_a_tensor_that_is_no_weight_is_named(made: Any, message: str, tmp_path: Path) -> None:
     for name in (WPE, "lm_head.weight"):
         stored = checkpoint(their_model(True), True)
         stored["model"][name] = made()
         torch.save(stored, tmp_path / "ckpt.pt")
-        with pytest.raises(InteropError, match=f"'{name}' {says}") as caught:
+        with pytest.raises(InteropError, match=f"'{name}' {message}") as caught:
             nanogpt.read(tmp_path / "ckpt.pt")
         assert "\n" not in str(caught.value)
 

@@ -19,7 +19,7 @@ class ModelBundle:
     """What the reader of a format returns and its writer takes.
 
     `origin` names the file and its format for people; `notes` (JSON values only) is what a writer of the same format
-    needs to reproduce what was read: settings that weft has no word for, the dtypes of the weights, file names.
+    needs to reproduce what was read: settings that weft does not have, the dtypes of the weights, file names.
     `unused` holds tensors that weft has no place for and `files` small files as they were, for the same purpose.
     `labels` are a classifier's label names; `source_tokenizer` is for models that read with another tokenizer.
     """

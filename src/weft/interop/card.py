@@ -1,7 +1,7 @@
 """A model card: what was trained on what, what it cost, what it can do, and the command that repeats it.
 
-Everything in it comes from the run's own records. What they do not say, the card does not say either; above all not a
-license, which only the owner can give.
+Everything in it comes from the run's own records. What is not in them is not in the card either, least of
+all a license, which only the owner can give.
 """
 
 import json

@@ -84,6 +84,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         own = read_tokenizer(contents.keys, str(path))
     else:
         own = named_tokenizer(tokenizer, model.vocab_size)
+        settings.asked |= {key for key in contents.keys if key.startswith("tokenizer.")}  # about another one
     _check_vocabulary(settings, contents, model.vocab_size)
     weights = to_ours(conversions(rules(architecture, model), model), found, contents.tensor, str(path))
     encoding, dtype = _most_common(contents), _dtype(contents, model)
@@ -159,7 +160,7 @@ def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
     """Write a model as a GGUF file, whole or not at all.
 
     `dtype`, one of TYPES, is what matrices are stored in; without one each stays as it is. Vectors are fp32, as
-    llama.cpp wants them. Keys that were read from a GGUF file and that weft has no word for are written again.
+    llama.cpp wants them. Keys that were read from a GGUF file and that weft does not use are written again.
     """
     architecture = architecture_of(bundle.model)
     assert isinstance(bundle.model, Decoder)

@@ -38,7 +38,7 @@ class Encoding(NamedTuple):
     name: str
     block: int
     bytes: int
-    file_type: int  # what `general.file_type` says where most tensors are of this kind
+    file_type: int  # `general.file_type` of a file whose numbers are mostly of this kind
 
 
 ENCODINGS = {
@@ -320,7 +320,7 @@ def _text(text: str) -> bytes:
 
 
 def _pad(file: BinaryIO) -> int:
-    """Zeros up to the next place where a tensor may begin, which is given back."""
+    """Pad with zeros to the next place where a tensor may begin, and return that place."""
     file.write(bytes(-file.tell() % ALIGNMENT))
     return file.tell()
 

@@ -1,7 +1,7 @@
 """Hugging Face model folders in and out: config.json, safetensors, tokenizer, and what belongs to them.
 
 What was read can be written back as it was: tensors under their own names with their own bits, and every setting,
-also those that weft has no word for. Nothing in a folder is executed, which is why `pytorch_model.bin` is refused.
+also those that weft does not have. Nothing in a folder is executed, which is why `pytorch_model.bin` is refused.
 """
 
 import re
@@ -53,7 +53,7 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     tree = read_object(folder / CONFIG)
     settings = Settings(tree, str(folder / CONFIG))
     family, architecture = family_of(tree, settings.where)
-    found = safetensors.stored(folder)
+    found = safetensors.model_tensors(folder)
     model = family.read(settings, architecture, _known(folder, family, architecture, found))
     _check_problem(settings, model)
     deepest = max(model.layers, getattr(model, "encoder_layers", None) or 0)
@@ -161,7 +161,7 @@ def _names_of_today(
     copies = family.copies(model)
     present = {name: _present(family, name, {*wanted, *copies}) for name in found}
     here = set(present.values())
-    for name, known in present.items():  # a tied table may be stored under another of its names alone
+    for name, known in present.items():  # a tied table may be stored only under another of its names
         original = copies.get(known)
         if original in wanted and original not in here and known not in wanted:
             present[name] = original
@@ -188,7 +188,7 @@ def _is_unused(family: Family, name: str) -> bool:
 def _weights(
     family: Family, model: Transformer, table: list[Conversion], tensors: _Tensors, where: str
 ) -> tuple[LazyWeights, LazyWeights, Tree]:
-    """Our weights, what weft has no place for, and the notes that give back names and dtypes."""
+    """Our weights, what weft has no place for, and the notes by which an export reproduces names and dtypes."""
     wanted, copies = their_names(table), family.copies(model)
     used = [name for name in tensors.names if name in wanted]
     others = [name for name in tensors.names if name not in wanted]

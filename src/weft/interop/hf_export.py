@@ -1,4 +1,4 @@
-"""A model written as a Hugging Face folder, in the family that can say all of its settings."""
+"""A model written as a Hugging Face folder, in the family that can express all of its settings."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -31,7 +31,7 @@ UNK, BOS, EOS = "<unk>", "<s>", "</s>"  # ids 0, 1 and 2
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 ATTENTION = ("wq.{layer}", "wk.{layer}", "wv.{layer}", "wo.{layer}")
 FEEDFORWARD = ("w1.{layer}", "w2.{layer}", "w3.{layer}")
-ANGLES = "freq_cis"  # of rotary positions, which nobody reads any more
+ANGLES = "freq_cis"  # of rotary positions, which programs compute themselves now
 ORDERS = {  # of the arrays in each version of the file, all layers of a kind one after the other
     0: ("tok_embeddings", "attention_norm.{layer}", *ATTENTION, "ffn_norm.{layer}", *FEEDFORWARD, "norm", ANGLES),
     1: ("attention_norm.{layer}", "ffn_norm.{layer}", "norm", "tok_embeddings", *ATTENTION, *FEEDFORWARD),

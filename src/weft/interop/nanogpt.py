@@ -2,7 +2,7 @@
 
 Such a file is a pickle, which may run code when it is read. It is opened here with torch's restricted reader, which
 makes tensors and plain values and refuses anything else. The vocabulary is not in it: for a model of characters it is
-in a meta.pkl, an unrestricted pickle, which is left alone.
+in a meta.pkl, an unrestricted pickle, which is not read.
 """
 
 import pickle
@@ -150,9 +150,9 @@ def _open(path: Path) -> Mapping[str, Any]:
     except pickle.UnpicklingError as error:
         if "Unsupported" in str(error) or "not an allowed" in str(error) or "GLOBAL" in str(error):
             raise InteropError(f"{path}: refused: it holds more than tensors and plain values") from None
-        raise InteropError(f"{path}: not a nanoGPT checkpoint, or cut short") from None
+        raise InteropError(f"{path}: not a nanoGPT checkpoint, or truncated") from None
     except Exception:  # torch's reader fails in many ways
-        raise InteropError(f"{path}: not a nanoGPT checkpoint, or cut short") from None
+        raise InteropError(f"{path}: not a nanoGPT checkpoint, or truncated") from None
     if not isinstance(stored, Mapping) or "model" not in stored:
         raise InteropError(f"{path}: not a nanoGPT checkpoint: it has no 'model'")
     return stored

@@ -1,4 +1,4 @@
-"""Safetensors files read and written a tensor at a time, so that a model larger than the memory passes through.
+"""Safetensors files read and written a tensor at a time, so that a model may be larger than the memory.
 
 The file is eight bytes with the length of a JSON header, the header, and the tensors one after the other.
 """
@@ -48,7 +48,7 @@ class Stored:
 # ---- reading
 
 
-def stored(folder: Path) -> dict[str, Stored]:
+def model_tensors(folder: Path) -> dict[str, Stored]:
     """Every tensor of the folder's model.safetensors, or of the shards that its index names."""
     if (folder / SINGLE).is_file():
         return listing(folder / SINGLE)
@@ -109,8 +109,8 @@ def listing(file: Path) -> dict[str, Stored]:
 
 
 def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
-    """The header of each file that tensors are in, to the letter, by the file's name: with it `write_as` can give back
-    the file itself."""
+    """The header of each file that tensors are in, byte for byte, by the file's name: with it `write_as` can reproduce
+    the file."""
     found = {}
     for file in sorted({tensor.file for tensor in tensors.values()}):
         with open(file, "rb") as opened:
@@ -119,7 +119,7 @@ def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
 
 
 def reader(tensors: Mapping[str, Stored]) -> Callable[[str], Tensor]:
-    """A function that reads one tensor by its name. Its memory is the file's own pages, given back with the tensor."""
+    """A function that reads one tensor by its name. Its memory is the file's own pages, freed with the tensor."""
 
     def read(name: str) -> Tensor:
         with safe_open(tensors[name].file, "pt") as opened:
@@ -153,8 +153,8 @@ def _bits(tensor: Tensor) -> Tensor:
 def write(path: Path, weights: LazyWeights) -> None:
     """Write tensors one after the other and sync; at most one of them is in memory.
 
-    A tensor's place must be a multiple of the size of its numbers, which is known once it was made. Where types are
-    mixed and that fails, all are written a second time, those with the widest numbers first.
+    A tensor's offset must be a multiple of its item size, which is known once it was read. Where dtypes are mixed and
+    that fails, all are written a second time, the widest dtypes first.
     """
     sizes = _write(path, weights)
     if sizes is not None:
@@ -163,7 +163,7 @@ def write(path: Path, weights: LazyWeights) -> None:
 
 
 def write_as(path: Path, header: str, weights: LazyWeights) -> None:
-    """Write the tensors that a header names, where it says, and sync: the file that the header came from."""
+    """Write the tensors that a header names, where it places them, and sync: the file that the header came from."""
     entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
     text = header.encode()
     with open(path, "wb") as file:
@@ -180,14 +180,16 @@ def write_as(path: Path, header: str, weights: LazyWeights) -> None:
 
 
 def _write(path: Path, weights: LazyWeights) -> dict[str, int] | None:
-    """Room for the header is left in front and filled in at the end. The sizes of numbers, if one lies askew."""
-    room = 64 + sum(len(json.dumps(name)) + 256 for name in weights)  # offsets have up to 20 digits, shapes few entries
-    room += -room % 64
+    """Write with space reserved for the header, which is filled in at the end. The item sizes, if one is misaligned."""
+    reserved = 64 + sum(
+        len(json.dumps(name)) + 256 for name in weights
+    )  # offsets have up to 20 digits, shapes few entries
+    reserved += -reserved % 64
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     sizes: dict[str, int] = {}
-    end, askew = 0, False
+    end, misaligned = 0, False
     with open(path, "wb") as file:
-        file.seek(8 + room)
+        file.seek(8 + reserved)
         for name, make in weights.items():
             tensor = make().detach().cpu().contiguous()
             start, end = end, end + tensor.nbytes
@@ -199,13 +201,13 @@ def _write(path: Path, weights: LazyWeights) -> dict[str, int] | None:
                 "data_offsets": [start, end],
             }
             sizes[name] = tensor.element_size()
-            askew = askew or start % sizes[name] != 0
+            misaligned = misaligned or start % sizes[name] != 0
             del tensor
         text = json.dumps(header, separators=(",", ":")).encode()
-        assert len(text) <= room, "a tensor has more dimensions than there was room for"
+        assert len(text) <= reserved, "a tensor has more dimensions than space was reserved for"
         file.seek(0)
-        file.write(room.to_bytes(8, "little"))
-        file.write(text.ljust(room))
+        file.write(reserved.to_bytes(8, "little"))
+        file.write(text.ljust(reserved))
         file.flush()
         os.fsync(file.fileno())
-    return sizes if askew else None
+    return sizes if misaligned else None

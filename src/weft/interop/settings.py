@@ -1,7 +1,7 @@
 """Another program's settings: asked key by key with their types checked, and tables that translate them both ways.
 
-A model's settings are flat in here: {"d_model": 64, "attention.heads": 4, …}. A table says which key elsewhere holds
-which of them. What a format cannot express shows when a model is written by a table and read again.
+A model's settings are flat in here: {"d_model": 64, "attention.heads": 4, …}. A table maps them to the keys
+that hold them elsewhere. What a format cannot express shows when a model is written by a table and read again.
 """
 
 import math
@@ -49,7 +49,7 @@ def shown(value: Any) -> str:
 class Settings:
     """The settings of a file, asked key by key; a value of the wrong type is refused with its key.
 
-    `prefix` stands before every key in the file. `asked` collects the keys that were asked for.
+    `prefix` precedes every key in the file. `asked` collects the keys that were asked for.
     """
 
     def __init__(self, tree: Mapping[str, Any], where: str, prefix: str = ""):
@@ -121,7 +121,7 @@ class Settings:
 
 
 class Row(Protocol):
-    """One or more settings of a model, and the keys that say the same elsewhere."""
+    """One or more settings of a model, and the keys that mean the same elsewhere."""
 
     def read(self, settings: Settings, model: Flat) -> Flat:
         """Settings of the model, given those that earlier rows have read."""
@@ -213,7 +213,7 @@ class Table:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, settings: Settings, known: Mapping[str, Any]) -> Flat:
-        """The model's settings; `known` are those that something else than the keys has told."""
+        """The model's settings; `known` are those that come from elsewhere than the keys."""
         absent = {key: value for key, value in self.defaults.items() if settings.get(key) is None}
         asked = Settings({**settings.tree, **absent}, settings.where, settings.prefix)
         asked.only(**self.only)

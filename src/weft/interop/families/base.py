@@ -15,7 +15,7 @@ class Family:
     """One `model_type` of config.json.
 
     `architectures` maps each class of transformers that weft can read to the kind of head it has; the last one is the
-    base model. Names of tensors are those of the whole model; a file of the base model alone leaves `prefix` out.
+    base model. Names of tensors are those of the whole model; a file with only the base model leaves `prefix` out.
     """
 
     kind: str
@@ -45,6 +45,6 @@ class Family:
         return named[0], {"model_type": self.kind, **self.settings.write(flat(model))}
 
     def known(self, model: Transformer) -> Flat:
-        """What the weights and other files of a model would say of it beside config.json."""
+        """The settings of a model that would be read from its weights and other files, not from config.json."""
         pooling = ("head.pooling", "head.normalise") if model.head.kind == "embedding" else ()
         return {key: value for key, value in flat(model).items() if key in (*self.by_weights, *pooling)}

@@ -161,7 +161,9 @@ QWEN_WINDOW = Special(_read_qwen_window, _write_qwen_window)
 
 def _read_gemma_activation(settings: Settings, model: Flat) -> Flat:
     given = settings.get("hidden_activation") or settings.get("hidden_act")
-    given = "gelu_pytorch_tanh" if given in (None, "gelu") else given  # the first releases said gelu and meant this one
+    given = (
+        "gelu_pytorch_tanh" if given in (None, "gelu") else given
+    )  # the first releases had gelu there and meant this one
     asked = Settings({"hidden_act": given}, settings.where)
     return {"feedforward.activation": asked.activation("hidden_act")}
 

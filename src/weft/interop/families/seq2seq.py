@@ -247,7 +247,7 @@ T5 = Family(
     architectures={"T5ForConditionalGeneration": "lm"},
     settings=T5_SETTINGS,
     rules=lambda model: T5_RULES,
-    # config.json does not say it: tied, unless an output table is stored that differs from the embeddings
+    # not in config.json: tied, unless an output table is stored that differs from the embeddings
     by_weights={"head.tied": lambda names: True},
     copies=lambda model: dict.fromkeys(
         ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
