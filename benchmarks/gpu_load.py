@@ -22,11 +22,13 @@ from pathlib import Path
 
 import torch
 
-from weft.api.exchange import RunFolder, _write_run
-from weft.files import checksums
-from weft.interop.loaded import Loaded
-from weft.interop.mapping import shapes
+from weft.api.import_model import recipe_for
+from weft.interop.bundle import ModelBundle
+from weft.interop.weight_map import shapes
 from weft.models.presets import preset
+from weft.runs.folder import RunFolder
+from weft.runs.imported import write_run
+from weft.runs.tensors import checksums
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
@@ -58,7 +60,8 @@ def main() -> None:
         run.path.mkdir()
         model = preset(given.preset)
         drawn = {name: _random(shape) for name, shape in shapes(model).items()}
-        _write_run(run, Loaded(model, drawn, build_tokenizer(Byte(), []), "random weights"), run.path)
+        bundle = ModelBundle(model, drawn, build_tokenizer(Byte(), []), "random weights")
+        write_run(run, bundle, recipe_for(bundle, run.path))
         file = run.checkpoints / "best" / "model.safetensors"
         size = file.stat().st_size
         print(f"{given.preset}: {size / 1e9:.2f} GB in {file}", flush=True)

@@ -302,7 +302,7 @@ def overhead(given: argparse.Namespace) -> None:
     whole = sorted(lap["seconds"] / lap["steps"] for lap in laps[2:])
     model = build(recipe.model).to(DEVICE).train()
     fit(model, recipe, DEVICE)
-    optimizer, objective, there = recipe.optimizer.build(model), recipe.objective.build(), batch.to(DEVICE)
+    optimizer, objective, there = recipe.optimizer.build(model), build(recipe.objective), batch.to(DEVICE)
     bare = []
     with arithmetic(precision, deterministic=False):  # type: ignore[arg-type]
         for _ in range(len(laps)):

@@ -1,11 +1,10 @@
 """Model cards: what the run's records say, and nothing else."""
 
-import json
 from typing import Any
 
 import pytest
 
-from weft.interop.card import card, run_facts
+from weft.interop.card import model_card
 
 RECIPE: dict[str, Any] = {
     "name": "verse",
@@ -49,12 +48,12 @@ def front(text: str) -> dict[str, Any]:
 
 
 def test_a_trained_run() -> None:
-    text = card(run_facts(RECIPE, EVENTS, {"tokens": 409600, "flops": 3.2e12}))
+    text = model_card(RECIPE, EVENTS, 409600, 3.2e12)
     assert front(text) == {"license": "unknown", "tags": ["weft"], "pipeline_tag": "text-generation"}
     for line in (
         "# verse",
         "A model of kind `decoder`: layers 4, d_model 128, vocab_size 300, rotary positions, rms norm.",
-        "Trained for `next-token`. Its text is cut by a `bpe` tokenizer.",
+        "Trained for `next-token`. Its tokenizer is of kind `bpe`.",
         f"| verse.txt, more\\|lines.txt | {'ab' * 32} |",
         "| parameters | 1,234,567 |",
         "| steps | 400 |",
@@ -67,27 +66,16 @@ def test_a_trained_run() -> None:
         "````text\nweft train llama-tiny --data verse.txt 'x=```'\n````",
         "````text\na ``` b\n````",
         "Made with weft 0.1.0, torch 2.13.0, python 3.11.7.",
-        "Unknown: whoever made this model has not said how it may be used.",
+        "Unknown: the people who made this model have not said how it may be used.",
     ):
         assert line in text
     assert "signature" not in text
 
 
-def test_what_is_given_wins() -> None:
-    facts = run_facts(
-        RECIPE, EVENTS, {"loss": 1.125, "data": [{"name": "a", "sha256": "cd", "tokens": 9000}]}, license='m"it'
-    )
-    text = card(facts)
-    assert front(text)["license"] == 'm"it'
-    assert "| loss, nats a token | 1.125 |" in text
-    assert "| source | tokens | sha256 |\n| --- | --- | --- |\n| a | 9,000 | cd |" in text
-    json.dumps(facts)  # plain values alone
-
-
 def test_an_imported_model_says_no_more_than_is_known() -> None:
     recipe = {"name": "mini", "seed": 0, "data": {}, "model": {"kind": "encoder", "head": {"kind": "embedding"}}}
     events = [{"event": "import", "origin": "MiniLM (BERT, Hugging Face)", "parameters": 22565376}]
-    text = card(run_facts(recipe, events, {}))
+    text = model_card(recipe, events)
     assert "Imported from MiniLM (BERT, Hugging Face)." in text
     assert "| parameters | 22,565,376 |" in text
     assert front(text)["pipeline_tag"] == "sentence-similarity"
@@ -97,6 +85,6 @@ def test_an_imported_model_says_no_more_than_is_known() -> None:
 
 def test_a_mixture_and_an_empty_run() -> None:
     mixture = [{"sources": ["a.txt"], "weight": 0.75}, {"prepared": "folder", "weight": 0.25}]
-    text = card(run_facts({**RECIPE, "data": {"mixture": mixture}}, EVENTS[:1], {}))
+    text = model_card({**RECIPE, "data": {"mixture": mixture}}, EVENTS[:1])
     assert f"| a.txt | 0.75 | {'ab' * 32} |\n| folder | 0.25 |  |" in text
-    assert card({}).startswith('---\nlicense: "unknown"\ntags: ["weft"]\n---\n\n# model\n')
+    assert model_card({}, []).startswith('---\nlicense: "unknown"\ntags: ["weft"]\n---\n\n# model\n')

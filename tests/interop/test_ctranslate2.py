@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.errors import InteropError
+from weft.errors import InteropError, WeftError
 from weft.interop import ctranslate2
-from weft.interop.loaded import Loaded
+from weft.interop.bundle import ModelBundle
 from weft.models.build import build
 from weft.models.config import EncoderDecoder, LMHead
 from weft.models.transformer import Transformer
@@ -176,9 +176,9 @@ def folder(path: Path, data: bytes, tokens: list[str] = TOKENS, **settings: Any)
     return path
 
 
-def rebuilt(loaded: Loaded) -> Transformer:
-    model = build(loaded.model).eval()
-    model.load_state_dict({name: read() for name, read in loaded.weights.items()})
+def rebuilt(bundle: ModelBundle) -> Transformer:
+    model = build(bundle.model).eval()
+    model.load_state_dict({name: read() for name, read in bundle.weights.items()})
     assert isinstance(model, Transformer)
     return model
 
@@ -198,14 +198,14 @@ SOURCE, TARGET = [3, 9, 17, 4, 4], [1, 5, 9, 21]
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_model_comes_back(name: str, tmp_path: Path) -> None:
     model = made(MODELS[name])
-    loaded = ctranslate2.read(folder(tmp_path, binary(*variables(model))))
-    again = rebuilt(loaded)
+    bundle = ctranslate2.read(folder(tmp_path, binary(*variables(model))))
+    again = rebuilt(bundle)
     torch.testing.assert_close(logits(again, TARGET, SOURCE), logits(model, TARGET, SOURCE), atol=1e-5, rtol=1e-5)
-    assert type(loaded.model.position) is type(model.config.position)
-    assert ctranslate2.is_folder(tmp_path)
-    assert loaded.tokenizer is not None
-    assert loaded.tokenizer.encode("w0 w6 unheard") == [3, 9, 0]
-    assert (loaded.tokenizer.bos_id, loaded.tokenizer.eos_id, loaded.tokenizer.unk_id) == (1, 2, 0)
+    assert type(bundle.model.position) is type(model.config.position)
+    assert ctranslate2.recognises(tmp_path)
+    assert bundle.tokenizer is not None
+    assert bundle.tokenizer.encode("w0 w6 unheard") == [3, 9, 0]
+    assert (bundle.tokenizer.bos_id, bundle.tokenizer.eos_id, bundle.tokenizer.unk_id) == (1, 2, 0)
 
 
 def test_older_layouts(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_older_layouts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int16", "float16"])
-def test_quantised(kind: str, tmp_path: Path) -> None:
+def test_quantized(kind: str, tmp_path: Path) -> None:
     model = made(MODELS["marian"])
     found, aliases = variables(model)
     for name, array in list(found.items()):
@@ -237,13 +237,13 @@ def test_quantised(kind: str, tmp_path: Path) -> None:
         elif kind == "int16" and array.ndim == 2 and "encodings" not in name:
             scale = np.float32(1024 / np.abs(array).max())
             found |= {name: np.rint(array * scale).astype(np.int16), f"{name}_scale": scale}
-    loaded = ctranslate2.read(folder(tmp_path, binary(found, aliases)))
+    bundle = ctranslate2.read(folder(tmp_path, binary(found, aliases)))
     wanted = torch.float16 if kind == "float16" else torch.float32
     for name, tensor in model.state_dict().items():
-        read = loaded.weights[name]()
+        read = bundle.weights[name]()
         assert read.dtype == wanted
         torch.testing.assert_close(read.float(), tensor, atol=8e-3 if kind == "int8" else 2e-3, rtol=0.0)
-    assert kind in loaded.origin
+    assert kind in bundle.origin
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -251,19 +251,19 @@ def test_quantised(kind: str, tmp_path: Path) -> None:
 def test_a_start_from_zero_becomes_a_token(tied: bool, bias: bool, tmp_path: Path) -> None:
     found, aliases = variables(made(MODELS["marian"].replace(head=LMHead(tied=tied, bias=bias))))
     found["decoder/start_from_zero_embedding"] = np.int8(1)
-    loaded = ctranslate2.read(folder(tmp_path, binary(found, aliases), decoder_start_token="</s>"))
-    assert loaded.tokenizer is not None
-    assert loaded.model.vocab_size == loaded.tokenizer.vocab_size == len(TOKENS) + 1  # type: ignore[union-attr]
-    assert loaded.tokenizer.bos_id == loaded.tokenizer.pad_id == len(TOKENS)
-    assert not loaded.weights["embedding.weight"]()[-1].any()
-    assert logits(rebuilt(loaded), [len(TOKENS), 5], SOURCE)[:, -1].max() < -9000  # it is never said
+    bundle = ctranslate2.read(folder(tmp_path, binary(found, aliases), decoder_start_token="</s>"))
+    assert bundle.tokenizer is not None
+    assert bundle.model.vocab_size == bundle.tokenizer.vocab_size == len(TOKENS) + 1  # type: ignore[union-attr]
+    assert bundle.tokenizer.bos_id == bundle.tokenizer.pad_id == len(TOKENS)
+    assert not bundle.weights["embedding.weight"]()[-1].any()
+    assert logits(rebuilt(bundle), [len(TOKENS), 5], SOURCE)[:, -1].max() < -9000  # it is never generated
 
 
 def test_positions_without_a_table_are_counted_from_one(tmp_path: Path) -> None:
     found, aliases = variables(made(MODELS["opennmt"]))
     found = {name: array for name, array in found.items() if "encodings" not in name}
-    loaded = ctranslate2.read(folder(tmp_path, binary(found, aliases)))
-    table = loaded.weights["decoder.position.weight"]()
+    bundle = ctranslate2.read(folder(tmp_path, binary(found, aliases)))
+    table = bundle.weights["decoder.position.weight"]()
     torch.testing.assert_close(table[0, 0], torch.tensor(1.0).sin())
     torch.testing.assert_close(table[4, -1], torch.tensor(5e-4).cos())
 
@@ -279,15 +279,15 @@ def test_ctranslate2_says_the_same(name: str, tmp_path: Path) -> None:
         found["decoder/start_from_zero_embedding"] = np.int8(1)
     if name == "formula":
         found = {key: array for key, array in found.items() if "encodings" not in key}
-    loaded = ctranslate2.read(folder(tmp_path, binary(found, aliases)))
-    assert loaded.tokenizer is not None
+    bundle = ctranslate2.read(folder(tmp_path, binary(found, aliases)))
+    assert bundle.tokenizer is not None
     translator = theirs.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
     words = [TOKENS[id] for id in SOURCE], [TOKENS[id] for id in TARGET[1:]]
     scored = translator.score_batch([words[0]], [words[1]])[0].log_probs
-    target = [loaded.tokenizer.bos_id or 0, *TARGET[1:]]
-    model = rebuilt(loaded)
-    said = logits(model, target, SOURCE).log_softmax(-1)
-    mine = said[torch.arange(4), torch.tensor([*TARGET[1:], 2])]
+    target = [bundle.tokenizer.bos_id or 0, *TARGET[1:]]
+    model = rebuilt(bundle)
+    scores = logits(model, target, SOURCE).log_softmax(-1)
+    mine = scores[torch.arange(4), torch.tensor([*TARGET[1:], 2])]
     torch.testing.assert_close(mine, torch.tensor(scored), atol=2e-5, rtol=1e-4)
     best = translator.translate_batch([words[0]], beam_size=1, max_decoding_length=6)[0].hypotheses[0]
     written = target[:1]
@@ -338,18 +338,18 @@ def test_a_marian_model_by_its_own_converter(quantization: str | None, tmp_path:
     converter = theirs.converters.TransformersConverter(str(marian), copy_files=["source.spm", "target.spm"])
     converter.convert(str(tmp_path / "converted"), quantization=quantization)
 
-    loaded = ctranslate2.read(tmp_path / "converted")
+    bundle = ctranslate2.read(tmp_path / "converted")
     tokenizer = transformers.AutoTokenizer.from_pretrained(marian)
-    assert loaded.tokenizer is not None
-    assert loaded.source_tokenizer is not None
+    assert bundle.tokenizer is not None
+    assert bundle.source_tokenizer is not None
     for text_ in [*lines["source"], "a K and z"]:
-        assert loaded.source_tokenizer.encode(text_) == tokenizer(text_, add_special_tokens=False)["input_ids"]
+        assert bundle.source_tokenizer.encode(text_) == tokenizer(text_, add_special_tokens=False)["input_ids"]
     for text_ in lines["target"]:
-        assert loaded.tokenizer.decode(loaded.tokenizer.encode(text_)) == text_
+        assert bundle.tokenizer.decode(bundle.tokenizer.encode(text_)) == text_
     source, target = tokenizer("the red cat")["input_ids"], [pad, 5, 9, 3]
     with torch.no_grad():
         wanted = model(torch.tensor([source]), decoder_input_ids=torch.tensor([target])).logits[0, :, :-1]
-    mine = logits(rebuilt(loaded), target, source)[:, :-1]
+    mine = logits(rebuilt(bundle), target, source)[:, :-1]
     torch.testing.assert_close(mine, wanted, atol=1e-5 if quantization is None else 0.2, rtol=1e-4)
 
 
@@ -372,12 +372,12 @@ GOOD = changed()
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"", "empty"),
+        (b"", "truncated"),
         (b"PK\x03\x04 no model", "not a CTranslate2 model"),
         (GOOD[:40], "truncated"),
         (GOOD[:-1], "truncated"),
         (GOOD + b"\0", "1 bytes follow the end"),
-        (struct.pack("<I", 9) + GOOD[4:], "begins with 9, known are 2 … 6"),
+        (struct.pack("<I", 9) + GOOD[4:], "begins with 9, weft reads 2 … 6"),
         (binary({}, {}, "WhisperSpec"), "a model of kind 'WhisperSpec'"),
         (binary({}, {"a": "b"}), "alias 'a' stands for 'b'"),
         (struct.pack("<I", 6) + text("TransformerSpec") + struct.pack("<II", 7, 2**32 - 1), "truncated"),
@@ -404,11 +404,11 @@ GOOD = changed()
         (changed(decoder__alibi=np.int8(1)), "decoder/alibi is on"),
         (changed(decoder__layer_0__self_attention__num_heads_kv=np.int32(3)), "kv_heads = 3 does not divide"),
         (changed(encoder__embeddings_1__weight=np.zeros((2, 2), np.float32)), "several source embeddings"),
-        (changed(decoder__scale_embeddings=np.float32(3), encoder__scale_embeddings=np.float32(3)), "times 3"),
+        (changed(decoder__scale_embeddings=np.float32(3), encoder__scale_embeddings=np.float32(3)), "multiplied by 3"),
     ],
 )
 def test_one_line_for_a_bad_file(data: bytes, expected: str, tmp_path: Path) -> None:
-    with pytest.raises(InteropError, match=expected) as error:
+    with pytest.raises(WeftError, match=expected) as error:
         ctranslate2.read(folder(tmp_path, data))
     assert "\n" not in str(error.value)
 
@@ -416,7 +416,7 @@ def test_one_line_for_a_bad_file(data: bytes, expected: str, tmp_path: Path) -> 
 def test_one_line_for_bad_vocabularies(tmp_path: Path) -> None:
     for tokens, expected in (
         (TOKENS[:-1], "target vocabulary has 22 tokens, but the embeddings have 23 rows"),
-        ([*TOKENS[:-1], "w0"], "stands in it twice"),
+        ([*TOKENS[:-1], "w0"], "a token is there twice"),
         ({"w0": 1}, "expected a list of tokens"),
     ):
         with pytest.raises(InteropError, match=expected):
@@ -424,7 +424,7 @@ def test_one_line_for_bad_vocabularies(tmp_path: Path) -> None:
     (tmp_path / "shared_vocabulary.json").unlink()
     with pytest.raises(InteropError, match="no source vocabulary; expected one of shared_vocabulary"):
         ctranslate2.read(tmp_path)
-    assert not ctranslate2.is_folder(tmp_path)
+    assert not ctranslate2.recognises(tmp_path)
     folder(tmp_path, GOOD)
     (tmp_path / "source.spm").write_bytes(b"nothing")
     with pytest.raises(InteropError, match=r"source\.spm: .*SentencePiece"):

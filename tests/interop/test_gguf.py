@@ -1,4 +1,4 @@
-"""GGUF files against two programs that nobody here wrote: the `gguf` package writes them, `transformers` reads them."""
+"""GGUF files against two programs of other authors: the `gguf` package writes them, `transformers` reads them."""
 
 import os
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from weft.errors import InteropError, WeftError
 from weft.interop import gguf as weft_gguf
+from weft.interop.bundle import ModelBundle
 from weft.interop.gguf_file import (
     ENCODINGS,
     STRING,
@@ -32,7 +33,6 @@ from weft.interop.gguf_file import (
 from weft.interop.gguf_tokenizer import (
     tokenizer_keys,
 )
-from weft.interop.loaded import Loaded
 from weft.models.build import build
 from weft.models.config import Decoder, LMHead
 from weft.models.presets import gpt, llama, preset
@@ -67,9 +67,13 @@ def weights_of(model: Decoder, dtype: torch.dtype = torch.float32) -> dict[str, 
     return {name: partial(made.__getitem__, name) for name in made}
 
 
-def logits(loaded: Loaded, tokens: Tensor) -> Tensor:
-    model = build(loaded.model).eval()
-    model.load_state_dict({name: make().float() for name, make in loaded.weights.items()})
+def write(model: Any, weights: Any, tokenizer: Tokenizer | None, path: Path, dtype: str | None = None) -> None:
+    weft_gguf.write(ModelBundle(model, weights, tokenizer, "here"), path, dtype)
+
+
+def logits(bundle: ModelBundle, tokens: Tensor) -> Tensor:
+    model = build(bundle.model).eval()
+    model.load_state_dict({name: make().float() for name, make in bundle.weights.items()})
     with torch.no_grad():
         return model(tokens)
 
@@ -189,14 +193,14 @@ def test_a_file_of_theirs_gives_their_logits(architecture: str, tmp_path: Path) 
     tokenizer = bpe()
     theirs = their_model(architecture, tokenizer.vocab_size)
     reference_file(tmp_path / "m.gguf", architecture, theirs, tokenizer)
-    loaded = weft_gguf.read(tmp_path / "m.gguf")
+    bundle = weft_gguf.read(tmp_path / "m.gguf")
     tokens = torch.randint(tokenizer.vocab_size, (2, 17))
     with torch.no_grad():
-        assert (logits(loaded, tokens) - theirs(tokens).logits).abs().max() <= 1e-5
-    assert isinstance(loaded.model, Decoder)
-    assert loaded.model.head == LMHead(tied=architecture in ("gemma", "gpt2"))
-    assert loaded.tokenizer is not None
-    assert [loaded.tokenizer.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
+        assert (logits(bundle, tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+    assert isinstance(bundle.model, Decoder)
+    assert bundle.model.head == LMHead(tied=architecture in ("gemma", "gpt2"))
+    assert bundle.tokenizer is not None
+    assert [bundle.tokenizer.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gpt2"])
@@ -205,8 +209,8 @@ def test_transformers_reads_what_is_written(architecture: str, tmp_path: Path) -
     tokenizer = bpe()
     first = tmp_path / "first.gguf"
     reference_file(first, architecture, their_model(architecture, tokenizer.vocab_size), tokenizer)
-    loaded = weft_gguf.read(first)
-    weft_gguf.write(loaded.model, loaded.weights, loaded.tokenizer, tmp_path / "m.gguf", "f16")
+    bundle = weft_gguf.read(first)
+    weft_gguf.write(bundle, tmp_path / "m.gguf", "f16")
     again = weft_gguf.read(tmp_path / "m.gguf")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).eval()
     tokens = torch.randint(tokenizer.vocab_size, (2, 17))
@@ -244,29 +248,29 @@ def test_writing_and_reading_changes_nothing(name: str, tmp_path: Path) -> None:
     model, tokenizer = FAMILIES[name], bpe()
     tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     weights = weights_of(model)
-    weft_gguf.write(model, weights, tokenizer, tmp_path / "m.gguf")
-    loaded = weft_gguf.read(tmp_path / "m.gguf")
-    assert loaded.tokenizer is not None
-    assert loaded.tokenizer.chat_template == tokenizer.chat_template
-    assert loaded.tokenizer.roles == tokenizer.roles
+    write(model, weights, tokenizer, tmp_path / "m.gguf")
+    bundle = weft_gguf.read(tmp_path / "m.gguf")
+    assert bundle.tokenizer is not None
+    assert bundle.tokenizer.chat_template == tokenizer.chat_template
+    assert bundle.tokenizer.roles == tokenizer.roles
     tokens = torch.randint(300, (2, 17))
-    assert (logits(loaded, tokens) - logits(Loaded(model, weights, None, ""), tokens)).abs().max() <= 1e-5
+    assert (logits(bundle, tokens) - logits(ModelBundle(model, weights, None, ""), tokens)).abs().max() <= 1e-5
     if name == "llama-neighbours":  # they come back as halves, with their rows in that order
-        assert loaded.model.replace(position=model.position) == model
+        assert bundle.model.replace(position=model.position) == model
     else:
-        assert loaded.model == model
+        assert bundle.model == model
         gains = "norm.weight" if name == "gemma" else "none"  # 1 + w is stored, which rounds w
         same = {n: make for n, make in weights.items() if not n.endswith(gains)}
-        assert all(torch.equal(loaded.weights[n](), make()) for n, make in same.items())
+        assert all(torch.equal(bundle.weights[n](), make()) for n, make in same.items())
 
 
 @pytest.mark.parametrize("dtype", [None, "f16", "q8_0"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_llama_cpp_reads_what_is_written(name: str, dtype: weft_gguf.Dtype | None, tmp_path: Path) -> None:
+def test_llama_cpp_reads_what_is_written(name: str, dtype: str | None, tmp_path: Path) -> None:
     """Nearly the same logits, for it keeps its cache in fp16, and rounds what it multiplies with 8-bit blocks."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
     model = FAMILIES[name].replace(context=512)
-    weft_gguf.write(model, weights_of(model), bpe(), tmp_path / "m.gguf", dtype)
+    write(model, weights_of(model), bpe(), tmp_path / "m.gguf", dtype)
     tokens = torch.randint(3, 300, (1, 20))
     ours = logits(weft_gguf.read(tmp_path / "m.gguf"), tokens)[0]
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
@@ -279,53 +283,66 @@ def test_llama_cpp_reads_what_is_written(name: str, dtype: weft_gguf.Dtype | Non
 
 def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     model, notes = FAMILIES["llama"], {"gguf": {"keys": {"general.license": [STRING, "apache-2.0"]}}}
-    weft_gguf.write(model, weights_of(model), bpe(), tmp_path / "a.gguf", notes=notes)
-    loaded = weft_gguf.read(tmp_path / "a.gguf")
-    weft_gguf.write(loaded.model, loaded.weights, loaded.tokenizer, tmp_path / "b.gguf", notes=loaded.notes)
+    weft_gguf.write(ModelBundle(model, weights_of(model), bpe(), "here", notes=notes), tmp_path / "a.gguf")
+    weft_gguf.write(weft_gguf.read(tmp_path / "a.gguf"), tmp_path / "b.gguf")
     assert open_file(tmp_path / "b.gguf").get("general.license") == "apache-2.0"
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+def test_another_tokenizer_takes_the_place_of_the_files_own(tmp_path: Path) -> None:
+    model, notes = FAMILIES["llama"], {"gguf": {"keys": {"tokenizer.ggml.eot_token_id": [4, 7]}}}
+    weft_gguf.write(ModelBundle(model, weights_of(model), bpe(), "here", notes=notes), tmp_path / "m.gguf")
+    assert "tokenizer.ggml.eot_token_id" in weft_gguf.read(tmp_path / "m.gguf").notes["gguf"]["keys"]
+    bpe(280).save(tmp_path / "other")
+    bundle = weft_gguf.read(tmp_path / "m.gguf", tmp_path / "other")
+    assert bundle.tokenizer is not None
+    assert bundle.tokenizer.vocab_size == 280
+    assert not [key for key in bundle.notes["gguf"]["keys"] if key.startswith("tokenizer.")]
+    bpe(310).save(tmp_path / "larger")
+    with pytest.raises(WeftError, match="310 entries, but the model's vocab_size is 300"):
+        weft_gguf.read(tmp_path / "m.gguf", tmp_path / "larger")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_widths_stay_where_nothing_is_lost(dtype: torch.dtype, tmp_path: Path) -> None:
     weights = weights_of(FAMILIES["llama"], dtype)
-    weft_gguf.write(FAMILIES["llama"], weights, bpe(), tmp_path / "m.gguf")
+    write(FAMILIES["llama"], weights, bpe(), tmp_path / "m.gguf")
     contents = open_file(tmp_path / "m.gguf")
     assert contents.tensors["blk.0.attn_norm.weight"].encoding.name == "F32"
-    loaded = weft_gguf.read(tmp_path / "m.gguf")
-    assert all(torch.equal(loaded.weights[name](), make()) for name, make in weights.items())
-    assert {make().dtype for make in loaded.weights.values()} == {dtype}
+    bundle = weft_gguf.read(tmp_path / "m.gguf")
+    assert all(torch.equal(bundle.weights[name](), make()) for name, make in weights.items())
+    assert {make().dtype for make in bundle.weights.values()} == {dtype}
 
 
 def test_vectors_that_a_half_width_would_round_make_all_of_it_fp32(tmp_path: Path) -> None:
     weights = weights_of(FAMILIES["llama"])
-    weft_gguf.write(FAMILIES["llama"], weights, bpe(), tmp_path / "m.gguf", "f16")
-    loaded = weft_gguf.read(tmp_path / "m.gguf")
-    assert {make().dtype for make in loaded.weights.values()} == {torch.float32}
+    write(FAMILIES["llama"], weights, bpe(), tmp_path / "m.gguf", "f16")
+    bundle = weft_gguf.read(tmp_path / "m.gguf")
+    assert {make().dtype for make in bundle.weights.values()} == {torch.float32}
     table = weights["embedding.weight"]()
-    assert torch.equal(loaded.weights["embedding.weight"](), table.half().float())
+    assert torch.equal(bundle.weights["embedding.weight"](), table.half().float())
 
 
 def test_eight_bits(tmp_path: Path) -> None:
     model = FAMILIES["llama"]
     weights = weights_of(model)
-    weft_gguf.write(model, weights, bpe(), tmp_path / "m.gguf", "q8_0")
+    write(model, weights, bpe(), tmp_path / "m.gguf", "q8_0")
     contents = open_file(tmp_path / "m.gguf")
     assert contents.get("general.file_type") == 7
     assert contents.tensors["token_embd.weight"].encoding.name == "Q8_0"
     assert contents.tensors["output_norm.weight"].encoding.name == "F32"
-    loaded = weft_gguf.read(tmp_path / "m.gguf")
-    table, back = weights["embedding.weight"](), loaded.weights["embedding.weight"]()
+    bundle = weft_gguf.read(tmp_path / "m.gguf")
+    table, back = weights["embedding.weight"](), bundle.weights["embedding.weight"]()
     steps = table.unflatten(-1, (-1, 32)).abs().amax(-1) / 127
     assert ((table - back).unflatten(-1, (-1, 32)).abs() <= steps[..., None] * 0.57).all()
-    weft_gguf.write(loaded.model, loaded.weights, loaded.tokenizer, tmp_path / "n.gguf", "q8_0", loaded.notes)
+    weft_gguf.write(bundle, tmp_path / "n.gguf", "q8_0")
     again = weft_gguf.read(tmp_path / "n.gguf")
-    assert all(torch.equal(loaded.weights[name](), again.weights[name]()) for name in weights)
+    assert all(torch.equal(bundle.weights[name](), again.weights[name]()) for name in weights)
 
 
 def test_rows_that_are_no_whole_blocks_are_fp16(tmp_path: Path) -> None:
     model = llama(1, 48, 4, 64, 16, 300)
-    weft_gguf.write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
+    write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
     kinds = {name: entry.encoding.name for name, entry in open_file(tmp_path / "m.gguf").tensors.items()}
     assert kinds["blk.0.ffn_down.weight"] == "Q8_0"
     assert kinds["blk.0.ffn_up.weight"] == "F16"
@@ -335,7 +352,7 @@ def test_a_table_that_is_stored_twice_is_one(tmp_path: Path) -> None:
     model = FAMILIES["gpt2"].replace(head=LMHead(tied=False))
     weights = weights_of(model)
     weights["output.weight"] = weights["embedding.weight"]
-    weft_gguf.write(model, weights, bpe(), tmp_path / "m.gguf")
+    write(model, weights, bpe(), tmp_path / "m.gguf")
     assert weft_gguf.read(tmp_path / "m.gguf").model == FAMILIES["gpt2"]
 
 
@@ -385,11 +402,11 @@ def five_bits(raw: Any, name: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "message"),
     [
         (preset("lstm"), "model.kind = 'recurrent'"),
         (preset("bert-tiny"), "model.kind = 'encoder'"),
-        (preset("transformer"), "model.placement = 'post'"),
+        (preset("transformer"), "model.placement = 'post', where llama has 'pre' …$"),
         (FAMILIES["llama"].replace(attention=Attention(heads=HEADS, window=4)), "model.attention.window = 4"),
         (FAMILIES["llama"].replace(position=Rotary(scaling=DynamicNTK(factor=2.0))), "scaling.kind = 'dynamic-ntk'"),
         (
@@ -399,9 +416,9 @@ def five_bits(raw: Any, name: str) -> Tensor:
         (FAMILIES["llama"].replace(feedforward=Gated(d_ff=9, activation="relu")), "activation = 'relu'"),
     ],
 )
-def test_models_without_a_place(model: Any, says: str, tmp_path: Path) -> None:
-    with pytest.raises(InteropError, match=says):
-        weft_gguf.write(model, {}, None, tmp_path / "m.gguf")
+def test_models_without_a_place(model: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InteropError, match=message):
+        write(model, {}, None, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
 
 
@@ -413,7 +430,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
     model = llama(1, 32, 2, 32, 16, 300)
-    weft_gguf.write(model, weights_of(model), bpe(), path)
+    write(model, weights_of(model), bpe(), path)
     return path.read_bytes()
 
 
@@ -473,7 +490,7 @@ def renamed(whole: bytes, old: bytes, new: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "expected"),
     [
         (lambda b: b"GGML" + b[4:], "not a GGUF file: it begins with b'GGML'"),
         (lambda b: b"", "not a GGUF file"),
@@ -484,14 +501,14 @@ def renamed(whole: bytes, old: bytes, new: bytes) -> bytes:
             lambda b: renamed(b, b"\x0d\0\0\0\0\0\0\0output.weight", b"\x0d\0\0\0\0\0\0\0other.weight_"),
             "'other.weight_' .* no place",
         ),
-        (lambda b: renamed(b, b"llama.embedding_length", b"llama.embedding_lengtx"), "embedding_length' is missing"),
+        (lambda b: renamed(b, b"llama.embedding_length", b"llama.embedding_lengtx"), "embedding_length is missing"),
         (lambda b: renamed(b, b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba"), "'mamba': .*llama"),
         (lambda b: renamed(b, b"gpt-2", b"gpt-9"), "tokenizer.ggml.pre = 'gpt-9'"),
     ],
 )
-def test_what_is_wrong_is_named(change: Any, says: str, whole: bytes, tmp_path: Path) -> None:
+def test_what_is_wrong_is_named(change: Any, expected: str, whole: bytes, tmp_path: Path) -> None:
     message = refused(tmp_path / "m.gguf", change(whole))
-    assert re.search(says, message), message
+    assert re.search(expected, message), message
 
 
 def test_an_unknown_encoding_and_wrong_shapes_are_named(whole: bytes, tmp_path: Path) -> None:
@@ -507,17 +524,17 @@ def test_an_unknown_encoding_and_wrong_shapes_are_named(whole: bytes, tmp_path: 
     key = b"llama.block_count"
     place = whole.index(key) + len(key) + 4
     message = refused(tmp_path / "m.gguf", whole[:place] + struct.pack("<I", 2**20) + whole[place + 4 :])
-    assert "block_count = 1048576, but there are 12 tensors" in message
+    assert "llama.block_count = 1048576: the file holds 12 tensors in all" in message
     key = b"llama.vocab_size"
     place = whole.index(key) + len(key) + 4
     message = refused(tmp_path / "m.gguf", whole[:place] + struct.pack("<I", 299) + whole[place + 4 :])
-    assert "the vocabulary disagrees" in message
+    assert "llama.vocab_size has 299 entries, but 'token_embd.weight' has 300 rows" in message
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
     model = llama(1, 32, 2, 32, 16, 290)
     with pytest.raises(InteropError, match="300 tokens, the model's vocab_size is 290"):
-        weft_gguf.write(model, weights_of(model), bpe(), tmp_path / "m.gguf")
+        write(model, weights_of(model), bpe(), tmp_path / "m.gguf")
 
 
 def test_a_failure_leaves_no_file_and_no_part_of_one(tmp_path: Path) -> None:
@@ -530,32 +547,32 @@ def test_a_failure_leaves_no_file_and_no_part_of_one(tmp_path: Path) -> None:
     weights["decoder.norm.weight"] = fails
     (tmp_path / "m.gguf").write_text("old")
     with pytest.raises(KeyboardInterrupt):
-        weft_gguf.write(model, weights, bpe(), tmp_path / "m.gguf")
+        write(model, weights, bpe(), tmp_path / "m.gguf")
     assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
     assert (tmp_path / "m.gguf").read_text() == "old"
     with pytest.raises(InteropError, match="cannot be written"):
-        weft_gguf.write(model, weights, bpe(), tmp_path / "m.gguf" / "below.gguf")
+        write(model, weights, bpe(), tmp_path / "m.gguf" / "below.gguf")
 
 
 def test_numbers_beyond_fp16_are_refused(tmp_path: Path) -> None:
     model = llama(1, 32, 2, 32, 16, 300)
     weights = weights_of(model)
     weights["embedding.weight"] = lambda: torch.full((300, 32), 1e5)
-    with pytest.raises(InteropError, match=r"'token_embd.weight' holds 1e\+05, which fp16 cannot"):
-        weft_gguf.write(model, weights, bpe(), tmp_path / "m.gguf", "f16")
+    with pytest.raises(InteropError, match=r"'token_embd.weight' holds 1e\+05, which fp16 can't"):
+        write(model, weights, bpe(), tmp_path / "m.gguf", "f16")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_package_is_named_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama(1, 32, 2, 32, 16, 300)
-    weft_gguf.write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
+    write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InteropError, match=r"pip install 'weft\[gguf\]'"):
         weft_gguf.read(tmp_path / "m.gguf")
     with pytest.raises(InteropError, match=r"pip install 'weft\[gguf\]'"):
-        weft_gguf.write(model, {}, bpe(), tmp_path / "n.gguf", "q8_0")
+        write(model, {}, bpe(), tmp_path / "n.gguf", "q8_0")
 
 
 def test_a_missing_file() -> None:
     with pytest.raises(InteropError, match="no such file"):
-        weft_gguf.read("nowhere.gguf")
+        weft_gguf.read(Path("nowhere.gguf"))

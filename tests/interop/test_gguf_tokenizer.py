@@ -20,12 +20,21 @@ from weft.interop.gguf_file import (
     FLOAT32,
     STRING,
     UINT32,
-    Slot,
+    LazyTensor,
     Value,
     open_file,
     write_file,
 )
-from weft.interop.gguf_tokenizer import BYTE, CONTROL, CUTS, NORMAL, UNKNOWN, USER, read_tokenizer, tokenizer_keys
+from weft.interop.gguf_tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    PRE_TOKENIZERS,
+    UNKNOWN,
+    USER,
+    read_tokenizer,
+    tokenizer_keys,
+)
 from weft.text.config import BPE, Char, Specials, Unigram, Word
 from weft.text.token_bytes import byte_letters, byte_tokens
 from weft.text.tokenizer import build_tokenizer
@@ -51,9 +60,9 @@ def keys_of(**values: Any) -> dict[str, Value]:
 
 def file_of(path: Path, keys: dict[str, Value]) -> None:
     """A file with a tokenizer and next to nothing else, for transformers."""
-    said = {"general.architecture": Value(STRING, "llama"), "general.file_type": Value(UINT32, 0)}
-    said |= {f"llama.{name}": Value(UINT32, 64) for name in ("block_count", "context_length", "embedding_length")}
-    write_file(path, said | keys, [Slot("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], lambda done: None)
+    general = {"general.architecture": Value(STRING, "llama"), "general.file_type": Value(UINT32, 0)}
+    general |= {f"llama.{name}": Value(UINT32, 64) for name in ("block_count", "context_length", "embedding_length")}
+    write_file(path, general | keys, [LazyTensor("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], lambda done: None)
 
 
 def byte_level_keys(pre: str) -> dict[str, Value]:
@@ -149,7 +158,7 @@ def test_a_sentencepiece_without_a_space_before_the_text() -> None:
     assert [ours.token(id) for id in ours.encode("the cat")] == ["the", "▁cat"]
 
 
-@pytest.mark.parametrize("pre", CUTS)
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_byte_level_keys_come_back(pre: str) -> None:
     keys = byte_level_keys(pre)
     tokenizer = read_tokenizer(keys, "")
@@ -181,24 +190,25 @@ def test_characters_have_a_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
-        (Word(), "no place for a word tokenizer"),
-        (Unigram(vocab_size=285), "no place for a unigram tokenizer"),
+        (Word(), "can't hold a word tokenizer"),
+        (Unigram(vocab_size=285), "can't hold a unigram tokenizer"),
         (Char(fallback="unk", specials=Specials(unk="<unk>")), "spells unknown characters in bytes"),
         (BPE(vocab_size=260, lowercase=True), "no name for"),
     ],
 )
-def test_tokenizers_without_a_place(config: Any, says: str) -> None:
+def test_tokenizers_without_a_place(config: Any, message: str) -> None:
     tokenizer = build_tokenizer(config, TEXTS[:1])
-    with pytest.raises(InteropError, match=says):
+    with pytest.raises(InteropError, match=message):
         tokenizer_keys(tokenizer, tokenizer.vocab_size)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"model": "bert"}, "tokenizer.ggml.model = 'bert': known: gpt2, llama"),
+        ({"model": ["gpt2"]}, r"tokenizer.ggml.model = \['gpt2'\]: did you mean 'gpt2'"),
         ({"pre": "tekken-9"}, "tokenizer.ggml.pre = 'tekken-9'"),
         ({"merges": ["a b c"]}, "'a b c' is not two tokens"),
         ({"merges": ["qq ww"]}, "the tokenizer: not a tokenizer"),
@@ -207,9 +217,9 @@ def test_tokenizers_without_a_place(config: Any, says: str) -> None:
         ({"tokens": [1, 2]}, "expected an array of strings"),
     ],
 )
-def test_what_is_wrong_is_named(change: dict[str, Any], says: str) -> None:
+def test_what_is_wrong_is_named(change: dict[str, Any], message: str) -> None:
     keys = byte_level_keys("gpt-2") | keys_of(**change)
-    with pytest.raises(InteropError, match=says) as caught:
+    with pytest.raises(InteropError, match=message) as caught:
         read_tokenizer(keys, "m.gguf")
     assert str(caught.value).startswith("m.gguf: ")
     assert "\n" not in str(caught.value)

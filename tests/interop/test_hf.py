@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from weft.data.batch import Source
 from weft.errors import InteropError, WeftError
 from weft.interop import hf, hf_export, safetensors
+from weft.interop.bundle import ModelBundle
 from weft.interop.families.known import FAMILIES
 from weft.interop.hf_tokenizer import TOKENIZER_FILES
-from weft.interop.loaded import Loaded
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.models.presets import bert, gpt, llama, preset, vaswani
@@ -174,10 +174,10 @@ def theirs(name: str, settings: dict[str, Any]) -> nn.Module:
     return model
 
 
-def built(loaded: Loaded) -> nn.Module:
+def built(bundle: ModelBundle) -> nn.Module:
     with torch.device("meta"):
-        model = build(loaded.model)
-    model.load_state_dict({name: make() for name, make in loaded.weights.items()}, assign=True)
+        model = build(bundle.model)
+    model.load_state_dict({name: make() for name, make in bundle.weights.items()}, assign=True)
     return model.eval()
 
 
@@ -219,7 +219,7 @@ def gap(mine: Tensor, other: Tensor) -> float:
 
 @pytest.fixture
 def warnings_of_transformers() -> Iterator[list[str]]:
-    """What transformers says while something is loaded."""
+    """What transformers logs while something is loaded."""
     lines: list[str] = []
 
     class Listener(logging.Handler):
@@ -232,9 +232,9 @@ def warnings_of_transformers() -> Iterator[list[str]]:
     logger.removeHandler(listener)
 
 
-def exported(loaded: Loaded, folder: Path, **given: Any) -> Path:
+def exported(bundle: ModelBundle, folder: Path, **given: Any) -> Path:
     folder.mkdir()
-    hf_export.write(loaded, folder, **given)
+    hf_export.write(bundle, folder, **given)
     return folder
 
 
@@ -254,15 +254,15 @@ def test_in_and_out(case: str, tmp_path: Path, warnings_of_transformers: list[st
     name, settings = CASES[case]
     other = theirs(name, settings)
     other.save_pretrained(tmp_path / "theirs")
-    loaded = hf.read(tmp_path / "theirs")
-    ours = built(loaded)
+    bundle = hf.read(tmp_path / "theirs")
+    ours = built(bundle)
     assert difference(ours, other) <= 1e-5
 
-    back = exported(loaded, tmp_path / "back")
+    back = exported(bundle, tmp_path / "back")
     assert same_files(tmp_path / "theirs", back)
 
     # as if weft had trained it: nothing is known of the folder it came from
-    fresh = exported(Loaded(loaded.model, loaded.weights, None, "here"), tmp_path / "fresh")
+    fresh = exported(ModelBundle(bundle.model, bundle.weights, None, "here"), tmp_path / "fresh")
     architecture = json.loads((fresh / "config.json").read_text())["architectures"][0]
     assert architecture == name
     warnings_of_transformers.clear()
@@ -270,7 +270,7 @@ def test_in_and_out(case: str, tmp_path: Path, warnings_of_transformers: list[st
     assert not any(info.values()), info
     assert warnings_of_transformers == []
     assert difference(ours, again.eval()) <= 1e-5
-    assert hf.read(fresh).model == loaded.model
+    assert hf.read(fresh).model == bundle.model
 
 
 def test_every_family_is_tested() -> None:
@@ -286,11 +286,11 @@ def test_numbers_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
     for name in ("model.norm.weight", "model.layers.1.self_attn.k_proj.weight"):
         tensors[name] = tensors[name].float() + 1e-5
     save_file(tensors, file, {"format": "pt"})
-    loaded = hf.read(tmp_path / "theirs")
-    assert loaded.weights["embedding.weight"]().dtype == dtype
-    assert loaded.weights["decoder.norm.weight"]().dtype == torch.float32
-    assert same_files(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
-    wide = exported(loaded, tmp_path / "wide", dtype=torch.float32)
+    bundle = hf.read(tmp_path / "theirs")
+    assert bundle.weights["embedding.weight"]().dtype == dtype
+    assert bundle.weights["decoder.norm.weight"]().dtype == torch.float32
+    assert same_files(tmp_path / "theirs", exported(bundle, tmp_path / "back"))
+    wide = exported(bundle, tmp_path / "wide", dtype="fp32")
     assert {tensor.dtype for tensor in load_file(wide / "model.safetensors").values()} == {torch.float32}
     assert json.loads((wide / "config.json").read_text())["dtype"] == "float32"
 
@@ -298,11 +298,11 @@ def test_numbers_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
 def test_shards(tmp_path: Path) -> None:
     theirs("GPT2LMHeadModel", GPT2).save_pretrained(tmp_path / "theirs", max_shard_size="30KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 2
-    loaded = hf.read(tmp_path / "theirs")
-    assert same_files(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+    bundle = hf.read(tmp_path / "theirs")
+    assert same_files(tmp_path / "theirs", exported(bundle, tmp_path / "back"))
     narrow = tmp_path / "narrow"
     narrow.mkdir()
-    hf_export.write(loaded, narrow, torch.bfloat16)
+    hf_export.write(bundle, narrow, "bf16")
     assert [file.name for file in narrow.glob("*.safetensors*")] == ["model.safetensors"]
 
 
@@ -319,9 +319,9 @@ def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
 
 def test_files_that_notes_name_stay_in_the_folder(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "theirs")
-    loaded = hf.read(folder)
-    ((_, header),) = loaded.notes["headers"].items()
-    wrong = replace(loaded, notes={**loaded.notes, "headers": {"../out.safetensors": header}})
+    bundle = hf.read(folder)
+    ((_, header),) = bundle.notes["headers"].items()
+    wrong = replace(bundle, notes={**bundle.notes, "headers": {"../out.safetensors": header}})
     with pytest.raises(InteropError, match="not the name of a"):
         exported(wrong, tmp_path / "back")
     assert not (tmp_path / "out.safetensors").exists()
@@ -342,33 +342,33 @@ def test_old_names_unused_tensors_and_copies_come_back(tmp_path: Path) -> None:
     tensors["cls.seq_relationship.weight"] = torch.randn(2, D)
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
     save_file(tensors, file, {"format": "pt"})
-    loaded = hf.read(tmp_path / "theirs")
-    assert difference(built(loaded), other) <= 1e-5
-    assert same_files(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+    bundle = hf.read(tmp_path / "theirs")
+    assert difference(built(bundle), other) <= 1e-5
+    assert same_files(tmp_path / "theirs", exported(bundle, tmp_path / "back"))
 
 
 def test_the_base_model_alone_has_no_prefix(tmp_path: Path) -> None:
     other = theirs("GPT2Model", GPT2)
     other.save_pretrained(tmp_path / "theirs")
     assert "wte.weight" in load_file(tmp_path / "theirs/model.safetensors")
-    loaded = hf.read(tmp_path / "theirs")
-    ours, tokens = built(loaded), torch.randint(V, (2, 9))
+    bundle = hf.read(tmp_path / "theirs")
+    ours, tokens = built(bundle), torch.randint(V, (2, 9))
     with torch.no_grad():
         assert gap(ours.features(tokens), other(tokens).last_hidden_state) <= 1e-5
-    assert same_files(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+    assert same_files(tmp_path / "theirs", exported(bundle, tmp_path / "back"))
 
 
 def test_a_table_that_differs_is_not_tied(tmp_path: Path) -> None:
-    """T5 v1.1 is said to be tied and is not: the tensors tell."""
+    """config.json calls T5 v1.1 tied, and the tensors show that it is not."""
     theirs("T5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}).save_pretrained(tmp_path / "theirs")
     file = tmp_path / "theirs/model.safetensors"
     save_file(load_file(file) | {"lm_head.weight": torch.randn(V, D)}, file, {"format": "pt"})
-    loaded = hf.read(tmp_path / "theirs")
-    assert not loaded.model.head.tied
-    back = exported(loaded, tmp_path / "back")
+    bundle = hf.read(tmp_path / "theirs")
+    assert not bundle.model.head.tied
+    back = exported(bundle, tmp_path / "back")
     assert same_files(tmp_path / "theirs", back)
     other = hf_models.T5ForConditionalGeneration.from_pretrained(back)
-    assert difference(built(loaded), other.eval()) <= 1e-5
+    assert difference(built(bundle), other.eval()) <= 1e-5
 
 
 def test_a_tied_table_under_its_other_name_alone(tmp_path: Path) -> None:
@@ -378,9 +378,9 @@ def test_a_tied_table_under_its_other_name_alone(tmp_path: Path) -> None:
     tensors = load_file(file)
     tensors["lm_head.weight"] = tensors.pop("model.shared.weight")
     save_file(tensors, file, {"format": "pt"})
-    loaded = hf.read(tmp_path / "theirs")
-    assert difference(built(loaded), other) <= 1e-5
-    assert same_files(tmp_path / "theirs", exported(loaded, tmp_path / "back"))
+    bundle = hf.read(tmp_path / "theirs")
+    assert difference(built(bundle), other) <= 1e-5
+    assert same_files(tmp_path / "theirs", exported(bundle, tmp_path / "back"))
 
 
 def test_settings_that_weft_has_no_word_for_come_back(tmp_path: Path) -> None:
@@ -393,9 +393,9 @@ def test_settings_that_weft_has_no_word_for_come_back(tmp_path: Path) -> None:
 def test_labels_have_names(tmp_path: Path) -> None:
     name, settings = CASES["bert-labels"]
     theirs(name, settings).save_pretrained(tmp_path / "theirs")
-    loaded = hf.read(tmp_path / "theirs")
-    assert loaded.labels == ("bad", "fair", "good")
-    fresh = exported(replace(loaded, notes={}), tmp_path / "fresh")
+    bundle = hf.read(tmp_path / "theirs")
+    assert bundle.labels == ("bad", "fair", "good")
+    fresh = exported(replace(bundle, notes={}), tmp_path / "fresh")
     assert json.loads((fresh / "config.json").read_text())["id2label"] == {"0": "bad", "1": "fair", "2": "good"}
 
 
@@ -415,7 +415,7 @@ def test_labels_without_names_of_their_own(tmp_path: Path, settings: dict[str, A
 def test_answers_that_are_no_labels(tmp_path: Path, kind: str, labels: int) -> None:
     theirs("BertForSequenceClassification", {**BERT, "num_labels": labels}).save_pretrained(tmp_path / "theirs")
     edit(tmp_path / "theirs", problem_type=kind)
-    with pytest.raises(InteropError, match=f"problem_type = '{kind}': with 3 answers"):
+    with pytest.raises(InteropError, match=f"problem_type = '{kind}': with 3 labels"):
         hf.read(tmp_path / "theirs")
 
 
@@ -424,10 +424,10 @@ def test_sentence_encoders_say_how_they_pool(tmp_path: Path) -> None:
     (tmp_path / "theirs/1_Pooling").mkdir()
     pooling = tmp_path / "theirs/1_Pooling/config.json"
     pooling.write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}')
-    loaded = hf.read(tmp_path / "theirs")
-    assert (loaded.model.head.pooling, loaded.model.head.normalise) == ("first", False)
-    fresh = exported(Loaded(loaded.model, loaded.weights, None, "here"), tmp_path / "fresh")
-    assert hf.read(fresh).model == loaded.model
+    bundle = hf.read(tmp_path / "theirs")
+    assert (bundle.model.head.pooling, bundle.model.head.normalise) == ("first", False)
+    fresh = exported(ModelBundle(bundle.model, bundle.weights, None, "here"), tmp_path / "fresh")
+    assert hf.read(fresh).model == bundle.model
     pooling.write_text('{"pooling_mode_max_tokens": true}')
     with pytest.raises(InteropError, match=r"pooling by max_tokens; weft has mean, first \(cls\) and last"):
         hf.read(tmp_path / "theirs")
@@ -469,9 +469,9 @@ def test_what_an_encoder_decoder_writes_begins_with_its_start_token(tmp_path: Pa
     settings = vaswani(1, D, H, F, 0.0, V, 32).replace(position=Sinusoidal(layout="halves"))
     folder = exported(replace(fresh_model(settings), tokenizer=words()), tmp_path / "ours")
     edit(folder, decoder_start_token_id=0)
-    loaded = hf.read(folder)
-    assert loaded.tokenizer is not None
-    assert loaded.tokenizer.bos_id == loaded.tokenizer.pad_id == 0
+    bundle = hf.read(folder)
+    assert bundle.tokenizer is not None
+    assert bundle.tokenizer.bos_id == bundle.tokenizer.pad_id == 0
 
 
 def test_marians_two_tokenizers(tmp_path: Path) -> None:
@@ -479,32 +479,49 @@ def test_marians_two_tokenizers(tmp_path: Path) -> None:
     theirs(*CASES["marian"]).save_pretrained(tmp_path / "theirs")
     folder = tmp_path / "theirs"
     for side, letters in (("source", "ab"), ("target", "xy")):
-        said = b"".join(piece(f"▁{letter}", -2) for letter in letters) + piece("▁", -4)
-        (folder / f"{side}.spm").write_bytes(SPECIALS + said + block(2, number(3, 1)) + PLAIN)
+        pieces = b"".join(piece(f"▁{letter}", -2) for letter in letters) + piece("▁", -4)
+        (folder / f"{side}.spm").write_bytes(SPECIALS + pieces + block(2, number(3, 1)) + PLAIN)
     vocabulary = ["<pad>", "</s>", "<unk>", "▁a", "▁b", "▁x", "▁y", "▁"]
     (folder / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(vocabulary)}))
-    loaded = hf.read(folder)
-    assert loaded.tokenizer is not None
-    assert loaded.source_tokenizer is not None
-    assert loaded.source_tokenizer.encode("a b") == [3, 4]
-    assert loaded.tokenizer.decode([5, 6]) == "x y"
-    assert (loaded.source_tokenizer.eos_id, loaded.source_tokenizer.pad_id) == (1, 0)
-    assert (loaded.tokenizer.bos_id, loaded.tokenizer.eos_id) == (0, 1)
+    bundle = hf.read(folder)
+    assert bundle.tokenizer is not None
+    assert bundle.source_tokenizer is not None
+    assert bundle.source_tokenizer.encode("a b") == [3, 4]
+    assert bundle.tokenizer.decode([5, 6]) == "x y"
+    assert (bundle.source_tokenizer.eos_id, bundle.source_tokenizer.pad_id) == (1, 0)
+    assert (bundle.tokenizer.bos_id, bundle.tokenizer.eos_id) == (0, 1)
     given = exported(
-        replace(loaded, notes={**loaded.notes, "tokenizer": loaded.tokenizer.fingerprint}), tmp_path / "out"
+        replace(bundle, notes={**bundle.notes, "tokenizer": bundle.tokenizer.fingerprint}), tmp_path / "out"
     )
     assert all(
         (given / n).read_bytes() == (folder / n).read_bytes() for n in ("source.spm", "target.spm", "vocab.json")
     )
 
 
+def test_the_sources_tokenizer_comes_along(tmp_path: Path) -> None:
+    """Also out of a folder that weft wrote: no file of either tokenizer is lost or changed on the way."""
+    settings = vaswani(1, D, H, F, 0.0, V, 32).replace(position=Sinusoidal(layout="halves"), source_vocab_size=50)
+    made = replace(fresh_model(settings), tokenizer=words(), source_tokenizer=words(50))
+    folder = exported(made, tmp_path / "ours")
+    bundle = hf.read(folder)
+    assert bundle.tokenizer is not None
+    assert bundle.source_tokenizer is not None
+    assert bundle.source_tokenizer.vocab_size == 50
+    notes = {**bundle.notes, "tokenizer": bundle.tokenizer.fingerprint}  # as a run keeps them
+    assert same_files(folder, exported(replace(bundle, notes=notes), tmp_path / "back"))
+    assert (tmp_path / "back/source/tokenizer.json").is_file()
+    files = {name: data for name, data in bundle.files.items() if not name.startswith("source/")}  # of an older import
+    exported(replace(bundle, notes=notes, files=files), tmp_path / "older")
+    assert (tmp_path / "older/source/tokenizer.json").is_file()
+
+
 # ---- models that weft made
 
 
-def fresh_model(settings: Any) -> Loaded:
+def fresh_model(settings: Any) -> ModelBundle:
     torch.manual_seed(0)
     weights = build(settings).state_dict()
-    return Loaded(settings, {name: (lambda w=weight: w) for name, weight in weights.items()}, None, "here")
+    return ModelBundle(settings, {name: (lambda w=weight: w) for name, weight in weights.items()}, None, "here")
 
 
 def a_folder(folder: Path, tokenizer: Tokenizer | None = None, settings: Any = None) -> Path:
@@ -524,8 +541,7 @@ def edit(folder: Path, **changes: Any) -> None:
 def test_presets_find_their_family(name: str, family: str) -> None:
     small = {"vocab_size": V, "d_model": D, "layers": 1, "context": 16}
     settings = preset(name).replace(**small, attention={**preset(name).attention.model_dump(), "heads": 2})
-    tree, kind = hf_export._choose(fresh_model(settings))[2], hf_export._choose(fresh_model(settings))[0].kind
-    assert (kind, tree["model_type"]) == (family, family)
+    assert hf_export.choose(fresh_model(settings)).kind == family
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -624,7 +640,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut short": (truncate, r"model\.safetensors: not a whole safetensors file"),
     "absurd header": (header_of(2**62), r"model\.safetensors: not a whole safetensors file"),
     "pickled": (pickled, r"pytorch_model\.bin: reading such a file may run code"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"there is no model\.safetensors"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"there is neither model\.safetensors nor"),
     "path in the index": (
         indexed({"x": "../outside.safetensors"}),
         r"'\.\./outside\.safetensors' is not the name of a",
@@ -633,7 +649,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "absent shard": (indexed({"x": "b.safetensors"}), r"b\.safetensors: missing, though"),
     "not in its shard": (indexed({"x": "a.safetensors"}), r"'x' is not in a\.safetensors, where it should be$"),
     "empty index": (indexed({}), r"'weight_map' does not say"),
-    "too many words": (with_config(vocab_size=V), r"tokenizer has 76 entries, but the model knows 61; they don't fit$"),
+    "too many words": (with_config(vocab_size=V), r"tokenizer has 76 entries, but the model's vocab_size is 61$"),
 }
 
 

@@ -1,4 +1,4 @@
-"""llama2.c's files, written here by its description and compared with a model that nobody here wrote."""
+"""llama2.c's files, written here by its description and compared with another program's model."""
 
 import os
 
@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from weft.errors import InteropError
+from weft.errors import InteropError, WeftError
 from weft.interop import llama2c
 from weft.models.build import build
 from weft.models.config import Decoder, LMHead
@@ -97,12 +97,12 @@ def folder(tmp_path: Path) -> Path:
 def test_logits(tied: bool, version: int, folder: Path) -> None:
     theirs = their_model(tied)
     (folder / "m.bin").write_bytes(model_bytes(theirs, tied, version))
-    loaded = llama2c.read(folder / "m.bin")
-    assert isinstance(loaded.model, Decoder)
-    assert loaded.model.head == LMHead(tied=tied)
-    assert loaded.model.context == CONTEXT
-    ours = build(loaded.model).eval()
-    ours.load_state_dict({name: make() for name, make in loaded.weights.items()})
+    bundle = llama2c.read(folder / "m.bin")
+    assert isinstance(bundle.model, Decoder)
+    assert bundle.model.head == LMHead(tied=tied)
+    assert bundle.model.context == CONTEXT
+    ours = build(bundle.model).eval()
+    ours.load_state_dict({name: make() for name, make in bundle.weights.items()})
     tokens = torch.randint(VOCAB, (2, 11))
     with torch.no_grad():
         assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
@@ -136,30 +136,30 @@ def change(data: bytes, place: int, value: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("corrupt", "message"),
     [
         (lambda b: b"", "not a llama2.c model"),
-        (lambda b: b[:-4], "cut short: its header asks for"),
+        (lambda b: b[:-4], "truncated: its header asks for"),
         (lambda b: b + b"\0\0\0\0", "too long: its header asks for"),
         (lambda b: change(b, 0, 0), "dim = 0"),
         (lambda b: change(b, 8, 2**30), "n_layers = 1073741824"),
-        (lambda b: change(b, 8, 2**20), "1048576 layers cannot lie in"),
-        (lambda b: change(b, 12, 3), "do not divide each other"),
+        (lambda b: change(b, 8, 2**20), "1048576 layers do not fit into"),
+        (lambda b: change(b, 12, 3), "kv_heads = 2 does not divide heads = 3"),
         (lambda b: b"GGUF" + b[4:], "dim = 1179993927"),
         (lambda b: struct.pack("<Ii", 0x616B3432, 2) + b[8:], "version 2 of llama2.c's format"),
     ],
 )
-def test_a_bad_model_is_refused_in_one_line(spoil: Any, says: str, folder: Path) -> None:
+def test_a_bad_model_is_refused_in_one_line(corrupt: Any, message: str, folder: Path) -> None:
     path = folder / "m.bin"
-    path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(InteropError, match=says) as caught:
+    path.write_bytes(corrupt(path.read_bytes()))
+    with pytest.raises(WeftError, match=message) as caught:
         llama2c.read(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("corrupt", "message"),
     [
         (lambda b: b"", "0 tokens where the model has"),
         (lambda b: b[:-20], "tokens where the model has|not a llama2.c vocabulary"),
@@ -168,14 +168,14 @@ def test_a_bad_model_is_refused_in_one_line(spoil: Any, says: str, folder: Path)
         (lambda b: b.replace(b"<unk>", b"<xyz>"), "its first token is '<xyz>'"),
     ],
 )
-def test_a_bad_vocabulary_is_refused_in_one_line(spoil: Any, says: str, folder: Path) -> None:
+def test_a_bad_vocabulary_is_refused_in_one_line(corrupt: Any, message: str, folder: Path) -> None:
     path = folder / "tokenizer.bin"
-    path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(InteropError, match=says) as caught:
+    path.write_bytes(corrupt(path.read_bytes()))
+    with pytest.raises(InteropError, match=message) as caught:
         llama2c.read(folder / "m.bin")
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file() -> None:
     with pytest.raises(InteropError, match="no such file"):
-        llama2c.read("nowhere.bin")
+        llama2c.read(Path("nowhere.bin"))

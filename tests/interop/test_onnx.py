@@ -1,5 +1,7 @@
 """ONNX files: the same answers in another runtime, at any size, and the same greedy text."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +12,14 @@ import torch
 
 from weft.errors import InteropError
 from weft.interop import onnx
-from weft.interop.onnx import export_onnx
+from weft.interop.bundle import ModelBundle
 from weft.models.build import build
 from weft.models.config import ClassificationHead, EncoderDecoder, LMHead, PretrainingHead, Recurrent
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, DynamicNTK, Gated, RMSNorm, Rotary, T5Bias
 from weft.text.config import Byte
-from weft.text.tokenizer import build_tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 D, HEADS, FF, VOCAB = 16, 2, 24, 50
 
@@ -38,6 +40,12 @@ def made(config: Any) -> Transformer:
     return model
 
 
+def export(model: Transformer, folder: Path, **tokenizers: Tokenizer) -> None:
+    weights = {name: partial(tensor.clone) for name, tensor in model.state_dict().items()}
+    folder.mkdir()
+    onnx.write(replace(ModelBundle(model.config, weights, None, "here"), **tokenizers), folder)  # type: ignore[arg-type]
+
+
 def session(runtime: Any, file: Path) -> Any:
     return runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
@@ -52,15 +60,13 @@ def fed(names: list[str], arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
 
 def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
     model = made(bert(1, D, HEADS, VOCAB, 32).replace(head=PretrainingHead()))
-    written = export_onnx(model, build_tokenizer(Byte(), []), tmp_path / "bert")
-    assert {file.name for file in written.files} == {
+    export(model, tmp_path / "bert", tokenizer=build_tokenizer(Byte(), []))
+    assert {file.name for file in (tmp_path / "bert").iterdir()} == {
         "model.onnx",
         "tokenizer.json",
         "tokenizer_config.json",
         onnx.ABOUT,
     }
-    assert written.difference is not None
-    assert written.difference < 1e-4
     run = session(runtime, tmp_path / "bert" / "model.onnx")
     assert [each.name for each in run.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
     for rows, time in ((1, 1), (3, 9), (2, 32)):
@@ -78,7 +84,7 @@ def test_a_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
     """Grouped queries, rotary positions and a window: greedy text token by token, with the cache in and out."""
     config = llama(1, D, HEADS, FF, 32, VOCAB, kv_heads=1).replace(attention=Attention(heads=2, kv_heads=1, window=6))
     model = made(config)
-    export_onnx(model, None, tmp_path / "llama")
+    export(model, tmp_path / "llama")
     run = session(runtime, tmp_path / "llama" / "model.onnx")
     names = ["input_ids", "past_key_values.0.key", "past_key_values.0.value"]
     assert [each.name for each in run.get_inputs()] == names
@@ -101,7 +107,7 @@ def test_a_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_encoder_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
     model = made(vaswani(1, D, HEADS, FF, 0.1, VOCAB))
-    export_onnx(model, None, tmp_path / "pair", build_tokenizer(Byte(), []))
+    export(model, tmp_path / "pair", source_tokenizer=build_tokenizer(Byte(), []))
     assert (tmp_path / "pair" / "source" / "tokenizer.json").is_file()
     reads, writes = (session(runtime, tmp_path / "pair" / f"{name}.onnx") for name in ("encoder", "decoder"))
     source = torch.randint(VOCAB, (3, 8))
@@ -123,7 +129,7 @@ def test_an_encoder_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "classifier", "t5"])
-def test_other_parts(name: str, runtime: Any, tmp_path: Path) -> None:
+def test_other_parts(name: str, runtime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = {
         "gpt": gpt(1, D, HEADS, 32, VOCAB),
         "classifier": gpt(1, D, HEADS, 32, VOCAB).replace(head=ClassificationHead(labels=3, pooling="last")),
@@ -139,9 +145,9 @@ def test_other_parts(name: str, runtime: Any, tmp_path: Path) -> None:
             head=LMHead(tied=False),
         ),
     }[name]
-    written = export_onnx(made(config), None, tmp_path / name)
-    assert written.difference is not None
-    assert written.difference < 1e-4
+    monkeypatch.setattr(onnx, "TOLERANCE", 1e-4)
+    export(made(config), tmp_path / name)
+    assert (tmp_path / name / onnx.ABOUT).is_file()
 
 
 # ---- what is refused
@@ -149,49 +155,33 @@ def test_other_parts(name: str, runtime: Any, tmp_path: Path) -> None:
 
 def test_one_line_for_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-    recurrent = build(Recurrent(vocab_size=9, d_model=8))
-    with pytest.raises(InteropError, match="ONNX export is for Transformers, not for a Recurrent"):
-        export_onnx(recurrent, None, tmp_path / "new")
+    recurrent = ModelBundle(Recurrent(vocab_size=9, d_model=8), {}, None, "here")
+    with pytest.raises(InteropError, match=r"model\.kind = 'recurrent': only Transformers can be exported as ONNX"):
+        onnx.write(recurrent, tmp_path)
     scaled = llama(1, D, HEADS, FF, 32, VOCAB).replace(position=Rotary(scaling=DynamicNTK(factor=2.0)))
     with pytest.raises(InteropError, match="dynamic-ntk"):
-        export_onnx(made(scaled), None, tmp_path / "new")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InteropError, match="something is there already"):
-        export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path)
-    with pytest.raises(InteropError, match="cannot be written"):
-        export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path / "file" / "new")
+        onnx.write(ModelBundle(scaled, {}, None, "here"), tmp_path)
     monkeypatch.setattr(onnx, "find_spec", lambda name: None)
     with pytest.raises(InteropError, match=r"pip install 'weft\[onnx\]'"):
-        export_onnx(recurrent, None, tmp_path / "new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
-
-
-def test_an_empty_folder_will_do(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-    assert export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path).files
-
-
-def test_nothing_is_left_where_drawing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-
-    def fails(part: Any, file: Path) -> None:
-        file.write_bytes(b"half")
-        raise InteropError("no room for it")
-
-    monkeypatch.setattr(onnx, "_draw", fails)
-    with pytest.raises(InteropError, match="no room"):
-        export_onnx(made(gpt(1, D, HEADS, 32, VOCAB)), None, tmp_path / "new")
+        onnx.write(recurrent, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_gives_no_numbers_is_refused(runtime: Any, tmp_path: Path) -> None:
-    """A NaN may come after a difference that is a number, and in any of several answers."""
+def test_an_output_that_is_nan_is_refused(runtime: Any, tmp_path: Path) -> None:
+    """A NaN may come after a difference that is a number, and in any of several outputs."""
     model = made(gpt(1, D, HEADS, 32, VOCAB))
     with torch.no_grad():
         model.embedding.weight[1] = torch.nan  # type: ignore[index,operator]
-    with pytest.raises(InteropError, match=r"the model gives no numbers \(NaN\); nothing was written"):
-        export_onnx(model, None, tmp_path / "new")
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InteropError, match=r"the model's output is NaN; nothing was written"):
+        export(model, tmp_path / "new")
+
+
+def test_a_file_that_differs_from_the_model_is_refused(
+    runtime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx, "_difference", lambda graph, file: 0.5)
+    with pytest.raises(InteropError, match=r"model\.onnx: its outputs differ from the model's by 0\.5"):
+        export(made(gpt(1, D, HEADS, 32, VOCAB)), tmp_path / "new")
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -208,5 +198,5 @@ def test_nan_is_the_largest_difference(
 
     monkeypatch.setattr(runtime, "InferenceSession", Session)
     example, free = (torch.zeros(1, 1, dtype=torch.long),), ({0: "batch", 1: "time"},)
-    part = onnx._Part("model.onnx", lambda tokens: answers, example, free, ("input_ids",), ("a", "b"))  # type: ignore[arg-type]
-    assert np.isnan(onnx._difference(part, tmp_path / "model.onnx"))
+    graph = onnx._Graph("model.onnx", lambda tokens: answers, example, free, ("input_ids",), ("a", "b"))  # type: ignore[arg-type]
+    assert np.isnan(onnx._difference(graph, tmp_path / "model.onnx"))

@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.api import exchange
+from weft.api.export_model import export_model
+from weft.api.import_model import import_model
 from weft.interop import gguf
-from weft.interop.loaded import Loaded
+from weft.interop.bundle import ModelBundle
+from weft.interop.formats import read_model
 from weft.models.base import LanguageModel
-from weft.models.build import build as build_model
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]
 
@@ -45,10 +46,10 @@ def the_file() -> Path:
     return next(Path(str(each.locate())) for each in listed if each.suffix == ".gguf")
 
 
-def build(loaded: Loaded) -> LanguageModel:
-    model = build_model(loaded.model)
+def build(bundle: ModelBundle) -> LanguageModel:
+    model = build(bundle.model)
     assert isinstance(model, LanguageModel)
-    model.load_state_dict({name: make() for name, make in loaded.weights.items()})
+    model.load_state_dict({name: make() for name, make in bundle.weights.items()})
     return model.eval()
 
 
@@ -63,13 +64,13 @@ def greedy(model: LanguageModel, ids: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Loaded:
+def bundle() -> ModelBundle:
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     return gguf.read(the_file())
 
 
 @torch.no_grad()
-def test_it_says_what_transformers_says(loaded: Loaded) -> None:
+def test_it_says_what_transformers_says(bundle: ModelBundle) -> None:
     """64 greedy tokens after each of 10 prompts.
 
     transformers reads each prompt with weft's answer at once: where the word it would say at every place is the one
@@ -77,9 +78,9 @@ def test_it_says_what_transformers_says(loaded: Loaded) -> None:
     """
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
-    path, tokenizer = the_file(), loaded.tokenizer
+    path, tokenizer = the_file(), bundle.tokenizer
     assert tokenizer is not None
-    model = build(loaded)
+    model = build(bundle)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     ).eval()
@@ -96,28 +97,28 @@ def test_it_says_what_transformers_says(loaded: Loaded) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("to", "dest"), [("gguf", "m.gguf"), ("hf", "folder")])
-def test_going_out_and_coming_back_changes_nothing(loaded: Loaded, to: str, dest: str, tmp_path: Path) -> None:
-    exchange.import_model(the_file(), tmp_path / "run")
-    exchange.export_model(tmp_path / "run", to, tmp_path / dest)
-    again = exchange.read_model(tmp_path / dest)
-    assert again.model == loaded.model
+def test_going_out_and_coming_back_changes_nothing(bundle: ModelBundle, to: str, dest: str, tmp_path: Path) -> None:
+    import_model(the_file(), tmp_path / "run")
+    export_model(tmp_path / "run", to, tmp_path / dest)
+    again = read_model(tmp_path / dest)
+    assert again.model == bundle.model
     assert again.tokenizer is not None
-    assert loaded.tokenizer is not None
-    assert again.tokenizer.to_json() == loaded.tokenizer.to_json()
-    assert again.tokenizer.chat_template == loaded.tokenizer.chat_template
-    assert all(torch.equal(again.weights[name](), make()) for name, make in loaded.weights.items())
+    assert bundle.tokenizer is not None
+    assert again.tokenizer.to_json() == bundle.tokenizer.to_json()
+    assert again.tokenizer.chat_template == bundle.tokenizer.chat_template
+    assert all(torch.equal(again.weights[name](), make()) for name, make in bundle.weights.items())
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])
-def test_smaller_files_say_nearly_the_same(loaded: Loaded, dtype: gguf.Dtype, tmp_path: Path) -> None:
+def test_smaller_files_say_nearly_the_same(bundle: ModelBundle, dtype: str, tmp_path: Path) -> None:
     """What fp16 or 8 bits round away moves the distributions by little, and is rounded away once only."""
-    assert loaded.tokenizer is not None
-    gguf.write(loaded.model, loaded.weights, loaded.tokenizer, tmp_path / "a.gguf", dtype, loaded.notes)
+    assert bundle.tokenizer is not None
+    gguf.write(bundle, tmp_path / "a.gguf", dtype)
     smaller = gguf.read(tmp_path / "a.gguf")
-    ids = torch.tensor([loaded.tokenizer.encode("The sky is blue because light of short waves is scattered more.")])
-    told, kept = (build(each)(ids).log_softmax(-1) for each in (loaded, smaller))
+    ids = torch.tensor([bundle.tokenizer.encode("The sky is blue because light of short waves is scattered more.")])
+    told, kept = (build(each)(ids).log_softmax(-1) for each in (bundle, smaller))
     divergence = (told.exp() * (told - kept)).sum(-1).mean()
     assert divergence < {"f16": 1e-5, "q8_0": 1e-2}[dtype]
-    gguf.write(smaller.model, smaller.weights, smaller.tokenizer, tmp_path / "b.gguf", dtype, smaller.notes)
+    gguf.write(smaller, tmp_path / "b.gguf", dtype)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()

@@ -16,7 +16,7 @@ from weft.interop.families.bert import BERT
 from weft.interop.families.gpt2 import GPT2
 from weft.interop.families.llama import LLAMA, MISTRAL, QWEN3
 from weft.interop.families.seq2seq import MARIAN, T5
-from weft.interop.mapping import Rule, both, conversions, rule, to_ours
+from weft.interop.weight_map import Rule, conversions, module, tensor, to_ours
 from weft.models.build import build
 from weft.models.config import EncoderDecoder, LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
@@ -244,21 +244,21 @@ def torch_layers(side: str, last: str) -> tuple[Rule, ...]:
     """torch.nn.Transformer's names; its last norm is norm2 or norm3."""
     block, layer = f"{side}.blocks.{{layer}}", f"{side}.layers.{{layer}}"
     return (
-        *(rule(f"{block}.attention.qkv.{kind}", f"{layer}.self_attn.in_proj_{kind}") for kind in ("weight", "bias")),
-        *both(f"{block}.attention.out", f"{layer}.self_attn.out_proj"),
-        *both(f"{block}.attention_skip.norm", f"{layer}.norm1"),
-        *both(f"{block}.cross.q", "q{layer}"),
-        *both(f"{block}.cross.kv", "kv{layer}"),
-        *both(f"{block}.cross.out", f"{layer}.multihead_attn.out_proj"),
-        *both(f"{block}.cross_skip.norm", f"{layer}.norm2"),
-        *both(f"{block}.feedforward.up", f"{layer}.linear1"),
-        *both(f"{block}.feedforward.down", f"{layer}.linear2"),
-        *both(f"{block}.feedforward_skip.norm", f"{layer}.{last}"),
+        *(tensor(f"{block}.attention.qkv.{kind}", f"{layer}.self_attn.in_proj_{kind}") for kind in ("weight", "bias")),
+        *module(f"{block}.attention.out", f"{layer}.self_attn.out_proj"),
+        *module(f"{block}.attention_skip.norm", f"{layer}.norm1"),
+        *module(f"{block}.cross.q", "q{layer}"),
+        *module(f"{block}.cross.kv", "kv{layer}"),
+        *module(f"{block}.cross.out", f"{layer}.multihead_attn.out_proj"),
+        *module(f"{block}.cross_skip.norm", f"{layer}.norm2"),
+        *module(f"{block}.feedforward.up", f"{layer}.linear1"),
+        *module(f"{block}.feedforward.down", f"{layer}.linear2"),
+        *module(f"{block}.feedforward_skip.norm", f"{layer}.{last}"),
     )
 
 
 TORCH = (
-    rule("embedding.weight", "table"),
+    tensor("embedding.weight", "table"),
     *torch_layers("encoder", "norm2"),
     *torch_layers("decoder", "norm3"),
 )

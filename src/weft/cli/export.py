@@ -13,14 +13,15 @@ def export(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="TYPE", help="What the numbers become: fp32, fp16 or bf16 for hf, f32, f16, bf16 or q8_0 for gguf."
+            metavar="TYPE",
+            help="Convert the weights: to fp32, fp16 or bf16 for hf, to f32, f16, bf16 or q8_0 for gguf.",
         ),
     ] = None,
 ) -> None:
     """Write a run's best weights for transformers (hf), llama.cpp (gguf) or onnxruntime (onnx), or as a run (weft).
 
-    The last makes one run of an adapter and what it was learned beside.
+    The last merges an adapter into the model that it was trained on.
     """
-    from weft.api import exchange
+    from weft.api.export_model import export_model
 
-    typer.echo(exchange.export_model(run, to, dest, dtype=dtype))
+    typer.echo(export_model(run, to, dest, dtype=dtype))

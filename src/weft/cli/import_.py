@@ -20,11 +20,12 @@ def import_(
         Path | None, typer.Option(metavar="FILE", help="The tokenizer, for a source that comes without one.")
     ] = None,
 ) -> None:
-    """Make a run of a model that was trained elsewhere. Nothing in its files is run."""
-    from weft.api import exchange
+    """Turn a model that was trained elsewhere into a run. Nothing in its files is executed."""
+    from weft.api.import_model import import_model
+    from weft.explain.count import count
 
-    folder, loaded = exchange.import_model(source, run, tokenizer=tokenizer)
-    model = loaded.model
-    assert loaded.tokenizer is not None
-    typer.echo(f"{folder.path}: from {loaded.origin}")
-    typer.echo(f"{exchange.parameters(model):,} parameters, {loaded.tokenizer.vocab_size:,} tokens, {model.kind}")
+    folder, bundle = import_model(source, run, tokenizer=tokenizer)
+    assert bundle.tokenizer is not None
+    typer.echo(f"{folder.path}: from {bundle.origin}")
+    parameters = count(bundle.model).parameters
+    typer.echo(f"{parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens, {bundle.model.kind}")

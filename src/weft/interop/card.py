@@ -1,15 +1,15 @@
 """A model card: what was trained on what, what it cost, what it can do, and the command that repeats it.
 
-Everything in it comes from the run's own records. What they do not say, the card does not say either; above all a
-license, which nobody but the owner can give.
+Everything in it comes from the run's own records. What is not in them is not in the card either, least of
+all a license, which only the owner can give.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-Facts = Mapping[str, Any]
+Tree = Mapping[str, Any]
 
 # the kind of a model and of its head → what the hub calls its task
 TASKS = {
@@ -22,8 +22,9 @@ TASKS = {
     ("encoder-decoder", "lm"): "translation",
     ("decoder", "lm"): "text-generation",
 }
+SIZES = ("layers", "d_model", "vocab_size", "context")
 NAMED_PARTS = {"position": "positions", "norm": "norm", "feedforward": "feed-forward", "smoothing": "smoothing"}
-# figures of an evaluation as people read them
+# an evaluation's metrics as people read them
 METRICS = {
     "loss": "loss, nats a token",
     "perplexity": "perplexity a token",
@@ -37,174 +38,126 @@ METRICS = {
     "rouge_l": "ROUGE-L",
     "exact": "exact texts, share",
 }
+LICENSE = "## License\n\nUnknown: the people who made this model have not said how it may be used."
 
 
-# ---- collecting
+def model_card(recipe: Tree, events: Sequence[Tree], tokens: int | None = None, flops: float | None = None) -> str:
+    """The card as Markdown, from a run's recipe and the lines of its events.jsonl.
 
-
-def run_facts(recipe: Facts, events: Sequence[Facts], results: Facts, license: str | None = None) -> dict[str, Any]:
-    """What a card says of a run, from its recipe, the lines of its events.jsonl, and what was counted or measured.
-
-    `results` may give `tokens` (seen in training), `flops`, `data` (a list of {name, sha256, tokens}) and any figures
-    of an evaluation; those that the run wrote itself, as it finished, are taken where it does not.
+    `tokens` were read and `flops` floating-point operations done in training, where that is known.
     """
-    start, model, finish, imported = (_last(events, name) for name in ("start", "model", "finish", "import"))
-    known = {"tokens", "flops", "data", "samples"}
-    measured = {**_last(events, "result"), **results}
-    settings = recipe.get("model", {})
-    return {
-        "name": recipe.get("name") or "model",
-        "license": license,
-        "task": TASKS.get((settings.get("kind"), settings.get("head", {}).get("kind", "lm"))),
-        "model": settings,
-        "origin": imported.get("origin"),
-        "data": list(results.get("data") or _sources(recipe.get("data", {}), start.get("corpus") or ())),
-        "tokenizer": recipe.get("tokenizer", {}),
-        "objective": recipe.get("objective", {}).get("kind"),
-        "parameters": model.get("parameters") or imported.get("parameters"),
-        "steps": finish.get("step"),
-        "seconds": sum(event.get("seconds", 0.0) for event in events if event.get("event") == "finish") or None,
-        "tokens": results.get("tokens"),
-        "flops": results.get("flops"),
-        "precision": recipe.get("precision") if start else None,
-        "seed": recipe.get("seed") if start else None,
-        "metrics": {key: value for key, value in measured.items() if key not in known and _figure(value)},
-        "samples": [text for text in measured.get("samples") or () if isinstance(text, str)][:3],
-        "command": start.get("command"),
-        "versions": {name: start[name] for name in ("weft", "torch", "python") if start.get(name)},
-        "device": start.get("device"),
-    }
-
-
-def _last(events: Sequence[Facts], name: str) -> Facts:
-    return next((event for event in reversed(events) if event.get("event") == name), {})
-
-
-def _figure(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _sources(data: Facts, corpus: Sequence[str]) -> list[dict[str, Any]]:
-    """Each part of the text that was read, with the hash of what was made of it where the run kept one."""
-    parts = data.get("mixture") or [data]
-    named = [", ".join(part.get("sources") or ()) or part.get("prepared") for part in parts]
-    hashes = [*corpus, *[None] * len(named)]
-    found = [{"name": name, "sha256": sha} for name, sha in zip(named, hashes, strict=False) if name]
-    for part, entry in zip(parts, found, strict=False):
-        if part.get("weight") is not None:
-            entry["weight"] = part["weight"]
-    return found
-
-
-# ---- writing
-
-
-def card(facts: Facts) -> str:
-    """The card as Markdown, with the front matter that the hub reads."""
+    start, result = _last(events, "start"), _last(events, "result")
+    samples = [text for text in result.get("samples") or () if isinstance(text, str)][:3]
     sections = [
-        _front(facts),
-        f"# {_line(facts.get('name') or 'model')}",
-        _what(facts),
-        _table("Data", ("source", "weight", "tokens", "sha256"), facts.get("data") or ()),
-        _pairs("Counts", _counts(facts)),
-        _pairs("Measured on held-out text", _measured(facts.get("metrics") or {})),
-        _samples(facts.get("samples") or ()),
-        _repeat(facts),
-        _license(facts.get("license")),
+        _front_matter(recipe.get("model", {})),
+        f"# {_line(recipe.get('name') or 'model')}",
+        _description(recipe, _last(events, "import")),
+        _data(recipe.get("data", {}), start.get("corpus") or ()),
+        _pairs("Counts", _counts(recipe, events, tokens, flops)),
+        _pairs("Measured on held-out text", _metrics(result)),
+        "\n\n".join(["## What it writes", *map(_fenced, samples)]) if samples else "",
+        _how_to_repeat(start),
+        LICENSE,
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _front(facts: Facts) -> str:
-    """YAML between two rules; JSON's strings are YAML's too."""
-    lines = [f"license: {json.dumps(facts.get('license') or 'unknown')}", 'tags: ["weft"]']
-    if facts.get("task"):
-        lines.append(f"pipeline_tag: {json.dumps(facts['task'])}")
+def _last(events: Sequence[Tree], name: str) -> Tree:
+    return next((event for event in reversed(events) if event.get("event") == name), {})
+
+
+# ---- sections
+
+
+def _front_matter(model: Tree) -> str:
+    """YAML between two rules, as the hub reads it; JSON's strings are YAML's too."""
+    task = TASKS.get((model.get("kind", ""), model.get("head", {}).get("kind", "lm")))
+    lines = ['license: "unknown"', 'tags: ["weft"]', *([f"pipeline_tag: {json.dumps(task)}"] if task else [])]
     return "\n".join(["---", *lines, "---"])
 
 
-def _what(facts: Facts) -> str:
-    model, tokenizer = facts.get("model") or {}, facts.get("tokenizer") or {}
-    said = []
-    if facts.get("origin"):
-        said.append(f"Imported from {_line(facts['origin'])}.")
+def _description(recipe: Tree, imported: Tree) -> str:
+    model = recipe.get("model", {})
+    sentences = []
+    if imported.get("origin"):
+        sentences.append(f"Imported from {_line(imported['origin'])}.")
     if model.get("kind"):
         sizes = [
             f"{key} {_number(model[key])}" for key in ("layers", "d_model", "vocab_size", "context") if key in model
         ]
-        parts = [f"{model[key]['kind']} {name}" for key, name in NAMED_PARTS.items() if _kind(model.get(key))]
-        said.append(f"A model of kind `{_line(model['kind'])}`: {', '.join([*sizes, *parts])}.")
-    if facts.get("objective"):
-        said.append(f"Trained for `{_line(facts['objective'])}`.")
-    if tokenizer.get("kind"):
-        said.append(f"Its text is cut by a `{_line(tokenizer['kind'])}` tokenizer.")
-    return " ".join(said)
+        parts = [
+            f"{model[key]['kind']} {name}" for key, name in NAMED_PARTS.items() if "kind" in (model.get(key) or ())
+        ]
+        sentences.append(f"A model of kind `{_line(model['kind'])}`: {', '.join([*sizes, *parts])}.")
+    if kind := recipe.get("objective", {}).get("kind"):
+        sentences.append(f"Trained for `{_line(kind)}`.")
+    if kind := recipe.get("tokenizer", {}).get("kind"):
+        sentences.append(f"Its tokenizer is of kind `{_line(kind)}`.")
+    return " ".join(sentences)
 
 
-def _kind(part: object) -> bool:
-    return isinstance(part, Mapping) and "kind" in part
+def _data(data: Tree, corpus: Sequence[str]) -> str:
+    """A table of the text that was read, with the hash of the tokens made of it where the run kept one."""
+    parts = data.get("mixture") or [data]
+    hashes = [*corpus, *[None] * len(parts)]
+    rows = [
+        {
+            "source": ", ".join(part.get("sources") or ()) or part.get("prepared"),
+            "weight": part.get("weight"),
+            "sha256": sha,
+        }
+        for part, sha in zip(parts, hashes, strict=False)
+    ]
+    rows = [row for row in rows if row["source"]]
+    columns = [key for key in ("source", "weight", "sha256") if any(row[key] is not None for row in rows)]
+    return _table("Data", columns, ([row[key] for key in columns] for row in rows)) if rows else ""
 
 
-def _counts(facts: Facts) -> dict[str, str]:
-    counts = {
-        "parameters": _number(facts.get("parameters")),
-        "steps": _number(facts.get("steps")),
-        "tokens seen": _number(facts.get("tokens")),
-        "operations in training": f"{facts['flops']:.2e}" if facts.get("flops") else "",
-        "time": _duration(facts.get("seconds")),
-        "precision": _line(facts.get("precision") or ""),
-        "seed": _number(facts.get("seed")),
-        "device": _line(facts.get("device") or ""),
+def _counts(recipe: Tree, events: Sequence[Tree], tokens: int | None, flops: float | None) -> dict[str, str]:
+    start = _last(events, "start")
+    parameters = _last(events, "model").get("parameters") or _last(events, "import").get("parameters")
+    seconds = sum(event.get("seconds", 0.0) for event in events if event.get("event") == "finish")
+    return {
+        "parameters": _number(parameters),
+        "steps": _number(_last(events, "finish").get("step")),
+        "tokens seen": _number(tokens),
+        "operations in training": f"{flops:.2e}" if flops else "",
+        "time": _duration(seconds),
+        "precision": _line(recipe.get("precision") or "") if start else "",
+        "seed": _number(recipe.get("seed")) if start else "",
+        "device": _line(start.get("device") or ""),
     }
-    return {name: value for name, value in counts.items() if value}
 
 
-def _measured(metrics: Facts) -> dict[str, str]:
-    known = {METRICS[name]: _number(metrics[name]) for name in METRICS if name in metrics}
-    return known | {_line(name): _number(value) for name, value in metrics.items() if name not in METRICS}
+def _metrics(result: Tree) -> dict[str, str]:
+    measured = {name: _number(value) for name, value in result.items() if _is_number(value)}
+    known = {title: measured.pop(name) for name, title in METRICS.items() if name in measured}
+    return known | {_line(name): value for name, value in measured.items()}
 
 
-def _samples(texts: Sequence[str]) -> str:
-    return "\n\n".join(["## What it writes", *map(_fenced, texts)]) if texts else ""
-
-
-def _repeat(facts: Facts) -> str:
-    versions = ", ".join(f"{name} {_line(value)}" for name, value in (facts.get("versions") or {}).items())
-    if not facts.get("command"):
-        return f"Made with {versions}." if versions else ""
-    made = f"\n\nMade with {versions}." if versions else ""
-    return f"## How to repeat it\n\n{_fenced(str(facts['command']))}{made}"
-
-
-def _license(given: str | None) -> str:
-    if given:
-        return f"## License\n\n{_line(given)}"
-    return "## License\n\nUnknown: whoever made this model has not said how it may be used."
+def _how_to_repeat(start: Tree) -> str:
+    versions = ", ".join(f"{name} {_line(start[name])}" for name in ("weft", "torch", "python") if start.get(name))
+    made = f"Made with {versions}." if versions else ""
+    if not start.get("command"):
+        return made
+    return "\n\n".join(filter(None, ["## How to repeat it", _fenced(str(start["command"])), made]))
 
 
 # ---- Markdown
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Facts]) -> str:
-    """A table of those columns that some row fills; `source` is a row's name."""
-    if not rows:
-        return ""
-    filled = [{**row, "source": row.get("name")} for row in rows]
-    shown = [column for column in columns if any(row.get(column) is not None for row in filled)]
-    lines = [shown, ["---"] * len(shown), *[[_cell(row.get(column)) for column in shown] for row in filled]]
+def _pairs(title: str, values: Mapping[str, str]) -> str:
+    filled = [(key, value) for key, value in values.items() if value]
+    return _table(title, ("", ""), filled) if filled else ""
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
     return "\n".join([f"## {title}", "", *(f"| {' | '.join(cells)} |" for cells in lines)])
 
 
-def _pairs(title: str, values: Mapping[str, str]) -> str:
-    if not values:
-        return ""
-    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *(f"| {k} | {_cell(v)} |" for k, v in values.items())])
-
-
 def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return _number(value) if _figure(value) else _line(value).replace("|", "\\|")
+    return _number(value).replace("|", "\\|")
 
 
 def _line(value: object) -> str:
@@ -213,22 +166,25 @@ def _line(value: object) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A text as it is, between fences that it does not hold."""
+    """A text as it is, between fences that it does not contain."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _number(value: object) -> str:
+    """A number for people; anything else as one line, None as nothing."""
     if isinstance(value, float) and not value.is_integer():
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return "" if value is None else f"{int(value):,}" if _figure(value) else _line(value)  # type: ignore[call-overload]
+    return "" if value is None else f"{int(value):,}" if _is_number(value) else _line(value)  # type: ignore[call-overload]
 
 
-def _duration(seconds: float | None) -> str:
-    if not seconds:
-        return ""
+def _duration(seconds: float) -> str:
     for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} seconds"
+    return f"{seconds:.1f} seconds" if seconds else ""

@@ -1,20 +1,21 @@
 """Models as GGUF files, llama.cpp's format: one file with the settings, the weights and the tokenizer.
 
-Numbers that lie in blocks of few bits are unpacked to fp32, which holds them exactly; fp16 would round each of them
-once more. Where all matrices of a file are of one half-width type and its vectors fit in it, that type is kept. A file
-that is written with `dtype = None` holds every matrix as the run does, so that reading it again gives the same numbers.
+Quantized weights become fp32, which holds them exactly; fp16 would round each of them once more. Where all matrices of
+a file are of one 16-bit type and its vectors fit into it, that type is kept. A file that is written with `dtype = None`
+holds every matrix as the run does, so that reading it again gives the same numbers.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.config import validate
-from weft.errors import suggestion
+from weft.errors import InteropError, suggestion
+from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.gguf_file import (
     BY_NAME,
     DTYPES,
@@ -22,63 +23,84 @@ from weft.interop.gguf_file import (
     UINT32,
     Contents,
     Encoding,
-    Slot,
+    LazyTensor,
     Value,
     open_file,
-    packing,
+    quantization,
     write_file,
 )
 from weft.interop.gguf_models import (
+    ARCHITECTURES,
     FREQUENCIES,
-    KNOWN,
     POSITIONS,
-    Settings,
     architecture_of,
     frequency_factors,
     model_keys,
+    read_settings,
     rules,
-    settings_tree,
+    settings_of,
+    unknown_keys,
 )
 from weft.interop.gguf_tokenizer import read_tokenizer, tokenizer_keys
-from weft.interop.loaded import Loaded, Weights
-from weft.interop.mapping import Conversion, conversions, to_ours, to_theirs
-from weft.models.config import Decoder, Model
+from weft.interop.settings import Settings, shown
+from weft.interop.weight_map import conversions, to_ours, to_theirs
+from weft.models.config import Decoder
 from weft.nn.config import Llama3Scaling, RMSNorm, Rotary
 from weft.progress import bar
-from weft.text.tokenizer import Tokenizer
 
-Dtype = Literal["f32", "f16", "bf16", "q8_0"]
+TYPES = ("f32", "f16", "bf16", "q8_0")
+# keys that describe the file itself, and are written anew
+GENERAL = {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
 
 
 # ---- reading
 
 
-def read(path: Path | str) -> Loaded:
-    """The model in a GGUF file; its weights are read, and unpacked, when they are asked for."""
-    contents = open_file(Path(path))
-    settings = Settings(contents)
-    architecture = settings.architecture
-    if architecture not in KNOWN:
-        raise settings.wrong(f"general.architecture = {architecture!r:.60}: {suggestion(str(architecture), KNOWN)}")
-    if (parts := settings.get("split.count", 1)) != 1:
-        raise settings.wrong(f"one of {parts!r:.60} parts of a model; join them with llama-gguf-split")
+def recognises(path: Path) -> bool:
+    """Whether a path looks like a GGUF file."""
+    return path.suffix == ".gguf"
+
+
+def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
+    """The model in a GGUF file, with the tokenizer at another path if one is given.
+
+    Weights are read, and unpacked, when they are asked for.
+    """
+    contents = open_file(path)
+    architecture = contents.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        known = suggestion(str(architecture), ARCHITECTURES)
+        raise InteropError(f"{path}: general.architecture = {shown(architecture)}: {known}")
+    if (parts := contents.get("split.count", 1)) != 1:
+        raise InteropError(f"{path}: one of {shown(parts)} parts of a model; join them with llama-gguf-split")
     if any(entry.encoding.block > 1 for entry in contents.tensors.values()):
-        packing()  # said now, not when the first weight is read
+        quantization()  # a missing package is an error now, not when the first weight is read
+    settings = settings_of(contents, architecture)
     found = {name: entry.shape for name, entry in contents.tensors.items() if name != FREQUENCIES}
     if architecture == "gpt2" and _repeated(contents, "output.weight", "token_embd.weight"):
-        del found["output.weight"]  # some writers store GPT-2's one table twice
-    tree = settings_tree(settings) | {"kind": "decoder", "head": {"kind": "lm", "tied": "output.weight" not in found}}
-    model = validate(Decoder, tree, str(path))
-    tokenizer = read_tokenizer(contents.keys, str(path))
-    _same_vocabulary(settings, model.vocab_size)
+        del found["output.weight"]  # some programs store GPT-2's one table twice
+    model = read_settings(settings, contents, tied="output.weight" not in found)
+    if tokenizer is None:
+        own = read_tokenizer(contents.keys, str(path))
+    else:
+        own = named_tokenizer(tokenizer, model.vocab_size)
+        settings.asked |= {key for key in contents.keys if key.startswith("tokenizer.")}  # about another one
+    _check_vocabulary(settings, contents, model.vocab_size)
     weights = to_ours(conversions(rules(architecture, model), model), found, contents.tensor, str(path))
-    encoding, dtype = _most(contents), _dtype(contents, model)
-    return Loaded(
+    encoding, dtype = _most_common(contents), _dtype(contents, model)
+    settings.asked |= {*GENERAL, "split.count", "tokenizer.chat_template"}
+    return ModelBundle(
         model=model,
         weights={name: _as(dtype, make) for name, make in weights.items()},
-        tokenizer=tokenizer,
-        origin=f"{Path(path).name} (GGUF, {architecture}, {encoding.name})",
-        notes={"gguf": {"architecture": architecture, "encoding": encoding.name, "keys": settings.unused()}},
+        tokenizer=own,
+        origin=f"{path.name} (GGUF, {architecture}, {encoding.name})",
+        notes={
+            "gguf": {
+                "architecture": architecture,
+                "encoding": encoding.name,
+                "keys": unknown_keys(settings, contents),
+            }
+        },
     )
 
 
@@ -91,102 +113,106 @@ def _repeated(contents: Contents, name: str, other: str) -> bool:
     return name in there and other in there and contents.raw(name) == contents.raw(other)
 
 
-def _same_vocabulary(settings: Settings, rows: int) -> None:
-    """The table of embeddings, the tokens and the settings must agree on how many there are."""
-    said = settings.get(f"{settings.architecture}.vocab_size", rows)
-    tokens = settings.contents.get("tokenizer.ggml.tokens")
-    listed = len(tokens) if isinstance(tokens, list) else rows
-    for what, size in ((f"'{settings.architecture}.vocab_size' is", said), ("the tokenizer's tokens are", listed)):
+def _check_vocabulary(settings: Settings, contents: Contents, rows: int) -> None:
+    """The table of embeddings, the tokens and the settings must agree on how many tokens there are."""
+    tokens = contents.get("tokenizer.ggml.tokens")
+    sizes = {
+        f"{settings.prefix}vocab_size": settings.get("vocab_size", rows),
+        "tokenizer.ggml.tokens": len(tokens) if isinstance(tokens, list) else rows,
+    }
+    for key, size in sizes.items():
         if size != rows:
-            raise settings.wrong(f"the vocabulary disagrees: {what} {size!r:.60}, 'token_embd.weight' has {rows} rows")
+            raise InteropError(
+                f"{contents.path}: {key} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows"
+            )
 
 
-def _most(contents: Contents) -> Encoding:
+def _most_common(contents: Contents) -> Encoding:
     """The encoding of most numbers."""
-    sizes: dict[Encoding, int] = {}
+    sizes: Counter[Encoding] = Counter()
     for entry in contents.tensors.values():
-        sizes[entry.encoding] = sizes.get(entry.encoding, 0) + math.prod(entry.shape)
-    return max(sizes, key=sizes.__getitem__)
+        sizes[entry.encoding] += math.prod(entry.shape)
+    return sizes.most_common(1)[0][0]
 
 
 def _dtype(contents: Contents, model: Decoder) -> torch.dtype:
-    """One type that holds every number of the file as it is."""
+    """One dtype that holds every number of the file as it is."""
     offset = model.norm.offset if isinstance(model.norm, RMSNorm) else 0.0
-    matrices = {entry.encoding.name for name, entry in contents.tensors.items() if not _always_wide(name, entry.shape)}
+    matrices = {entry.encoding.name for name, entry in contents.tensors.items() if not _always_fp32(name, entry.shape)}
     dtype = DTYPES.get(matrices.pop(), torch.float32) if len(matrices) == 1 else torch.float32
     for name, entry in contents.tensors.items():
-        if _always_wide(name, entry.shape) and name != FREQUENCIES:
+        if _always_fp32(name, entry.shape) and name != FREQUENCIES:
             vector = contents.tensor(name).float() - offset
             if not torch.equal(vector.to(dtype).float(), vector):
                 return torch.float32
     return dtype
 
 
-def _always_wide(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether llama.cpp wants fp32 of a tensor, however narrow the others are."""
+def _always_fp32(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether llama.cpp wants a tensor in fp32, whatever the others are in."""
     return len(shape) == 1 or name == POSITIONS
 
 
 # ---- writing
 
 
-def write(
-    model: Model,
-    weights: Weights,
-    tokenizer: Tokenizer | None,
-    path: Path | str,
-    dtype: Dtype | None = None,
-    notes: Mapping[str, Any] | None = None,
-    progress: bool = False,
-) -> None:
-    """Put a model into a GGUF file, whole or not at all.
+def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
+    """Write a model as a GGUF file, whole or not at all.
 
-    `dtype` is what matrices are stored in; without one each stays as it is held. Vectors are fp32, as llama.cpp wants
-    them. `notes` are those of a `Loaded`: what a GGUF file said that weft has no word for is given back.
+    `dtype`, one of TYPES, is what matrices are stored in; without one each stays as it is. Vectors are fp32, as
+    llama.cpp wants them. Keys that were read from a GGUF file and that weft does not use are written again.
     """
-    architecture = architecture_of(model)
-    assert isinstance(model, Decoder)
+    architecture = architecture_of(bundle.model)
+    assert isinstance(bundle.model, Decoder)
     if dtype == "q8_0":
-        packing()
-    notes = notes or {}
-    kept = notes.get("gguf", {}).get("keys", {})
-    if tokenizer is None or notes.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
-        kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}  # said of another one
-    keys = _general(architecture, Path(path).stem, kept) | model_keys(architecture, model)
-    if tokenizer is not None:
-        pre = kept["tokenizer.ggml.pre"][1] if "tokenizer.ggml.pre" in kept else None
-        keys |= tokenizer_keys(tokenizer, model.vocab_size, pre)
-    keys |= {key: Value(*value) for key, value in kept.items() if key not in keys}
-    table = conversions(rules(architecture, model), model)
-    slots = _slots(table, weights, dtype)
-    if isinstance(model.position, Rotary) and isinstance(model.position.scaling, Llama3Scaling):
-        factors = frequency_factors(model.position, model.d_head)
-        slots.insert(0, Slot(FREQUENCIES, tuple(factors.shape), BY_NAME["F32"], lambda: factors))
-    with bar(f"writing {Path(path).name}", len(slots), wanted=progress) as advance:
-        write_file(Path(path), keys, slots, advance)
+        quantization()
+    keys = _keys(bundle, architecture, path.stem)
+    tensors = _tensors(bundle, architecture, dtype)
+    with bar("writing", len(tensors)) as advance:
+        write_file(path, keys, tensors, advance)
 
 
-def _slots(table: list[Conversion], weights: Weights, dtype: Dtype | None) -> list[Slot]:
-    makers = to_theirs(table, weights)
-    parts = [part for conversion in table for part in conversion.parts]
-    return [Slot(part.name, part.shape, _encoding(part.name, part.shape, dtype), makers[part.name]) for part in parts]
-
-
-def _encoding(name: str, shape: tuple[int, ...], dtype: Dtype | None) -> Encoding | None:
-    if _always_wide(name, shape):
-        return BY_NAME["F32"]
-    if dtype is None:
-        return None
-    wanted = BY_NAME[dtype.upper()]
-    return wanted if shape[-1] % wanted.block == 0 else BY_NAME["F16"]
-
-
-def _general(architecture: str, name: str, kept: Mapping[str, Any]) -> dict[str, Value]:
-    first = {
+def _keys(bundle: ModelBundle, architecture: str, name: str) -> dict[str, Value]:
+    model, tokenizer = bundle.model, bundle.tokenizer
+    assert isinstance(model, Decoder)
+    kept: Mapping[str, Any] = bundle.notes.get("gguf", {}).get("keys", {})
+    if tokenizer is None or bundle.notes.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+        kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}  # about another one
+    keys = {
         "general.architecture": Value(STRING, architecture),
         "general.type": Value(STRING, "model"),
         "general.name": Value(STRING, name),
         "general.file_type": Value(UINT32, 0),
         "general.quantization_version": Value(UINT32, 2),
     }
-    return first | {key: Value(*kept[key]) for key in ("general.type", "general.name") if key in kept}
+    keys |= {key: Value(*kept[key]) for key in ("general.type", "general.name") if key in kept}
+    keys |= model_keys(architecture, model)
+    if tokenizer is not None:
+        pre = kept["tokenizer.ggml.pre"][1] if "tokenizer.ggml.pre" in kept else None
+        keys |= tokenizer_keys(tokenizer, model.vocab_size, pre)
+    return keys | {key: Value(*value) for key, value in kept.items() if key not in keys}
+
+
+def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[LazyTensor]:
+    model = bundle.model
+    assert isinstance(model, Decoder)
+    table = conversions(rules(architecture, model), model)
+    weights = to_theirs(table, bundle.weights)
+    tensors = [
+        LazyTensor(part.name, part.shape, _encoding(part.name, part.shape, dtype), weights[part.name])
+        for conversion in table
+        for part in conversion.parts
+    ]
+    if isinstance(model.position, Rotary) and isinstance(model.position.scaling, Llama3Scaling):
+        factors = frequency_factors(model.position, model.d_head)
+        tensors.insert(0, LazyTensor(FREQUENCIES, tuple(factors.shape), BY_NAME["F32"], lambda: factors))
+    return tensors
+
+
+def _encoding(name: str, shape: tuple[int, ...], dtype: str | None) -> Encoding | None:
+    if _always_fp32(name, shape):
+        return BY_NAME["F32"]
+    if dtype is None:
+        return None
+    wanted = BY_NAME[dtype.upper()]
+    return wanted if shape[-1] % wanted.block == 0 else BY_NAME["F16"]

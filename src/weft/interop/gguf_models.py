@@ -1,243 +1,197 @@
-"""Which of llama.cpp's architectures a decoder is, and how its settings and tensors are called in a GGUF file."""
+"""llama.cpp's architectures: how each calls its settings and tensors in a GGUF file, and which of them a model is."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from weft.config import Tree, validate
 from weft.errors import InteropError
 from weft.interop.gguf_file import ARRAY, FLOAT32, STRING, UINT32, Contents, Value
-from weft.interop.mapping import SAME, AdjacentPairs, Rule, both, rule
+from weft.interop.settings import (
+    Flat,
+    Row,
+    Settings,
+    Special,
+    Table,
+    Transformer,
+    first_that_holds,
+    flat,
+    follows,
+    nested,
+    number,
+    same,
+    whole,
+)
+from weft.interop.weight_map import SAME, Layout, Rule, adjacent_pairs, module, tensor
 from weft.models.config import Decoder, Model
-from weft.nn.config import Gated, LinearScaling, Llama3Scaling, RMSNorm, Rotary, Sizes
+from weft.nn.config import Llama3Scaling, RMSNorm, Rotary, Sizes
 from weft.nn.position import Rotary as RotaryModule
 
-LARGEST = 2**20  # of any width or count: beyond, a header is damaged or means harm
-LONGEST = 2**32 - 1  # tokens of a context
 KEPT = 64  # values of an array that is kept as a note
 FREQUENCIES, POSITIONS = "rope_freqs.weight", "position_embd.weight"
+BLOCK, BLK = "decoder.blocks.{layer}", "blk.{layer}"
 
 
-# ---- architectures: what differs between the families of the LLaMA kind
+# ---- settings
 
 
-@dataclass(frozen=True)
-class Family:
-    """A decoder with RMSNorm, rotary positions and a gated feed-forward; `adjacent`: rotary pairs are neighbours."""
-
-    adjacent: bool = False
-    qk_norm: bool = False
-    activation: str = "silu"
-    embedding_scale: bool = False
-    offset: float = 0.0  # of the norms' gains, which a file stores with it added
-
-
-FAMILIES = {
-    "llama": Family(adjacent=True),
-    "qwen2": Family(),
-    "qwen3": Family(qk_norm=True),
-    "gemma": Family(activation="gelu-tanh", embedding_scale=True, offset=1.0),
-}
-KNOWN = [*FAMILIES, "gpt2"]
+def _read_scaling(settings: Settings, model: Flat) -> Flat:
+    """How positions were scaled for longer texts; LLaMA 3.1's way is a tensor, not a key."""
+    kind = settings.get("rope.scaling.type", "none")
+    settings.whole("rope.scaling.original_context_length", 8192)
+    if "position.scaling.kind" in model:
+        return {}
+    if kind not in ("none", "linear"):
+        raise settings.refusal("rope.scaling.type", f"weft has none, linear, and LLaMA 3.1's '{FREQUENCIES}'")
+    if kind == "none":
+        return {}
+    return {"position.scaling.kind": "linear", "position.scaling.factor": settings.number("rope.scaling.factor")}
 
 
-@dataclass(frozen=True)
-class Shifted:
-    """A gain that is stored whole, where here it is `offset` plus a vector."""
-
-    offset: float
-
-    def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
-        return ours
-
-    def to_ours(self, theirs: Tensor) -> Tensor:
-        return theirs.float() - self.offset
-
-    def to_theirs(self, ours: Tensor) -> Tensor:
-        return ours.float() + self.offset
-
-
-def rules(architecture: str, model: Decoder) -> list[Rule]:
-    """Where each of weft's tensors stands in a file."""
-    block, blk = "decoder.blocks.{layer}", "blk.{layer}"
-    offset = model.norm.offset if isinstance(model.norm, RMSNorm) else 0.0
-    gain = Shifted(offset) if offset else SAME
-    shared = [
-        rule("embedding.weight", "token_embd.weight"),
-        rule("output.weight", "output.weight"),
-        *both("decoder.norm", "output_norm", form=gain),
-        *both(f"{block}.attention_skip.norm", f"{blk}.attn_norm", form=gain),
-        *both(f"{block}.attention.out", f"{blk}.attn_output"),
-        *both(f"{block}.feedforward_skip.norm", f"{blk}.ffn_norm", form=gain),
-        *both(f"{block}.feedforward.down", f"{blk}.ffn_down"),
-    ]
-    if architecture == "gpt2":
-        return [
-            *shared,
-            rule("decoder.position.weight", POSITIONS),
-            *both(f"{block}.attention.qkv", f"{blk}.attn_qkv"),
-            *both(f"{block}.feedforward.up", f"{blk}.ffn_up"),
-        ]
-    assert isinstance(model.position, Rotary)
-    differs = FAMILIES[architecture].adjacent and model.position.pairs == "halves"
-    turned = AdjacentPairs(model.d_head) if differs else SAME
-    return [
-        *shared,
-        *both(f"{block}.attention.qkv", *(f"{blk}.attn_{x}" for x in "qkv"), forms=(turned, turned, SAME)),
-        *(rule(f"{block}.attention.{x}_norm.weight", f"{blk}.attn_{x}_norm.weight") for x in "qk"),
-        *both(f"{block}.feedforward.gate_up", f"{blk}.ffn_gate", f"{blk}.ffn_up"),
-    ]
-
-
-# ---- from a file's keys
-
-
-class Settings:
-    """A file's keys, asked for by their names under the architecture's; what nobody asked for is left over."""
-
-    def __init__(self, contents: Contents) -> None:
-        self.contents, self.used = contents, {"general.architecture", "general.alignment", "general.file_type"}
-        self.used |= {"general.quantization_version", "tokenizer.chat_template"}
-        self.architecture = contents.get("general.architecture")
-
-    def wrong(self, what: str) -> InteropError:
-        return InteropError(f"{self.contents.path}: {what}")
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.used.add(name)
-        return self.contents.get(name, default)
-
-    def own(self, name: str, default: Any = None) -> Any:
-        """A value under the architecture's name; one that is given layer by layer must be the same for all."""
-        value = self.get(f"{self.architecture}.{name}", default)
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                raise self.wrong(f"'{self.architecture}.{name}' differs from layer to layer; expected one value")
-            value = value[0]
-        if value is None:
-            raise self.wrong(f"'{self.architecture}.{name}' is missing")
-        return value
-
-    def whole(self, name: str, default: int | None = None, most: int = LARGEST) -> int:
-        value = self.own(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
-            raise self.wrong(
-                f"'{self.architecture}.{name}' = {value!r:.60}: expected a whole number from 1 to {most:,}"
-            )
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.own(name, default)
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise self.wrong(f"'{self.architecture}.{name}' = {value!r:.60}: expected a positive number")
-        return float(str(np.float32(value)))  # 1e-5 was meant, not 9.999999747378752e-06
-
-    def unused(self) -> dict[str, Any]:
-        """What is left over, as JSON values, for a file that is written later."""
-        left = {}
-        for key, value in self.contents.keys.items():
-            if key not in self.used and not (value.type == ARRAY and len(value.value) > KEPT):
-                left[key] = list(value)
-        return left
-
-
-def settings_tree(settings: Settings) -> dict[str, Any]:
-    """The settings of a decoder, but for its head."""
-    if settings.architecture == "gpt2":
-        return _gpt2(settings)
-    return _llama(settings, FAMILIES[settings.architecture])
-
-
-def _sizes(settings: Settings) -> dict[str, Any]:
-    """What all architectures say: how many layers, how wide, and how long a text was."""
-    layers = settings.whole("block_count")
-    if layers > len(settings.contents.tensors):  # a model of so many layers is not even begun
-        raise settings.wrong(f"block_count = {layers}, but there are {len(settings.contents.tensors)} tensors")
-    table = settings.contents.tensors.get("token_embd.weight")
-    if table is None or len(table.shape) != 2:
-        raise settings.wrong("there is no table 'token_embd.weight' of (vocab_size, d_model)")
-    return {
-        "vocab_size": table.shape[0],
-        "layers": layers,
-        "d_model": settings.whole("embedding_length"),
-        "context": settings.whole("context_length", most=LONGEST),
-    }
-
-
-def _gpt2(settings: Settings) -> dict[str, Any]:
-    d_model, heads = settings.whole("embedding_length"), settings.whole("attention.head_count")
-    if settings.whole("attention.head_count_kv", heads) != heads:
-        raise settings.wrong("gpt2.attention.head_count_kv differs from head_count, which GPT-2 has not")
-    eps = settings.number("attention.layer_norm_epsilon")
-    d_ff = settings.whole("feed_forward_length", 4 * d_model)
-    return _sizes(settings) | {
-        "attention": {"heads": heads, "bias": "all"},
-        "feedforward": {"kind": "plain", "d_ff": d_ff, "activation": "gelu-tanh"},
-        "norm": {"kind": "layer", "eps": eps},
-        "position": {"kind": "learned"},
-    }
-
-
-def _llama(settings: Settings, family: Family) -> dict[str, Any]:
-    if settings.own("expert_count", 0):
-        raise settings.wrong("a mixture of experts, which weft has no part for")
-    d_model, heads = settings.whole("embedding_length"), settings.whole("attention.head_count")
-    d_head = settings.whole("attention.key_length", max(1, d_model // heads))
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if settings.whole(name, d_head) != d_head:
-            raise settings.wrong(f"'{settings.architecture}.{name}' is not {d_head}, the width of a head of keys")
-    eps = settings.number("attention.layer_norm_rms_epsilon")
-    windowed = settings.own("attention.sliding_window", 0) != 0
-    attention = {
-        "heads": heads,
-        "kv_heads": settings.whole("attention.head_count_kv", heads),
-        "d_head": None if d_head * heads == d_model else d_head,
-        "bias": _biases(settings),
-        "qk_norm": {"kind": "rms", "eps": eps} if family.qk_norm else None,
-        "window": settings.whole("attention.sliding_window", most=LONGEST) if windowed else None,
-    }
-    if attention["kv_heads"] == heads:
-        attention["kv_heads"] = None
-    base = settings.number("rope.freq_base", 10000.0)
-    return _sizes(settings) | {
-        "attention": attention,
-        "feedforward": {
-            "kind": "gated",
-            "d_ff": settings.whole("feed_forward_length"),
-            "activation": family.activation,
-        },
-        "norm": {"kind": "rms", "eps": eps, "offset": family.offset},
-        "position": {"kind": "rotary", "base": base, "scaling": _scaling(settings, base, d_head)},
-        "embedding_scale": family.embedding_scale,
-    }
-
-
-def _biases(settings: Settings) -> str:
-    has = settings.contents.tensors.__contains__
-    return "all" if has("blk.0.attn_output.bias") else "qkv" if has("blk.0.attn_q.bias") else "none"
-
-
-def _scaling(settings: Settings, base: float, d_head: int) -> dict[str, Any] | None:
-    """How the positions were stretched for longer texts."""
-    kind = settings.own("rope.scaling.type", "none")
-    original = settings.whole("rope.scaling.original_context_length", 8192, most=LONGEST)
-    if FREQUENCIES in settings.contents.tensors:
-        found = settings.contents.tensor(FREQUENCIES).float()
-        factor = float(found.nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0))
-        guess = Llama3Scaling(factor=factor, original_context=original)
-        wanted = frequency_factors(Rotary(base=base, scaling=guess), d_head)
-        if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-4):
-            raise settings.wrong(f"'{FREQUENCIES}' holds another scaling of positions than LLaMA 3.1's")
-        return guess.model_dump()
+def _write_scaling(model: Flat) -> Tree:
+    kind = model.get("position.scaling.kind")
     if kind == "linear":
-        return {"kind": "linear", "factor": settings.number("rope.scaling.factor")}
-    if kind != "none":
-        raise settings.wrong(f"rope.scaling.type = {kind!r:.60}: known: none, linear, and LLaMA 3.1's '{FREQUENCIES}'")
-    return None
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": model["position.scaling.factor"]}
+    if kind == "llama3":
+        return {"rope.scaling.original_context_length": model["position.scaling.original_context"]}
+    return {}
+
+
+def _read_window(settings: Settings, model: Flat) -> Flat:
+    """A window is read and not written: llama.cpp gives it to some layers only, as the architecture says."""
+    windowed = settings.get("attention.sliding_window", 0) != 0
+    return {"attention.window": settings.whole("attention.sliding_window")} if windowed else {}
+
+
+def _read_groups(settings: Settings, model: Flat) -> Flat:
+    heads = model["attention.heads"]
+    groups = settings.whole("attention.head_count_kv", heads)
+    return {"attention.kv_heads": None if groups == heads else groups}
+
+
+SIZES: tuple[Row, ...] = (
+    Special(write=lambda model: {"vocab_size": model["vocab_size"]}),
+    whole("context", "context_length"),
+    whole("d_model", "embedding_length"),
+    whole("layers", "block_count"),
+    whole("feedforward.d_ff", "feed_forward_length", lambda model: 4 * model["d_model"]),
+    whole("attention.heads", "attention.head_count"),
+)
+LLAMA: tuple[Row, ...] = (
+    *SIZES,
+    Special(_read_groups, lambda model: {"attention.head_count_kv": model["attention.kv_heads"]}),
+    number("norm.eps", "attention.layer_norm_rms_epsilon"),
+    whole(
+        "attention.d_head",
+        "attention.key_length",
+        lambda model: max(1, model["d_model"] // model["attention.heads"]),
+    ),
+    same("attention.value_length", "attention.d_head"),
+    same("rope.dimension_count", "attention.d_head"),
+    number("position.base", "rope.freq_base", 10000.0),
+    Special(_read_scaling, _write_scaling),
+    Special(_read_window),
+)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A kind of decoder; `adjacent`: a file stores queries and keys for rotary pairs that are adjacent."""
+
+    settings: Table
+    adjacent: bool = False
+
+
+def _llama_like(fixed: Mapping[str, Any], *more: Row, adjacent: bool = False) -> Architecture:
+    """RMSNorm, rotary positions, a gated feed-forward."""
+    usual = {"norm.kind": "rms", "position.kind": "rotary", "feedforward.kind": "gated"}
+    return Architecture(Table((*LLAMA, *more), {**usual, **fixed}, only={"expert_count": 0}), adjacent)
+
+
+# where several can hold a model, the first one is written
+ARCHITECTURES = {
+    "qwen2": _llama_like({"attention.bias": "qkv"}),
+    "llama": _llama_like({}, adjacent=True),
+    "qwen3": _llama_like(
+        {"attention.qk_norm.kind": "rms", "attention.bias": "none"}, follows("attention.qk_norm.eps", "norm.eps")
+    ),
+    "gemma": _llama_like(
+        {
+            "feedforward.activation": "gelu-tanh",
+            "embedding_scale": True,
+            "norm.offset": 1.0,
+            "head.tied": True,
+            "attention.bias": "none",
+        }
+    ),
+    "gpt2": Architecture(
+        Table(
+            rows=(
+                *SIZES,
+                same("attention.head_count_kv", "attention.heads"),
+                number("norm.eps", "attention.layer_norm_epsilon"),
+            ),
+            fixed={
+                "attention.bias": "all",
+                "feedforward.kind": "plain",
+                "feedforward.activation": "gelu-tanh",
+                "norm.kind": "layer",
+                "position.kind": "learned",
+            },
+        )
+    ),
+}
+
+
+# ---- reading
+
+
+def settings_of(contents: Contents, architecture: str) -> Settings:
+    """The keys of a file, to be asked for under the architecture's name.
+
+    A float is the shortest number that fp32 stores as the same: 1e-5 was meant, not 9.999999747378752e-06.
+    """
+    tree = {}
+    for key, (type, value, of) in contents.keys.items():
+        if type == ARRAY and key.startswith(f"{architecture}.") and len(set(value)) == 1:
+            type, value = of, value[0]  # given layer by layer, and the same for all
+        tree[key] = float(str(np.float32(value))) if type == FLOAT32 else value
+    return Settings(tree, str(contents.path), f"{architecture}.")
+
+
+def read_settings(settings: Settings, contents: Contents, tied: bool) -> Decoder:
+    """The decoder that a file holds."""
+    tensors = contents.tensors
+    table = tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise InteropError(f"{contents.path}: there is no table 'token_embd.weight' of (vocab_size, d_model)")
+    if settings.whole("block_count") > len(tensors):  # or else so many layers would be built
+        raise settings.refusal("block_count", f"the file holds {len(tensors)} tensors in all")
+    bias = "all" if "blk.0.attn_output.bias" in tensors else "qkv" if "blk.0.attn_q.bias" in tensors else "none"
+    known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
+    if FREQUENCIES in tensors:
+        known["position.scaling.kind"] = "llama3"
+    model = ARCHITECTURES[settings.prefix.removesuffix(".")].settings.read(settings, known)
+    if FREQUENCIES in tensors:
+        model |= _llama3_scaling(settings, contents, model)
+    return validate(Decoder, nested(model), settings.where)
+
+
+def _llama3_scaling(settings: Settings, contents: Contents, model: Flat) -> Flat:
+    """LLaMA 3.1's scaling of positions, from the factors that each frequency is divided by."""
+    found = contents.tensor(FREQUENCIES).float()
+    factor = float(found.nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0))
+    original = settings.whole("rope.scaling.original_context_length", 8192)
+    scaling = Llama3Scaling(factor=factor, original_context=original)
+    wanted = frequency_factors(Rotary(base=model["position.base"], scaling=scaling), model["attention.d_head"])
+    if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-4):
+        raise InteropError(f"{contents.path}: '{FREQUENCIES}' holds another scaling of positions than LLaMA 3.1's")
+    return {f"position.scaling.{key}": value for key, value in scaling.model_dump().items()}
 
 
 def frequency_factors(position: Rotary, d_head: int) -> Tensor:
@@ -247,108 +201,71 @@ def frequency_factors(position: Rotary, d_head: int) -> Tensor:
     return plain / RotaryModule(position, sizes).frequencies(1, cpu)
 
 
-# ---- to a file's keys
-
-
-def model_keys(architecture: str, model: Decoder) -> dict[str, Value]:
-    attention, norm = model.attention, model.norm
-    epsilon = "layer_norm_epsilon" if architecture == "gpt2" else "layer_norm_rms_epsilon"
-    keys = {
-        "vocab_size": Value(UINT32, model.vocab_size),
-        "context_length": Value(UINT32, model.context),
-        "embedding_length": Value(UINT32, model.d_model),
-        "block_count": Value(UINT32, model.layers),
-        "feed_forward_length": Value(UINT32, model.feedforward.d_ff),
-        "attention.head_count": Value(UINT32, attention.heads),
-        "attention.head_count_kv": Value(UINT32, attention.groups),
-        f"attention.{epsilon}": Value(FLOAT32, norm.eps),
+def unknown_keys(settings: Settings, contents: Contents) -> dict[str, Any]:
+    """Keys that nothing asked for, as JSON values, for a file that is written later."""
+    return {
+        key: list(value)
+        for key, value in contents.keys.items()
+        if key not in settings.asked and not (value.type == ARRAY and len(value.value) > KEPT)
     }
-    if isinstance(model.position, Rotary):
-        keys |= {
-            "attention.key_length": Value(UINT32, model.d_head),
-            "attention.value_length": Value(UINT32, model.d_head),
-            "rope.dimension_count": Value(UINT32, model.d_head),
-            "rope.freq_base": Value(FLOAT32, model.position.base),
-        }
-        if isinstance(model.position.scaling, LinearScaling):
-            keys["rope.scaling.type"] = Value(STRING, "linear")
-            keys["rope.scaling.factor"] = Value(FLOAT32, model.position.scaling.factor)
-        if isinstance(model.position.scaling, Llama3Scaling):
-            original = model.position.scaling.original_context
-            keys["rope.scaling.original_context_length"] = Value(UINT32, original)
-    return {f"{architecture}.{name}": value for name, value in keys.items()}
+
+
+# ---- writing
 
 
 def architecture_of(model: Model) -> str:
-    """The architecture of llama.cpp that a model is, or an error that names the setting which none of them has."""
+    """The architecture of llama.cpp that a model is, or an error that names what none of them has."""
     if not isinstance(model, Decoder):
-        raise InteropError(f"model.kind = '{model.kind}': a GGUF file holds decoders alone")
-    expected: dict[str, Any] = {
-        "head.kind": "lm",
-        "head.bias": False,
-        "head.scale": None,
-        "placement": "pre",
-        "residual": True,
-        "embedding_norm": False,
-        "attention.scale": None,
-        "attention.window": None,
-    }
-    if isinstance(model.norm, RMSNorm):
-        architecture = _family_of(model)
-        family = FAMILIES[architecture]
-        expected |= {
-            "feedforward.kind": "gated",
-            "feedforward.activation": family.activation,
-            "feedforward.bias": False,
-            "position.kind": "rotary",
-            "embedding_scale": family.embedding_scale,
-        }
-        if family.qk_norm:
-            expected |= {"attention.qk_norm.kind": "rms", "attention.qk_norm.eps": model.norm.eps}
-            expected["attention.bias"] = "none"
-        if not family.adjacent:
-            expected["position.pairs"] = "halves"
-        if architecture == "gemma":
-            expected |= {"head.tied": True, "attention.bias": "none"}
-    else:
-        architecture = "gpt2"
-        expected |= {
-            "norm.bias": True,
-            "attention.bias": "all",
-            "attention.qk_norm": None,
-            "attention.kv_heads": None,
-            "attention.d_head": None,
-            "feedforward.kind": "plain",
-            "feedforward.activation": "gelu-tanh",
-            "feedforward.bias": True,
-            "position.kind": "learned",
-            "position.offset": 0,
-            "embedding_scale": False,
-        }
-    _hold(model, expected, architecture)
-    return architecture
+        raise InteropError(f"model.kind = '{model.kind}': a GGUF file can hold decoders only")
+
+    return first_that_holds(
+        model, {name: partial(_read_again, name, model) for name in ARCHITECTURES}, "GGUF architecture"
+    )
 
 
-def _family_of(model: Decoder) -> str:
-    if model.attention.qk_norm is not None:
-        return "qwen3"
-    if isinstance(model.feedforward, Gated) and model.feedforward.activation == "gelu-tanh":
-        return "gemma"
-    return "qwen2" if model.attention.bias == "qkv" else "llama"
+def _read_again(name: str, model: Decoder) -> Transformer:
+    """The model that its keys would be read as beside its tensors."""
+    architecture, ours = ARCHITECTURES[name], flat(model)
+    tree = {f"{name}.{key}": value for key, value in architecture.settings.write(ours).items()}
+    in_tensors = {"vocab_size", "head.tied", "attention.bias"}
+    if ours.get("position.scaling.kind") == "llama3":
+        in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
+    if architecture.adjacent:  # where it differs, rows are reordered
+        in_tensors.add("position.pairs")
+    known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **architecture.settings.fixed}
+    return validate(Decoder, nested(architecture.settings.read(Settings(tree, "GGUF", f"{name}."), known)))
 
 
-def _hold(model: Decoder, expected: Mapping[str, Any], architecture: str) -> None:
-    tree = model.model_dump()
-    for key, value in expected.items():
-        found: Any = tree
-        for name in key.split("."):
-            found = found.get(name) if isinstance(found, dict) else None
-        same_heads = key == "attention.kv_heads" and found == model.attention.heads
-        same_width = key == "attention.d_head" and model.d_head * model.attention.heads == model.d_model
-        if found != value and not same_heads and not same_width:
-            raise InteropError(
-                f"model.{key} = {found!r}: a GGUF file cannot hold it; its nearest kind, {architecture}, has {value!r}"
-            )
-    scaling = tree["position"].get("scaling")
-    if scaling and scaling["kind"] not in ("linear", "llama3"):
-        raise InteropError(f"model.position.scaling.kind = '{scaling['kind']}': GGUF files know linear and llama3")
+def model_keys(architecture: str, model: Decoder) -> dict[str, Value]:
+    """The keys of a model's settings."""
+    types = {int: UINT32, float: FLOAT32, str: STRING}
+    tree = ARCHITECTURES[architecture].settings.write(flat(model))
+    return {f"{architecture}.{key}": Value(types[type(value)], value) for key, value in tree.items()}
+
+
+def rules(architecture: str, model: Decoder) -> list[Rule]:
+    """Where each of weft's tensors is in a file."""
+    gain = _shifted(model.norm.offset) if isinstance(model.norm, RMSNorm) and model.norm.offset else SAME
+    adjacent = ARCHITECTURES[architecture].adjacent
+    reorder = adjacent and isinstance(model.position, Rotary) and model.position.pairs == "halves"
+    pairs = adjacent_pairs(model.d_head) if reorder else SAME
+    joined = [f"{BLK}.attn_qkv"] if architecture == "gpt2" else [f"{BLK}.attn_{part}" for part in "qkv"]
+    return [
+        tensor("embedding.weight", "token_embd.weight"),
+        tensor("decoder.position.weight", POSITIONS),
+        tensor("output.weight", "output.weight"),
+        *module("decoder.norm", "output_norm", layout=gain),
+        *module(f"{BLOCK}.attention_skip.norm", f"{BLK}.attn_norm", layout=gain),
+        *module(f"{BLOCK}.attention.qkv", *joined, layouts=(pairs, pairs, SAME)[: len(joined)]),
+        *(tensor(f"{BLOCK}.attention.{part}_norm.weight", f"{BLK}.attn_{part}_norm.weight") for part in "qk"),
+        *module(f"{BLOCK}.attention.out", f"{BLK}.attn_output"),
+        *module(f"{BLOCK}.feedforward_skip.norm", f"{BLK}.ffn_norm", layout=gain),
+        *module(f"{BLOCK}.feedforward.up", f"{BLK}.ffn_up"),
+        *module(f"{BLOCK}.feedforward.gate_up", f"{BLK}.ffn_gate", f"{BLK}.ffn_up"),
+        *module(f"{BLOCK}.feedforward.down", f"{BLK}.ffn_down"),
+    ]
+
+
+def _shifted(offset: float) -> Layout:
+    """A gain that is stored whole, where here it is `offset` plus a vector."""
+    return Layout(lambda theirs: theirs.float() - offset, lambda ours: ours.float() + offset)

@@ -1,8 +1,8 @@
-"""Tokenizers as GGUF files hold them: tokens with a type and a score each, merges, and names for the rest.
+"""Tokenizers in GGUF files: tokens with a type and a score each, merges, and names for the rest.
 
-Two kinds have a place: byte-level BPE (`gpt2`; a name says how text is cut first) and SentencePiece's BPE (`llama`;
-the order of merges is that of the scores, and what no piece holds is spelled in bytes). Both become, and are made
-from, Hugging Face's tokenizer.json, so nothing is lost on the way through a run.
+There are two kinds: byte-level BPE (`gpt2`, with the name of a pre-tokenizer) and SentencePiece's BPE (`llama`; merges
+are ordered by scores, and what no token holds is spelled in bytes). Both become, and are made from, Hugging Face's
+tokenizer.json, so nothing is lost on the way through a run.
 """
 
 import json
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.errors import InteropError, TokenizerError, suggestion
-from weft.interop.bpe_json import SPACE, Json, byte_level, merges_by_score, sentencepiece
 from weft.interop.gguf_file import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Value
+from weft.interop.tokenizer_json import SPACE, BPEVocabulary, Json, byte_level, merges_by_score, sentencepiece
 from weft.text.config import Role
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ IDS: dict[Role, str] = {
 }
 
 
-# ---- how text is cut before it is merged, by the names that llama.cpp gave it
+# ---- pre-tokenizers, by llama.cpp's names
 
 
 def _byte_level(use_regex: bool) -> Json:
@@ -38,12 +38,12 @@ def _byte_level(use_regex: bool) -> Json:
 
 
 def _split(pattern: str) -> Json:
-    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [cut, _byte_level(False)]}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, _byte_level(False)]}
 
 
 def _words(digits: str) -> str:
-    """The pattern of GPT-4's family: words with one sign before them, `digits`, signs, line ends, spaces."""
+    """The pattern of GPT-4's family: words with one symbol before them, `digits`, symbols, line ends, spaces."""
     contractions = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     rest = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     return rf"{contractions}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{rest}"
@@ -54,7 +54,7 @@ LLAMA3 = _split(_words(r"\p{N}{1,3}"))
 QWEN2 = _split(_words(r"\p{N}"))
 DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
 
-CUTS: dict[str, Json] = {  # the first name of each is the one that is written
+PRE_TOKENIZERS: dict[str, Json] = {  # the first name of each is the one that is written
     "gpt-2": GPT2,
     "default": GPT2,
     "phi-2": GPT2,
@@ -83,7 +83,7 @@ def read_tokenizer(keys: Mapping[str, Value], where: str) -> Tokenizer | None:
     kind = keys["tokenizer.ggml.model"].value if "tokenizer.ggml.model" in keys else None
     if kind in (None, "none", "no_vocab"):
         return None
-    read = {"gpt2": _read_byte_level, "llama": _read_sentencepiece}.get(kind)
+    read = {"gpt2": _read_byte_level, "llama": _read_sentencepiece}.get(str(kind))
     if read is None:
         raise InteropError(f"{where}: tokenizer.ggml.model = {kind!r:.60}: {suggestion(str(kind), ['gpt2', 'llama'])}")
     ggml = {key.removeprefix("tokenizer.ggml."): value.value for key, value in keys.items()}
@@ -97,15 +97,16 @@ def read_tokenizer(keys: Mapping[str, Value], where: str) -> Tokenizer | None:
 
 def _read_byte_level(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
     name = str(ggml.get("pre", "default"))
-    if name not in CUTS:
-        raise InteropError(f"tokenizer.ggml.pre = {name!r:.60}: {suggestion(name, CUTS, len(CUTS))}")
+    if name not in PRE_TOKENIZERS:
+        raise InteropError(
+            f"tokenizer.ggml.pre = {name!r:.60}: {suggestion(name, PRE_TOKENIZERS, len(PRE_TOKENIZERS))}"
+        )
     tokens, types = _tokens(ggml)
     roles = _roles(ggml, tokens)
-    roles.pop("unk", None)  # bytes spell everything: nothing is unknown, whatever the file calls so
+    roles.pop("unk", None)  # bytes spell everything, so no token is unknown, whatever the file says
     special = {tokens[id]: type == CONTROL for id, type in enumerate(types) if type in (CONTROL, USER)}
-    begin, end = _ends(ggml, roles, False)
-    cut = CUTS[name]
-    return byte_level(tokens, _merges(ggml), special, cut, begin, end, whole_words=cut == LLAMA3), roles
+    vocabulary = BPEVocabulary(tokens, _merges(ggml), special, *_ends(ggml, roles, False))
+    return byte_level(vocabulary, PRE_TOKENIZERS[name], whole_words=PRE_TOKENIZERS[name] == LLAMA3), roles
 
 
 def _read_sentencepiece(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
@@ -122,13 +123,12 @@ def _read_sentencepiece(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
         if scores is None or not _numbers(scores) or len(scores) < len(tokens):
             raise InteropError("tokenizer.ggml.scores: expected a number for every token")
         merges = merges_by_score(tokens, scores, [type in (NORMAL, USER, UNUSED) for type in types])
-    begin, end = _ends(ggml, roles, True)
-    space_first = bool(ggml.get("add_space_prefix", True))
-    return sentencepiece(tokens, merges, special, roles.get("unk"), space_first, begin, end), roles
+    vocabulary = BPEVocabulary(tokens, merges, special, *_ends(ggml, roles, True))
+    return sentencepiece(vocabulary, roles.get("unk"), bool(ggml.get("add_space_prefix", True))), roles
 
 
 def _tokens(ggml: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    """The tokens and their types, without the names that only fill the model's table up at its end."""
+    """The tokens and their types, without those that only pad the vocabulary at its end."""
     tokens = ggml.get("tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
         raise InteropError("tokenizer.ggml.tokens: expected an array of strings")
@@ -136,12 +136,12 @@ def _tokens(ggml: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     if not _numbers(types) or len(types) != len(tokens):
         raise InteropError(f"tokenizer.ggml.token_type: expected a number for each of the {len(tokens)} tokens")
     size = len(tokens)
-    while size > 1 and types[size - 1] == UNUSED and tokens[size - 1] == _filler(size - 1):
+    while size > 1 and types[size - 1] == UNUSED and tokens[size - 1] == _padding(size - 1):
         size -= 1
     return tokens[:size], types[:size]
 
 
-def _filler(id: int) -> str:
+def _padding(id: int) -> str:
     return f"[PAD{id}]"
 
 
@@ -160,7 +160,7 @@ def _roles(ggml: Mapping[str, Any], tokens: Sequence[str]) -> dict[Role, str]:
     roles: dict[Role, str] = {}
     for role, key in IDS.items():
         id = ggml.get(key)
-        if isinstance(id, int) and 0 <= id < 2**32 - 1:  # all ones stand for none
+        if isinstance(id, int) and 0 <= id < 2**32 - 1:  # the largest number stands for none
             if id >= len(tokens):
                 raise InteropError(f"tokenizer.ggml.{key} = {id}: there are {len(tokens)} tokens")
             roles[role] = tokens[id]
@@ -180,17 +180,17 @@ def _numbers(values: Any) -> bool:
 
 
 def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None) -> dict[str, Value]:
-    """The keys that hold a tokenizer, its table filled up to the model's `vocab_size`.
+    """The keys of a tokenizer, its vocabulary padded to the model's `vocab_size`.
 
-    `pre` is the name that a file gave to the way text is cut; it is kept where it still says the same.
+    `pre` is the name that a file gave to the pre-tokenizer; it is kept where it still means the same.
     """
     if tokenizer.vocab_size > vocab_size:
         raise InteropError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model's vocab_size is {vocab_size}")
     parsed = json.loads(tokenizer.to_json())
     if parsed["model"]["type"] != "BPE":
-        raise InteropError(f"a GGUF file has no place for a {tokenizer.kind} tokenizer; it holds BPE alone")
+        raise InteropError(f"a GGUF file can't hold a {tokenizer.kind} tokenizer, only BPE")
     entries = {**parsed["model"]["vocab"], **{each["content"]: each["id"] for each in parsed["added_tokens"]}}
-    tokens, types = [_filler(id) for id in range(vocab_size)], [UNUSED] * vocab_size
+    tokens, types = [_padding(id) for id in range(vocab_size)], [UNUSED] * vocab_size
     for token, id in entries.items():
         tokens[id], types[id] = token, NORMAL
     for each in parsed["added_tokens"]:
@@ -213,42 +213,43 @@ def _byte_level_keys(
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in parsed["model"]["merges"]]
     return {
         "tokenizer.ggml.model": Value(STRING, "gpt2"),
-        "tokenizer.ggml.pre": Value(STRING, _name_of_cut(parsed, tokenizer, pre)),
+        "tokenizer.ggml.pre": Value(STRING, _pre_tokenizer_name(parsed, tokenizer, pre)),
         "tokenizer.ggml.tokens": Value(ARRAY, tokens, STRING),
         "tokenizer.ggml.token_type": Value(ARRAY, types, INT32),
         "tokenizer.ggml.merges": Value(ARRAY, merges, STRING),
     }
 
 
-def _name_of_cut(parsed: Json, tokenizer: Tokenizer, pre: str | None) -> str:
-    """The name of the way this tokenizer cuts text."""
-    normalizer, cut = parsed["normalizer"], _unguarded(parsed["pre_tokenizer"], tokenizer)
-    if not parsed["model"]["merges"] and normalizer is None and cut == _byte_level(False):
-        return "gpt-2"  # single bytes: where text is cut makes no difference
-    if pre in CUTS and cut == CUTS[pre] and normalizer is None:
+def _pre_tokenizer_name(parsed: Json, tokenizer: Tokenizer, pre: str | None) -> str:
+    """llama.cpp's name of a pre-tokenizer."""
+    normalizer, found = parsed["normalizer"], _without_guard(parsed["pre_tokenizer"], tokenizer)
+    if not parsed["model"]["merges"] and normalizer is None and found == _byte_level(False):
+        return "gpt-2"  # single bytes: where text is split makes no difference
+    if pre in PRE_TOKENIZERS and found == PRE_TOKENIZERS[pre] and normalizer is None:
         return pre
-    name = next((name for name, known in CUTS.items() if known == cut), None)
-    composes = isinstance(normalizer, dict) and normalizer == {"type": "NFC"} and cut == QWEN2  # as llama.cpp has Qwen
-    if name is None or not (normalizer is None or composes):
+    name = next((name for name, known in PRE_TOKENIZERS.items() if known == found), None)
+    composed = normalizer == {"type": "NFC"} and found == QWEN2  # llama.cpp composes characters for Qwen
+    if name is None or not (normalizer is None or composed):
+        known = ", ".join(PRE_TOKENIZERS)
         raise InteropError(
-            "the tokenizer changes or cuts text in a way that GGUF has no name for; known: " + ", ".join(CUTS)
+            f"the tokenizer normalizes or splits text in a way that GGUF has no name for; known: {known}"
         )
     return name
 
 
-def _unguarded(cut: Json | None, tokenizer: Tokenizer) -> Json | None:
-    """`cut` without the step that weft puts before it to keep look-alikes of special tokens apart."""
-    steps = cut["pretokenizers"] if cut and cut["type"] == "Sequence" else []
+def _without_guard(pre_tokenizer: Json | None, tokenizer: Tokenizer) -> Json | None:
+    """A pre-tokenizer without the step that weft puts before it to keep look-alikes of special tokens apart."""
+    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer and pre_tokenizer["type"] == "Sequence" else []
     if len(steps) == 2 and steps[0]["type"] == "Split":
         guards = [f"{re.escape(t[0])}(?={re.escape(t[1:])})" for t in tokenizer.special_tokens]
         pattern = steps[0]["pattern"].get("Regex", "")
         if pattern and all(part in guards for part in _alternatives(pattern, guards)):
             return steps[1]
-    return cut
+    return pre_tokenizer
 
 
 def _alternatives(pattern: str, guards: Sequence[str]) -> list[str]:
-    """`pattern` taken apart at the bars between known guards; what is no guard stays as it is."""
+    """A pattern taken apart at the bars between known guards; what is not a guard stays whole."""
     found = []
     while pattern:
         guard = next((each for each in guards if pattern == each or pattern.startswith(each + "|")), pattern)
@@ -285,31 +286,31 @@ def _sentencepiece_keys(
         "tokenizer.ggml.add_space_prefix": Value(BOOL, space_first),
     }
     if merges_by_score(tokens, scores, [type in (NORMAL, USER, UNUSED) for type in types]) != merges:
-        # the scores alone do not say it all, so the merges come along for those who read them
+        # the scores alone do not give the merges, so they are written too, for programs that read them
         keys["tokenizer.ggml.merges"] = Value(ARRAY, [" ".join(merge) for merge in merges], STRING)
     return keys
 
 
 def _spaces(parsed: Json, merges: Sequence[tuple[str, ...]]) -> tuple[bool, bool]:
-    """Whether a space is put before a text, and whether spaces stand in the vocabulary as themselves."""
-    cut, normalizer, vocab = parsed["pre_tokenizer"], parsed["normalizer"], parsed["model"]["vocab"]
-    if normalizer is None and cut is None and " " in vocab and SPACE not in vocab:
+    """Whether a space is put before a text, and whether spaces are in the vocabulary as themselves."""
+    split, normalizer, vocab = parsed["pre_tokenizer"], parsed["normalizer"], parsed["model"]["vocab"]
+    if normalizer is None and split is None and " " in vocab and SPACE not in vocab:
         return False, True
-    if normalizer is None and cut and cut["type"] == "Metaspace" and cut["replacement"] == SPACE:
+    if normalizer is None and split and split["type"] == "Metaspace" and split["replacement"] == SPACE:
         within_words = not any(SPACE in (left + right)[1:] for left, right in merges)
-        if within_words or not cut["split"]:
-            return cut["prepend_scheme"] != "never", False
+        if within_words or not split["split"]:
+            return split["prepend_scheme"] != "never", False
     steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    if steps == [{"type": "Prepend", "prepend": SPACE}, replace] and cut is None:
+    if steps == [{"type": "Prepend", "prepend": SPACE}, replace] and split is None:
         return True, False
     if steps == [replace]:
         return False, False
-    raise InteropError("the tokenizer changes or cuts text in a way that GGUF has no name for")
+    raise InteropError("the tokenizer normalizes or splits text in a way that GGUF has no name for")
 
 
 def _adds(parsed: Json, tokenizer: Tokenizer) -> tuple[bool, bool]:
-    """Whether the file asks other programs to put a token before and after a text."""
+    """Whether other programs should put a token before and after a text."""
     single = (parsed["post_processor"] or {}).get("single") or []
     begin, end = (
         (step.get("SpecialToken", {}).get("id", "") for step in (single[0], single[-1])) if single else ("", "")

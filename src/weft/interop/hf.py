@@ -1,12 +1,13 @@
 """Hugging Face model folders in and out: config.json, safetensors, tokenizer, and what belongs to them.
 
 What was read can be written back as it was: tensors under their own names with their own bits, and every setting,
-also those that weft has no word for. Nothing in a folder is run; `pytorch_model.bin` is refused for that.
+also those that weft does not have. Nothing in a folder is executed, which is why `pytorch_model.bin` is refused.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.config import Tree, validate
-from weft.errors import InteropError, WeftError
+from weft.config import Tree
+from weft.errors import InteropError
 from weft.interop import safetensors
-from weft.interop.families.base import Family, Settings, Transformer
+from weft.interop.bundle import LazyWeights, ModelBundle, lazily, named_tokenizer
+from weft.interop.families.base import Family
 from weft.interop.families.known import family_of
 from weft.interop.hf_tokenizer import TOKENIZER_FILES, read_tokenizer
-from weft.interop.loaded import Loaded, Weights
-from weft.interop.mapping import Conversion, conversions, to_ours
-from weft.interop.safetensors import DTYPES, FLOATS, Stored, read_json
-from weft.models.config import EmbeddingHead, Encoder, Model
+from weft.interop.safetensors import DTYPES, FLOATS, Stored
+from weft.interop.settings import Flat, Settings, Transformer
+from weft.interop.untrusted import read_object
+from weft.interop.weight_map import Conversion, conversions, their_names, to_ours
 from weft.text.tokenizer import Tokenizer
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-# small files that belong to a model and are given back as they were
+# small files that belong to a model and are written again as they were
 KEPT = (
     CONFIG,
     GENERATION,
@@ -38,173 +40,179 @@ KEPT = (
     "1_Pooling/config.json",
 )
 LARGEST_KEPT = 64 << 20
+POOLING = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # sentence-transformers' word → ours
 
 
-def read(folder: Path, tokenizer: Tokenizer | None = None) -> Loaded:
-    """The model in a folder. A `tokenizer` that is given takes the place of the folder's."""
-    tree = read_json(folder / CONFIG)
-    where = str(folder / CONFIG)
-    family, architecture = family_of(tree, where)
-    found = safetensors.stored(folder)
-    settings = Settings(tree, where)
-    try:
-        model = family.read(settings, architecture, found)
-    except ValueError as error:  # sizes that do not fit together
-        if isinstance(error, WeftError):
-            raise
-        raise InteropError(f"{where}: {first_reason(error)}") from None
+def recognises(path: Path) -> bool:
+    """Whether a path is a folder with a config.json."""
+    return (path / CONFIG).is_file()
+
+
+def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
+    """The model in a folder, with the tokenizer at another path if one is given."""
+    tree = read_object(folder / CONFIG)
+    settings = Settings(tree, str(folder / CONFIG))
+    family, architecture = family_of(tree, settings.where)
+    found = safetensors.model_tensors(folder)
+    model = family.read(settings, architecture, _known(folder, family, architecture, found))
     _check_problem(settings, model)
-    if isinstance(model, Encoder) and isinstance(model.head, EmbeddingHead):
-        model = model.replace(head=_pooling(folder))
     deepest = max(model.layers, getattr(model, "encoder_layers", None) or 0)
     if deepest > len(found):  # or else a mistyped number would have weft build that many layers
-        raise InteropError(f"{where}: {deepest} layers, but the files hold {len(found)} tensors in all")
-    model, table, named = _named(family, model, found)
-    weights, unused, notes = _weights(family, model, table, named, found, str(folder))
-    own, source = (tokenizer, None) if tokenizer is not None else read_tokenizer(folder, tree, model)
-    _check_vocabulary(model, own, source, str(folder))
+        raise InteropError(f"{settings.where}: {deepest} layers, but the files hold {len(found)} tensors in all")
+    model, table, tensors = _match(family, model, found)
+    weights, unused, notes = _weights(family, model, table, tensors, str(folder))
+    if tokenizer is None:
+        own, source = read_tokenizer(folder, tree, model)
+        _check_vocabulary(model, own, source, str(folder))
+    else:
+        own, source = named_tokenizer(tokenizer, model.vocab_size), None
     kept = KEPT if tokenizer is not None else (*KEPT, *TOKENIZER_FILES)
-    files = {name: _bytes(folder / name) for name in kept if (folder / name).is_file()}
-    return Loaded(
+    return ModelBundle(
         model=model,
         weights=weights,
         tokenizer=own,
         origin=f"{folder} ({family.title}, Hugging Face)",
         notes={"format": "hf", "family": family.kind, "config": tree, **notes},
         unused=unused,
-        files=files,
+        files={name: _bytes(folder / name) for name in kept if (folder / name).is_file()},
         labels=_labels(tree, model),
         source_tokenizer=source,
     )
 
 
-def _check_problem(settings: Settings, model: Any) -> None:
-    """Refuse answers that are no probabilities of labels that exclude each other, and no single number."""
-    kind, labels = settings.tree.get("problem_type"), getattr(model.head, "labels", None)
-    if labels is None or kind is None:
-        return
-    if kind == "multi_label_classification" or (kind == "regression") != (labels == 1):
-        raise settings.refusal("problem_type", f"with {labels} answers; weft's give a text one label, or one number")
+# ---- settings
 
 
-def first_reason(error: ValueError) -> str:
-    from pydantic import ValidationError
-
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        return f"{key}: {first['msg']}" if key else str(first["msg"])
-    return " ".join(str(error).split())
+def _known(folder: Path, family: Family, architecture: str, names: Mapping[str, Any]) -> Flat:
+    """Settings that stand in the weights or in other files than config.json."""
+    known: Flat = {key: there(names) for key, there in family.by_weights.items()}
+    return known | _pooling(folder) if family.architectures[architecture] == "embedding" else known
 
 
-def _pooling(folder: Path) -> EmbeddingHead:
+def _pooling(folder: Path) -> Flat:
     """How a sentence encoder makes one vector of many, by the files of sentence-transformers where they are."""
     path = folder / "1_Pooling/config.json"
     if not path.is_file():
-        return EmbeddingHead()
-    tree = read_json(path)
+        return {}
+    tree = read_object(path)
     modes = [key.removeprefix("pooling_mode_") for key, on in tree.items() if key.startswith("pooling_mode_") and on]
-    ours = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"}
-    if len(modes) != 1 or modes[0] not in ours:
+    if len(modes) != 1 or modes[0] not in POOLING:
         raise InteropError(
             f"{path}: pooling by {' and '.join(modes) or 'nothing'}; weft has mean, first (cls) and last"
         )
     listing = folder / "modules.json"
     modules = listing.read_text(encoding="utf-8", errors="replace") if listing.is_file() else ""
-    return validate(EmbeddingHead, {"pooling": ours[modes[0]], "normalise": "Normalize" in modules})
+    return {"head.pooling": POOLING[modes[0]], "head.normalise": "Normalize" in modules}
 
 
-def _named(
-    family: Family, model: Any, found: Mapping[str, Stored]
-) -> tuple[Transformer, list[Conversion], dict[str, str]]:
-    """The model, its table, and the present name of every stored tensor (stored name → present name).
+def _check_problem(settings: Settings, model: Transformer) -> None:
+    """Refuse outputs that are neither one of several labels nor a single number."""
+    kind, labels = settings.get("problem_type"), getattr(model.head, "labels", None)
+    if labels is None or kind is None:
+        return
+    if kind == "multi_label_classification" or (kind == "regression") != (labels == 1):
+        raise settings.refusal("problem_type", f"with {labels} labels; weft gives a text one label, or one number")
 
-    An output table that is said to be the embeddings', but is stored and differs, makes the model an untied one.
+
+# ---- weights
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of a folder as they are stored, and the name there of each that the family has today."""
+
+    found: Mapping[str, Stored]
+    names: Mapping[str, str]  # today's name → the stored one
+
+    def __getitem__(self, name: str) -> Stored:
+        return self.found[self.names[name]]
+
+    def read(self, name: str) -> Tensor:
+        return safetensors.reader(self.found)(self.names[name])
+
+
+def _match(
+    family: Family, model: Transformer, found: Mapping[str, Stored]
+) -> tuple[Transformer, list[Conversion], _Tensors]:
+    """The model, its conversions, and the folder's tensors.
+
+    An output table that should be the embeddings', but is stored and differs, makes the model an untied one.
     """
     table = conversions(family.rules(model), model)
-    named = _present(family, model, table, found)
-    stored_as = {present: name for name, present in named.items()}
+    wanted = their_names(table)
+    tensors = _Tensors(found, _names_of_today(family, model, wanted, found))
     for copy, original in family.copies(model).items():
-        if copy in stored_as and original in stored_as and copy not in _wanted(table):
-            if safetensors.equal(found, stored_as[copy], stored_as[original]):
+        if copy in tensors.names and original in tensors.names and copy not in wanted:
+            stored, repeated = tensors.names[copy], tensors.names[original]
+            if safetensors.equal(found, stored, repeated):
                 continue
-            untied = model.replace(head=model.head.model_copy(update={"tied": False}).model_dump())
-            again = conversions(family.rules(untied), untied)
-            if copy not in _wanted(again):
-                raise InteropError(f"'{stored_as[copy]}' differs from '{stored_as[original]}', which it should repeat")
-            return untied, again, named
-    return model, table, named
+            untied: Transformer = model.replace(head=model.head.model_copy(update={"tied": False}).model_dump())
+            table = conversions(family.rules(untied), untied)
+            if copy not in their_names(table):
+                raise InteropError(f"'{stored}' differs from '{repeated}', which it should repeat")
+            return untied, table, tensors
+    return model, table, tensors
 
 
-def _wanted(table: list[Conversion]) -> set[str]:
-    return {part.name for conversion in table for part in conversion.parts}
-
-
-def _present(family: Family, model: Model, table: list[Conversion], found: Mapping[str, Stored]) -> dict[str, str]:
-    """Stored names as the family's present names: old endings replaced, the prefix of the whole model put in front."""
-    wanted, copies = _wanted(table), family.copies(model)
-    named: dict[str, str] = {}
-    for name in found:
-        present = name
-        for old, new in family.renames.items():
-            present = present.removesuffix(old) + new if present.endswith(old) else present
-        for spelled in (present, family.prefix + present):
-            if spelled in wanted or spelled in copies or _idle(family, spelled):
-                present = spelled
-                break
-        named[name] = present
-    here = set(named.values())
-    for name, present in named.items():  # a tied table may be stored under another of its names alone
-        original = copies.get(present)
-        if original in wanted and original not in here and present not in wanted:
-            named[name] = original
+def _names_of_today(
+    family: Family, model: Transformer, wanted: set[str], found: Mapping[str, Stored]
+) -> dict[str, str]:
+    """The stored name of each tensor by its present one: old endings replaced, the whole model's prefix in front."""
+    copies = family.copies(model)
+    present = {name: _present(family, name, {*wanted, *copies}) for name in found}
+    here = set(present.values())
+    for name, known in present.items():  # a tied table may be stored only under another of its names
+        original = copies.get(known)
+        if original in wanted and original not in here and known not in wanted:
+            present[name] = original
             here.add(original)
-    doubled = [present for present, times in Counter(named.values()).items() if times > 1]
-    if doubled:
-        both = [name for name, present in named.items() if present == doubled[0]]
-        raise InteropError(f"{found[both[0]].file.parent}: '{both[0]}' and '{both[1]}' are the same tensor's names")
-    return named
+    names: dict[str, str] = {}
+    for name, known in present.items():
+        if known in names:
+            folder = found[name].file.parent
+            raise InteropError(f"{folder}: '{names[known]}' and '{name}' are names of the same tensor")
+        names[known] = name
+    return names
 
 
-def _idle(family: Family, name: str) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in family.idle)
+def _present(family: Family, name: str, known: set[str]) -> str:
+    for old, new in family.renames.items():
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return next((each for each in (name, family.prefix + name) if each in known or _is_unused(family, each)), name)
+
+
+def _is_unused(family: Family, name: str) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in family.unused)
 
 
 def _weights(
-    family: Family,
-    model: Model,
-    table: list[Conversion],
-    named: Mapping[str, str],
-    found: Mapping[str, Stored],
-    where: str,
-) -> tuple[Weights, Weights, Tree]:
-    """Our weights, what weft has no place for, and the notes that give back names and types."""
-    wanted, copies = _wanted(table), family.copies(model)
-    stored_as = {present: name for name, present in named.items()}
-    read = safetensors.reader(found)
-    used = {present: found[name].shape for present, name in stored_as.items() if present in wanted}
-    repeated = [present for present in stored_as if present in copies and present not in wanted]
-    idle = [p for p in stored_as if p not in wanted and p not in repeated and _idle(family, p)]
-    rest = {p: found[n].shape for p, n in stored_as.items() if p not in wanted and p not in repeated and p not in idle}
-    for present in used:
-        stored = found[stored_as[present]]
-        if stored.dtype not in FLOATS:
-            raise InteropError(f"{stored.file}: '{stored_as[present]}' holds {stored.dtype}; weights are {FLOATS}")
-    weights = to_ours(table, used | rest, lambda present: read(stored_as[present]), where)
-    types = Counter(found[stored_as[present]].dtype for present in used)
-    common = types.most_common(1)[0][0]
+    family: Family, model: Transformer, table: list[Conversion], tensors: _Tensors, where: str
+) -> tuple[LazyWeights, LazyWeights, Tree]:
+    """Our weights, what weft has no place for, and the notes by which an export reproduces names and dtypes."""
+    wanted, copies = their_names(table), family.copies(model)
+    used = [name for name in tensors.names if name in wanted]
+    others = [name for name in tensors.names if name not in wanted]
+    repeated = [name for name in others if name in copies]
+    unused = [name for name in others if name not in copies and _is_unused(family, name)]
+    strange = [name for name in others if name not in copies and name not in unused]
+    types = {name: tensors[name].dtype for name in used}
+    for name, dtype in types.items():
+        if dtype not in FLOATS:
+            raise InteropError(f"{tensors[name].file}: '{tensors.names[name]}' holds {dtype}; weights are {FLOATS}")
+    shapes = {name: tensors[name].shape for name in (*used, *strange)}
+    weights = to_ours(table, shapes, tensors.read, where)
     notes: Tree = {
-        "dtype": common,
-        "dtypes": _widened(table, {present: found[stored_as[present]].dtype for present in used}),
-        "names": {present: name for name, present in named.items() if present != name},
-        "copies": {present: copies[present] for present in repeated},
-        "headers": safetensors.headers(found),
+        "dtype": Counter(types.values()).most_common(1)[0][0],
+        "dtypes": _widened(table, types),
+        "names": {name: stored for name, stored in tensors.names.items() if name != stored},
+        "copies": {name: copies[name] for name in repeated},
+        "headers": safetensors.headers(tensors.found),
     }
-    return weights, {p: _one(read, stored_as[p]) for p in idle}, notes
+    return weights, lazily(tensors.read, {name: name for name in unused}), notes
 
 
 def _widened(table: list[Conversion], types: Mapping[str, str]) -> dict[str, str]:
-    """The own types of tensors that become wider when they are joined with others."""
+    """The own dtypes of tensors that become wider when they are joined with others."""
     narrow: dict[str, str] = {}
     for conversion in table:
         joined = reduce(torch.promote_types, (DTYPES[types[part.name]] for part in conversion.parts))
@@ -212,23 +220,22 @@ def _widened(table: list[Conversion], types: Mapping[str, str]) -> dict[str, str
     return narrow
 
 
-def _one(read: Callable[[str], Tensor], name: str) -> Callable[[], Tensor]:
-    return lambda: read(name)
+# ---- what else is in the folder
 
 
-def _check_vocabulary(model: Any, tokenizer: Tokenizer | None, source: Tokenizer | None, where: str) -> None:
+def _check_vocabulary(model: Transformer, tokenizer: Tokenizer | None, source: Tokenizer | None, where: str) -> None:
     for side, size, given in (
         ("tokenizer", model.vocab_size, tokenizer),
         ("source tokenizer", getattr(model, "source_vocab_size", None) or model.vocab_size, source),
     ):
         if given is not None and given.vocab_size > size:
             raise InteropError(
-                f"{where}: the {side} has {given.vocab_size} entries, but the model knows {size}; they don't fit"
+                f"{where}: the {side} has {given.vocab_size} entries, but the model's vocab_size is {size}"
             )
 
 
-def _labels(tree: Tree, model: Any) -> tuple[str, ...] | None:
-    """The names of a classifier's answers, in order."""
+def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
+    """A classifier's label names, in order."""
     count, named = getattr(model.head, "labels", None), tree.get("id2label")
     if count is None:
         return None

@@ -1,14 +1,13 @@
 """The tokenizer of a Hugging Face folder, from whichever files it has, and back."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from weft.config import Tree
 from weft.errors import TokenizerError
-from weft.interop.loaded import Loaded
-from weft.interop.safetensors import read_json
+from weft.interop.bundle import ModelBundle
+from weft.interop.untrusted import read_object
 from weft.models.config import EncoderDecoder, Model
 from weft.text import sentencepiece, vocabularies
 from weft.text.config import ROLES, Role
@@ -16,6 +15,7 @@ from weft.text.tokenizer import FILE, Tokenizer
 from weft.text.tokenizer_config import FILE as SETTINGS
 
 SPECIALS = "special_tokens_map.json"
+SOURCE = "source"  # the folder of the source's tokenizer in an export of weft; transformers takes it as a subfolder
 TOKENIZER_FILES = (
     FILE,
     SETTINGS,
@@ -30,16 +30,16 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "source.spm",
     "target.spm",
+    *(f"{SOURCE}/{name}" for name in (FILE, SETTINGS, SPECIALS)),
 )
-SOURCE = "source"  # the folder of the source's tokenizer, where weft wrote one
 MARIAN = ("source.spm", "target.spm", "vocab.json")
 
 
 def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer | None, Tokenizer | None]:
     """The folder's tokenizer, and another one for the source where it has two; None where it has none.
 
-    Roles come from the tokenizer's own files and then, for those that are missing, from the ids in config.json. An
-    encoder–decoder begins what it writes with `decoder_start_token_id`, which takes the role of bos for that.
+    Roles come from the tokenizer's own files and then, for those that are missing, from the ids in config.json. What
+    an encoder–decoder generates begins with `decoder_start_token_id`, which therefore takes the role of bos.
     """
     found, source = _find(folder)
     if found is None:
@@ -52,8 +52,8 @@ def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer 
     if source is not None:
         source = _with_roles(source, roles)
     if isinstance(model, EncoderDecoder):
-        started = _token(found, config.get("decoder_start_token_id"))
-        roles |= {"bos": started} if started is not None else {}
+        start = _token(found, config.get("decoder_start_token_id"))
+        roles |= {"bos": start} if start is not None else {}
     return _with_roles(found, roles), source
 
 
@@ -78,14 +78,14 @@ def _find(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    tree = read_json(path)
+    tree = read_object(path)
     if not all(isinstance(id, int) and 0 <= id < len(tree) for id in tree.values()):
         raise TokenizerError(f"{path}: expected tokens with their ids, 0 … {len(tree) - 1}")
     return tree
 
 
 def _pieces(path: Path, vocabulary: dict[str, int]) -> Tokenizer:
-    """A SentencePiece model whose pieces have the ids of `vocabulary`, as Marian's two have."""
+    """A SentencePiece model with the ids of another vocabulary, as both of Marian's have."""
     try:
         backend, roles = sentencepiece.to_tokenizer(path.read_bytes(), vocabulary)
         return Tokenizer.from_json(backend.to_str(), roles)
@@ -99,7 +99,7 @@ def _special_tokens(folder: Path) -> dict[Role, str]:
     """The roles that special_tokens_map.json gives, which older folders have beside tokenizer_config.json."""
     if not (folder / SPECIALS).is_file():
         return {}
-    tree = read_json(folder / SPECIALS)
+    tree = read_object(folder / SPECIALS)
     return {role: text for role in ROLES if (text := _text(tree.get(f"{role}_token"))) is not None}
 
 
@@ -129,31 +129,32 @@ def _has(tokenizer: Tokenizer, token: str) -> bool:
 # ---- writing
 
 
-def tokenizer_files(loaded: Loaded) -> dict[str, bytes]:
-    """The files of a tokenizer: those that were read, if the tokenizer is still the same, or else fresh ones."""
-    assert loaded.tokenizer is not None
-    given = {name: data for name, data in loaded.files.items() if name in TOKENIZER_FILES}
-    if given and loaded.notes.get("tokenizer") == loaded.tokenizer.fingerprint:
-        return given
-    files = dict(_fresh(loaded.tokenizer, loaded.model))
-    if loaded.source_tokenizer is not None:  # transformers takes it with subfolder="source"
-        source = _fresh(loaded.source_tokenizer, loaded.model)
-        files |= {f"{SOURCE}/{name}": data for name, data in source}
+def tokenizer_files(bundle: ModelBundle) -> dict[str, bytes]:
+    """The files of a tokenizer: those that were read, if the tokenizer is still the same, or else new ones."""
+    assert bundle.tokenizer is not None
+    files = {name: data for name, data in bundle.files.items() if name in TOKENIZER_FILES}
+    if not files or bundle.notes.get("tokenizer") != bundle.tokenizer.fingerprint:
+        files = _new_files(bundle.tokenizer, bundle.model)
+    if bundle.source_tokenizer is not None and not any(name.startswith(SOURCE) for name in files):
+        source = _new_files(bundle.source_tokenizer, bundle.model)
+        files |= {f"{SOURCE}/{name}": data for name, data in source.items()}
     return files
 
 
-def _fresh(tokenizer: Tokenizer, model: Any) -> Iterator[tuple[str, bytes]]:
-    roles = tokenizer.roles
+def _new_files(tokenizer: Tokenizer, model: Model) -> dict[str, bytes]:
+    roles = {f"{role}_token": token for role, token in tokenizer.roles.items()}
     settings: Tree = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": model.context,
-        **{f"{role}_token": token for role, token in roles.items()},
+        "model_max_length": getattr(model, "context", None),
+        **roles,
     }
     if tokenizer.chat_template is not None:
         settings["chat_template"] = tokenizer.chat_template
-    yield FILE, tokenizer.to_json().encode()
-    yield SETTINGS, (json.dumps(settings, ensure_ascii=False, indent=2) + "\n").encode()
-    if roles:
-        named = {f"{role}_token": token for role, token in roles.items()}
-        yield SPECIALS, (json.dumps(named, ensure_ascii=False, indent=2) + "\n").encode()
+    files = {FILE: tokenizer.to_json().encode(), SETTINGS: json_bytes(settings)}
+    return files | {SPECIALS: json_bytes(roles)} if roles else files
+
+
+def json_bytes(tree: Any) -> bytes:
+    """A JSON file as transformers writes it."""
+    return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,8 +1,8 @@
 """Checkpoints of nanoGPT: a .pt file with the weights and the arguments of the model.
 
 Such a file is a pickle, which may run code when it is read. It is opened here with torch's restricted reader, which
-makes tensors and plain values and refuses anything else. The vocabulary is not in it: for a model of characters it
-lies in a meta.pkl, a pickle of the other kind, which is left alone.
+makes tensors and plain values and refuses anything else. The vocabulary is not in it: for a model of characters it is
+in a meta.pkl, an unrestricted pickle, which is not read.
 """
 
 import pickle
@@ -18,47 +18,62 @@ from torch.nn import Parameter
 
 from weft.config import validate
 from weft.errors import InteropError
-from weft.interop.loaded import Loaded
-from weft.interop.mapping import both, conversions, rule, to_ours
+from weft.interop.bundle import ModelBundle
+from weft.interop.families.gpt2 import rules
+from weft.interop.settings import Flat, Settings, Special, Table, follows, nested, number, whole
+from weft.interop.weight_map import SAME, conversions, to_ours
 from weft.models.config import Decoder
 from weft.text.tokenizer import Tokenizer
 
 COMPILED = "_orig_mod."
 TABLE, OUTPUT = "transformer.wte.weight", "lm_head.weight"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of the kind before torch 1.6 begin
-GPT2_SIZES = (50257, 50304)  # the second is the first, filled up to a multiple of 64
-SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
-LARGEST = 2**20
-BLOCK, H = "decoder.blocks.{layer}", "transformer.h.{layer}"
+OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files begin that torch wrote before version 1.6
+GPT2_SIZES = (50257, 50304)  # the second is the first, padded to a multiple of 64
+PLAIN = (int, float, str, type(None))  # what a setting may be; of other things the type is shown
 
-RULES = (
-    rule("embedding.weight", "transformer.wte.weight"),
-    rule("output.weight", "lm_head.weight"),
-    rule("decoder.position.weight", "transformer.wpe.weight"),
-    *both("decoder.norm", "transformer.ln_f"),
-    *both(f"{BLOCK}.attention_skip.norm", f"{H}.ln_1"),
-    *both(f"{BLOCK}.attention.qkv", f"{H}.attn.c_attn"),
-    *both(f"{BLOCK}.attention.out", f"{H}.attn.c_proj"),
-    *both(f"{BLOCK}.feedforward_skip.norm", f"{H}.ln_2"),
-    *both(f"{BLOCK}.feedforward.up", f"{H}.mlp.c_fc"),
-    *both(f"{BLOCK}.feedforward.down", f"{H}.mlp.c_proj"),
+
+def _read_bias(settings: Settings, model: Flat) -> Flat:
+    bias = settings.flag("bias", True)
+    return {"attention.bias": "all" if bias else "none", "feedforward.bias": bias, "norm.bias": bias}
+
+
+SETTINGS = Table(
+    rows=(
+        whole("vocab_size", "vocab_size"),
+        whole("context", "block_size"),
+        whole("layers", "n_layer"),
+        whole("d_model", "n_embd"),
+        whole("attention.heads", "n_head"),
+        number("dropout", "dropout", 0.0),
+        follows("attention.dropout", "dropout"),
+        Special(_read_bias),
+        Special(lambda settings, model: {"feedforward.d_ff": 4 * model["d_model"]}),
+    ),
+    fixed={
+        "feedforward.kind": "plain",
+        "feedforward.activation": "gelu",
+        "norm.kind": "layer",
+        "position.kind": "learned",
+    },
 )
+RULES = rules(SAME)  # GPT-2's names, with plain linear layers
 
 
-def read(path: Path | str, tokenizer_path: Path | str | None = None) -> Loaded:
-    """The model in a nanoGPT checkpoint, and the tokenizer of the file or folder that is named.
+def recognises(path: Path) -> bool:
+    """Whether a path looks like a nanoGPT checkpoint."""
+    return path.suffix == ".pt"
 
-    Without one the notes say what is missing: GPT-2's tokenizer, by the model's size, or one of its own.
-    """
-    path = Path(path)
+
+def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
+    """The model in a nanoGPT checkpoint, with the tokenizer at a path if one is given: the checkpoint holds none."""
     stored = _open(path)
     model = _settings(stored.get("model_args"), path)
     state = stored.get("model")
     if not isinstance(state, Mapping) or not all(_is_named(*each) for each in state.items()):
         raise InteropError(f"{path}: not a nanoGPT checkpoint: 'model' is not a table of tensors")
-    if model.layers > len(state):  # a model of so many layers is not even begun
-        raise InteropError(f"{path}: model_args.n_layer = {model.layers}, but there are {len(state)} tensors")
+    if model.layers > len(state):  # or else so many layers would be built
+        raise InteropError(f"{path}: model_args.n_layer = {model.layers}: the file holds {len(state)} tensors in all")
     tensors = _tensors(state, path)
     if OUTPUT in tensors and TABLE in tensors:
         if torch.equal(tensors[OUTPUT], tensors[TABLE]):
@@ -66,13 +81,11 @@ def read(path: Path | str, tokenizer_path: Path | str | None = None) -> Loaded:
         else:
             model = model.replace(head={"kind": "lm", "tied": False})
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    tokenizer, notes = _tokenizer(tokenizer_path, model.vocab_size)
-    return Loaded(
+    return ModelBundle(
         model=model,
         weights=to_ours(conversions(RULES, model), found, lambda name: tensors[name].detach(), str(path)),
-        tokenizer=tokenizer,
+        tokenizer=None if tokenizer is None else _tokenizer(tokenizer, model.vocab_size),
         origin=f"{path.name} (nanoGPT)",
-        notes=notes,
     )
 
 
@@ -81,18 +94,18 @@ def _is_named(name: Any, tensor: Any) -> bool:
 
 
 def _tensors(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The weights by their plain names: dense numbers that the file really holds."""
+    """The weights by their plain names: dense tensors whose numbers are all in the file."""
     found: dict[str, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
         if name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask of older versions
             continue
         plain = name.removeprefix(COMPILED)
         if plain in found:
-            raise InteropError(f"{path}: '{found[plain][0]}' and '{name}' are the same tensor's names")
+            raise InteropError(f"{path}: '{found[plain][0]}' and '{name}' are names of the same tensor")
         if (reason := _unfit(tensor)) is not None:
             raise InteropError(f"{path}: '{name}' {reason}; weights are dense tensors of F16, BF16, F32 or F64")
         found[plain] = name, tensor
-    claimed: dict[int, int] = defaultdict(int)  # bytes of a storage that tensors stand for
+    claimed: dict[int, int] = defaultdict(int)  # bytes of each storage that tensors have used
     for plain, (name, tensor) in found.items():
         storage = tensor.untyped_storage()
         if plain == OUTPUT and TABLE in found and _same(tensor, found[TABLE][1]):
@@ -111,7 +124,7 @@ def _unfit(tensor: Tensor) -> str | None:
     if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.is_nested:
         return "is not dense"
     if tensor.device.type != "cpu":
-        return f"has no numbers (it is on the {tensor.device.type} device)"
+        return f"is empty (it is on the {tensor.device.type} device)"
     if tensor.is_quantized or tensor.dtype not in FLOATS:
         return f"holds {str(tensor.dtype).removeprefix('torch.')}"
     return None
@@ -137,9 +150,9 @@ def _open(path: Path) -> Mapping[str, Any]:
     except pickle.UnpicklingError as error:
         if "Unsupported" in str(error) or "not an allowed" in str(error) or "GLOBAL" in str(error):
             raise InteropError(f"{path}: refused: it holds more than tensors and plain values") from None
-        raise InteropError(f"{path}: not a nanoGPT checkpoint, or cut short") from None
+        raise InteropError(f"{path}: not a nanoGPT checkpoint, or truncated") from None
     except Exception:  # torch's reader fails in many ways
-        raise InteropError(f"{path}: not a nanoGPT checkpoint, or cut short") from None
+        raise InteropError(f"{path}: not a nanoGPT checkpoint, or truncated") from None
     if not isinstance(stored, Mapping) or "model" not in stored:
         raise InteropError(f"{path}: not a nanoGPT checkpoint: it has no 'model'")
     return stored
@@ -148,38 +161,14 @@ def _open(path: Path) -> Mapping[str, Any]:
 def _settings(given: Any, path: Path) -> Decoder:
     if not isinstance(given, Mapping):
         raise InteropError(f"{path}: not a nanoGPT checkpoint: it has no 'model_args'")
-    sizes = {}
-    for name in SIZES:
-        value = given.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
-            shown = repr(value)[:80] if isinstance(value, int | float | str | None) else type(value).__name__
-            raise InteropError(f"{path}: model_args.{name} = {shown}: expected a whole number from 1 to {LARGEST:,}")
-        sizes[name] = value
-    bias, dropout = given.get("bias", True), given.get("dropout", 0.0)
-    if not isinstance(bias, bool) or not isinstance(dropout, int | float):
-        wrong, wanted = ("dropout", "a number") if isinstance(bias, bool) else ("bias", "true or false")
-        raise InteropError(f"{path}: model_args.{wrong} = {type(given[wrong]).__name__}: expected {wanted}")
-    tree = {
-        "kind": "decoder",
-        "vocab_size": sizes["vocab_size"],
-        "context": sizes["block_size"],
-        "layers": sizes["n_layer"],
-        "d_model": sizes["n_embd"],
-        "attention": {"heads": sizes["n_head"], "bias": "all" if bias else "none", "dropout": dropout},
-        "feedforward": {"kind": "plain", "d_ff": 4 * sizes["n_embd"], "activation": "gelu", "bias": bias},
-        "norm": {"kind": "layer", "eps": 1e-5, "bias": bias},
-        "position": {"kind": "learned"},
-        "dropout": dropout,
-    }
-    return validate(Decoder, tree, str(path))
+    plain = {key: value if isinstance(value, PLAIN) else type(value).__name__ for key, value in given.items()}
+    settings = Settings({f"model_args.{key}": value for key, value in plain.items()}, str(path), "model_args.")
+    return validate(Decoder, nested(SETTINGS.read(settings, {})), str(path))
 
 
-def _tokenizer(path: Path | str | None, vocab_size: int) -> tuple[Tokenizer | None, dict[str, Any]]:
-    if path is None:
-        whose = "GPT-2's" if vocab_size in GPT2_SIZES else "its own, whose characters only a pickle (meta.pkl) knows,"
-        return None, {"missing": f"the tokenizer: {whose} of {vocab_size} tokens; name a tokenizer.json of it"}
+def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer.load(path)
-    filled = vocab_size == GPT2_SIZES[1] and tokenizer.vocab_size == GPT2_SIZES[0]
-    if tokenizer.vocab_size != vocab_size and not filled:
-        raise InteropError(f"{path}: {tokenizer.vocab_size} tokens, but the model's vocabulary is {vocab_size}")
-    return tokenizer, {}
+    padded = vocab_size == GPT2_SIZES[1] and tokenizer.vocab_size == GPT2_SIZES[0]
+    if tokenizer.vocab_size != vocab_size and not padded:
+        raise InteropError(f"{path}: {tokenizer.vocab_size} tokens, but the model's vocab_size is {vocab_size}")
+    return tokenizer

@@ -1,17 +1,15 @@
 """Transformers as ONNX files, for runtimes that know nothing of weft.
 
-An encoder is one file: tokens and mask in, its head's answer out. A decoder that writes is one file too, which takes
-the keys and values of what was read before and gives them back with the new ones behind. An encoder–decoder is two:
-`encoder.onnx` makes every decoder layer's keys and values of the source, and `decoder.onnx` writes with them. Batch
-and lengths are free. Names are those that other programs use: input_ids, attention_mask, past_key_values.0.key, …
+An encoder is one file: tokens and mask in, its head's output out. A decoder that generates is one file too, which takes
+the keys and values of earlier tokens and returns them with the new ones appended. An encoder–decoder is two:
+`encoder.onnx` computes every decoder layer's keys and values of the source, and `decoder.onnx` generates with them.
+Batch and lengths are dynamic. Inputs are called as elsewhere: input_ids, attention_mask, past_key_values.0.key, …
 """
 
-import copy
 import json
 import logging
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,14 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InteropError
-from weft.files import replacing_folder
+from weft.interop.bundle import ModelBundle
 from weft.models import heads
+from weft.models.build import build
+from weft.models.config import Model, TransformerConfig
 from weft.models.transformer import Stack, Transformer
 from weft.nn.attention import Relation
 from weft.nn.config import DynamicNTK, Rotary
+from weft.nn.init import hollow
 from weft.nn.mask import Visibility
 from weft.nn.position import Position
-from weft.text.tokenizer import Tokenizer
 
 ABOUT = "weft.json"
 OPSET = 18
@@ -36,68 +36,60 @@ IN_ONE_FILE = 1_500_000_000  # bytes of weights; a protocol-buffers file ends at
 TOLERANCE = 1e-3
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What was written, and how far its answers were from weft's; None where onnxruntime is not installed."""
+def write(bundle: ModelBundle, folder: Path) -> None:
+    """Fill an empty folder: the model in fp32 as ONNX, the tokenizers, and weft.json, which describes the files.
 
-    files: tuple[Path, ...]
-    difference: float | None
-
-
-def export_onnx(
-    model: nn.Module, tokenizer: Tokenizer | None, dest: Path, source_tokenizer: Tokenizer | None = None
-) -> Exported:
-    """Write `dest`, a new folder: the model in fp32 as ONNX, the tokenizer, and weft.json, which says what is what.
-
-    Where onnxruntime is installed the files are run at other sizes than they were drawn at, and have to agree.
+    Where onnxruntime is installed, the files are run at other sizes than those of the examples, and have to agree.
     """
+    _check(bundle.model)
+    model = _plain_model(bundle)
+    graphs = _graphs(model)
+    for graph in graphs:
+        _export(graph, folder / graph.file)
+    for graph in graphs if find_spec("onnxruntime") is not None else ():
+        _compare(graph, folder / graph.file)
+    about = {
+        "model": bundle.model.model_dump(mode="json", exclude_none=True),
+        "files": {graph.file: {"inputs": graph.inputs, "outputs": graph.outputs} for graph in graphs},
+    }
+    (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    if bundle.tokenizer is not None:
+        bundle.tokenizer.save(folder)
+    if bundle.source_tokenizer is not None:
+        bundle.source_tokenizer.save(folder / "source")
+
+
+def _check(model: Model) -> None:
+    """Refuse what cannot be exported before any work is done."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise InteropError(f"ONNX files need the package {missing[0]}; install it with: pip install 'weft[onnx]'")
-    if not isinstance(model, Transformer):
-        raise InteropError(f"ONNX export is for Transformers, not for a {type(model).__name__}")
-    position = model.config.position
-    if isinstance(position, Rotary) and isinstance(position.scaling, DynamicNTK):
-        raise InteropError("position.scaling.kind = 'dynamic-ntk' depends on the length, which an ONNX file can't")
-    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise InteropError(f"{dest}: something is there already; ONNX files are written to a new or an empty folder")
-    parts = _parts(_readied(model))
-    try:
-        with replacing_folder(dest) as beside:
-            for part in parts:
-                _draw(part, beside / part.file)
-            differences = [_difference(part, beside / part.file) for part in parts] if _runtime() else []
-            for difference in differences:
-                if math.isnan(difference):
-                    raise InteropError(f"{dest}: the model gives no numbers (NaN); nothing was written")
-                if not difference < TOLERANCE:
-                    raise InteropError(
-                        f"{dest}: the ONNX files differ from the model by {difference:g}; nothing was written"
-                    )
-            _describe(model, parts, beside)
-            if tokenizer is not None:
-                tokenizer.save(beside)
-            if source_tokenizer is not None:
-                source_tokenizer.save(beside / "source")
-    except OSError as error:
-        raise InteropError(f"{dest}: cannot be written: {error.strerror}") from None
-    return Exported(tuple(sorted(file for file in dest.rglob("*") if file.is_file())), max(differences, default=None))
+    if not isinstance(model, TransformerConfig):
+        raise InteropError(f"model.kind = '{model.kind}': only Transformers can be exported as ONNX")
+    if isinstance(model.position, Rotary) and isinstance(model.position.scaling, DynamicNTK):
+        raise InteropError(
+            "model.position.scaling.kind = 'dynamic-ntk': it depends on the length, which is not fixed in an ONNX file"
+        )
 
 
-def _readied(model: Transformer) -> Transformer:
-    """A copy in fp32 that takes the plain path, whose operations every runtime has."""
-    ready = copy.deepcopy(model).float().eval().requires_grad_(False)
-    for module in ready.modules():
+def _plain_model(bundle: ModelBundle) -> Transformer:
+    """The model in fp32, on the reference path of attention, whose operations every runtime has."""
+    assert isinstance(bundle.model, TransformerConfig)
+    with hollow():
+        model = build(bundle.model)
+    assert isinstance(model, Transformer)
+    model.load_state_dict({name: read().float() for name, read in bundle.weights.items()}, assign=True)
+    for module in model.modules():
         if hasattr(module, "always_plain"):
             setattr(module, "always_plain", True)  # noqa: B010 (a Module's attributes are tensors to the type checker)
-    return ready
+    return model.eval().requires_grad_(False)
 
 
-# ---- what is drawn
+# ---- what is exported
 
 
-class _Drawn(Relation):
-    """A relation whose mask is given: who sees whom, as a tensor that grows with the input."""
+class _GivenMask(Relation):
+    """A mask that is given as a tensor, computed from the inputs so that it grows with them."""
 
     def __init__(
         self,
@@ -112,8 +104,8 @@ class _Drawn(Relation):
         self._mask = seen if bias is None else torch.where(seen, bias, float("-inf"))
 
 
-class _Growing:
-    """One layer's keys and values, (batch, kv_heads, past, d_head) each, with new ones put behind."""
+class _Cache:
+    """One layer's keys and values, (batch, kv_heads, past, d_head) each, to which new ones are appended."""
 
     def __init__(self, keys: Tensor, values: Tensor):
         self.keys, self.values = keys, values
@@ -139,7 +131,7 @@ def _read(stack: Stack, x: Tensor, mask: Tensor) -> Tensor:
     places = torch.arange(x.shape[1], device=x.device)[None]
     seen = _seen(stack, places, places) & (mask != 0)[:, None, None, :]
     angles = stack.position.angles(places, 0, x.dtype)
-    return stack(x, places, _Drawn(seen, stack.position, places, places, angles))
+    return stack(x, places, _GivenMask(seen, stack.position, places, places, angles))
 
 
 def _embedded(model: Transformer, tokens: Tensor, table: nn.Embedding) -> Tensor:
@@ -147,26 +139,26 @@ def _embedded(model: Transformer, tokens: Tensor, table: nn.Embedding) -> Tensor
     return x * model.config.d_model**0.5 if model.config.embedding_scale else x
 
 
-class _Reads(nn.Module):
-    """Whole sequences to a head's answer."""
+class _WholeSequences(nn.Module):
+    """Whole sequences to a head's output."""
 
     def __init__(self, model: Transformer):
         super().__init__()
         self.model = model
 
     def forward(self, tokens: Tensor, mask: Tensor, segments: Tensor | None = None) -> Any:
-        """tokens, mask, segments (batch, time) → the head's answer."""
+        """tokens, mask, segments (batch, time) → the head's output."""
         model, stack = self.model, self.model.decoder or self.model.encoder
         assert stack is not None
         x = _embedded(model, tokens, model.embedding)
         if model.segments is not None and segments is not None:
             x = x + model.segments(segments)
-        answer = model.head(_read(stack, x, mask), mask != 0)
-        return tuple(answer) if isinstance(answer, heads.Pretraining) else answer
+        output = model.head(_read(stack, x, mask), mask != 0)
+        return tuple(output) if isinstance(output, heads.Pretraining) else output
 
 
-class _Remembers(nn.Module):
-    """A source to every decoder layer's keys and values of it."""
+class _SourceEncoder(nn.Module):
+    """A source to the keys and values that every decoder layer's cross-attention has of it."""
 
     def __init__(self, model: Transformer):
         super().__init__()
@@ -181,8 +173,8 @@ class _Remembers(nn.Module):
         return [part for block in model.decoder.blocks for part in block.cross.memory(encoded)]  # type: ignore[operator,union-attr]
 
 
-class _Writes(nn.Module):
-    """Some tokens after what was read → logits, and the keys and values of everything read."""
+class _CachedDecoder(nn.Module):
+    """The next tokens, with the keys and values of those before, to logits and the extended keys and values."""
 
     def __init__(self, model: Transformer):
         super().__init__()
@@ -199,12 +191,12 @@ class _Writes(nn.Module):
         places = torch.arange(before, before + time, device=x.device)[None]
         keys = torch.arange(before + time, device=x.device)[None]
         angles = stack.position.angles(places, 0, x.dtype)
-        relation = _Drawn(_seen(stack, places, keys), stack.position, places, keys, angles)
-        caches = [_Growing(k, v) for k, v in zip(past[::2], past[1::2], strict=True)]
+        relation = _GivenMask(_seen(stack, places, keys), stack.position, places, keys, angles)
+        caches = [_Cache(k, v) for k, v in zip(past[::2], past[1::2], strict=True)]
         source, remembered = None, None
         if memory is not None and mask is not None:
             remembered = list(zip(memory[::2], memory[1::2], strict=True))
-            source = _Drawn((mask != 0)[:, None, None, :], Position(), places, places)
+            source = _GivenMask((mask != 0)[:, None, None, :], Position(), places, places)
         features = stack(x, places, relation, caches, remembered, source)
         return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
 
@@ -213,67 +205,79 @@ class _Writes(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A file: what is drawn, an example of its inputs with the names of their free sizes, and names on both sides."""
+class _Graph:
+    """A file: what is exported, an example of its inputs with the names of their dynamic sizes, and all names."""
 
     file: str
     module: nn.Module
     example: tuple[Any, ...]
-    free: tuple[Any, ...]
+    dynamic: tuple[Any, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
-def _parts(model: Transformer) -> list[_Part]:
-    config = model.config
-    free = {0: "batch", 1: "time"}
-    tokens, mask = torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)
+def _graphs(model: Transformer) -> list[_Graph]:
     if model.decoder is None or not isinstance(model.output, heads.WordHead):
-        segments = [torch.zeros_like(tokens)] if model.segments is not None else []
-        names = ("input_ids", "attention_mask", "token_type_ids")[: 2 + len(segments)]
-        said = {"mlm+nsp": ("logits", "next_sentence_logits"), "embedding": ("embedding",)}
-        return [
-            _Part(
-                "model.onnx",
-                _Reads(model),
-                (tokens, mask, *segments),
-                (free,) * len(names),
-                names,
-                said.get(config.head.kind, ("logits",)),
-            )
-        ]
-    layers = range(config.layers)
-    pairs = [f"{layer}.{kind}" for layer in layers for kind in ("key", "value")]
-    past, present, memory = ([f"{name}.{pair}" for pair in pairs] for name in ("past_key_values", "present", "memory"))
-    shape = (2, config.attention.groups, 3, config.d_head)
-    rows: Any = [{0: "batch", 2: "past"}] * len(pairs)
-    writes = [tokens, [torch.zeros(shape) for _ in pairs]], [free, rows], ["input_ids", *past]
-    if model.encoder is None:
-        return [_writer("model.onnx", model, *writes, present)]
-    source, source_free = (torch.ones(2, 5, dtype=torch.long), {0: "batch", 1: "source"})
-    remembered = [torch.zeros(2, shape[1], 5, shape[3]) for _ in pairs]
-    writes[0].extend([source, remembered])
-    writes[1].extend([source_free, [{0: "batch", 2: "source"}] * len(pairs)])
-    writes[2].extend(["encoder_attention_mask", *memory])
-    reads = _Part(
-        "encoder.onnx",
-        _Remembers(model),
-        (source.clone(), source.clone()),  # one tensor given twice would be drawn as one input
-        (source_free, source_free),
-        ("input_ids", "attention_mask"),
-        tuple(memory),
+        return [_whole_sequences(model)]
+    decoder = _cached_decoder(model)
+    return [decoder] if model.encoder is None else [_source_encoder(model), decoder]
+
+
+def _whole_sequences(model: Transformer) -> _Graph:
+    tokens, mask = torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)
+    segments = [torch.zeros_like(tokens)] if model.segments is not None else []
+    names = ("input_ids", "attention_mask", "token_type_ids")[: 2 + len(segments)]
+    outputs = {"mlm+nsp": ("logits", "next_sentence_logits"), "embedding": ("embedding",)}
+    return _Graph(
+        "model.onnx",
+        _WholeSequences(model),
+        example=(tokens, mask, *segments),
+        dynamic=({0: "batch", 1: "time"},) * len(names),
+        inputs=names,
+        outputs=outputs.get(model.config.head.kind, ("logits",)),
     )
-    return [reads, _writer("decoder.onnx", model, *writes, present)]
 
 
-def _writer(
-    file: str, model: Transformer, example: list[Any], free: list[Any], inputs: list[str], present: list[str]
-) -> _Part:
-    return _Part(file, _Writes(model), tuple(example), tuple(free), tuple(inputs), ("logits", *present))
+def _source_encoder(model: Transformer) -> _Graph:
+    tokens = torch.ones(2, 5, dtype=torch.long)
+    return _Graph(
+        "encoder.onnx",
+        _SourceEncoder(model),
+        example=(tokens, tokens.clone()),  # one tensor given twice would become one input
+        dynamic=({0: "batch", 1: "source"},) * 2,
+        inputs=("input_ids", "attention_mask"),
+        outputs=_key_values("memory", model),
+    )
 
 
-def _draw(part: _Part, file: Path) -> None:
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in part.module.state_dict().values())
+def _cached_decoder(model: Transformer) -> _Graph:
+    """Its inputs are the tokens and the cache; in an encoder–decoder also the source's mask, keys and values."""
+    groups, d_head = model.config.attention.groups, model.config.d_head
+    past = _key_values("past_key_values", model)
+    example: list[Any] = [torch.zeros(2, 4, dtype=torch.long), [torch.zeros(2, groups, 3, d_head) for _ in past]]
+    dynamic: list[Any] = [{0: "batch", 1: "time"}, [{0: "batch", 2: "past"} for _ in past]]
+    inputs = ["input_ids", *past]
+    if model.encoder is not None:
+        example += [torch.ones(2, 5, dtype=torch.long), [torch.zeros(2, groups, 5, d_head) for _ in past]]
+        dynamic += [{0: "batch", 1: "source"}, [{0: "batch", 2: "source"} for _ in past]]
+        inputs += ["encoder_attention_mask", *_key_values("memory", model)]
+    return _Graph(
+        "model.onnx" if model.encoder is None else "decoder.onnx",
+        _CachedDecoder(model),
+        example=tuple(example),
+        dynamic=tuple(dynamic),
+        inputs=tuple(inputs),
+        outputs=("logits", *_key_values("present", model)),
+    )
+
+
+def _key_values(name: str, model: Transformer) -> tuple[str, ...]:
+    """Names of every layer's keys and values."""
+    return tuple(f"{name}.{layer}.{kind}" for layer in range(model.config.layers) for kind in ("key", "value"))
+
+
+def _export(graph: _Graph, file: Path) -> None:
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in graph.module.state_dict().values())
     quiet = logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -281,69 +285,69 @@ def _draw(part: _Part, file: Path) -> None:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                part.module,
-                part.example,
+                graph.module,
+                graph.example,
                 file,
                 dynamo=True,
                 verbose=False,
                 opset_version=OPSET,
-                dynamic_shapes=part.free,
-                input_names=part.inputs,
-                output_names=part.outputs,
+                dynamic_shapes=graph.dynamic,
+                input_names=graph.inputs,
+                output_names=graph.outputs,
                 external_data=weights > IN_ONE_FILE,
             )
     except torch.onnx.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        raise InteropError(f"{file.name}: this model cannot be drawn as ONNX: {reason}") from None
+        raise InteropError(f"{file.name}: this model cannot be exported as ONNX: {reason}") from None
     finally:
         quiet.setLevel(level)
 
 
-def _runtime() -> bool:
-    return find_spec("onnxruntime") is not None
+# ---- comparing
 
 
-def _difference(part: _Part, file: Path) -> float:
-    """The largest difference between the file's answers and the model's, at sizes other than the example's."""
+def _compare(graph: _Graph, file: Path) -> None:
+    """Refuse a file whose outputs differ from the model's."""
+    difference = _difference(graph, file)
+    if math.isnan(difference):
+        raise InteropError(f"{file.name}: the model's output is NaN; nothing was written")
+    if difference >= TOLERANCE:
+        raise InteropError(f"{file.name}: its outputs differ from the model's by {difference:g}; nothing was written")
+
+
+def _difference(graph: _Graph, file: Path) -> float:
+    """The largest difference between the file's outputs and the model's, at sizes other than the example's."""
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    draw = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     worst = torch.zeros(())
     for sizes in ({"batch": 3, "time": 7, "past": 2, "source": 4}, {"batch": 1, "time": 1, "past": 0, "source": 1}):
-        given = tuple(_resized(each, free, sizes, draw) for each, free in zip(part.example, part.free, strict=True))
+        given = tuple(_resized(each, own, sizes, rng) for each, own in zip(graph.example, graph.dynamic, strict=True))
         with torch.no_grad():
-            mine = _flat(part.module(*given))
-        fed = {name: tensor.numpy() for name, tensor in zip(part.inputs, _flat(given), strict=True)}
-        for ours, theirs in zip(mine, session.run(None, fed), strict=True):
+            expected = _flat(graph.module(*given))
+        fed = {name: tensor.numpy() for name, tensor in zip(graph.inputs, _flat(given), strict=True)}
+        for ours, theirs in zip(expected, session.run(None, fed), strict=True):
             # unlike max, maximum keeps a NaN, which no check may pass over
             worst = torch.maximum(worst, (ours - torch.from_numpy(theirs)).abs().max().float())
     return float(worst)
 
 
-def _resized(example: Any, free: Any, sizes: dict[str, int], draw: torch.Generator) -> Any:
-    """An input like the example's at these sizes: whole numbers 0 and 1, which are ids, masks and segments at once."""
+def _resized(example: Any, dynamic: Any, sizes: dict[str, int], rng: torch.Generator) -> Any:
+    """An input like the example's at these sizes; integers are 0 and 1, which can be ids, masks and segments alike."""
     if isinstance(example, list):
-        return [_resized(one, own, sizes, draw) for one, own in zip(example, free, strict=True)]
-    shape = [sizes[free[place]] if place in free else size for place, size in enumerate(example.shape)]
+        return [_resized(one, own, sizes, rng) for one, own in zip(example, dynamic, strict=True)]
+    shape = [sizes[dynamic[dim]] if dim in dynamic else size for dim, size in enumerate(example.shape)]
     if example.dtype == torch.long:
-        whole = torch.randint(0, 2, shape, generator=draw)
-        whole[:, 0] = 1  # a row of padding alone has nothing to say
-        return whole
-    return torch.randn(shape, generator=draw)
+        integers = torch.randint(0, 2, shape, generator=rng)
+        integers[:, 0] = 1  # the output for a row that is all padding means nothing
+        return integers
+    return torch.randn(shape, generator=rng)
 
 
 def _flat(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     return [tensor for each in tree for tensor in _flat(each)]
-
-
-def _describe(model: Transformer, parts: Sequence[_Part], folder: Path) -> None:
-    about = {
-        "model": model.config.model_dump(mode="json", exclude_none=True),
-        "files": {part.file: {"inputs": part.inputs, "outputs": part.outputs} for part in parts},
-    }
-    (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Safetensors files read and written a tensor at a time, so that a model larger than the memory passes through.
+"""Safetensors files read and written a tensor at a time, so that a model may be larger than the memory.
 
 The file is eight bytes with the length of a JSON header, the header, and the tensors one after the other.
 """
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from weft.errors import InteropError
 from weft.files import sync
-from weft.interop.loaded import Weights
+from weft.interop.bundle import LazyWeights
+from weft.interop.untrusted import read_object
 from weft.safetensors_header import parse_header, read_header
 
 DTYPES = {
@@ -34,7 +35,6 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FLOATS = ("F16", "BF16", "F32", "F64")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-LONGEST_JSON = 100_000_000  # the largest header that the format itself allows
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,23 @@ class Stored:
 # ---- reading
 
 
-def stored(folder: Path) -> dict[str, Stored]:
+def model_tensors(folder: Path) -> dict[str, Stored]:
     """Every tensor of the folder's model.safetensors, or of the shards that its index names."""
-    index = folder / INDEX
     if (folder / SINGLE).is_file():
         return listing(folder / SINGLE)
-    if not index.is_file():
-        pickled = sorted(folder.glob("pytorch_model*.bin"))
-        if pickled:
-            raise InteropError(
-                f"{pickled[0]}: reading such a file may run code, so weft does not; save the model again as safetensors"
-            )
-        raise InteropError(f"{folder}: there is no {SINGLE} and no {INDEX} in it")
-    tree = read_json(index)
-    placed = tree.get("weight_map")
+    if (folder / INDEX).is_file():
+        return _sharded(folder, folder / INDEX)
+    pickled = sorted(folder.glob("pytorch_model*.bin"))
+    if pickled:
+        raise InteropError(
+            f"{pickled[0]}: reading such a file may run code, so weft does not; save the model again as safetensors"
+        )
+    raise InteropError(f"{folder}: there is neither {SINGLE} nor {INDEX} in it")
+
+
+def _sharded(folder: Path, index: Path) -> dict[str, Stored]:
+    """Every tensor of the shards, each exactly where the index says."""
+    placed = read_object(index).get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise InteropError(f"{index}: 'weight_map' does not say which tensor is in which file")
     found: dict[str, Stored] = {}
@@ -79,9 +82,9 @@ def stored(folder: Path) -> dict[str, Stored]:
     for tensor, name in placed.items():
         if tensor not in found or found[tensor].file.name != name:
             raise InteropError(f"{index}: '{tensor}' is not in {name}, where it should be")
-    extra = [tensor for tensor in found if tensor not in placed]
-    if extra:
-        raise InteropError(f"{found[extra[0]].file}: '{extra[0]}' is not in {INDEX}")
+    extra = next((tensor for tensor in found if tensor not in placed), None)
+    if extra is not None:
+        raise InteropError(f"{found[extra].file}: '{extra}' is not in {INDEX}")
     return found
 
 
@@ -106,13 +109,13 @@ def listing(file: Path) -> dict[str, Stored]:
 
 
 def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
-    """The header of each file that tensors are in, to the letter, by the file's name: with it `write_as` can give back
-    the file itself."""
+    """The header of each file that tensors are in, byte for byte, by the file's name: with it `write_as` can reproduce
+    the file."""
     return {file.name: read_header(file).text for file in sorted({tensor.file for tensor in tensors.values()})}
 
 
 def reader(tensors: Mapping[str, Stored]) -> Callable[[str], Tensor]:
-    """A function that reads one tensor by its name. Its memory is the file's own pages, given back with the tensor."""
+    """A function that reads one tensor by its name. Its memory is the file's own pages, freed with the tensor."""
 
     def read(name: str) -> Tensor:
         with safe_open(tensors[name].file, "pt") as opened:
@@ -140,42 +143,23 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that somebody else wrote."""
-    try:
-        if path.stat().st_size > LONGEST_JSON:
-            raise InteropError(f"{path}: {path.stat().st_size} bytes are too many for a settings file")
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InteropError(f"{path}: no such file") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InteropError):
-            raise
-        raise InteropError(f"{path}: not valid JSON: {' '.join(str(error).split())}") from None
-    except OSError as error:
-        raise InteropError(f"{path}: cannot be read: {error.strerror}") from None
-    if not isinstance(tree, dict):
-        raise InteropError(f"{path}: expected a JSON object")
-    return tree
-
-
 # ---- writing
 
 
-def write(path: Path, weights: Weights, progress: Callable[[int], None] | None = None) -> None:
+def write(path: Path, weights: LazyWeights) -> None:
     """Write tensors one after the other and sync; at most one of them is in memory.
 
-    A tensor's place must be a multiple of the size of its numbers, which is known once it was made. Where types are
-    mixed and that fails, all are written a second time, those with the widest numbers first.
+    A tensor's offset must be a multiple of its item size, which is known once it was read. Where dtypes are mixed and
+    that fails, all are written a second time, the widest dtypes first.
     """
-    sizes = _write(path, weights, progress)
+    sizes = _write(path, weights)
     if sizes is not None:
-        again = _write(path, {name: weights[name] for name in sorted(sizes, key=lambda n: -sizes[n])}, progress)
+        again = _write(path, {name: weights[name] for name in sorted(sizes, key=lambda n: -sizes[n])})
         assert again is None
 
 
-def write_as(path: Path, header: str, weights: Weights, progress: Callable[[int], None] | None = None) -> None:
-    """Write the tensors that a header names, where it says, and sync: the file that the header came from."""
+def write_as(path: Path, header: str, weights: LazyWeights) -> None:
+    """Write the tensors that a header names, where it places them, and sync: the file that the header came from."""
     text = header.encode()
     places = parse_header(text).tensors
     with open(path, "wb") as file:
@@ -185,20 +169,20 @@ def write_as(path: Path, header: str, weights: Weights, progress: Callable[[int]
             if (NAMES[tensor.dtype], tuple(tensor.shape)) != (place.dtype, place.shape):
                 raise InteropError(f"{path.name}: '{name}' is no longer what it was when it was imported")
             file.write(_bits(tensor).numpy().data if tensor.nbytes else b"")
-            if progress is not None:
-                progress(tensor.nbytes)
         sync(file)
 
 
-def _write(path: Path, weights: Weights, progress: Callable[[int], None] | None) -> dict[str, int] | None:
-    """Room for the header is left in front and filled in at the end. The sizes of numbers, if one lies askew."""
-    room = 64 + sum(len(json.dumps(name)) + 256 for name in weights)  # offsets have up to 20 digits, shapes few entries
-    room += -room % 64
+def _write(path: Path, weights: LazyWeights) -> dict[str, int] | None:
+    """Write with space reserved for the header, which is filled in at the end. The item sizes, if one is misaligned."""
+    reserved = 64 + sum(
+        len(json.dumps(name)) + 256 for name in weights
+    )  # offsets have up to 20 digits, shapes few entries
+    reserved += -reserved % 64
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     sizes: dict[str, int] = {}
-    end, askew = 0, False
+    end, misaligned = 0, False
     with open(path, "wb") as file:
-        file.seek(8 + room)
+        file.seek(8 + reserved)
         for name, make in weights.items():
             tensor = make().detach().cpu().contiguous()
             start, end = end, end + tensor.nbytes
@@ -210,14 +194,12 @@ def _write(path: Path, weights: Weights, progress: Callable[[int], None] | None)
                 "data_offsets": [start, end],
             }
             sizes[name] = tensor.element_size()
-            askew = askew or start % sizes[name] != 0
-            if progress is not None:
-                progress(tensor.nbytes)
+            misaligned = misaligned or start % sizes[name] != 0
             del tensor
         text = json.dumps(header, separators=(",", ":")).encode()
-        assert len(text) <= room, "a tensor has more dimensions than there was room for"
+        assert len(text) <= reserved, "a tensor has more dimensions than space was reserved for"
         file.seek(0)
-        file.write(room.to_bytes(8, "little"))
-        file.write(text.ljust(room))
+        file.write(reserved.to_bytes(8, "little"))
+        file.write(text.ljust(reserved))
         sync(file)
-    return sizes if askew else None
+    return sizes if misaligned else None

@@ -4,48 +4,68 @@ LLaMA 1–3 (Touvron et al. 2023; Dubey et al. 2024) and SmolLM2, which has the 
 2023) adds a window, Qwen2 biases, Qwen3 norms of queries and keys, Gemma (2024) scaled embeddings and another gain.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Mapping
 from typing import Any
 
 from weft.config import Tree
-from weft.interop.families.base import THEIR_ACTIVATIONS, Family, Settings
-from weft.interop.mapping import both, rule
-from weft.models.config import Decoder, LMHead, Model
-from weft.nn.config import (
-    Attention,
-    DynamicNTK,
-    Gated,
-    LinearScaling,
-    Llama3Scaling,
-    NormalInit,
-    RMSNorm,
-    Rotary,
+from weft.interop.families.base import Family
+from weft.interop.settings import (
+    THEIR_ACTIVATIONS,
+    Flat,
+    Row,
+    Settings,
+    Special,
+    Table,
+    activation,
+    constant,
+    flag,
+    follows,
+    number,
+    whole,
 )
+from weft.interop.weight_map import module, tensor
+from weft.models.config import Decoder
 
 BLOCK, LAYER = "decoder.blocks.{layer}", "model.layers.{layer}"
 
 RULES = (
-    rule("embedding.weight", "model.embed_tokens.weight"),
-    rule(f"{BLOCK}.attention_skip.norm.weight", f"{LAYER}.input_layernorm.weight"),
-    *both(f"{BLOCK}.attention.qkv", *(f"{LAYER}.self_attn.{part}_proj" for part in "qkv")),
-    rule(f"{BLOCK}.attention.q_norm.weight", f"{LAYER}.self_attn.q_norm.weight"),
-    rule(f"{BLOCK}.attention.k_norm.weight", f"{LAYER}.self_attn.k_norm.weight"),
-    *both(f"{BLOCK}.attention.out", f"{LAYER}.self_attn.o_proj"),
-    rule(f"{BLOCK}.feedforward_skip.norm.weight", f"{LAYER}.post_attention_layernorm.weight"),
-    *both(f"{BLOCK}.feedforward.gate_up", f"{LAYER}.mlp.gate_proj", f"{LAYER}.mlp.up_proj"),
-    *both(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.down_proj"),
-    rule("decoder.norm.weight", "model.norm.weight"),
-    rule("output.weight", "lm_head.weight"),
+    tensor("embedding.weight", "model.embed_tokens.weight"),
+    tensor(f"{BLOCK}.attention_skip.norm.weight", f"{LAYER}.input_layernorm.weight"),
+    *module(f"{BLOCK}.attention.qkv", *(f"{LAYER}.self_attn.{part}_proj" for part in "qkv")),
+    tensor(f"{BLOCK}.attention.q_norm.weight", f"{LAYER}.self_attn.q_norm.weight"),
+    tensor(f"{BLOCK}.attention.k_norm.weight", f"{LAYER}.self_attn.k_norm.weight"),
+    *module(f"{BLOCK}.attention.out", f"{LAYER}.self_attn.o_proj"),
+    tensor(f"{BLOCK}.feedforward_skip.norm.weight", f"{LAYER}.post_attention_layernorm.weight"),
+    *module(f"{BLOCK}.feedforward.gate_up", f"{LAYER}.mlp.gate_proj", f"{LAYER}.mlp.up_proj"),
+    *module(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.down_proj"),
+    tensor("decoder.norm.weight", "model.norm.weight"),
+    tensor("output.weight", "lm_head.weight"),
 )
 
 
 # ---- positions
 
 
-def rotary(settings: Settings, base: float) -> Rotary:
-    """The rotary positions of a config.json, in the older spelling (rope_theta, rope_scaling) or the newer one."""
-    key = "rope_parameters" if settings.tree.get("rope_parameters") else "rope_scaling"
-    given = settings.tree.get(key) or {}
+# their kind of scaling → ours, and its settings: ours → theirs
+SCALINGS: dict[str, tuple[str, dict[str, str]]] = {
+    "linear": ("linear", {"factor": "factor"}),
+    "dynamic": ("dynamic-ntk", {"factor": "factor"}),
+    "llama3": (
+        "llama3",
+        {
+            "factor": "factor",
+            "low": "low_freq_factor",
+            "high": "high_freq_factor",
+            "original_context": "original_max_position_embeddings",
+        },
+    ),
+}
+
+
+def _read_rotary(settings: Settings, model: Flat) -> Flat:
+    """Rotary positions in the older spelling (rope_theta, rope_scaling) or the newer one (rope_parameters)."""
+    key = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
+    given = settings.get(key) or {}
     if not isinstance(given, dict):
         raise settings.refusal(key, "expected a table of settings")
     if any(isinstance(value, dict) for value in given.values()):
@@ -53,113 +73,54 @@ def rotary(settings: Settings, base: float) -> Rotary:
     rope = Settings(given, f"{settings.where}: {key}")
     settings.only(partial_rotary_factor=1.0)
     rope.only(partial_rotary_factor=1.0)
-    base = rope.number("rope_theta", settings.number("rope_theta", base))
+    found = {"position.base": rope.number("rope_theta", settings.number("rope_theta", 10000.0))}
     kind = given.get("rope_type", given.get("type", "default"))
-    match kind:
-        case "default":
-            return Rotary(base=base)
-        case "linear":
-            return Rotary(base=base, scaling=LinearScaling(factor=rope.number("factor")))
-        case "dynamic":
-            return Rotary(base=base, scaling=DynamicNTK(factor=rope.number("factor")))
-        case "llama3":
-            scaling = Llama3Scaling(
-                factor=rope.number("factor"),
-                low=rope.number("low_freq_factor"),
-                high=rope.number("high_freq_factor"),
-                original_context=rope.whole("original_max_position_embeddings"),
-            )
-            return Rotary(base=base, scaling=scaling)
-    raise settings.refusal(key, "weft scales rotary positions by linear, dynamic or llama3")
+    if kind == "default":
+        return found
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        raise settings.refusal(key, "weft scales rotary positions by linear, dynamic or llama3")
+    ours, names = SCALINGS[kind]
+    for name, theirs in names.items():
+        read = rope.whole if name == "original_context" else rope.number
+        found[f"position.scaling.{name}"] = read(theirs)
+    return found | {"position.scaling.kind": ours}
 
 
-def their_rotary(position: Any) -> Tree:
-    """The keys of config.json that say the same."""
-    if not isinstance(position, Rotary):
+def _write_rotary(model: Flat) -> Tree:
+    if model["position.kind"] != "rotary":
         return {}
-    scaling: Tree | None = None
-    match position.scaling:
-        case LinearScaling(factor=factor):
-            scaling = {"rope_type": "linear", "factor": factor}
-        case DynamicNTK(factor=factor):
-            scaling = {"rope_type": "dynamic", "factor": factor}
-        case Llama3Scaling(factor=factor, low=low, high=high, original_context=context):
-            scaling = {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": context,
-            }
-    return {"rope_theta": position.base, "rope_scaling": scaling}
+    scaling = None
+    for theirs, (ours, names) in SCALINGS.items():
+        if model.get("position.scaling.kind") == ours:
+            values = {key: model[f"position.scaling.{name}"] for name, key in names.items()}
+            scaling = {"rope_type": theirs, **values}
+    return {"rope_theta": model["position.base"], "rope_scaling": scaling}
 
 
 # ---- settings
 
 
-def _read(
-    settings: Settings,
-    attention: Callable[[Settings], dict[str, Any]],
-    *,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    tied: bool = False,
-    scaled: bool = False,
-    bias: bool = False,
-    activation: str = "silu",
-    context: int = 2048,
-    base: float = 10000.0,
-) -> Decoder:
-    """What the relatives share; `attention` gives what is each one's own, and the rest are its defaults."""
-    heads = settings.whole("num_attention_heads")
-    d_model = settings.whole("hidden_size")
-    d_head = settings.whole("head_dim", max(d_model // heads, 1))
-    eps = settings.number("rms_norm_eps", eps)
-    return Decoder(
-        vocab_size=settings.whole("vocab_size"),
-        context=settings.whole("max_position_embeddings", context),
-        layers=settings.whole("num_hidden_layers"),
-        d_model=d_model,
-        attention=Attention(
-            heads=heads,
-            kv_heads=settings.whole("num_key_value_heads", heads),
-            d_head=None if d_head * heads == d_model else d_head,
-            dropout=settings.number("attention_dropout", 0.0),
-            **attention(settings),
-        ),
-        feedforward=Gated(
-            d_ff=settings.whole("intermediate_size"),
-            activation=settings.activation("hidden_act", activation),
-            bias=bias,
-        ),
-        norm=RMSNorm(eps=eps, offset=offset),
-        position=rotary(settings, base),
-        embedding_scale=scaled,
-        init=NormalInit(std=settings.number("initializer_range", 0.02)),
-        head=LMHead(tied=settings.flag("tie_word_embeddings", tied)),
-    )
-
-
-def _write(model: Decoder) -> Tree:
-    return {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.d_model,
-        "intermediate_size": model.feedforward.d_ff,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.attention.heads,
-        "num_key_value_heads": model.attention.groups,
-        "head_dim": model.d_head,
-        "hidden_act": THEIR_ACTIVATIONS[model.feedforward.activation],
-        "max_position_embeddings": model.context,
-        "rms_norm_eps": model.norm.eps,
-        "attention_dropout": model.attention.dropout,
-        "tie_word_embeddings": getattr(model.head, "tied", True),
-        **their_rotary(model.position),
-    }
-
-
-def _biases(settings: Settings) -> dict[str, Any]:
-    return {"bias": "all" if settings.flag("attention_bias", False) else "none"}
+SHARED: tuple[Row, ...] = (
+    whole("vocab_size", "vocab_size"),
+    whole("d_model", "hidden_size"),
+    whole("feedforward.d_ff", "intermediate_size"),
+    whole("layers", "num_hidden_layers"),
+    whole("attention.heads", "num_attention_heads"),
+    whole("attention.kv_heads", "num_key_value_heads", lambda model: model["attention.heads"]),
+    whole("attention.d_head", "head_dim", lambda model: max(1, model["d_model"] // model["attention.heads"])),
+    whole("context", "max_position_embeddings", 2048),
+    number("norm.eps", "rms_norm_eps", 1e-6),
+    number("attention.dropout", "attention_dropout", 0.0),
+    flag("head.tied", "tie_word_embeddings", False),
+    Special(_read_rotary, _write_rotary),
+    number("init.std", "initializer_range", 0.02, written=False),
+)
+ACTIVATION = activation("feedforward.activation", "hidden_act", "silu")
+FIXED = {"feedforward.kind": "gated", "norm.kind": "rms", "position.kind": "rotary", "init.kind": "normal"}
+ATTENTION_BIAS = Special(
+    lambda settings, model: {"attention.bias": "all" if settings.flag("attention_bias", False) else "none"},
+    lambda model: {"attention_bias": model["attention.bias"] == "all"},
+)
 
 
 def _window(settings: Settings, default: int | None) -> int | None:
@@ -169,103 +130,94 @@ def _window(settings: Settings, default: int | None) -> int | None:
     return settings.whole("sliding_window", default)
 
 
-def read_llama(settings: Settings, architecture: str, names: Collection[str]) -> Decoder:
-    return _read(settings, _biases, bias=settings.flag("mlp_bias", False))
+MISTRAL_WINDOW = Special(
+    lambda settings, model: {"attention.window": _window(settings, 4096)},
+    lambda model: {"sliding_window": model["attention.window"]},
+)
 
 
-def write_llama(model: Decoder) -> tuple[str, Tree]:
-    biases = {"attention_bias": model.attention.bias == "all", "mlp_bias": model.feedforward.bias}
-    return "LlamaForCausalLM", {"model_type": "llama", **_write(model), **biases}
-
-
-def read_mistral(settings: Settings, architecture: str, names: Collection[str]) -> Decoder:
-    settings.only(layer_types=None)
-    return _read(settings, lambda asked: {"window": _window(asked, 4096)}, context=4096 * 32)
-
-
-def write_mistral(model: Decoder) -> tuple[str, Tree]:
-    return "MistralForCausalLM", {"model_type": "mistral", **_write(model), "sliding_window": model.attention.window}
-
-
-def _qwen_window(settings: Settings) -> int | None:
-    """The window of all layers; Qwen may give it to the upper layers alone, which weft cannot."""
+def _read_qwen_window(settings: Settings, model: Flat) -> Flat:
+    """The window of all layers; Qwen may give it to the upper layers only, which weft cannot."""
     if not settings.flag("use_sliding_window", False):
-        return None
-    layers, first = settings.whole("num_hidden_layers"), settings.tree.get("max_window_layers", 28)
+        return {}
+    first = settings.tree.get("max_window_layers", 28)
     if not isinstance(first, int | None) or isinstance(first, bool):
         raise settings.refusal("max_window_layers", "expected a whole number")
-    windowed = [first is not None and layer >= first for layer in range(min(layers, 2**16))]
-    if isinstance(given := settings.tree.get("layer_types"), list):
+    windowed = [first is not None and layer >= first for layer in range(min(model["layers"], 2**16))]
+    if isinstance(given := settings.get("layer_types"), list):
         windowed = [kind == "sliding_attention" for kind in given]
     if any(windowed) and not all(windowed):
         raise settings.refusal("max_window_layers", "weft has one window for all layers")
-    return _window(settings, 4096) if any(windowed) else None
+    return {"attention.window": _window(settings, 4096)} if any(windowed) else {}
 
 
-def _qwen_tree(model: Decoder) -> Tree:
-    window = model.attention.window
+def _write_qwen_window(model: Flat) -> Tree:
+    window = model["attention.window"]
     return {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
 
 
-def read_qwen2(settings: Settings, architecture: str, names: Collection[str]) -> Decoder:
-    return _read(settings, lambda asked: {"bias": "qkv", "window": _qwen_window(asked)}, context=32768)
+QWEN_WINDOW = Special(_read_qwen_window, _write_qwen_window)
 
 
-def write_qwen2(model: Decoder) -> tuple[str, Tree]:
-    return "Qwen2ForCausalLM", {"model_type": "qwen2", **_write(model), **_qwen_tree(model)}
+def _read_gemma_activation(settings: Settings, model: Flat) -> Flat:
+    given = settings.get("hidden_activation") or settings.get("hidden_act")
+    given = (
+        "gelu_pytorch_tanh" if given in (None, "gelu") else given
+    )  # the first releases had gelu there and meant this one
+    asked = Settings({"hidden_act": given}, settings.where)
+    return {"feedforward.activation": asked.activation("hidden_act")}
 
 
-def read_qwen3(settings: Settings, architecture: str, names: Collection[str]) -> Decoder:
-    settings.only(attention_bias=False)
-    norm = RMSNorm(eps=settings.number("rms_norm_eps", 1e-6))
-    asked = Settings({"head_dim": 128, **settings.tree}, settings.where)
-    return _read(asked, lambda asked: {"qk_norm": norm, "window": _qwen_window(asked)}, context=32768)
+def _write_gemma_activation(model: Flat) -> Tree:
+    ours = model["feedforward.activation"]
+    name = "gelu_pytorch_tanh" if ours == "gelu-tanh" else THEIR_ACTIVATIONS[ours]
+    return {"hidden_act": name, "hidden_activation": name}
 
 
-def write_qwen3(model: Decoder) -> tuple[str, Tree]:
-    return "Qwen3ForCausalLM", {"model_type": "qwen3", **_write(model), **_qwen_tree(model), "attention_bias": False}
-
-
-def read_gemma(settings: Settings, architecture: str, names: Collection[str]) -> Decoder:
-    settings.only(use_bidirectional_attention=False)
-    act = settings.tree.get("hidden_activation") or settings.tree.get("hidden_act")
-    act = "gelu_pytorch_tanh" if act in (None, "gelu") else act  # the first releases said gelu and meant this formula
-    asked = Settings({"head_dim": 256, **settings.tree, "hidden_act": act}, settings.where)
-    return _read(asked, _biases, offset=1.0, tied=True, scaled=True, context=8192)
-
-
-def write_gemma(model: Decoder) -> tuple[str, Tree]:
-    tree = {"model_type": "gemma", **_write(model), "attention_bias": model.attention.bias == "all"}
-    act = "gelu_pytorch_tanh" if model.feedforward.activation == "gelu-tanh" else tree["hidden_act"]
-    return "GemmaForCausalLM", tree | {"hidden_act": act, "hidden_activation": act}
-
-
-def _rules(model: Model) -> tuple[Any, ...]:
-    return RULES
-
-
-def _copies(model: Model) -> dict[str, str]:
-    return {"lm_head.weight": "model.embed_tokens.weight"}
-
-
-def _family(kind: str, title: str, read: Any, write: Any) -> Family:
-    name = write.__name__.removeprefix("write_").capitalize()
+def _family(kind: str, title: str, rows: tuple[Row, ...], **table: Mapping[str, Any]) -> Family:
+    name = kind.capitalize()
+    fixed = {**FIXED, **table.pop("fixed", {})}
     return Family(
         kind=kind,
         title=title,
-        models="decoder",
+        model=Decoder,
         architectures={f"{name}ForCausalLM": "lm", f"{name}Model": "lm"},
-        rules=_rules,
-        read=read,
-        write=write,
+        settings=Table(rows=(*SHARED, *rows), fixed=fixed, **table),
+        rules=lambda model: RULES,
         prefix="model.",
-        copies=_copies,
-        idle=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
+        copies=lambda model: {"lm_head.weight": "model.embed_tokens.weight"},
+        unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
     )
 
 
-LLAMA = _family("llama", "LLaMA", read_llama, write_llama)
-MISTRAL = _family("mistral", "Mistral", read_mistral, write_mistral)
-QWEN2 = _family("qwen2", "Qwen2", read_qwen2, write_qwen2)
-QWEN3 = _family("qwen3", "Qwen3", read_qwen3, write_qwen3)
-GEMMA = _family("gemma", "Gemma", read_gemma, write_gemma)
+LLAMA = _family("llama", "LLaMA", (ACTIVATION, ATTENTION_BIAS, flag("feedforward.bias", "mlp_bias", False)))
+MISTRAL = _family(
+    "mistral",
+    "Mistral",
+    (ACTIVATION, MISTRAL_WINDOW),
+    only={"layer_types": None},
+    defaults={"max_position_embeddings": 4096 * 32},
+)
+QWEN2 = _family(
+    "qwen2",
+    "Qwen2",
+    (ACTIVATION, QWEN_WINDOW),
+    fixed={"attention.bias": "qkv"},
+    defaults={"max_position_embeddings": 32768},
+)
+QWEN3 = _family(
+    "qwen3",
+    "Qwen3",
+    (ACTIVATION, QWEN_WINDOW, follows("attention.qk_norm.eps", "norm.eps"), constant("attention_bias", False)),
+    fixed={"attention.qk_norm.kind": "rms"},
+    only={"attention_bias": False},
+    defaults={"max_position_embeddings": 32768, "head_dim": 128},
+)
+GEMMA = _family(
+    "gemma",
+    "Gemma",
+    (Special(_read_gemma_activation, _write_gemma_activation), ATTENTION_BIAS),
+    fixed={"norm.offset": 1.0, "embedding_scale": True},
+    only={"use_bidirectional_attention": False},
+    defaults={"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True},
+)

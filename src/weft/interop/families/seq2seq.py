@@ -3,307 +3,255 @@
 Marian (Junczys-Dowmunt et al. 2018), BART (Lewis et al. 2020), T5 and T5 v1.1 (Raffel et al. 2020; Shazeer 2020).
 """
 
-from collections.abc import Collection, Mapping
-from typing import Literal
+from collections.abc import Callable, Collection, Mapping
 
 from weft.config import Tree
-from weft.interop.families.base import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Settings
-from weft.interop.mapping import ONE_ROW, Rule, both, rule
-from weft.models.config import EncoderDecoder, LMHead, Model
-from weft.nn.config import (
-    Activation,
-    Attention,
-    Gated,
-    LayerNorm,
-    Learned,
-    NormalInit,
-    Plain,
-    RMSNorm,
-    Sinusoidal,
-    T5Bias,
-    XavierInit,
+from weft.interop.families.base import Family
+from weft.interop.settings import (
+    ACTIVATIONS,
+    THEIR_ACTIVATIONS,
+    Flat,
+    Row,
+    Settings,
+    Special,
+    Table,
+    activation,
+    constant,
+    flag,
+    follows,
+    number,
+    same,
+    whole,
 )
+from weft.interop.weight_map import ONE_ROW, Rule, Shape, module, tensor
+from weft.models.config import EncoderDecoder
 
-Side = Literal["encoder", "decoder"]
+# ---- Marian and BART
 
 
-def _layers(side: Side) -> tuple[Rule, ...]:
-    """Marian's and BART's names in one of the two stacks."""
+def _layers(side: str) -> tuple[Rule, ...]:
+    """Names in one of the two stacks."""
     block, layer = f"{side}.blocks.{{layer}}", f"model.{side}.layers.{{layer}}"
     return (
-        *both(f"{block}.attention.qkv", *(f"{layer}.self_attn.{part}_proj" for part in "qkv")),
-        *both(f"{block}.attention.out", f"{layer}.self_attn.out_proj"),
-        *both(f"{block}.attention_skip.norm", f"{layer}.self_attn_layer_norm"),
-        *both(f"{block}.cross.q", f"{layer}.encoder_attn.q_proj"),
-        *both(f"{block}.cross.kv", *(f"{layer}.encoder_attn.{part}_proj" for part in "kv")),
-        *both(f"{block}.cross.out", f"{layer}.encoder_attn.out_proj"),
-        *both(f"{block}.cross_skip.norm", f"{layer}.encoder_attn_layer_norm"),
-        *both(f"{block}.feedforward.up", f"{layer}.fc1"),
-        *both(f"{block}.feedforward.down", f"{layer}.fc2"),
-        *both(f"{block}.feedforward_skip.norm", f"{layer}.final_layer_norm"),
+        *module(f"{block}.attention.qkv", *(f"{layer}.self_attn.{part}_proj" for part in "qkv")),
+        *module(f"{block}.attention.out", f"{layer}.self_attn.out_proj"),
+        *module(f"{block}.attention_skip.norm", f"{layer}.self_attn_layer_norm"),
+        *module(f"{block}.cross.q", f"{layer}.encoder_attn.q_proj"),
+        *module(f"{block}.cross.kv", *(f"{layer}.encoder_attn.{part}_proj" for part in "kv")),
+        *module(f"{block}.cross.out", f"{layer}.encoder_attn.out_proj"),
+        *module(f"{block}.cross_skip.norm", f"{layer}.encoder_attn_layer_norm"),
+        *module(f"{block}.feedforward.up", f"{layer}.fc1"),
+        *module(f"{block}.feedforward.down", f"{layer}.fc2"),
+        *module(f"{block}.feedforward_skip.norm", f"{layer}.final_layer_norm"),
+        tensor(f"{side}.position.weight", f"model.{side}.embed_positions.weight"),
+        *module(f"{side}.embedding_norm", f"model.{side}.layernorm_embedding"),
     )
 
 
-STACKS = (*_layers("encoder"), *_layers("decoder"))
-OUTPUT = (rule("output.weight", "lm_head.weight"), rule("output.bias", "final_logits_bias", form=ONE_ROW))
-SHARED = (rule("embedding.weight", "model.shared.weight"),)
-APART = (
-    rule("embedding.weight", "model.decoder.embed_tokens.weight"),
-    rule("source_embedding.weight", "model.encoder.embed_tokens.weight"),
+STACKS = (
+    *_layers("encoder"),
+    *_layers("decoder"),
+    tensor("output.weight", "lm_head.weight"),
+    tensor("output.bias", "final_logits_bias", layout=ONE_ROW),
 )
-BART_EMBEDDINGS = tuple(
-    each
-    for side in ("encoder", "decoder")
-    for each in (
-        rule(f"{side}.position.weight", f"model.{side}.embed_positions.weight"),
-        *both(f"{side}.embedding_norm", f"model.{side}.layernorm_embedding"),
-    )
+ONE_TABLE = (tensor("embedding.weight", "model.shared.weight"),)
+TWO_TABLES = (
+    tensor("embedding.weight", "model.decoder.embed_tokens.weight"),
+    tensor("source_embedding.weight", "model.encoder.embed_tokens.weight"),
 )
 
 
-def _apart(model: Model) -> bool:
-    return getattr(model, "source_vocab_size", None) is not None
+def _rules(model: EncoderDecoder) -> tuple[Rule, ...]:
+    return (*(ONE_TABLE if model.source_vocab_size is None else TWO_TABLES), *STACKS)
 
 
-def _copies(model: Model) -> Mapping[str, str]:
-    if _apart(model):
+def _copies(model: EncoderDecoder) -> Mapping[str, str]:
+    if model.source_vocab_size is not None:
         return {"lm_head.weight": "model.decoder.embed_tokens.weight"}
     names = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
     return dict.fromkeys(names, "model.shared.weight")
 
 
-def _no_bias(model: EncoderDecoder) -> dict[str, tuple[int, ...]]:
+def _no_bias(model: EncoderDecoder) -> dict[str, Shape]:
     """transformers always adds a bias to the logits, and misses it in a file that has none."""
     return {} if model.head.bias else {"final_logits_bias": (1, model.vocab_size)}
 
 
-def _read(
-    settings: Settings,
-    names: Collection[str],
-    position: Sinusoidal | Learned,
-    embedding_norm: bool,
-    source_vocab_size: int | None = None,
-    vocab_size: int | None = None,
-) -> EncoderDecoder:
-    heads, d_ff = settings.whole("encoder_attention_heads"), settings.whole("encoder_ffn_dim")
-    settings.only(
-        decoder_attention_heads=heads,
-        decoder_ffn_dim=d_ff,
-        normalize_before=False,
-        normalize_embedding=embedding_norm,
-        add_final_layer_norm=False,
-    )
-    layers, encoder_layers = settings.whole("decoder_layers"), settings.whole("encoder_layers")
-    return EncoderDecoder(
-        vocab_size=vocab_size or settings.whole("vocab_size"),
-        source_vocab_size=source_vocab_size,
-        context=settings.whole("max_position_embeddings", 1024),
-        layers=layers,
-        encoder_layers=None if encoder_layers == layers else encoder_layers,
-        d_model=settings.whole("d_model"),
-        attention=Attention(heads=heads, bias="all", dropout=settings.number("attention_dropout", 0.0)),
-        feedforward=Plain(
-            d_ff=d_ff,
-            activation=settings.activation("activation_function", "gelu"),
-            dropout=settings.number("activation_dropout", 0.0),
-        ),
-        norm=LayerNorm(),
-        placement="post",
-        position=position,
-        embedding_scale=settings.flag("scale_embedding", False),
-        embedding_norm=embedding_norm,
-        dropout=settings.number("dropout", 0.1),
-        init=NormalInit(std=settings.number("init_std", 0.02), depth_scaled=False),
-        head=LMHead(tied=settings.flag("tie_word_embeddings", True), bias="final_logits_bias" in names),
-    )
+def _has(name: str) -> Callable[[Collection[str]], bool]:
+    return lambda names: name in names
 
 
-def _write(model: EncoderDecoder) -> Tree:
-    return {
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.context,
-        "encoder_layers": model.encoder_layers or model.layers,
-        "decoder_layers": model.layers,
-        "d_model": model.d_model,
-        "encoder_attention_heads": model.attention.heads,
-        "decoder_attention_heads": model.attention.heads,
-        "attention_dropout": model.attention.dropout,
-        "encoder_ffn_dim": model.feedforward.d_ff,
-        "decoder_ffn_dim": model.feedforward.d_ff,
-        "activation_function": THEIR_ACTIVATIONS[model.feedforward.activation],
-        "activation_dropout": model.feedforward.dropout,
-        "scale_embedding": model.embedding_scale,
-        "dropout": model.dropout,
-        "is_encoder_decoder": True,
-        "tie_word_embeddings": model.head.tied,
-    }
+SHARED: tuple[Row, ...] = (
+    whole("vocab_size", "vocab_size"),
+    whole("context", "max_position_embeddings", 1024),
+    whole("encoder_layers", "encoder_layers"),
+    whole("layers", "decoder_layers"),
+    whole("d_model", "d_model"),
+    whole("attention.heads", "encoder_attention_heads"),
+    same("decoder_attention_heads", "attention.heads"),
+    number("attention.dropout", "attention_dropout", 0.0),
+    whole("feedforward.d_ff", "encoder_ffn_dim"),
+    same("decoder_ffn_dim", "feedforward.d_ff"),
+    activation("feedforward.activation", "activation_function", "gelu"),
+    number("feedforward.dropout", "activation_dropout", 0.0),
+    flag("embedding_scale", "scale_embedding", False),
+    number("dropout", "dropout", 0.1),
+    constant("is_encoder_decoder", True),
+    flag("head.tied", "tie_word_embeddings", True),
+    number("init.std", "init_std", 0.02, written=False),
+)
+FIXED = {
+    "attention.bias": "all",
+    "feedforward.kind": "plain",
+    "norm.kind": "layer",
+    "placement": "post",
+    "init.kind": "normal",
+    "init.depth_scaled": False,
+}
+POST_NORM = {"normalize_before": False, "add_final_layer_norm": False}
 
 
-# ---- Marian
-
-
-def read_marian(settings: Settings, architecture: str, names: Collection[str]) -> EncoderDecoder:
-    settings.only(static_position_embeddings=True)
-    halves = Sinusoidal(layout="halves")
+def _read_tables(settings: Settings, model: Flat) -> Flat:
+    """Marian's source and target may have embeddings of their own, and vocabularies of two sizes."""
     if settings.flag("share_encoder_decoder_embeddings", True):
-        return _read(settings, names, halves, embedding_norm=False)
-    source = settings.whole("vocab_size")
-    target = settings.whole("decoder_vocab_size", source)
-    return _read(settings, names, halves, embedding_norm=False, source_vocab_size=source, vocab_size=target)
+        return {}
+    source = model["vocab_size"]
+    return {"source_vocab_size": source, "vocab_size": settings.whole("decoder_vocab_size", source)}
 
 
-def write_marian(model: EncoderDecoder) -> tuple[str, Tree]:
-    tree = {"model_type": "marian", **_write(model), "share_encoder_decoder_embeddings": not _apart(model)}
-    if model.source_vocab_size is not None:
-        tree |= {"vocab_size": model.source_vocab_size, "decoder_vocab_size": model.vocab_size}
-    return "MarianMTModel", tree
+def _write_tables(model: Flat) -> Tree:
+    source = model["source_vocab_size"]
+    if source is None:
+        return {"share_encoder_decoder_embeddings": True}
+    sizes = {"vocab_size": source, "decoder_vocab_size": model["vocab_size"]}
+    return {"share_encoder_decoder_embeddings": False, **sizes}
 
 
 MARIAN = Family(
     kind="marian",
     title="Marian",
-    models="encoder-decoder",
+    model=EncoderDecoder,
     architectures={"MarianMTModel": "lm"},
-    rules=lambda model: (*(APART if _apart(model) else SHARED), *STACKS, *OUTPUT),
-    read=read_marian,
-    write=write_marian,
+    settings=Table(
+        rows=(*SHARED, Special(_read_tables, _write_tables)),
+        fixed={**FIXED, "position.kind": "sinusoidal", "position.layout": "halves", "embedding_norm": False},
+        only={**POST_NORM, "static_position_embeddings": True, "normalize_embedding": False},
+    ),
+    rules=_rules,
+    by_weights={"head.bias": _has("final_logits_bias")},
     copies=_copies,
-    idle=(r"model\.(encoder|decoder)\.embed_positions\.weight",),  # sinusoids, which weft computes
-    fillers=_no_bias,
+    unused=(r"model\.(encoder|decoder)\.embed_positions\.weight",),  # sinusoids, which weft computes
+    zeros=_no_bias,
 )
-
-
-# ---- BART
-
-
-def read_bart(settings: Settings, architecture: str, names: Collection[str]) -> EncoderDecoder:
-    return _read(settings, names, Learned(offset=2), embedding_norm=True)
-
-
-def write_bart(model: EncoderDecoder) -> tuple[str, Tree]:
-    return "BartForConditionalGeneration", {"model_type": "bart", **_write(model)}
-
 
 BART = Family(
     kind="bart",
     title="BART",
-    models="encoder-decoder",
+    model=EncoderDecoder,
     architectures={"BartForConditionalGeneration": "lm", "BartModel": "lm"},
-    rules=lambda model: (*SHARED, *BART_EMBEDDINGS, *STACKS, *OUTPUT),
-    read=read_bart,
-    write=write_bart,
+    settings=Table(
+        rows=SHARED,
+        fixed={**FIXED, "position.kind": "learned", "position.offset": 2, "embedding_norm": True},
+        only={**POST_NORM, "normalize_embedding": True},
+    ),
+    rules=_rules,
     prefix="model.",
+    by_weights={"head.bias": _has("final_logits_bias")},
     copies=_copies,
-    fillers=_no_bias,
+    zeros=_no_bias,
 )
 
 
 # ---- T5
 
 
-def _t5_layers(side: Side, feedforward: int) -> tuple[Rule, ...]:
+def _t5_layers(side: str, feedforward: int) -> tuple[Rule, ...]:
+    """Names in one of the two stacks, whose feed-forward is the sublayer of that number."""
     block, layer = f"{side}.blocks.{{layer}}", f"{side}.block.{{layer}}.layer"
     dense = f"{layer}.{feedforward}.DenseReluDense"
     return (
-        rule(f"{side}.position.weight", f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
-        rule(f"{block}.attention.qkv.weight", *(f"{layer}.0.SelfAttention.{part}.weight" for part in "qkv")),
-        rule(f"{block}.attention.out.weight", f"{layer}.0.SelfAttention.o.weight"),
-        rule(f"{block}.attention_skip.norm.weight", f"{layer}.0.layer_norm.weight"),
-        rule(f"{block}.cross.q.weight", f"{layer}.1.EncDecAttention.q.weight"),
-        rule(f"{block}.cross.kv.weight", *(f"{layer}.1.EncDecAttention.{part}.weight" for part in "kv")),
-        rule(f"{block}.cross.out.weight", f"{layer}.1.EncDecAttention.o.weight"),
-        rule(f"{block}.cross_skip.norm.weight", f"{layer}.1.layer_norm.weight"),
-        rule(f"{block}.feedforward.up.weight", f"{dense}.wi.weight"),
-        rule(f"{block}.feedforward.gate_up.weight", f"{dense}.wi_0.weight", f"{dense}.wi_1.weight"),
-        rule(f"{block}.feedforward.down.weight", f"{dense}.wo.weight"),
-        rule(f"{block}.feedforward_skip.norm.weight", f"{layer}.{feedforward}.layer_norm.weight"),
-        rule(f"{side}.norm.weight", f"{side}.final_layer_norm.weight"),
+        tensor(f"{side}.position.weight", f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+        *module(f"{block}.attention.qkv", *(f"{layer}.0.SelfAttention.{part}" for part in "qkv")),
+        *module(f"{block}.attention.out", f"{layer}.0.SelfAttention.o"),
+        *module(f"{block}.attention_skip.norm", f"{layer}.0.layer_norm"),
+        *module(f"{block}.cross.q", f"{layer}.1.EncDecAttention.q"),
+        *module(f"{block}.cross.kv", *(f"{layer}.1.EncDecAttention.{part}" for part in "kv")),
+        *module(f"{block}.cross.out", f"{layer}.1.EncDecAttention.o"),
+        *module(f"{block}.cross_skip.norm", f"{layer}.1.layer_norm"),
+        *module(f"{block}.feedforward.up", f"{dense}.wi"),
+        *module(f"{block}.feedforward.gate_up", f"{dense}.wi_0", f"{dense}.wi_1"),
+        *module(f"{block}.feedforward.down", f"{dense}.wo"),
+        *module(f"{block}.feedforward_skip.norm", f"{layer}.{feedforward}.layer_norm"),
+        *module(f"{side}.norm", f"{side}.final_layer_norm"),
     )
 
 
 T5_RULES = (
-    rule("embedding.weight", "shared.weight"),
+    tensor("embedding.weight", "shared.weight"),
     *_t5_layers("encoder", 1),
     *_t5_layers("decoder", 2),
-    rule("output.weight", "lm_head.weight"),
+    tensor("output.weight", "lm_head.weight"),
 )
 
 
-def read_t5(settings: Settings, architecture: str, names: Collection[str]) -> EncoderDecoder:
-    given = settings.tree.get("feed_forward_proj")
-    gate, _, named = ("relu" if given is None else given if isinstance(given, str) else "no name").rpartition("-")
-    if gate not in ("", "gated") or named not in ACTIVATIONS:
+def _read_feedforward(settings: Settings, model: Flat) -> Flat:
+    given = settings.get("feed_forward_proj", "relu")
+    gate, _, name = (given if isinstance(given, str) else "").rpartition("-")
+    if gate not in ("", "gated") or name not in ACTIVATIONS:
         raise settings.refusal("feed_forward_proj", f"weft has {', '.join(ACTIVATIONS)}, each also gated-…")
-    d_ff, dropout = settings.whole("d_ff"), settings.number("dropout_rate", 0.1)
-    activation: Activation = "gelu-tanh" if (gate, named) == ("gated", "gelu") else ACTIVATIONS[named]
-    d_model, layers = settings.whole("d_model"), settings.whole("num_layers")
-    decoder_layers = settings.whole("num_decoder_layers", layers)
-    # T5 scales its output and v1.1 does not; older files tell them apart by whether the tables are said to be tied,
-    # though whether they are is seen from the tensors alone
+    if not gate:
+        return {"feedforward.kind": "plain", "feedforward.activation": ACTIVATIONS[name], "feedforward.bias": False}
+    return {"feedforward.kind": "gated", "feedforward.activation": "gelu-tanh" if name == "gelu" else ACTIVATIONS[name]}
+
+
+def _write_feedforward(model: Flat) -> Tree:
+    name = THEIR_ACTIVATIONS[model["feedforward.activation"]]
+    if model["feedforward.kind"] == "gated":
+        name = "gated-gelu" if name == "gelu_new" else f"gated-{name}"
+    return {"feed_forward_proj": name}
+
+
+def _read_scale(settings: Settings, model: Flat) -> Flat:
+    """T5 scales its output and v1.1 does not; older files tell them apart by tie_word_embeddings."""
     scaled = settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
-    return EncoderDecoder(
-        vocab_size=settings.whole("vocab_size"),
-        context=settings.whole("n_positions", 512),
-        layers=decoder_layers,
-        encoder_layers=None if layers == decoder_layers else layers,
-        d_model=d_model,
-        attention=Attention(
-            heads=settings.whole("num_heads"), d_head=settings.whole("d_kv", 64), scale=1.0, dropout=dropout
-        ),
-        feedforward=Gated(d_ff=d_ff, activation=activation, dropout=dropout)
-        if gate
-        else Plain(d_ff=d_ff, activation=activation, bias=False, dropout=dropout),
-        norm=RMSNorm(eps=settings.number("layer_norm_epsilon", 1e-6)),
-        position=T5Bias(
-            buckets=settings.whole("relative_attention_num_buckets", 32),
-            max_distance=settings.whole("relative_attention_max_distance", 128),
-        ),
-        dropout=dropout,
-        init=XavierInit(),
-        head=LMHead(tied=True, scale=d_model**-0.5 if scaled else None),
-    )
+    return {"head.scale": model["d_model"] ** -0.5 if scaled else None}
 
 
-def write_t5(model: EncoderDecoder) -> tuple[str, Tree]:
-    gated = isinstance(model.feedforward, Gated)
-    named = THEIR_ACTIVATIONS[model.feedforward.activation]
-    if gated and named == "gelu_new":
-        named = "gelu"
-    position = model.position
-    tree: Tree = {
-        "model_type": "t5",
-        "vocab_size": model.vocab_size,
-        "n_positions": model.context,
-        "num_layers": model.encoder_layers or model.layers,
-        "num_decoder_layers": model.layers,
-        "d_model": model.d_model,
-        "num_heads": model.attention.heads,
-        "d_kv": model.d_head,
-        "d_ff": model.feedforward.d_ff,
-        "feed_forward_proj": f"gated-{named}" if gated else named,
-        "layer_norm_epsilon": model.norm.eps,
-        "dropout_rate": model.dropout,
-        "is_encoder_decoder": True,
-        # the older sign for an output that is not scaled
-        "tie_word_embeddings": model.head.scale is not None,
-    }
-    if isinstance(position, T5Bias):
-        tree["relative_attention_num_buckets"] = position.buckets
-        tree["relative_attention_max_distance"] = position.max_distance
-    return "T5ForConditionalGeneration", tree
-
+T5_SETTINGS = Table(
+    rows=(
+        whole("vocab_size", "vocab_size"),
+        whole("context", "n_positions", 512),
+        whole("encoder_layers", "num_layers"),
+        whole("layers", "num_decoder_layers", lambda model: model["encoder_layers"]),
+        whole("d_model", "d_model"),
+        whole("attention.heads", "num_heads"),
+        whole("attention.d_head", "d_kv", 64),
+        whole("feedforward.d_ff", "d_ff"),
+        Special(_read_feedforward, _write_feedforward),
+        number("norm.eps", "layer_norm_epsilon", 1e-6),
+        number("dropout", "dropout_rate", 0.1),
+        follows("attention.dropout", "dropout"),
+        follows("feedforward.dropout", "dropout"),
+        constant("is_encoder_decoder", True),
+        Special(_read_scale, lambda model: {"tie_word_embeddings": model["head.scale"] is not None}),
+        whole("position.buckets", "relative_attention_num_buckets", 32),
+        whole("position.max_distance", "relative_attention_max_distance", 128),
+    ),
+    fixed={"attention.scale": 1.0, "norm.kind": "rms", "position.kind": "t5", "init.kind": "xavier"},
+)
 
 T5 = Family(
     kind="t5",
     title="T5",
-    models="encoder-decoder",
+    model=EncoderDecoder,
     architectures={"T5ForConditionalGeneration": "lm"},
+    settings=T5_SETTINGS,
     rules=lambda model: T5_RULES,
-    read=read_t5,
-    write=write_t5,
+    # not in config.json: tied, unless an output table is stored that differs from the embeddings
+    by_weights={"head.tied": lambda names: True},
     copies=lambda model: dict.fromkeys(
         ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
     ),
     # the first T5 files hold a table for the cross-attention as well, which nothing reads
-    idle=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    unused=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
 )

@@ -32,10 +32,14 @@ from tests.interop.test_hf import (
 )
 from tokenizers.processors import TemplateProcessing
 
-from weft.api import exchange
-from weft.api import train as api
+import weft
+from weft.api import import_model as importing
+from weft.api import run as api
+from weft.api.export_model import export_model
+from weft.api.import_model import import_model
 from weft.cli.main import run as command
 from weft.errors import InteropError, RunError, WeftError
+from weft.interop import hf_export, onnx
 from weft.models.presets import llama
 from weft.runs.folder import read_lines
 from weft.text.config import BPE
@@ -46,9 +50,9 @@ Capture = pytest.CaptureFixture[str]
 
 def sharp(settings: Any) -> Any:
     """A tiny model whose likeliest next token is always far ahead of the second."""
-    loaded = fresh_model(settings)
-    big = {name: make() * 5 if make().dim() == 2 else make() for name, make in loaded.weights.items()}
-    return replace(loaded, weights={name: (lambda w=weight: w) for name, weight in big.items()})
+    bundle = fresh_model(settings)
+    big = {name: make() * 5 if make().dim() == 2 else make() for name, make in bundle.weights.items()}
+    return replace(bundle, weights={name: (lambda w=weight: w) for name, weight in big.items()})
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +87,9 @@ def greedy(folder: Path, prompt: str, count: int) -> str:
 
 def test_in_write_and_out_again(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     assert command(["import", str(folder), str(tmp_path / "run")]) == 0
-    said = capsys.readouterr().out
-    assert "LLaMA, Hugging Face" in said
-    assert " parameters, 280 tokens, decoder" in said
+    printed = capsys.readouterr().out
+    assert "LLaMA, Hugging Face" in printed
+    assert " parameters, 280 tokens, decoder" in printed
     imported = api.load(tmp_path / "run", "cpu")
     text = imported.generate("the cat", temperature=0.0, max_tokens=20)
     assert text == greedy(folder, "the cat", 20)
@@ -123,19 +127,19 @@ def test_a_run_that_weft_trained(tmp_path: Path) -> None:
         "tokenizer": {"kind": "byte"},
         "optimizer": {"lr": 0.01},
     }
-    done = api.train(
+    done = weft.train(
         "gpt-tiny",
         data=[str(tmp_path / "book.txt")],
         run=tmp_path / "run",
         changes=changes,
-        say=lambda line: None,
+        log=lambda line: None,
     )
-    exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
+    export_model(tmp_path / "run", "hf", tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert "tokens seen | 384" in card
     assert "book.txt" in card
     assert done.generate("the c", temperature=0.0, max_tokens=30) == greedy(tmp_path / "out", "the c", 30)
-    exchange.import_model(tmp_path / "out", tmp_path / "again")
+    import_model(tmp_path / "out", tmp_path / "again")
     again = api.load(tmp_path / "again", "cpu").model.state_dict()
     ours = done.model.state_dict()
     assert all(torch.equal(weight.cpu(), again[name]) for name, weight in ours.items())
@@ -150,15 +154,15 @@ def test_a_run_of_its_own_does_what_it_learned(tmp_path: Path, capsys: Capture) 
     source, place = str(tmp_path / "rows.tsv"), str(tmp_path / "run")
     words = ["train", "bert-tiny", "--data", source, "--run", place, *goal, *small, "batch.length=24"]
     assert command(words) == 0
-    exchange.export_model(place, "weft", tmp_path / "out")
+    export_model(place, "weft", tmp_path / "out")
     before, after = api.load(place), api.load(tmp_path / "out")
     assert after.config.objective == before.config.objective
     assert after.config.batch.length == 24
     assert after.classify(["a cat"], ["a dog"]) == before.classify(["a cat"], ["a dog"])
-    assert after.figures(source) == before.figures(source)
+    assert after.evaluate(source) == before.evaluate(source)
     capsys.readouterr()
     assert command(["evaluate", str(tmp_path / "out")]) == 2
-    assert "this run held out nothing; say what to measure with --data" in capsys.readouterr().err
+    assert "this run held out nothing; name what to evaluate on with --data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", ["bert-labels", "marian", "bert-headless", "bert-tags", "bert-masked"])
@@ -167,39 +171,39 @@ def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
     other = theirs(name, settings)
     other.save_pretrained(tmp_path / "theirs")
     words().save(tmp_path / "theirs")
-    exchange.import_model(tmp_path / "theirs", tmp_path / "run")
+    import_model(tmp_path / "theirs", tmp_path / "run")
     imported = api.load(tmp_path / "run", "cpu")
     assert difference(imported.model, other) <= 1e-5
-    goals = {"bert-labels": "classify", "marian": "pairs", "bert-headless": "twins", "bert-tags": "tag"}
-    assert imported.config.objective.kind == goals.get(case, "masked")
+    objectives = {"bert-labels": "classify", "marian": "pairs", "bert-headless": "contrastive", "bert-tags": "tag"}
+    assert imported.config.objective.kind == objectives.get(case, "masked")
     if case == "bert-labels":
         assert imported.config.objective.labels == ("bad", "fair", "good")
-    exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
+    export_model(tmp_path / "run", "hf", tmp_path / "out")
     assert same_files(tmp_path / "theirs", tmp_path / "out")
 
 
 def test_what_is_kept_beside_the_run(folder: Path, tmp_path: Path) -> None:
     edit(folder, mystery={"deep": [1, 2]})
-    run, loaded = exchange.import_model(folder, tmp_path / "run")
+    run, bundle = import_model(folder, tmp_path / "run")
     assert [line["event"] for line in read_lines(run.events)] == ["import"]
-    assert loaded.notes["config"]["mystery"] == {"deep": [1, 2]}
+    assert bundle.notes["config"]["mystery"] == {"deep": [1, 2]}
     assert not list(tmp_path.glob(".*"))
-    exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
+    export_model(tmp_path / "run", "hf", tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["mystery"] == {"deep": [1, 2]}
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_types_on_the_way(dtype: str, folder: Path, tmp_path: Path) -> None:
     """A run keeps 16-bit numbers as they are, and a processor computes with them in 32 bits."""
-    exchange.import_model(folder, tmp_path / "wide")
-    exchange.export_model(tmp_path / "wide", "hf", tmp_path / "half", dtype=dtype)
-    exchange.import_model(tmp_path / "half", tmp_path / "run")
+    import_model(folder, tmp_path / "wide")
+    export_model(tmp_path / "wide", "hf", tmp_path / "half", dtype=dtype)
+    import_model(tmp_path / "half", tmp_path / "run")
     stored = load_file(tmp_path / "run/checkpoints/best/model.safetensors")
-    assert {tensor.dtype for tensor in stored.values()} == {exchange.HALVES[dtype]}
+    assert {tensor.dtype for tensor in stored.values()} == {hf_export.TYPES[dtype]}
     model = api.load(tmp_path / "run", "cpu").model
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert torch.equal(model.embedding.weight, stored["embedding.weight"].float())
-    exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
+    export_model(tmp_path / "run", "hf", tmp_path / "out")
     assert same_files(tmp_path / "half", tmp_path / "out")
 
 
@@ -223,13 +227,15 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import torch
-from weft.api import exchange
-from weft.api import train as api
+from weft.api import run as api
+from weft.api.export_model import export_model
+from weft.api.import_model import import_model
 from weft.interop import hf_export
-from weft.interop.mapping import shapes
-from weft.interop.loaded import Loaded
+from weft.interop.weight_map import shapes
+from weft.interop.bundle import ModelBundle
 from weft.models.presets import llama
 from weft.text.config import Byte
+from weft.text.tokenizer import build_tokenizer
 
 def peak(work):
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
@@ -250,11 +256,11 @@ for name, layers in (("warm", 1), ("large", 8)):
     model = llama(layers, 512, 8, 1408, 64, 300)
     weights = {name: (lambda s=s: torch.full(s, 0.01)) for name, s in shapes(model).items()}
     (folder / name).mkdir()
-    hf_export.write(Loaded(model, weights, Byte().train([]), "here"), folder / name)
+    hf_export.write(ModelBundle(model, weights, build_tokenizer(Byte(), []), "here"), folder / name)
     took = {"size": (folder / name / "model.safetensors").stat().st_size}
-    took["import"], _ = peak(lambda: exchange.import_model(folder / name, folder / f"{name}-run"))
+    took["import"], _ = peak(lambda: import_model(folder / name, folder / f"{name}-run"))
     took["load"], _ = peak(lambda: used(api.load(folder / f"{name}-run", "cpu")))
-    took["export"], _ = peak(lambda: exchange.export_model(folder / f"{name}-run", "hf", folder / f"{name}-out"))
+    took["export"], _ = peak(lambda: export_model(folder / f"{name}-run", "hf", folder / f"{name}-out"))
 print(json.dumps(took))
 """
 
@@ -270,36 +276,36 @@ def test_a_name_on_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
         return str(folder)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
-    exchange.import_model("owner/name", tmp_path / "one")
-    exchange.import_model("hub:owner/other", tmp_path / "two")
+    import_model("owner/name", tmp_path / "one")
+    import_model("hub:owner/other", tmp_path / "two")
     assert asked == ["owner/name", "owner/other"]
 
     def unreachable(name: str, allow_patterns: list[str]) -> str:
         raise OSError("no route to host\nmore about it")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=unreachable))
-    with pytest.raises(InteropError, match=r"not to be had from the hub: no route to host$"):
-        exchange.import_model("owner/name", tmp_path / "three")
+    with pytest.raises(InteropError, match=r"and the hub has no answer: no route to host$"):
+        import_model("owner/name", tmp_path / "three")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(InteropError, match=r"pip install 'weft\[hub\]'$"):
-        exchange.import_model("owner/name", tmp_path / "three")
+        import_model("owner/name", tmp_path / "three")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "theirs", "two"]
 
 
 def test_a_tokenizer_of_its_own(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "theirs")
-    with pytest.raises(InteropError, match=r"there is no tokenizer with it; name one with --tokenizer$"):
-        exchange.import_model(folder, tmp_path / "run")
+    with pytest.raises(InteropError, match=r"it comes without a tokenizer; name one of 61 tokens with --tokenizer$"):
+        import_model(folder, tmp_path / "run")
     words().save(tmp_path / "words")
-    exchange.import_model(folder, tmp_path / "run", tokenizer=tmp_path / "words")
+    import_model(folder, tmp_path / "run", tokenizer=tmp_path / "words")
     assert api.load(tmp_path / "run", "cpu").tokenizer.fingerprint == words().fingerprint
     again = a_folder(tmp_path / "again", words(50))  # one that has another tokenizer
-    exchange.import_model(again, tmp_path / "replaced", tokenizer=tmp_path / "words")
-    exchange.export_model(tmp_path / "replaced", "hf", tmp_path / "out")
+    import_model(again, tmp_path / "replaced", tokenizer=tmp_path / "words")
+    export_model(tmp_path / "replaced", "hf", tmp_path / "out")
     assert Tokenizer.load(tmp_path / "out").fingerprint == words().fingerprint
     words(99).save(tmp_path / "more")
-    with pytest.raises(WeftError, match=r"99 entries, but the model knows 61"):
-        exchange.import_model(folder, tmp_path / "other", tokenizer=tmp_path / "more")
+    with pytest.raises(WeftError, match=r"99 entries, but the model's vocab_size is 61"):
+        import_model(folder, tmp_path / "other", tokenizer=tmp_path / "more")
 
 
 # ---- mistakes
@@ -307,20 +313,29 @@ def test_a_tokenizer_of_its_own(tmp_path: Path) -> None:
 
 MISTAKES = {
     "nothing there": (["import", "{tmp}/thiers", "{tmp}/run"], r"thiers: no such file or folder; did you mean"),
-    "a run already": (["import", "{tmp}/taken", "{tmp}/run"], r"a run of weft already; it needs no import"),
-    "an empty folder": (["import", "{tmp}/empty", "{tmp}/run"], r"no model that weft knows: there is no config.json"),
+    "a run already": (["import", "{tmp}/taken", "{tmp}/run"], r"already a run of weft; it needs no import"),
+    "an empty folder": (
+        ["import", "{tmp}/empty", "{tmp}/run"],
+        r"not a model that weft knows: there is no config.json",
+    ),
     "one file of many": (
         ["import", "{tmp}/theirs/model.safetensors", "{tmp}/run"],
         r"one file of a model; name the folder that it is in",
     ),
-    "another file": (["import", "{tmp}/notes.txt", "{tmp}/run"], r"notes.txt: not a model that weft knows"),
+    "another file": (
+        ["import", "{tmp}/notes.txt", "{tmp}/run"],
+        r"notes.txt: not a model that weft knows; ",
+    ),
     "a pickle": (["import", "{tmp}/pytorch_model.bin", "{tmp}/run"], r"pytorch_model.bin: not a model that weft knows"),
-    "taken": (["import", "{tmp}/theirs", "{tmp}/taken"], r"taken: something is there already"),
+    "taken": (["import", "{tmp}/theirs", "{tmp}/taken"], r"taken: already exists and is not an empty folder"),
     "cut short": (["import", "{tmp}/short", "{tmp}/run"], r"not a whole safetensors file"),
     "no run": (["export", "{tmp}/theirs", "{tmp}/run", "--to", "hf"], r"not a run"),
-    "unknown format": (["export", "{tmp}/ours", "{tmp}/run", "--to", "gg"], r"--to gg: "),
+    "unknown format": (["export", "{tmp}/ours", "{tmp}/run", "--to", "gg"], r"--to gg: did you mean 'gguf'\?$"),
     "unknown type": (["export", "{tmp}/ours", "{tmp}/run", "--to", "hf", "--dtype", "int3"], r"--dtype int3: "),
-    "dest taken": (["export", "{tmp}/ours", "{tmp}/taken", "--to", "hf"], r"taken: something is there already"),
+    "dest taken": (
+        ["export", "{tmp}/ours", "{tmp}/taken", "--to", "hf"],
+        r"taken: already exists and is not an empty folder",
+    ),
     "not expressible": (["export", "{tmp}/odd", "{tmp}/run", "--to", "hf"], r"model\.residual = False"),
 }
 
@@ -334,8 +349,8 @@ def places(tmp_path_factory: pytest.TempPathFactory, pieces: Tokenizer) -> Path:
     exported(replace(fresh_model(settings), tokenizer=pieces), tmp / "short")
     file = tmp / "short/model.safetensors"
     file.write_bytes(file.read_bytes()[:-9])
-    exchange.import_model(tmp / "theirs", tmp / "ours")
-    exchange.import_model(tmp / "theirs", tmp / "odd")
+    import_model(tmp / "theirs", tmp / "ours")
+    import_model(tmp / "theirs", tmp / "odd")
     config = tmp / "odd/config.toml"
     config.write_text(config.read_text().replace("residual = true", "residual = false"))
     (tmp / "taken").mkdir()
@@ -351,20 +366,45 @@ def test_mistakes_take_one_line_and_leave_nothing(case: str, places: Path, capsy
     arguments, message = MISTAKES[case]
     before = sorted(path.name for path in places.iterdir())
     assert command([word.replace("{tmp}", str(places)) for word in arguments]) == 2
-    said = capsys.readouterr().err.strip()
-    assert len(said.splitlines()) == 1
-    assert re.search(message, said), said
+    printed = capsys.readouterr().err.strip()
+    assert len(printed.splitlines()) == 1
+    assert re.search(message, printed), printed
     assert sorted(path.name for path in places.iterdir()) == before
 
 
 def test_a_failure_halfway_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, recipe: Any) -> None:
+    def full(run: Any, bundle: Any, recipe: Any) -> None:
+        (run.path / "half").write_text("a")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(exchange, "found", full)
+    monkeypatch.setattr(importing, "write_run", full)
     with pytest.raises(RunError, match=r"run: cannot be written: No space left on device$"):
-        exchange.import_model(folder, tmp_path / "run")
+        import_model(folder, tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(("to", "writer"), [("hf", hf_export), ("onnx", onnx), ("weft", importing)])
+def test_a_failed_export_leaves_nothing(
+    to: str, writer: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_model(folder, tmp_path / "run")
+
+    def fails(bundle: Any, place: Any, *more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer, "write_run" if to == "weft" else "write", fails)
+    with pytest.raises(RunError, match=r"out: cannot be written: No space left on device$"):
+        export_model(tmp_path / "run", to, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "theirs"]
+
+
+def test_a_run_as_onnx_in_an_empty_folder(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    import_model(folder, tmp_path / "run")
+    (tmp_path / "out").mkdir()
+    assert export_model(tmp_path / "run", "onnx", tmp_path / "out").endswith("out: ONNX, for onnxruntime")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"model.onnx", "tokenizer.json", "tokenizer_config.json", "weft.json"}
 
 
 # ---- a real model
@@ -381,7 +421,7 @@ def minilm() -> Path | None:
 def test_real_sentence_vectors(tmp_path: Path) -> None:
     source = minilm()
     assert source is not None
-    exchange.import_model(source, tmp_path / "run")
+    import_model(source, tmp_path / "run")
     imported = api.load(tmp_path / "run", "cpu")
     texts = ["The cat sat on the mat.", "A dog.", "A model predicts the next word from those before it, nothing more."]
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
@@ -394,5 +434,5 @@ def test_real_sentence_vectors(tmp_path: Path) -> None:
     assert (got - want).abs().max() <= 1e-4
     ids = [imported.tokenizer.encode(text) for text in texts]
     assert ids == [row[1:-1] for row in tokenizer(texts)["input_ids"]]
-    exchange.export_model(tmp_path / "run", "hf", tmp_path / "out")
+    export_model(tmp_path / "run", "hf", tmp_path / "out")
     assert same_files(source, tmp_path / "out")

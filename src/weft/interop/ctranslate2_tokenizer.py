@@ -1,7 +1,7 @@
 """The vocabularies of a CTranslate2 folder, and the tokenizers that give their ids."""
 
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as WordTokenizer
 from tokenizers import models, pre_tokenizers
 
 from weft.errors import InteropError, TokenizerError
+from weft.interop.untrusted import read_json
 from weft.text import sentencepiece
 from weft.text.config import Role
 from weft.text.tokenizer import Tokenizer
@@ -16,8 +17,16 @@ from weft.text.tokenizer import Tokenizer
 START = "<pad>"  # the token that stands for the zero vector from which Marian's decoder starts
 
 
-def vocabularies(folder: Path) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True)
+class Vocabularies:
     """The tokens of source and target, in the order of their ids."""
+
+    source: list[str]
+    target: list[str]
+
+
+def read_vocabularies(folder: Path) -> Vocabularies:
+    """The vocabularies of a folder, which may be one for both sides."""
     found = []
     for side in ("source", "target"):
         names = [f"{name}_vocabulary.{end}" for name in ("shared", side) for end in ("json", "txt")]
@@ -28,58 +37,53 @@ def vocabularies(folder: Path) -> tuple[list[str], list[str]]:
         if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
             raise InteropError(f"{file}: expected a list of tokens")
         if len(set(tokens)) < len(tokens):
-            raise InteropError(f"{file}: a token stands in it twice")
+            raise InteropError(f"{file}: a token is there twice")
         found.append(tokens)
-    return found[0], found[1]
+    return Vocabularies(*found)
 
 
 def _lines(file: Path) -> list[str]:
-    lines = [line.removesuffix("\r") for line in _text(file).split("\n")]
+    try:
+        lines = [line.removesuffix("\r") for line in file.read_text(encoding="utf-8").split("\n")]
+    except UnicodeDecodeError:
+        raise InteropError(f"{file}: not UTF-8 text") from None
+    except OSError as error:
+        raise InteropError(f"{file}: cannot be read: {error.strerror}") from None
     return lines[:-1] if lines and not lines[-1] else lines
 
 
-def read_json(file: Path) -> Any:
-    try:
-        return json.loads(_text(file))
-    except ValueError as error:
-        raise InteropError(f"{file}: not valid JSON: {error}") from None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InteropError(f"{file}: no UTF-8 text") from None
-    except OSError as error:
-        raise InteropError(f"{file}: cannot be read: {error.strerror}") from None
-
-
-def tokenizers(
-    folder: Path, config: Mapping[str, Any], source: list[str], target: list[str], zero_start: bool
+def read_tokenizers(
+    folder: Path, config: Mapping[str, Any], vocabularies: Vocabularies, zero_start: bool
 ) -> tuple[Tokenizer, Tokenizer | None]:
-    """The tokenizer of the target, and the source's where it is another."""
+    """The tokenizer of the target, and the source's where it is another.
+
+    With `zero_start` the target gets one more token, which stands for the zero vector that the decoder starts from.
+    """
+    source, target = vocabularies.source, vocabularies.target
     shared = source == target
     start = START if START not in target else "<start>"
     if zero_start:
         target = [*target, start]
         source = target if shared else source
-    named = {role: config.get(f"{role}_token") for role in ("unk", "eos")} | {"pad": START}
-    named["bos"] = start if zero_start else config.get("decoder_start_token") or config.get("bos_token") or "<s>"
-    usual = {"unk": "<unk>", "eos": "</s>"}
-    roles: dict[Role, str] = {role: named[role] or usual.get(role, "") for role in ("unk", "eos", "pad", "bos")}
-    files = [_spm(folder, side) for side in ("source", "target")]
-    ours = _tokenizer(files[1], target, roles)
-    return ours, None if shared and files[0] == files[1] else _tokenizer(files[0], source, roles)
+    roles: dict[Role, str] = {
+        "unk": config.get("unk_token") or "<unk>",
+        "eos": config.get("eos_token") or "</s>",
+        "pad": START,
+        "bos": start if zero_start else config.get("decoder_start_token") or config.get("bos_token") or "<s>",
+    }
+    source_file, target_file = _sentencepiece_file(folder, "source"), _sentencepiece_file(folder, "target")
+    ours = _tokenizer(target_file, target, roles)
+    return ours, None if shared and source_file == target_file else _tokenizer(source_file, source, roles)
 
 
-def _spm(folder: Path, side: str) -> Path | None:
-    """The SentencePiece file that cuts one side's text, beside the model or, as some packages have it, one above."""
+def _sentencepiece_file(folder: Path, side: str) -> Path | None:
+    """The SentencePiece model of one side, beside the model or, in some packages, in the folder above."""
     named = [folder / f"{side}.spm", folder / "sentencepiece.model", folder / "spm.model"]
     return next((file for file in [*named, folder.parent / "sentencepiece.model"] if file.is_file()), None)
 
 
 def _tokenizer(file: Path | None, tokens: list[str], roles: Mapping[Role, str]) -> Tokenizer:
-    """SentencePiece's cut with these ids; without its file, text whose tokens stand between spaces already."""
+    """SentencePiece with these ids; without its file, for text whose tokens are separated by spaces already."""
     vocabulary = {token: id for id, token in enumerate(tokens)}
     try:
         if file is not None:

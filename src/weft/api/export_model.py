@@ -1,0 +1,109 @@
+"""Runs as models for other programs."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.api.import_model import check_empty, recipe_for, save_run
+from weft.errors import InteropError, RunError, suggestion
+from weft.explain.count import count
+from weft.files import replacing_folder
+from weft.interop import gguf, hf_export, onnx
+from weft.interop.bundle import ModelBundle, lazily
+from weft.interop.card import model_card
+from weft.runs import checkpoint
+from weft.runs.folder import RunFolder, open_run, read_lines
+from weft.runs.imported import checkpoint_weights, read_run
+from weft.training.weights import load_model
+
+
+class ExportFormat(NamedTuple):
+    """A format: what `--dtype` may be (or why it can't be chosen), and its writer.
+
+    The writer takes the run, the place and the dtype, and returns what it has written, for people.
+    """
+
+    dtypes: tuple[str, ...] | str
+    write: Callable[[RunFolder, Path, str | None], str]
+
+
+def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | None = None) -> str:
+    """Write a run's best weights as another program's model; a line that says what was written.
+
+    `to` is one of FORMATS: hf (a folder for transformers), gguf (a file for llama.cpp), onnx (a folder for
+    onnxruntime) or weft (a run of its own, an adapter merged into its base). `dtype` is what the weights are converted
+    to: fp32, fp16 or bf16 for hf, f32, f16, bf16 or q8_0 for gguf; without it they keep their own.
+    """
+    if to not in FORMATS:
+        raise InteropError(f"--to {to}: {suggestion(to, FORMATS)}")
+    known = FORMATS[to]
+    if dtype is not None and isinstance(known.dtypes, str):
+        raise InteropError(f"--dtype {dtype}: {known.dtypes}; leave it out")
+    if dtype is not None and dtype not in known.dtypes:
+        raise InteropError(f"--dtype {dtype}: {suggestion(dtype, known.dtypes)}")
+    folder, target = open_run(run), Path(dest)
+    check_empty(target, "choose another place for the export")
+    try:
+        return f"{target}: {known.write(folder, target, dtype)}"
+    except OSError as error:
+        raise RunError(f"{os.path.realpath(target)}: cannot be written: {error.strerror or error}") from None
+
+
+def bundle_of(run: RunFolder) -> ModelBundle:
+    """A run as a model that can go elsewhere, its best weights not yet read; an adapter is merged into its base."""
+    recipe = run.recipe()
+    if recipe.adapter is None:
+        path, _ = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
+        return read_run(run, checkpoint_weights(path, recipe.model))
+    tensors = load_model(run)[0].state_dict()
+    return read_run(run, lazily(tensors.__getitem__, {name: name for name in tensors}))
+
+
+def _hf(run: RunFolder, target: Path, dtype: str | None) -> str:
+    with replacing_folder(target) as folder:
+        family = hf_export.write(bundle_of(run), folder, dtype)
+        (folder / "README.md").write_text(_card(run), encoding="utf-8")
+    return f"{family.title}, for transformers"
+
+
+def _gguf(run: RunFolder, target: Path, dtype: str | None) -> str:
+    gguf.write(bundle_of(run), target, dtype)
+    return "GGUF, for llama.cpp"
+
+
+def _onnx(run: RunFolder, target: Path, dtype: str | None) -> str:
+    with replacing_folder(target) as folder:
+        onnx.write(bundle_of(run), folder)
+    return "ONNX, for onnxruntime"
+
+
+def _weft(run: RunFolder, target: Path, dtype: str | None) -> str:
+    """The run's own objective, columns and length go along: it does what it learned."""
+    bundle, own = bundle_of(run), run.recipe()
+    recipe = recipe_for(bundle, target).replace(
+        objective=own.objective.model_dump(exclude_none=True),
+        batch={"length": own.batch.length},
+        data={"column": own.data.column},
+        precision=own.precision,
+    )
+    save_run(bundle, target, recipe)
+    return "a run of its own"
+
+
+FORMATS = {
+    "hf": ExportFormat(tuple(hf_export.TYPES), _hf),
+    "gguf": ExportFormat(gguf.TYPES, _gguf),
+    "onnx": ExportFormat("an ONNX file is written in fp32", _onnx),
+    "weft": ExportFormat("a run keeps its weights as they are", _weft),
+}
+
+
+def _card(run: RunFolder) -> str:
+    recipe, events = run.recipe(), list(read_lines(run.events))
+    tokens = flops = None
+    steps = next((line["step"] for line in reversed(events) if line.get("event") == "finish"), None)
+    if steps is not None and recipe.batch.size is not None and recipe.batch.length is not None:
+        tokens = steps * recipe.batch.size * recipe.batch.length
+        flops = tokens * count(recipe.model, recipe.batch.length).training()
+    return model_card(recipe.model_dump(mode="json", exclude_none=True), events, tokens, flops)

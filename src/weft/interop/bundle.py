@@ -1,0 +1,63 @@
+"""A trained model on its way in or out: settings, weights under weft's names, tokenizer, and what came with it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from weft.errors import TokenizerError
+from weft.models.config import Model
+from weft.text.tokenizer import Tokenizer
+
+LazyWeights = Mapping[str, Callable[[], Tensor]]  # a tensor is read, and converted, when it is asked for
+
+
+@dataclass(frozen=True)
+class ModelBundle:
+    """What the reader of a format returns and its writer takes.
+
+    `origin` names the file and its format for people; `notes` (JSON values only) is what a writer of the same format
+    needs to reproduce what was read: settings that weft does not have, the dtypes of the weights, file names.
+    `unused` holds tensors that weft has no place for and `files` small files as they were, for the same purpose.
+    `labels` are a classifier's label names; `source_tokenizer` is for models that read with another tokenizer.
+    """
+
+    model: Model
+    weights: LazyWeights
+    tokenizer: Tokenizer | None
+    origin: str
+    notes: dict[str, Any] = field(default_factory=dict)
+    unused: LazyWeights = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    labels: tuple[str, ...] | None = None
+    source_tokenizer: Tokenizer | None = None
+
+
+def lazily(read: Callable[[str], Tensor], names: Mapping[str, str]) -> LazyWeights:
+    """Weights that `read` gets by name when they are asked for; `names` maps each to the name it is stored under."""
+
+    def one(stored: str) -> Callable[[], Tensor]:
+        return lambda: read(stored)
+
+    return {name: one(stored) for name, stored in names.items()}
+
+
+def counted(weights: LazyWeights, advance: Callable[[int], None]) -> LazyWeights:
+    """The same weights; each moves a progress bar on by one when it is read."""
+
+    def read(name: str) -> Tensor:
+        tensor = weights[name]()
+        advance(1)
+        return tensor
+
+    return lazily(read, {name: name for name in weights})
+
+
+def named_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer that somebody chose for a model, if each of its tokens has an embedding."""
+    tokenizer = Tokenizer.load(path)
+    if tokenizer.vocab_size > vocab_size:
+        raise TokenizerError(f"{path}: {tokenizer.vocab_size} entries, but the model's vocab_size is {vocab_size}")
+    return tokenizer

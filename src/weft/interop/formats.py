@@ -1,0 +1,89 @@
+"""Every format that weft imports. A new one is a file with `recognises` and `read`, and a line in the table."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.errors import InteropError, suggestion
+from weft.interop import ctranslate2, gguf, hf, llama2c, nanogpt
+from weft.interop.bundle import ModelBundle
+
+
+class ImportFormat(NamedTuple):
+    """A format: its name for people, which paths are in it, and its reader.
+
+    The reader takes the path and, where the person named one, that of a tokenizer to use instead of the model's own.
+    """
+
+    title: str
+    recognises: Callable[[Path], bool]
+    read: Callable[[Path, Path | None], ModelBundle]
+
+
+FORMATS = (
+    ImportFormat("a CTranslate2 folder", ctranslate2.recognises, ctranslate2.read),
+    ImportFormat("a Hugging Face folder or hub name", hf.recognises, hf.read),
+    ImportFormat("a .gguf file", gguf.recognises, gguf.read),
+    ImportFormat("llama2.c's .bin", llama2c.recognises, llama2c.read),
+    ImportFormat("nanoGPT's .pt", nanogpt.recognises, nanogpt.read),
+)
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
+
+
+def read_model(source: Path | str, tokenizer: Path | str | None = None) -> ModelBundle:
+    """Another program's model, in whichever of the formats it is."""
+    path = _locate(str(source))
+    for known in FORMATS:
+        if known.recognises(path):
+            return known.read(path, None if tokenizer is None else Path(tokenizer))
+    raise InteropError(f"{path}: {_unrecognised(path)}")
+
+
+def _locate(source: str) -> Path:
+    """The path of a source; a model on the hub is downloaded first."""
+    path = Path(source)
+    if path.exists():
+        return path
+    if re.fullmatch(r"(hub:)?\w[\w.-]*/\w[\w.-]*", source) and not Path(source.partition("/")[0]).is_dir():
+        return _download(source.removeprefix("hub:"))
+    near = [str(path.parent / name) for name in _listing(path.parent)]
+    raise InteropError(f"{source}: no such file or folder; {suggestion(source, near)}")
+
+
+def _listing(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _download(repository: str) -> Path:
+    """A model of the hub, in the client's cache."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise InteropError(
+            f"{repository}: no such folder here; to look for it on the hub, install huggingface_hub: "
+            "pip install 'weft[hub]'"
+        ) from None
+    try:
+        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=HUB_FILES))
+    except Exception as error:  # the client, its HTTP library and the system each have errors of their own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InteropError(f"{repository}: no such folder here, and the hub has no answer: {reason}") from None
+
+
+def _unrecognised(path: Path) -> str:
+    """Why nothing can be imported from a path, and what to name instead."""
+    known = f"weft imports {', '.join(each.title for each in FORMATS)}"
+    if path.is_dir():
+        if (path / "config.toml").is_file():
+            return "already a run of weft; it needs no import"
+        inside = sorted(path.glob("*.gguf"))
+        hint = f"name the file {inside[0].name} in it" if inside else known
+        return f"not a model that weft knows: there is no {hf.CONFIG} in it; {hint}"
+    if path.suffix in (".safetensors", ".json"):
+        return "one file of a model; name the folder that it is in"
+    return f"not a model that weft knows; {known}"

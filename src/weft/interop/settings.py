@@ -1,0 +1,320 @@
+"""Another program's settings: asked key by key with their types checked, and tables that translate them both ways.
+
+A model's settings are flat in here: {"d_model": 64, "attention.heads": 4, …}. A table maps them to the keys
+that hold them elsewhere. What a format cannot express shows when a model is written by a table and read again.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from reprlib import Repr
+from typing import Any, Literal, Protocol
+
+from weft.config import Tree
+from weft.errors import InteropError, WeftError
+from weft.models.config import Decoder, Encoder, EncoderDecoder
+from weft.nn.config import Activation
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "relu": "relu",
+    "sigmoid": "sigmoid",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+# the first name of each is the one that is written
+THEIR_ACTIVATIONS: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+
+LARGEST = 2**28  # of any size: a single row of so many fp32 numbers is a gigabyte
+
+Transformer = Decoder | Encoder | EncoderDecoder
+Flat = dict[str, Any]
+
+_short = Repr()  # whatever a file holds, it fits into a line
+_short.maxlevel, _short.maxstring, _short.maxother, _short.maxdict, _short.maxlist = 3, 80, 80, 8, 8
+
+
+def shown(value: Any) -> str:
+    """A setting's value as a message shows it."""
+    return _short.repr(value)
+
+
+# ---- asking
+
+
+class Settings:
+    """The settings of a file, asked key by key; a value of the wrong type is refused with its key.
+
+    `prefix` precedes every key in the file. `asked` collects the keys that were asked for.
+    """
+
+    def __init__(self, tree: Mapping[str, Any], where: str, prefix: str = ""):
+        self.tree, self.where, self.prefix = tree, where, prefix
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value of any type; null is the same as absent."""
+        self.asked.add(self.prefix + key)
+        value = self.tree.get(self.prefix + key)
+        return default if value is None else value
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0, of a size that a model may have."""
+        value = self._required(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.refusal(key, "expected a whole number above 0")
+        if value > LARGEST:
+            raise self.refusal(key, f"expected {LARGEST:,} at most")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number; neither infinite nor NaN."""
+        value = self._required(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.refusal(key, "expected a number")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self.refusal(key, "expected a finite number")
+        return number
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """true or false."""
+        value = self._required(key, default)
+        if not isinstance(value, bool):
+            raise self.refusal(key, "expected true or false")
+        return value
+
+    def activation(self, key: str, default: str | None = None) -> Activation:
+        """The name of an activation function."""
+        value = self._required(key, default)
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            raise self.refusal(key, f"weft has {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[value]
+
+    def only(self, **allowed: Any) -> None:
+        """Refuse a key that is there with another value than the one that weft can express; null means absent."""
+        for key, value in allowed.items():
+            if self.get(key) not in (None, value):
+                raise self.refusal(key, f"weft has only {value!r}")
+
+    def refusal(self, key: str, reason: str) -> InteropError:
+        """The error about a key."""
+        key = self.prefix + key
+        value = shown(self.tree[key]) if key in self.tree else "missing"
+        return InteropError(f"{self.where}: {key} = {value}: {reason}")
+
+    def _required(self, key: str, default: Any) -> Any:
+        value = self.get(key, default)
+        if value is None:
+            raise InteropError(f"{self.where}: {self.prefix}{key} is missing")
+        return value
+
+
+# ---- tables
+
+
+class Row(Protocol):
+    """One or more settings of a model, and the keys that mean the same elsewhere."""
+
+    def read(self, settings: Settings, model: Flat) -> Flat:
+        """Settings of the model, given those that earlier rows have read."""
+
+    def write(self, model: Flat) -> Tree:
+        """Keys and their values."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A setting that has a key of its own; a setting that the model does not have is not written."""
+
+    ours: str
+    theirs: str
+    kind: Literal["whole", "number", "flag", "activation"]
+    default: Any = None  # what the other program takes, or a function of the settings read so far; None: required
+    written: bool = True
+
+    def read(self, settings: Settings, model: Flat) -> Flat:
+        default = self.default(model) if callable(self.default) else self.default
+        return {self.ours: getattr(settings, self.kind)(self.theirs, default)}
+
+    def write(self, model: Flat) -> Tree:
+        if not self.written or self.ours not in model:
+            return {}
+        value = model[self.ours]
+        return {self.theirs: THEIR_ACTIVATIONS[value] if self.kind == "activation" else value}
+
+
+def whole(ours: str, theirs: str, default: int | Callable[[Flat], int] | None = None) -> Key:
+    """A setting that is a whole number above 0."""
+    return Key(ours, theirs, "whole", default)
+
+
+def number(ours: str, theirs: str, default: float | None = None, written: bool = True) -> Key:
+    """A setting that is a number."""
+    return Key(ours, theirs, "number", default, written)
+
+
+def flag(ours: str, theirs: str, default: bool) -> Key:
+    """A setting that is on or off."""
+    return Key(ours, theirs, "flag", default)
+
+
+def activation(ours: str, theirs: str, default: str) -> Key:
+    """A setting that names an activation function."""
+    return Key(ours, theirs, "activation", default)
+
+
+@dataclass(frozen=True)
+class Special:
+    """A row that takes code of its own, in either direction."""
+
+    read: Callable[[Settings, Flat], Flat] = lambda settings, model: {}
+    write: Callable[[Flat], Tree] = lambda model: {}
+
+
+def same(theirs: str, ours: str) -> Special:
+    """A key that has to repeat a setting that was read before."""
+
+    def read(settings: Settings, model: Flat) -> Flat:
+        settings.only(**{theirs: model[ours]})
+        return {}
+
+    return Special(read, lambda model: {theirs: model[ours]})
+
+
+def follows(ours: str, other: str) -> Special:
+    """A setting without a key, which is the same as another one."""
+    return Special(read=lambda settings, model: {ours: model[other]})
+
+
+def constant(theirs: str, value: Any) -> Special:
+    """A key that is written and not read."""
+    return Special(write=lambda model: {theirs: value})
+
+
+@dataclass(frozen=True)
+class Table:
+    """A kind of model elsewhere.
+
+    `fixed` are the settings that all such models have, `only` the keys that have to have one value where they are
+    there, and `defaults` what this kind has for absent keys where it differs from the rows' own defaults.
+    """
+
+    rows: tuple[Row, ...]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, settings: Settings, known: Mapping[str, Any]) -> Flat:
+        """The model's settings; `known` are those that come from elsewhere than the keys."""
+        absent = {key: value for key, value in self.defaults.items() if settings.get(key) is None}
+        asked = Settings({**settings.tree, **absent}, settings.where, settings.prefix)
+        asked.only(**self.only)
+        model = {**self.fixed, **known}
+        for row in self.rows:
+            model |= row.read(asked, model)
+        settings.asked |= asked.asked
+        return model
+
+    def write(self, model: Flat) -> Tree:
+        """The keys, as near as this kind can come to the model."""
+        tree: Tree = {}
+        for row in self.rows:
+            tree |= row.write(model)
+        return tree
+
+
+# ---- a model's settings, flat
+
+
+def flat(model: Transformer) -> Flat:
+    """A model's settings by dotted key; what is left to a default is filled in."""
+    tree = model.model_dump(mode="json")
+    tree["attention"] |= {"kv_heads": model.attention.groups, "d_head": model.d_head}
+    tree["attention"]["scale"] = model.attention.scale or model.d_head**-0.5
+    if isinstance(model, EncoderDecoder):
+        tree["encoder_layers"] = model.encoder_layers or model.layers
+    return dict(_leaves("", tree))
+
+
+def _leaves(prefix: str, tree: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(f"{prefix}{key}.", value)
+        else:
+            yield prefix + key, value
+
+
+def nested(model: Flat) -> Tree:
+    """Flat settings as the tree that a config is validated from; what equals the default is left to it."""
+    tree: Tree = {}
+    for key, value in model.items():
+        *tables, last = key.split(".")
+        inner = tree
+        for name in tables:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+    attention = tree["attention"]
+    if attention.get("d_head") is not None and attention["d_head"] * attention["heads"] == tree["d_model"]:
+        attention["d_head"] = None
+    if tree.get("encoder_layers") == tree["layers"]:
+        tree["encoder_layers"] = None
+    return tree
+
+
+# ---- can a format hold a model?
+
+
+def differences(ours: Transformer, theirs: Transformer) -> list[tuple[str, Any, Any]]:
+    """The settings in which two models would compute differently: dotted key, ours, theirs.
+
+    Where a part is of another kind, that is the difference, and not what either kind has settings for.
+    """
+    left, right = _computes(ours), _computes(theirs)
+    different = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    kinds = {key.removesuffix("kind") for key in different if key.endswith(".kind")}
+    return [
+        (key, left.get(key), right.get(key))
+        for key in different
+        if key.endswith(".kind") or not any(key.startswith(kind) for kind in kinds)
+    ]
+
+
+def _computes(model: Transformer) -> Flat:
+    """A model's settings, less those that matter in training only."""
+    settings = flat(model)
+    unused = {"head.activation"} if not settings.get("head.pooler", True) else set()
+    return {
+        key: value
+        for key, value in settings.items()
+        if key not in unused and not key.startswith("init.") and key.rpartition(".")[2] != "dropout"
+    }
+
+
+def first_that_holds(model: Transformer, candidates: Mapping[str, Callable[[], Transformer]], what: str) -> str:
+    """The first candidate that a model comes back from unchanged, by its name.
+
+    Each function writes the model as its candidate would and reads it again. Where none holds the model, the error
+    says what the nearest one lacks; `what` is the candidates' common name.
+    """
+    nearest: tuple[int, str] | None = None
+    for name, read_again in candidates.items():
+        try:
+            different = differences(model, read_again())
+        except WeftError as error:
+            reasons = [str(error)]
+        else:
+            if not different:
+                return name
+            reasons = [f"model.{key} = {ours!r}, where {name} has {theirs!r}" for key, ours, theirs in different]
+        if nearest is None or len(reasons) < nearest[0]:
+            nearest = len(reasons), "; ".join(reasons[:3]) + (" …" if len(reasons) > 3 else "")
+    assert nearest is not None
+    raise InteropError(f"no {what} can hold this model; the nearest one fails for {nearest[1]}")

@@ -1,0 +1,207 @@
+"""One set of weights under two sets of names: a table of rules that is read in both directions, tensor by tensor.
+
+A rule gives weft's name of a tensor, the name (or names, concatenated along the rows) that it has elsewhere, and its
+layout there. `{layer}` stands for a block's number. A table may hold rules for tensors that a model does not have
+(biases, an output table of its own): the model's config decides which apply. Nothing is read before it is asked for.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from weft.errors import InteropError
+from weft.interop.bundle import LazyWeights
+from weft.models.build import build
+from weft.models.config import Decoder, Encoder, EncoderDecoder, Model
+from weft.nn.init import hollow
+
+Shape = tuple[int, ...]
+
+
+# ---- layouts: how a tensor is stored elsewhere
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor's form elsewhere. `to_ours` and `to_theirs` undo each other bit by bit."""
+
+    to_ours: Callable[[Tensor], Tensor]
+    to_theirs: Callable[[Tensor], Tensor]
+
+    def shape(self, ours: Shape) -> Shape:
+        """The shape elsewhere of a tensor that has the shape `ours` here."""
+        return tuple(self.to_theirs(torch.empty(ours, device="meta")).shape)
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.mT.contiguous() if tensor.dim() == 2 else tensor
+
+
+SAME = Layout(_unchanged, _unchanged)
+TRANSPOSED = Layout(_transposed, _transposed)  # matrices as (in, out) instead of (out, in)
+ONE_ROW = Layout(lambda theirs: theirs[0], lambda ours: ours[None])  # a vector as a matrix of one row
+
+
+def adjacent_pairs(d_head: int) -> Layout:
+    """Rows of queries or keys ordered for rotary pairs that are adjacent, where here the pairs are two halves.
+
+    Row 2i of a head is there what row i is here, and row 2i + 1 what row d_head/2 + i is (Su et al. 2021, §3.4.2).
+    """
+
+    def to_ours(theirs: Tensor) -> Tensor:
+        return theirs.unflatten(0, (-1, d_head // 2, 2)).transpose(1, 2).reshape(theirs.shape)
+
+    def to_theirs(ours: Tensor) -> Tensor:
+        return ours.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).reshape(ours.shape)
+
+    return Layout(to_ours, to_theirs)
+
+
+# ---- rules
+
+
+@dataclass(frozen=True)
+class Rule:
+    """weft's name of a tensor; its names elsewhere, in the order of the rows; a layout for each of them."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+
+
+def tensor(ours: str, *theirs: str, layout: Layout = SAME, layouts: tuple[Layout, ...] = ()) -> Rule:
+    """The rule for one tensor, whose parts all have one `layout`, or each its own of `layouts`."""
+    layouts = layouts or (layout,) * len(theirs)
+    assert len(layouts) == len(theirs) > 0, ours
+    return Rule(ours, theirs, layouts)
+
+
+def module(ours: str, *theirs: str, layout: Layout = SAME, layouts: tuple[Layout, ...] = ()) -> tuple[Rule, Rule]:
+    """The rules for a module's weight and bias."""
+    weight, bias = (
+        tensor(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=layout, layouts=layouts)
+        for kind in ("weight", "bias")
+    )
+    return weight, bias
+
+
+# ---- a table, for one model
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor elsewhere: rows `start` … `stop` of one of ours, in another layout."""
+
+    name: str
+    shape: Shape
+    start: int
+    stop: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A tensor here, and what it consists of elsewhere."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+
+def shapes(model: Model) -> dict[str, Shape]:
+    """Every tensor of a model with its shape, without allocating it."""
+    with hollow():
+        return {name: tuple(tensor.shape) for name, tensor in build(model).state_dict().items()}
+
+
+def conversions(rules: Iterable[Rule], model: Model) -> list[Conversion]:
+    """The rules that apply to `model`, layer by layer. Every tensor of the model is covered exactly once."""
+    ours = shapes(model)
+    made: dict[str, Conversion] = {}
+    for rule in rules:
+        for layer in count() if "{layer}" in rule.ours else range(1):
+            name = rule.ours.replace("{layer}", str(layer))
+            if name not in ours:
+                break
+            assert name not in made, f"two rules for {name}"
+            rows, parts, start = _sections(name, model, len(rule.theirs), ours[name]), [], 0
+            for theirs, layout, length in zip(rule.theirs, rule.layouts, rows, strict=True):
+                shape = layout.shape((length, *ours[name][1:]))
+                parts.append(Part(theirs.replace("{layer}", str(layer)), shape, start, start + length, layout))
+                start += length
+            made[name] = Conversion(name, tuple(parts))
+    unnamed = next((name for name in ours if name not in made), None)
+    if unnamed is not None:
+        raise InteropError(f"{unnamed} {list(ours[unnamed])}: this format has no place for it")
+    return [made[name] for name in ours]
+
+
+def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
+    """How many rows of our tensor each of their `parts` holds."""
+    if parts == 1:
+        return [shape[0]]
+    assert isinstance(model, Decoder | Encoder | EncoderDecoder), "only Transformers join matrices"
+    queries, keys = model.attention.heads * model.d_head, model.attention.groups * model.d_head
+    layer = name.split(".")[-2]
+    rows = {"qkv": [queries, keys, keys], "kv": [keys, keys], "gate_up": [model.feedforward.d_ff] * 2}[layer]
+    assert len(rows) == parts and sum(rows) == shape[0], name
+    return rows
+
+
+def their_names(table: Iterable[Conversion]) -> set[str]:
+    """The names of all tensors elsewhere."""
+    return {part.name for conversion in table for part in conversion.parts}
+
+
+# ---- reading and writing by a table
+
+
+def to_ours(
+    table: Iterable[Conversion], found: Mapping[str, Shape], read: Callable[[str], Tensor], where: str
+) -> LazyWeights:
+    """Our weights, each read from theirs when it is asked for.
+
+    `found` holds the names and shapes of everything that `where` stores; `read` gets one tensor. What is missing, left
+    over or of another shape is an error that names it.
+    """
+    table = list(table)
+    parts = {part.name: part for conversion in table for part in conversion.parts}
+    missing = [name for name in parts if name not in found]
+    if missing:
+        raise InteropError(f"{where}: '{missing[0]}' {list(parts[missing[0]].shape)} is missing{_and_others(missing)}")
+    extra = [name for name in found if name not in parts]
+    if extra:
+        raise InteropError(
+            f"{where}: '{extra[0]}' {list(found[extra[0]])} has no place in this model{_and_others(extra)}"
+        )
+    for name, part in parts.items():
+        if tuple(found[name]) != part.shape:
+            raise InteropError(f"{where}: '{name}' is {list(found[name])}; the settings ask for {list(part.shape)}")
+    return {conversion.name: _reader(conversion, read) for conversion in table}
+
+
+def _reader(conversion: Conversion, read: Callable[[str], Tensor]) -> Callable[[], Tensor]:
+    def ours() -> Tensor:
+        parts = [part.layout.to_ours(read(part.name)) for part in conversion.parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    return ours
+
+
+def to_theirs(table: Iterable[Conversion], weights: LazyWeights) -> LazyWeights:
+    """Their weights, each made from ours when it is asked for; their shapes stand in the table's parts."""
+    return {part.name: _writer(part, weights[conversion.name]) for conversion in table for part in conversion.parts}
+
+
+def _writer(part: Part, ours: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return lambda: part.layout.to_theirs(ours()[part.start : part.stop])
+
+
+def _and_others(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -1,0 +1,98 @@
+"""A model bundle as a run's folder, and a run as a bundle again: how imports and exports meet the disk.
+
+An imported run keeps in origin/ what an export needs to reproduce the files as they were: notes.json,
+unused.safetensors (tensors that weft has no place for) and files/.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from weft.errors import RunError
+from weft.explain.count import count
+from weft.files import write_text
+from weft.interop import safetensors
+from weft.interop.bundle import LazyWeights, ModelBundle, counted, lazily
+from weft.interop.untrusted import read_object
+from weft.interop.weight_map import shapes
+from weft.models.config import Model
+from weft.progress import bar
+from weft.recipe.config import Recipe
+from weft.runs.checkpoint import checkpoint_name, link, seal
+from weft.runs.folder import RunFolder
+from weft.text.tokenizer import FILE, Tokenizer
+
+
+def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
+    """Fill an empty folder with all that `weft.load` needs, and with what an export reproduces."""
+    assert bundle.tokenizer is not None
+    checkpoint = run.checkpoints / checkpoint_name(0)
+    (checkpoint / "state").mkdir(parents=True)
+    with bar("importing", len(bundle.weights)) as advance:
+        safetensors.write(checkpoint / safetensors.SINGLE, counted(bundle.weights, advance))
+    write_text(checkpoint / "state/state.json", json.dumps({"step": 0, "notes": {}}, indent=1))
+    seal(checkpoint, 0, {})
+    for name in ("latest", "best"):
+        link(run.checkpoints, name, checkpoint)
+    bundle.tokenizer.save(run.path)
+    if bundle.source_tokenizer is not None:
+        bundle.source_tokenizer.save(run.source_tokenizer)
+    _write_origin(run.origin, bundle, bundle.tokenizer.fingerprint)
+    run.write_config(recipe)
+    run.event("import", origin=bundle.origin, parameters=count(bundle.model).parameters)
+
+
+def _write_origin(folder: Path, bundle: ModelBundle, fingerprint: str) -> None:
+    folder.mkdir()
+    notes = {"origin": bundle.origin, "tokenizer": fingerprint, "notes": bundle.notes}
+    write_text(folder / "notes.json", json.dumps(notes, indent=1, ensure_ascii=False))
+    for name, data in bundle.files.items():
+        file = folder / "files" / name
+        assert file.resolve().is_relative_to(folder.resolve()), "a format's reader names its files itself"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    if bundle.unused:
+        safetensors.write(folder / "unused.safetensors", bundle.unused)
+
+
+def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
+    """A run as a bundle with these weights: its settings, its tokenizers, and what came with it if it was imported."""
+    recipe, origin = run.recipe(), run.origin
+    notes, files, unused = {}, {}, {}
+    if (origin / "notes.json").is_file():
+        saved = read_object(origin / "notes.json")
+        notes = {**saved.get("notes", {}), "tokenizer": saved.get("tokenizer")}
+        kept = sorted(path for path in (origin / "files").rglob("*") if path.is_file())
+        files = {path.relative_to(origin / "files").as_posix(): path.read_bytes() for path in kept}
+        if (origin / "unused.safetensors").is_file():
+            unused = _stored(origin / "unused.safetensors")
+    labels = getattr(recipe.objective, "labels", None)
+    return ModelBundle(
+        model=recipe.model,
+        weights=weights,
+        tokenizer=Tokenizer.load(run.path),
+        origin=str(run.path),
+        notes=notes,
+        unused=unused,
+        files=files,
+        labels=None if labels is None else tuple(labels),
+        source_tokenizer=Tokenizer.load(run.source_tokenizer) if (run.source_tokenizer / FILE).is_file() else None,
+    )
+
+
+def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
+    """A checkpoint's weights, each read when it is asked for."""
+    stored = _stored(path / safetensors.SINGLE)
+    tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
+    weights = {**stored, **{name: stored[original] for name, original in tied.items()}}
+    missing = [name for name in shapes(model) if name not in weights]
+    if missing:
+        raise RunError(f"{path}: '{missing[0]}' is missing, but the model in config.toml has it")
+    return weights
+
+
+def _stored(file: Path) -> dict[str, Callable[[], Tensor]]:
+    tensors = safetensors.listing(file)
+    return dict(lazily(safetensors.reader(tensors), {name: name for name in tensors}))
