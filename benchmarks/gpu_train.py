@@ -27,7 +27,6 @@ import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TextIO
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -74,12 +73,12 @@ def worker(given: argparse.Namespace, case: str, who: str, precision: str) -> No
     with switches(who, precision):
         step = make(given, case, who, precision)
         if GPU and who == "weft":
-            step()  # what is recorded can't be stopped half-way
+            step()  # a capture can't be stopped half-way
         elif GPU:
             compile_only(step)
         tell(ready=True, seconds=time.perf_counter() - started)
         sys.stdin.readline()
-        if GPU and who == "weft":  # recording takes the memory that replaying uses
+        if GPU and who == "weft":  # capturing takes the memory that replaying uses
             torch.cuda.reset_peak_memory_stats()
         for _ in range(given.warmup):
             step()
@@ -267,49 +266,61 @@ def overhead(given: argparse.Namespace) -> None:
     """
     from weft.data.batch import Batch
     from weft.models.presets import gpt
+    from weft.objectives.next_token import NextToken
     from weft.recipe.resolve import resolve
-    from weft.recipe.settle import TextFacts, settle
-    from weft.training import loop
-    from weft.training.loader import Feed
-    from weft.training.start import train
-    from weft.training.step import fit, optimisation_step
+    from weft.recipe.settle import Facts, settle
+    from weft.runs.folder import RunFolder
+    from weft.text.config import Byte
+    from weft.training import optimizer, start
+    from weft.training.loader import Loader
+    from weft.training.step import OptimisationStep, fit
+    from weft.training.worker import Worker
 
     sizes = (12, 768, 12, 256, 8192) if GPU and not given.tiny else (2, 64, 2, 32, 256)
     rows, steps = 16, 100
     precision = "bf16" if GPU else "fp32"
     changes = [f"batch.size={rows}", f"batch.length={sizes[3]}", f"steps={steps}", "log.every=10", "tokenizer=byte"]
     changes += [f"checkpoint.every={steps}", f"precision={precision}", "compile=false", f"model.vocab_size={sizes[4]}"]
-    recipe = settle(resolve("gpt-tiny", changes), TextFacts(10**7))[0]
+    recipe = settle(resolve("gpt-tiny", changes), Facts(Byte(), 10**7, sizes[4]))[0]
     recipe = recipe.replace(model=gpt(*sizes), batch=recipe.batch.replace(micro=rows))
     text = torch.randint(sizes[4], (rows, sizes[3] + 1))
     batch = Batch(text[:, :-1].contiguous(), text[:, 1:].contiguous())
-    feed = Feed(lambda step, rank, ranks: batch, lambda step: 0.0, rows, "row", rows)
-    tokenizer = SimpleNamespace(vocab_size=sizes[4], save=lambda path: None)
+    take = OptimisationStep.__call__
+
+    class OneBatch(NextToken):
+        """The same batch at every step."""
+
+        loader, fingerprints, holds_out = Loader(lambda *place: batch, float, rows, "row", rows), (), False
+
     gaps: list[float] = []  # between the end of a step and the beginning of the next
     ended = None
 
-    def timed(*args: Any, **given: Any) -> Any:
+    def timed(*args: Any) -> Any:
         nonlocal ended
         gaps.extend([] if ended is None else [time.perf_counter() - ended])
-        result = optimisation_step(*args, **given)
+        result = take(*args)
         ended = time.perf_counter()
         return result
 
-    loop.optimisation_step = timed
+    OptimisationStep.__call__ = timed  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
-        run = train(recipe, Path(folder) / "run", corpus=feed, tokenizer=tokenizer, quiet=True).run
-        laps = [json.loads(line) for line in (run.path / "timings.jsonl").read_text().splitlines()]
+        run = RunFolder(folder)
+        start.train(recipe, run, OneBatch(recipe, run), Worker(DEVICE, quiet=True))
+        laps = [json.loads(line) for line in run.timings.read_text().splitlines()]
+    OptimisationStep.__call__ = take  # type: ignore[method-assign]
     whole = sorted(lap["seconds"] / lap["steps"] for lap in laps[2:])
     model = build(recipe.model).to(DEVICE).train()
     fit(model, recipe, DEVICE)
-    optimizer, objective, there = recipe.optimizer.build(model), recipe.objective.build(), batch.to(DEVICE)
+    loss = OneBatch(recipe, run).loss
+    bare_step = OptimisationStep(model, optimizer.build(recipe.optimizer, model), loss, DEVICE, recipe.precision, 1.0)
+    there = batch.to(DEVICE)
     bare = []
-    with arithmetic(precision, deterministic=False):  # type: ignore[arg-type]
+    with arithmetic(recipe.precision, deterministic=False):
         for _ in range(len(laps)):
             wait()
             began = time.perf_counter()
             for _ in range(10):
-                optimisation_step(model, optimizer, objective, [there], 1e-4, 1.0, precision, DEVICE)  # type: ignore[arg-type]
+                bare_step([there], 1e-4)
             wait()
             bare.append((time.perf_counter() - began) / 10)
     bare = sorted(bare[2:])
