@@ -222,11 +222,13 @@ def _cost(
     rows = [("parameters", f"{predicted.parameters:,}", f"{model['parameters']:,}" if model.get("parameters") else "")]
     speed = f"{work / seconds:.2e} a second for {_duration(seconds)}" if seconds else ""
     rows.append(("operations", f"{work:.2e}", speed))
-    pieces = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
+    tried = _last(events, "preflight")
+    # with "auto" the pre-flight found how many rows fit at a time
+    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else tried.get("micro", size)
     needed = training_memory(
-        recipe.model, pieces, length, recipe.precision or "fp32", recipe.optimizer.kind, adapter=recipe.adapter
+        recipe.model, micro, length, recipe.precision or "fp32", recipe.optimizer.kind, adapter=recipe.adapter
     )
-    peak = _last(events, "preflight").get("memory")
+    peak = tried.get("memory")
     held = f"{memory(peak)}, on a processor with all that belongs to the process" if peak else ""
     rows.append(("memory", memory(needed.total(recipe.batch.recompute)), held))
     body = "".join(f"<tr><td>{k}</td><td>{escape(a)}</td><td>{escape(b)}</td></tr>" for k, a, b in rows)
