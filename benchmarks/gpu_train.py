@@ -6,7 +6,7 @@
     python benchmarks/gpu_train.py --overhead
 
 What is measured stands in `gpu_cases.py`. Each model has a process of its own. All of them compile at the same time,
-and are then tuned and measured one at a time, while nothing else runs: a process tells that it is ready and waits for
+and are then tuned and measured one at a time, while nothing else runs: a process reports that it is ready and waits for
 its turn. Compiled code is kept in --cache, so a second call on the same machine starts sooner. --precision names those
 of weft's products; peers run in bf16. The share of the GPU's peak (MFU) is that of bf16 in both.
 
@@ -68,7 +68,7 @@ def wait() -> None:
 
 
 def worker(given: argparse.Namespace, case: str, who: str, precision: str) -> None:
-    """Compile, say so, wait for the word, measure, and tell in one line of JSON."""
+    """Compile, report that, wait for the word, measure, and report the result in one line of JSON."""
     started = time.perf_counter()
     with switches(who, precision):
         step = make(given, case, who, precision)
@@ -76,7 +76,7 @@ def worker(given: argparse.Namespace, case: str, who: str, precision: str) -> No
             step()  # a capture can't be stopped half-way
         elif GPU:
             compile_only(step)
-        tell(ready=True, seconds=time.perf_counter() - started)
+        report(ready=True, seconds=time.perf_counter() - started)
         sys.stdin.readline()
         if GPU and who == "weft":  # capturing takes the memory that replaying uses
             torch.cuda.reset_peak_memory_stats()
@@ -91,7 +91,7 @@ def worker(given: argparse.Namespace, case: str, who: str, precision: str) -> No
         wait()
         ms = 1e3 * (time.perf_counter() - began) / given.steps
     peak = torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0
-    tell(ms=ms, peak=peak, loss=float(loss))
+    report(ms=ms, peak=peak, loss=float(loss))
 
 
 class _ReadyError(Exception):
@@ -117,7 +117,7 @@ def compile_only(step: Step) -> None:
         step()
     except _ReadyError:
         pass
-    except torch.OutOfMemoryError:  # others compile too; what was compiled stays, and later there will be room
+    except torch.OutOfMemoryError:  # others compile too; what was compiled stays, and later there will be memory
         gc.collect()
     finally:
         CachingAutotuner.run = run  # type: ignore[method-assign]
@@ -125,7 +125,7 @@ def compile_only(step: Step) -> None:
     torch.cuda.empty_cache()
 
 
-def tell(**what: Any) -> None:
+def report(**what: Any) -> None:
     print("@" + json.dumps(what), flush=True)
 
 
@@ -143,7 +143,7 @@ class Runner:
     log: TextIO
     ready: threading.Event
     done: threading.Event
-    told: dict[str, Any]
+    reported: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -164,9 +164,9 @@ def start(given: argparse.Namespace, case: str, who: str, precision: str, folder
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("@"):
-                runner.told |= json.loads(line[1:])
-                (runner.done if "ms" in runner.told else runner.ready).set()
-        process.wait()  # it told all it had to
+                runner.reported |= json.loads(line[1:])
+                (runner.done if "ms" in runner.reported else runner.ready).set()
+        process.wait()  # it has reported all it had
         runner.ready.set()
         runner.done.set()
 
@@ -213,24 +213,24 @@ def turn(runner: Runner, end: float) -> None:
 
 def show(given: argparse.Namespace, runner: Runner, runners: list[Runner]) -> None:
     """A line of the table, or what went wrong."""
-    if "ms" not in runner.told:
+    if "ms" not in runner.reported:
         in_time = runner.process.poll() is not None
         print(f"{runner.case:8} {runner.name:22} {'failed:' if in_time else 'did not finish in time'}", flush=True)
         runner.log.seek(0)
         print("".join(runner.log.readlines()[-30:]) if in_time else "", end="", flush=True)
         return
-    ms, size = runner.told["ms"], size_of(given, runner.case)
+    ms, size = runner.reported["ms"], size_of(given, runner.case)
     peak = peak_flops(DEVICE)
     share = f"{flops_of(runner.case, size) / (1e-3 * ms * peak):6.1%}" if peak else "     –"
     ratios = [
-        f"{ms / other.told['ms']:.2f}× {other.precision}"
+        f"{ms / other.reported['ms']:.2f}× {other.precision}"
         for other in runners
-        if other.case == runner.case and other.who == "weft" and runner.who != "weft" and "ms" in other.told
+        if other.case == runner.case and other.who == "weft" and runner.who != "weft" and "ms" in other.reported
     ]
     print(
         f"{runner.case:8} {runner.name:22} {ms:8.2f} ms {1e3 * tokens_of(runner.case, size) / ms:11,.0f} tok/s  "
-        f"MFU {share}  {runner.told['peak']:6.1f} GiB  loss {runner.told['loss']:6.3f}  "
-        f"ready after {runner.told['seconds']:4.0f} s  {'weft is ' + ', '.join(ratios) if ratios else ''}",
+        f"MFU {share}  {runner.reported['peak']:6.1f} GiB  loss {runner.reported['loss']:6.3f}  "
+        f"ready after {runner.reported['seconds']:4.0f} s  {'weft is ' + ', '.join(ratios) if ratios else ''}",
         flush=True,
     )
 
@@ -351,7 +351,7 @@ def main() -> None:
     if given.worker:
         try:
             worker(given, *given.worker)
-        except Exception:  # the others go on
+        except Exception:  # the others continue
             traceback.print_exc()
             sys.exit(1)
         return

@@ -186,10 +186,10 @@ def main() -> int:
         while not ended(last):
             time.sleep(0.05)
         expected, found = outcome(folder / "straight"), outcome(folder / "killed")
-        turns = sum(event["event"] == "rollback" for event in read_lines(folder / "straight" / "events.jsonl"))
+        rollbacks = sum(event["event"] == "rollback" for event in read_lines(folder / "straight" / "events.jsonl"))
     kills = ", ".join(f"{count} {where}" for where, count in sorted(struck.items()))
     seconds = time.perf_counter() - began
-    print(f"{options.steps} steps, {turns} rollbacks; killed {sum(struck.values())} times: {kills}")
+    print(f"{options.steps} steps, {rollbacks} rollbacks; killed {sum(struck.values())} times: {kills}")
     print(f"metrics.jsonl: {'the same' if expected[0] == found[0] else 'DIFFERENT'}")
     print(f"weights: {expected[1][:16]} straight, {found[1][:16]} killed and resumed ({seconds:.0f} s)")
     return 0 if expected == found and sum(struck.values()) == options.kills else 1

@@ -47,7 +47,7 @@ def test_a_model_does_not_write_with_another_tokenizer(tmp_path: Path) -> None:
     shutil.copy(other / "tokenizer.json", run / "tokenizer.json")
     with pytest.raises(RunError, match="not the tokenizer that this run's text was tokenized with"):
         load(run)
-    shutil.rmtree(run / "data")  # nothing says so any more
+    shutil.rmtree(run / "data")  # nothing shows it any more
     load(run)
 
 

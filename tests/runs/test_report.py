@@ -41,8 +41,8 @@ def test_what_went_wrong_and_what_it_cost_are_on_the_page(tmp_path, recipe, corp
     settings = recipe("optimizer.lr=3.0", "steps=30", "log.every=1", "schedule.warmup=1", "guard.patience=3")
     result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
     result.run.event("samples", step=10, texts=["a <b>"])
-    (turn, *_) = [line for line in read_lines(result.run.events) if line["event"] == "rollback"]
-    assert turn["abandoned"][-1] == [turn["step"], turn["loss"]]
+    (rollback, *_) = [line for line in read_lines(result.run.events) if line["event"] == "rollback"]
+    assert rollback["abandoned"][-1] == [rollback["step"], rollback["loss"]]
     html = write_report(result.run).read_text()
     assert 'class="mark"><title>back to here from step ' in html
     assert ">given up<" in html

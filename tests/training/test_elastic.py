@@ -128,7 +128,7 @@ def _asked_to_stop(ranks: Ranks, folder: Path) -> None:
     started(ranks, folder, *SAME)
 
 
-def test_sigterm_ends_all_with_a_checkpoint_and_one_process_goes_on(tmp_path: Path, straight: Path) -> None:
+def test_sigterm_ends_all_with_a_checkpoint_and_one_process_resumes(tmp_path: Path, straight: Path) -> None:
     assert together(_asked_to_stop, tmp_path) == [143, 143]
     run = tmp_path / "run"
     assert checkpoint.checkpoints(run / "checkpoints")[-1].name == "step-00000010"  # the next step that is logged
@@ -136,7 +136,7 @@ def test_sigterm_ends_all_with_a_checkpoint_and_one_process_goes_on(tmp_path: Pa
     assert np.allclose(curve(run), curve(straight), rtol=1e-5, atol=1e-6)
 
 
-def test_two_processes_go_on_where_one_stopped(tmp_path: Path, straight: Path) -> None:
+def test_two_processes_resume_where_one_stopped(tmp_path: Path, straight: Path) -> None:
     started(ALONE, tmp_path, *SAME, "checkpoint.keep=5")
     run = RunFolder(tmp_path / "run")
     checkpoint.forget_after(run.checkpoints, 8)

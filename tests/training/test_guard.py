@@ -196,8 +196,8 @@ def test_a_run_that_rolled_back_resumes_to_the_same(tmp_path, recipe, corpus, ev
     settings = recipe(*wild, "guard.patience=4")
     given = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
     straight = train(settings, tmp_path / "straight", **given)
-    turns = [line for line in read_lines(straight.run.events) if line["event"] == "rollback"]
-    assert len(turns) >= 2
+    rollbacks = [line for line in read_lines(straight.run.events) if line["event"] == "rollback"]
+    assert len(rollbacks) >= 2
     for stop in (17, 45):
 
         def crash(number: int, step: OptimisationStep, parts: Sequence[Batch], last: int = stop) -> None:

@@ -1,4 +1,4 @@
-"""Which rows each step reads, however they are divided and whoever reads them."""
+"""Which rows each step reads, however they are divided and among however many processes."""
 
 from dataclasses import replace
 from types import SimpleNamespace

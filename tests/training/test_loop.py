@@ -71,7 +71,7 @@ def test_tensorboard_that_is_not_installed_is_one_line(  # type: ignore[no-untyp
 
 
 class Recorder:
-    """Stands in for the wandb module: it notes what it is told."""
+    """Stands in for the wandb module: it keeps what it is given."""
 
     def __init__(self) -> None:
         self.starts: list[dict[str, Any]] = []
