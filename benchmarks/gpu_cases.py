@@ -8,7 +8,7 @@ vaswani  the base model of 2017, 128 pairs of 128 + 128 tokens, label smoothing 
          torch.nn.Transformer
 
 A step is forward, backward, clipping to norm 1 and fused AdamW, compiled, under bf16 autocast, on random tokens that
-lie ready. weft's is the step of its trainer, with recorded passes.
+lie ready. weft's is the step of its trainer, with passes that are captured as CUDA graphs.
 """
 
 import importlib.util
@@ -21,18 +21,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from weft.objectives.losses import masked_words
 
 from weft.data.batch import Batch, Source
+from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
-from weft.recipe.config import AdamW, NextToken
+from weft.objectives.masked import masked_loss
+from weft.objectives.words import word_loss
+from weft.recipe.config import AdamW
+from weft.recipe.objective import NextToken
+from weft.training import optimizer
 from weft.training.compiled import Compiled
+from weft.training.objective import Loss
 from weft.training.precision import check_precision, use_eight_bits
-from weft.training.step import optimisation_step
+from weft.training.step import OptimisationStep
 
 Step = Callable[[], Tensor]
+LossFunction = Callable[[LanguageModel, Batch], Loss]
 LR, BETAS, DECAY, CLIP = 6e-4, (0.9, 0.95), 0.1, 1.0
 MASKED = 0.15
 
@@ -94,19 +100,18 @@ class Bench:
         row = self.random(size, size.rows, size.length + 1)
         return row[:, :-1].contiguous(), row[:, 1:].contiguous()
 
-    def ours(self, settings: Any, batch: Batch, objective: Any = None) -> Step:
+    def ours(self, settings: Any, batch: Batch, loss: LossFunction) -> Step:
         """The step of weft's trainer, with the checks that it makes."""
         model = build(settings).to(self.device).train()
         if self.precision == "fp8":
             check_precision("fp8", self.device)
             use_eight_bits(model)
         if self.compiled:
-            model.features = Compiled(model, record=True)
-        objective = objective or NextToken().build()
-        optimizer = AdamW(betas=BETAS, weight_decay=DECAY).build(model)
+            model.features = Compiled(model, capture=True)
+        adamw = optimizer.build(AdamW(betas=BETAS, weight_decay=DECAY), model)
         limits = torch.full((2,), math.inf, device=self.device)
-        given = (LR, CLIP, self.precision, self.device, limits)
-        return lambda: optimisation_step(model, optimizer, objective, [batch], *given).loss
+        step = OptimisationStep(model, adamw, loss, self.device, self.precision, CLIP)
+        return lambda: step([batch], LR, limits).loss
 
     def theirs(self, model: nn.Module, loss: Callable[[Any], Tensor]) -> Step:
         """A step as the peers' users write it; `loss` reads the compiled model."""
@@ -134,9 +139,14 @@ class Bench:
 # ---- next tokens
 
 
+def word_loss_of(settings: NextToken) -> LossFunction:
+    """The loss of the next token with these settings."""
+    return lambda model, batch: word_loss(settings, model, batch)
+
+
 def gpt2_weft(bench: Bench, size: Size) -> Step:
     settings = gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
-    return bench.ours(settings, Batch(*bench.text(size)))
+    return bench.ours(settings, Batch(*bench.text(size)), word_loss_of(NextToken()))
 
 
 def gpt2_nanogpt(bench: Bench, size: Size) -> Step:
@@ -180,7 +190,7 @@ def gpt2_transformers(bench: Bench, size: Size) -> Step:
 
 def llama_weft(bench: Bench, size: Size) -> Step:
     settings = llama(size.layers, size.d_model, size.heads, size.d_ff, size.length, size.vocab_size)
-    return bench.ours(settings, Batch(*bench.text(size)))
+    return bench.ours(settings, Batch(*bench.text(size)), word_loss_of(NextToken()))
 
 
 def llama_transformers(bench: Bench, size: Size) -> Step:
@@ -217,7 +227,7 @@ def bert_weft(bench: Bench, size: Size) -> Step:
     targets = torch.zeros_like(tokens).scatter(1, places, words)
     mask = torch.zeros_like(tokens, dtype=torch.bool).scatter(1, places, True)
     settings = bert(size.layers, size.d_model, size.heads, size.vocab_size, size.length).replace(head=MaskedLMHead())
-    return bench.ours(settings, Batch(tokens, targets, loss_mask=mask, counted=words.numel()), masked_words())
+    return bench.ours(settings, Batch(tokens, targets, loss_mask=mask, counted=words.numel()), masked_loss)
 
 
 def bert_transformers(bench: Bench, size: Size) -> Step:
@@ -244,7 +254,7 @@ def vaswani_weft(bench: Bench, size: Size) -> Step:
     source = bench.random(size, size.rows, size.length)
     settings = vaswani(size.layers, size.d_model, size.heads, size.d_ff, 0.1, size.vocab_size, size.length)
     batch = _Unpadded(*bench.text(size), source=Source(source, None))  # type: ignore[arg-type]
-    return bench.ours(settings, batch, NextToken(smoothing=0.1).build())
+    return bench.ours(settings, batch, word_loss_of(NextToken(smoothing=0.1)))
 
 
 class _Unpadded(Batch):

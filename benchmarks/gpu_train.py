@@ -6,7 +6,7 @@
     python benchmarks/gpu_train.py --overhead
 
 What is measured stands in `gpu_cases.py`. Each model has a process of its own. All of them compile at the same time,
-and are then tuned and measured one at a time, while nothing else runs: a process tells that it is ready and waits for
+and are then tuned and measured one at a time, while nothing else runs: a process reports that it is ready and waits for
 its turn. Compiled code is kept in --cache, so a second call on the same machine starts sooner. --precision names those
 of weft's products; peers run in bf16. The share of the GPU's peak (MFU) is that of bf16 in both.
 
@@ -27,7 +27,6 @@ import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TextIO
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -69,17 +68,17 @@ def wait() -> None:
 
 
 def worker(given: argparse.Namespace, case: str, who: str, precision: str) -> None:
-    """Compile, say so, wait for the word, measure, and tell in one line of JSON."""
+    """Compile, report that, wait for the word, measure, and report the result in one line of JSON."""
     started = time.perf_counter()
     with switches(who, precision):
         step = make(given, case, who, precision)
         if GPU and who == "weft":
-            step()  # what is recorded can't be stopped half-way
+            step()  # a capture can't be stopped half-way
         elif GPU:
             compile_only(step)
-        tell(ready=True, seconds=time.perf_counter() - started)
+        report(ready=True, seconds=time.perf_counter() - started)
         sys.stdin.readline()
-        if GPU and who == "weft":  # recording takes the memory that replaying uses
+        if GPU and who == "weft":  # capturing takes the memory that replaying uses
             torch.cuda.reset_peak_memory_stats()
         for _ in range(given.warmup):
             step()
@@ -92,7 +91,7 @@ def worker(given: argparse.Namespace, case: str, who: str, precision: str) -> No
         wait()
         ms = 1e3 * (time.perf_counter() - began) / given.steps
     peak = torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0
-    tell(ms=ms, peak=peak, loss=float(loss))
+    report(ms=ms, peak=peak, loss=float(loss))
 
 
 class _ReadyError(Exception):
@@ -118,7 +117,7 @@ def compile_only(step: Step) -> None:
         step()
     except _ReadyError:
         pass
-    except torch.OutOfMemoryError:  # others compile too; what was compiled stays, and later there will be room
+    except torch.OutOfMemoryError:  # others compile too; what was compiled stays, and later there will be memory
         gc.collect()
     finally:
         CachingAutotuner.run = run  # type: ignore[method-assign]
@@ -126,7 +125,7 @@ def compile_only(step: Step) -> None:
     torch.cuda.empty_cache()
 
 
-def tell(**what: Any) -> None:
+def report(**what: Any) -> None:
     print("@" + json.dumps(what), flush=True)
 
 
@@ -144,7 +143,7 @@ class Runner:
     log: TextIO
     ready: threading.Event
     done: threading.Event
-    told: dict[str, Any]
+    reported: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -165,9 +164,9 @@ def start(given: argparse.Namespace, case: str, who: str, precision: str, folder
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("@"):
-                runner.told |= json.loads(line[1:])
-                (runner.done if "ms" in runner.told else runner.ready).set()
-        process.wait()  # it told all it had to
+                runner.reported |= json.loads(line[1:])
+                (runner.done if "ms" in runner.reported else runner.ready).set()
+        process.wait()  # it has reported all it had
         runner.ready.set()
         runner.done.set()
 
@@ -214,24 +213,24 @@ def turn(runner: Runner, end: float) -> None:
 
 def show(given: argparse.Namespace, runner: Runner, runners: list[Runner]) -> None:
     """A line of the table, or what went wrong."""
-    if "ms" not in runner.told:
+    if "ms" not in runner.reported:
         in_time = runner.process.poll() is not None
         print(f"{runner.case:8} {runner.name:22} {'failed:' if in_time else 'did not finish in time'}", flush=True)
         runner.log.seek(0)
         print("".join(runner.log.readlines()[-30:]) if in_time else "", end="", flush=True)
         return
-    ms, size = runner.told["ms"], size_of(given, runner.case)
+    ms, size = runner.reported["ms"], size_of(given, runner.case)
     peak = peak_flops(DEVICE)
     share = f"{flops_of(runner.case, size) / (1e-3 * ms * peak):6.1%}" if peak else "     –"
     ratios = [
-        f"{ms / other.told['ms']:.2f}× {other.precision}"
+        f"{ms / other.reported['ms']:.2f}× {other.precision}"
         for other in runners
-        if other.case == runner.case and other.who == "weft" and runner.who != "weft" and "ms" in other.told
+        if other.case == runner.case and other.who == "weft" and runner.who != "weft" and "ms" in other.reported
     ]
     print(
         f"{runner.case:8} {runner.name:22} {ms:8.2f} ms {1e3 * tokens_of(runner.case, size) / ms:11,.0f} tok/s  "
-        f"MFU {share}  {runner.told['peak']:6.1f} GiB  loss {runner.told['loss']:6.3f}  "
-        f"ready after {runner.told['seconds']:4.0f} s  {'weft is ' + ', '.join(ratios) if ratios else ''}",
+        f"MFU {share}  {runner.reported['peak']:6.1f} GiB  loss {runner.reported['loss']:6.3f}  "
+        f"ready after {runner.reported['seconds']:4.0f} s  {'weft is ' + ', '.join(ratios) if ratios else ''}",
         flush=True,
     )
 
@@ -267,49 +266,61 @@ def overhead(given: argparse.Namespace) -> None:
     """
     from weft.data.batch import Batch
     from weft.models.presets import gpt
+    from weft.objectives.next_token import NextToken
     from weft.recipe.resolve import resolve
-    from weft.recipe.settle import TextFacts, settle
-    from weft.training import loop
-    from weft.training.loader import Feed
-    from weft.training.start import train
-    from weft.training.step import fit, optimisation_step
+    from weft.recipe.settle import Facts, settle
+    from weft.runs.folder import RunFolder
+    from weft.text.config import Byte
+    from weft.training import optimizer, start
+    from weft.training.loader import Loader
+    from weft.training.step import OptimisationStep, fit
+    from weft.training.worker import Worker
 
     sizes = (12, 768, 12, 256, 8192) if GPU and not given.tiny else (2, 64, 2, 32, 256)
     rows, steps = 16, 100
     precision = "bf16" if GPU else "fp32"
     changes = [f"batch.size={rows}", f"batch.length={sizes[3]}", f"steps={steps}", "log.every=10", "tokenizer=byte"]
     changes += [f"checkpoint.every={steps}", f"precision={precision}", "compile=false", f"model.vocab_size={sizes[4]}"]
-    recipe = settle(resolve("gpt-tiny", changes), TextFacts(10**7))[0]
+    recipe = settle(resolve("gpt-tiny", changes), Facts(Byte(), 10**7, sizes[4]))[0]
     recipe = recipe.replace(model=gpt(*sizes), batch=recipe.batch.replace(micro=rows))
     text = torch.randint(sizes[4], (rows, sizes[3] + 1))
     batch = Batch(text[:, :-1].contiguous(), text[:, 1:].contiguous())
-    feed = Feed(lambda step, rank, ranks: batch, lambda step: 0.0, rows, "row", rows)
-    tokenizer = SimpleNamespace(vocab_size=sizes[4], save=lambda path: None)
+    take = OptimisationStep.__call__
+
+    class OneBatch(NextToken):
+        """The same batch at every step."""
+
+        loader, fingerprints, holds_out = Loader(lambda *place: batch, float, rows, "row", rows), (), False
+
     gaps: list[float] = []  # between the end of a step and the beginning of the next
     ended = None
 
-    def timed(*args: Any, **given: Any) -> Any:
+    def timed(*args: Any) -> Any:
         nonlocal ended
         gaps.extend([] if ended is None else [time.perf_counter() - ended])
-        result = optimisation_step(*args, **given)
+        result = take(*args)
         ended = time.perf_counter()
         return result
 
-    loop.optimisation_step = timed
+    OptimisationStep.__call__ = timed  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
-        run = train(recipe, Path(folder) / "run", corpus=feed, tokenizer=tokenizer, quiet=True).run
-        laps = [json.loads(line) for line in (run.path / "timings.jsonl").read_text().splitlines()]
+        run = RunFolder(folder)
+        start.train(recipe, run, OneBatch(recipe, run), Worker(DEVICE, quiet=True))
+        laps = [json.loads(line) for line in run.timings.read_text().splitlines()]
+    OptimisationStep.__call__ = take  # type: ignore[method-assign]
     whole = sorted(lap["seconds"] / lap["steps"] for lap in laps[2:])
     model = build(recipe.model).to(DEVICE).train()
     fit(model, recipe, DEVICE)
-    optimizer, objective, there = recipe.optimizer.build(model), build(recipe.objective), batch.to(DEVICE)
+    loss = OneBatch(recipe, run).loss
+    bare_step = OptimisationStep(model, optimizer.build(recipe.optimizer, model), loss, DEVICE, recipe.precision, 1.0)
+    there = batch.to(DEVICE)
     bare = []
-    with arithmetic(precision, deterministic=False):  # type: ignore[arg-type]
+    with arithmetic(recipe.precision, deterministic=False):
         for _ in range(len(laps)):
             wait()
             began = time.perf_counter()
             for _ in range(10):
-                optimisation_step(model, optimizer, objective, [there], 1e-4, 1.0, precision, DEVICE)  # type: ignore[arg-type]
+                bare_step([there], 1e-4)
             wait()
             bare.append((time.perf_counter() - began) / 10)
     bare = sorted(bare[2:])
@@ -340,7 +351,7 @@ def main() -> None:
     if given.worker:
         try:
             worker(given, *given.worker)
-        except Exception:  # the others go on
+        except Exception:  # the others continue
             traceback.print_exc()
             sys.exit(1)
         return

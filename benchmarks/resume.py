@@ -3,7 +3,7 @@
     make test-resume
     python benchmarks/resume.py --steps 300 --kills 60
 
-A small model with dropout, a guard that has to go back, evaluations and checkpoints is trained once straight through,
+A small model with dropout, a guard that has to roll back, evaluations and checkpoints is trained once straight through,
 and once killed with SIGKILL at random instants, every fourth of them while a checkpoint is being written, and resumed
 each time. The lines of metrics.jsonl and the checksum of the final weights must be the same.
 """
@@ -18,73 +18,82 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
-from weft.objectives.losses import next_token
 
+from weft.data.batch import Batch
 from weft.data.shards import Tokens
 from weft.models.base import LanguageModel
-from weft.recipe.config import Recipe
+from weft.objectives.next_token import NextToken
+from weft.recipe.config import SettledRecipe
 from weft.recipe.resolve import resolve
-from weft.recipe.settle import TextFacts, settle
-from weft.runs.folder import RunFolder, read_lines
-from weft.training.loader import feed
-from weft.training.start import resume, train
+from weft.recipe.settle import Facts, settle
+from weft.runs.folder import RunFolder, claimed, held, open_run, read_lines
+from weft.text.config import Byte
+from weft.training import start
+from weft.training.worker import Worker
 
 VOCAB = 23
 
 
-class Words:
-    """Stands in for a tokenizer."""
-
-    vocab_size = VOCAB
-
-    def save(self, path: Path) -> None:
-        (path / "tokenizer.json").write_text("{}")
-
-
-def text(tokens: int, seed: int) -> SimpleNamespace:
+def text(tokens: int, seed: int) -> Tokens:
     """A text where each token is likely to be followed by the next number."""
     generator = np.random.default_rng(seed)
     jumps = np.where(generator.random(tokens) < 0.8, 1, generator.integers(0, VOCAB, tokens))
-    return SimpleNamespace(train=Tokens([np.cumsum(jumps) % VOCAB], [np.zeros((3, 1), dtype=np.int64)]))
+    return Tokens([np.cumsum(jumps) % VOCAB], [np.zeros((3, 1), dtype=np.int64)])
 
 
-def settings(steps: int) -> Recipe:
-    """A two-layer LLaMA that starts with far too high a rate, so that the guard goes back in the middle of it all."""
+class MadeUpText(NextToken):
+    """The next token of a made-up text; the mean loss on another one is measured."""
+
+    fingerprints = ()
+
+    @cached_property
+    def corpora(self) -> list[Any]:  # type: ignore[override]
+        return [SimpleNamespace(train=text(20_000, seed=0), validation=text(2000, seed=1))]
+
+    @cached_property
+    def held_out(self) -> Batch:
+        other = MadeUpText(self.recipe, self.folder)
+        other.corpora = [SimpleNamespace(train=self.corpora[0].validation)]
+        return other.loader.batch(1)
+
+    def evaluate(self, model: LanguageModel) -> dict[str, float]:
+        loss, count, _ = self.loss(model, self.held_out)
+        return {"loss": float(loss) / float(count)}
+
+    def sample(self, model: LanguageModel) -> list[str]:
+        return []
+
+
+def settings(steps: int) -> SettledRecipe:
+    """A two-layer LLaMA that starts with far too high a rate, so that the guard rolls back in the middle of it all."""
     words = ["model.layers=2", "model.d_model=32", "model.attention.heads=2", "model.feedforward.d_ff=64"]
     words += ["model.dropout=0.1", f"model.vocab_size={VOCAB}", "tokenizer=byte", "batch.size=8", "batch.length=32"]
     words += [f"steps={steps}", "log.every=1", "evaluate.every=9", "checkpoint.every=4", "optimizer.lr=3.0"]
     words += ["schedule.warmup=1", "guard.patience=4"]
-    return settle(resolve("llama-tiny", words), TextFacts(20_000))[0]
+    return settle(resolve("llama-tiny", words), Facts(Byte(), 20_000, VOCAB))[0]
 
 
-def evaluator(recipe: Recipe) -> Callable[[LanguageModel], dict[str, float]]:
-    """The mean loss on another text."""
-    (batch,) = feed(recipe, text(2000, seed=1)).parts(1)
-
-    def evaluate(model: LanguageModel) -> dict[str, float]:
-        loss, count, _ = next_token(recipe.objective)(model, batch)
-        return {"loss": float(loss) / float(count)}
-
-    return evaluate
-
-
-def go(recipe: Recipe, path: Path) -> None:
-    """Start the run, or go on with it."""
-    given = {"corpus": text(20_000, seed=0), "evaluators": [evaluator(recipe)], "quiet": True, "say": lambda line: None}
+def go(recipe: SettledRecipe, path: Path) -> None:
+    """Start the run, or continue it."""
+    worker = Worker(torch.device("cpu"), log=lambda line: None, quiet=True)
     if (path / "config.toml").exists():
-        resume(path, **given)  # type: ignore[arg-type]
+        folder = open_run(path)
+        with held(folder):
+            start.resume(folder.settled_recipe(), folder, MadeUpText(recipe, folder), worker)
     else:
         shutil.rmtree(path, ignore_errors=True)
-        train(recipe, path, tokenizer=Words(), **given)  # type: ignore[arg-type]
+        with claimed(path) as folder:
+            start.train(recipe, folder, MadeUpText(recipe, folder), worker)
 
 
-def child(recipe: Recipe, path: Path) -> int:
+def child(recipe: SettledRecipe, path: Path) -> int:
     """`go` in a process of its own. A fork needs no second start of Python; only this thread exists yet."""
     number = os.fork()
     if number == 0:
@@ -112,7 +121,7 @@ def lines(path: Path) -> int:
         return 0
 
 
-def kill_somewhere(recipe: Recipe, path: Path, pick: random.Random, in_write: bool, advance: int) -> str | None:
+def kill_somewhere(recipe: SettledRecipe, path: Path, pick: random.Random, in_write: bool, advance: int) -> str | None:
     """Run until a random instant and kill; where it struck, or None if the run came to its end first."""
     before = unfinished(path)
     number = child(recipe, path)
@@ -177,10 +186,10 @@ def main() -> int:
         while not ended(last):
             time.sleep(0.05)
         expected, found = outcome(folder / "straight"), outcome(folder / "killed")
-        turns = sum(event["event"] == "rollback" for event in read_lines(folder / "straight" / "events.jsonl"))
+        rollbacks = sum(event["event"] == "rollback" for event in read_lines(folder / "straight" / "events.jsonl"))
     kills = ", ".join(f"{count} {where}" for where, count in sorted(struck.items()))
     seconds = time.perf_counter() - began
-    print(f"{options.steps} steps, {turns} returns to a checkpoint; killed {sum(struck.values())} times: {kills}")
+    print(f"{options.steps} steps, {rollbacks} rollbacks; killed {sum(struck.values())} times: {kills}")
     print(f"metrics.jsonl: {'the same' if expected[0] == found[0] else 'DIFFERENT'}")
     print(f"weights: {expected[1][:16]} straight, {found[1][:16]} killed and resumed ({seconds:.0f} s)")
     return 0 if expected == found and sum(struck.values()) == options.kills else 1

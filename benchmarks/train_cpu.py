@@ -20,8 +20,11 @@ import torch
 from weft.data.batch import Batch
 from weft.models.build import build
 from weft.models.presets import gpt
-from weft.recipe.config import AdamW, NextToken
-from weft.training.step import optimisation_step
+from weft.objectives.words import word_loss
+from weft.recipe.config import AdamW
+from weft.recipe.objective import NextToken
+from weft.training import optimizer
+from weft.training.step import OptimisationStep
 
 # layers, heads, d_model, length, rows, words; the first two are nanoGPT's character models for a processor and a GPU
 SHAPES = [(4, 4, 128, 64, 12, 65), (6, 6, 384, 256, 8, 65), (4, 12, 768, 256, 4, 8192)]
@@ -31,11 +34,15 @@ LR = 1e-3
 def ours(layers: int, heads: int, d_model: int, length: int, vocab_size: int) -> Callable[[Batch], float]:
     """A step of weft's trainer."""
     model = build(gpt(layers, d_model, heads, length, vocab_size)).train()
-    optimizer, objective = AdamW().build(model), NextToken().build()
-    device = torch.device("cpu")
-    return lambda batch: float(
-        optimisation_step(model, optimizer, objective, [batch], LR, 1.0, "fp32", device).loss  # type: ignore[arg-type]
+    settings = NextToken()
+    step = OptimisationStep(
+        model,
+        optimizer.build(AdamW(), model),
+        lambda model, batch: word_loss(settings, model, batch),
+        torch.device("cpu"),
+        clip=1.0,
     )
+    return lambda batch: float(step([batch], LR).loss)
 
 
 def theirs(layers: int, heads: int, d_model: int, length: int, vocab_size: int) -> Callable[[Batch], float]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from weft.api import train as api
+from weft.api.run import load
 from weft.cli.main import run
 from weft.evaluate.embedding import embed
 
@@ -33,7 +33,7 @@ def test_vectors_to_stdout_and_to_files(trained: Path, tmp_path: Path, capsys: C
     assert run(["embed", str(trained), str(texts)]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["text"] for line in lines] == ["the frog", "the bank of the river"]
-    loaded = api.load(trained)
+    loaded = load(trained)
     expected = embed(loaded.model, loaded.tokenizer, ["the frog", "the bank of the river"])
     assert np.array([line["vector"] for line in lines]) == pytest.approx(expected, abs=1e-6)
 

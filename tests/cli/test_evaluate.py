@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.api import train as api
+from weft.api.run import load
 from weft.cli.main import run
 
 Capture = pytest.CaptureFixture[str]
@@ -32,13 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "words", "line"),
     [
-        ("labels", ["--stride", "4"], "--stride 4: a run that learned 'classify' is not measured in windows"),
-        ("counts", ["--stride", "4"], "--stride 4: an n-gram model is not measured in windows"),
+        ("labels", ["--stride", "4"], "stride = 4: this run is not evaluated in windows of text"),
+        ("counts", ["--stride", "4"], "stride = 4: this run is not evaluated in windows of text"),
         ("labels", ["--targets", "x.txt"], "--targets x.txt: they answer the lines of --data, which isn't given"),
-        ("counts", ["--data", "x", "--targets", "y"], "--targets y: a run that learned 'next-token' is measured on"),
+        ("counts", ["--data", "x", "--targets", "y"], "--targets y: a run that learned 'next-token' is evaluated on"),
         ("counts", ["--figure", "x.png"], "--figure x.png: a run that learned 'next-token' has no confusion matrix"),
         ("labels", ["--figure", "x.txt"], "x.txt: a figure is written as .png or .svg"),
-        ("masked", [], "this run held out nothing; say what to measure with --data"),
+        ("masked", [], "this run held out nothing; name what to evaluate on with --data"),
     ],
 )
 def test_options_that_would_not_be_used(folder: Path, name: str, words: list[str], line: str, capsys: Capture) -> None:
@@ -48,11 +48,11 @@ def test_options_that_would_not_be_used(folder: Path, name: str, words: list[str
     assert line in err and err.count("\n") == 1
 
 
-def test_a_figure_has_a_place_before_anything_is_measured(folder: Path, capsys: Capture) -> None:
+def test_a_figure_has_a_place_before_anything_is_evaluated(folder: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert run(["evaluate", str(folder / "labels"), "--figure", str(folder / "book.txt" / "x.png")]) == 2
-    told = capsys.readouterr()
-    assert "is not a folder" in told.err and told.out == ""
+    shown = capsys.readouterr()
+    assert "is not a folder" in shown.err and shown.out == ""
 
 
 def test_text_that_was_not_learned_from(folder: Path, capsys: Capture) -> None:
@@ -71,35 +71,35 @@ def test_a_column_that_lines_do_not_have(folder: Path, capsys: Capture, monkeypa
         assert "standard input: one text a line, without a column 'nope'" in capsys.readouterr().err
 
 
-def test_scores_and_tags_of_new_text(tmp_path: Path, capsys: Capture) -> None:
+def test_numbers_and_tags_of_new_text(tmp_path: Path, capsys: Capture) -> None:
     words = [["the", "frog" if n % 2 else "dog", str(n)] for n in range(80)]
     lines = [
         json.dumps({"text": " ".join(w), "score": n, "words": w, "tags": ["D", "N", "C"]}) for n, w in enumerate(words)
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    for goal in ("score", "tag"):
-        given = ["--data", str(tmp_path / "rows.jsonl"), "--run", str(tmp_path / goal), f"objective={goal}"]
+    for objective in ("regress", "tag"):
+        given = ["--data", str(tmp_path / "rows.jsonl"), "--run", str(tmp_path / objective), f"objective={objective}"]
         assert run(["train", "bert-tiny", *given, *SMALL, "batch.length=16"]) == 0
     (tmp_path / "new.txt").write_text("the frog 7\nthe dog\n")
-    told = {}
-    for goal in ("score", "tag"):
+    found = {}
+    for objective in ("regress", "tag"):
         capsys.readouterr()
-        assert run(["classify", str(tmp_path / goal), str(tmp_path / "new.txt")]) == 0
+        assert run(["classify", str(tmp_path / objective), str(tmp_path / "new.txt")]) == 0
         plain = capsys.readouterr().out.splitlines()
-        assert run(["classify", str(tmp_path / goal), str(tmp_path / "new.txt"), "--json"]) == 0
-        told[goal] = plain, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    plain, whole = told["score"]
+        assert run(["classify", str(tmp_path / objective), str(tmp_path / "new.txt"), "--json"]) == 0
+        found[objective] = plain, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    plain, whole = found["regress"]
     assert plain == [f"{row['score']:.4f}\t{row['text']}" for row in whole]
     assert [row["text"] for row in whole] == ["the frog 7", "the dog"]
-    plain, whole = told["tag"]
+    plain, whole = found["tag"]
     assert [row["words"] for row in whole] == [["the", "frog", "7"], ["the", "dog"]]
     assert plain == [" ".join(map("/".join, zip(row["words"], row["tags"], strict=True))) for row in whole]
     same = "\n".join(json.dumps({"text": " ".join(w), "score": 1}) for w in words)
     (tmp_path / "same.jsonl").write_text(same)
     capsys.readouterr()
-    assert run(["evaluate", str(tmp_path / "score"), "--data", str(tmp_path / "same.jsonl"), "--json"]) == 0
-    figures = capsys.readouterr().out
-    assert "NaN" not in figures and json.loads(figures)["pearson"] is None
+    assert run(["evaluate", str(tmp_path / "regress"), "--data", str(tmp_path / "same.jsonl"), "--json"]) == 0
+    metrics = capsys.readouterr().out
+    assert "NaN" not in metrics and json.loads(metrics)["pearson"] is None
     assert run(["classify", str(tmp_path / "tag"), str(tmp_path / "rows.jsonl")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 80
     assert run(["classify", str(tmp_path / "tag"), str(tmp_path / "new.txt"), "--second", "x"]) == 2
@@ -107,26 +107,26 @@ def test_scores_and_tags_of_new_text(tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_what_does_not_write_says_what_it_is_for(folder: Path, command: str, capsys: Capture) -> None:
+def test_a_run_that_does_not_write_names_its_use(folder: Path, command: str, capsys: Capture) -> None:
     capsys.readouterr()
     assert run([command, str(folder / "labels")]) == 2
-    told = capsys.readouterr()
-    assert "it learned 'classify', not to go on with a text; weft classify" in told.err
-    assert told.out == "" and told.err.count("\n") == 1
+    shown = capsys.readouterr()
+    assert "this run learned 'classify', so it can't continue a text; use it with weft classify" in shown.err
+    assert shown.out == "" and shown.err.count("\n") == 1
 
 
-def test_character_frequencies_stand_beside_the_runs_own_figures(folder: Path, capsys: Capture) -> None:
+def test_character_frequencies_stand_beside_the_runs_own_metrics(folder: Path, capsys: Capture) -> None:
     capsys.readouterr()
-    result = api.load(folder / "counts").results()["baseline_bits_per_byte"]
+    result = load(folder / "counts").results()["baseline_bits_per_byte"]
     assert run(["evaluate", str(folder / "counts")]) == 0
     assert f"{result:.4f} bits per byte of character frequencies alone" in " ".join(capsys.readouterr().out.split())
     assert run(["evaluate", str(folder / "counts"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["baseline_bits_per_byte"] == result
     other = ["--data", str(folder / "lines.txt"), str(folder / "book.txt")]
     assert run(["evaluate", str(folder / "counts"), *other, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert "baseline_bits_per_byte" not in told  # it is known of that text alone
-    assert told["bytes"] == sum((folder / name).stat().st_size for name in ("lines.txt", "book.txt"))
+    metrics = json.loads(capsys.readouterr().out)
+    assert "baseline_bits_per_byte" not in metrics  # it is known for the run's own text only
+    assert metrics["bytes"] == sum((folder / name).stat().st_size for name in ("lines.txt", "book.txt"))
 
 
 def test_the_help_shows_what_there_is(capsys: Capture) -> None:

@@ -35,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     changes = {"tokenizer": {"kind": "byte"}}
     api.train(
-        "ngram-3", data=str(text(folder / "book.txt")), run=folder / "run", changes=changes, say=lambda line: None
+        "ngram-3", data=str(text(folder / "book.txt")), run=folder / "run", changes=changes, log=lambda line: None
     )
     return folder / "run"
 
@@ -160,7 +160,7 @@ def test_a_full_window_is_told_once(tmp_path: Path, capsys: Capture, monkeypatch
     data = str(text(tmp_path / "book.txt"))
     recipe = tmp_path / "small.toml"
     recipe.write_text("")
-    api.train(recipe, data=data, run=tmp_path / "run", changes=changes, say=lambda line: None)
+    api.train(recipe, data=data, run=tmp_path / "run", changes=changes, log=lambda line: None)
     capsys.readouterr()
     line = "stopped at the model's 16 positions, before --max-tokens\n"
     assert run(["generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "60", "--ban", "\0"]) == 0
@@ -311,7 +311,7 @@ def test_prompts_that_cannot_be_read(
 def test_a_draft_with_another_tokenizer_is_refused(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     book = str(text(tmp_path / "book.txt"))
     changes = {"tokenizer": {"kind": "char"}}
-    other = api.train("ngram-3", data=book, run=tmp_path / "other", changes=changes, say=lambda line: None)
+    other = api.train("ngram-3", data=book, run=tmp_path / "other", changes=changes, log=lambda line: None)
     line = mistake(capsys, "generate", str(trained), "--draft", str(other.path), "--prompt", "The")
     assert "a draft needs the tokenizer of" in line
 

@@ -65,8 +65,8 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
         ),
         (["train", "llama-tiny"], "no text to learn from"),
         (["train"], "train what?"),
-        (["train", "bert-tiny", "--data", "x.txt", "objective=next-token"], "the goal 'next-token' needs"),
-        (["train", "gpt-tiny", "--data", "x.tsv", "objective=pairs"], "the goal 'pairs' needs a model that reads"),
+        (["train", "bert-tiny", "--data", "x.txt", "objective=next-token"], "objective 'next-token' needs"),
+        (["train", "gpt-tiny", "--data", "x.tsv", "objective=pairs"], "objective 'pairs' needs a model that reads"),
         (["train", "gpt-tiny", "init=nowhere"], "init = 'nowhere': not a run"),
         (["translate", "runs/none", "x.txt"], "x.txt"),
         (["classify", "runs/none"], "runs/none: not a run"),
@@ -193,9 +193,9 @@ def test_a_shown_recipe_is_a_recipe(folder: Path, capsys: Capture) -> None:
         (MemoryError(), "embed", "a smaller model"),
     ],
 )
-def test_too_little_memory_is_told_in_the_commands_words(error: Exception, command: str, line: str) -> None:
-    told = _one_line(error, command)
-    assert told is not None and told.startswith("out of memory; ") and line in told
+def test_too_little_memory_is_reported_in_the_commands_words(error: Exception, command: str, line: str) -> None:
+    shown = _one_line(error, command)
+    assert shown is not None and shown.startswith("out of memory; ") and line in shown
 
 
 def test_output_that_nobody_reads_to_its_end() -> None:

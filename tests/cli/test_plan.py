@@ -111,10 +111,10 @@ def test_a_step_of_so_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_mistakes_get_one_line(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", *arguments]) == 2
-    said = capsys.readouterr()
-    assert complaint in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    shown = capsys.readouterr()
+    assert complaint in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
 
 
 def test_tables_of_the_lectures(capsys: pytest.CaptureFixture[str]) -> None:

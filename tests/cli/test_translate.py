@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.api import train as api
+from weft.api import run as api
 from weft.cli.main import run
 from weft.decode import translate as decoding
 from weft.decode.config import Beam
@@ -102,7 +102,7 @@ def test_mistakes(trained: Path, words: list[str], line: str, capsys: Capture) -
 def test_a_place_that_cannot_be_written_is_refused_first(
     trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.api.run.translate", None)  # no work is begun
+    monkeypatch.setattr("weft.api.run.Run.translate", None)  # no work is begun
     (tmp_path / "file").write_text("")
     for out, why in ((tmp_path, "Is a directory"), (tmp_path / "file" / "out.txt", "is not a folder")):
         assert run(["translate", str(trained), str(trained.parent / "lines.txt"), "--out", str(out)]) == 2

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft.api import train as api
+from weft.api.run import load
 from weft.cli.main import run
 from weft.data.config import NoSplit
 from weft.errors import ConfigError, DataError, RunError
@@ -51,12 +52,12 @@ def test_a_run_holds_what_it_should(trained: Path) -> None:
 
 def test_evaluate_prints_what_training_ended_with(trained: Path, capsys: Capture) -> None:
     assert run(["evaluate", str(trained), "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    ended = api.load(trained).results()
-    assert figures["loss"] == pytest.approx(ended["loss"], rel=1e-6)
-    assert figures["bits_per_byte"] == pytest.approx(ended["bits_per_byte"], rel=1e-6)
+    metrics = json.loads(capsys.readouterr().out)
+    ended = load(trained).results()
+    assert metrics["loss"] == pytest.approx(ended["loss"], rel=1e-6)
+    assert metrics["bits_per_byte"] == pytest.approx(ended["bits_per_byte"], rel=1e-6)
     # a byte tokenizer: each token is a byte, but for the ends of texts
-    assert figures["bytes"] <= figures["tokens"] <= figures["bytes"] + 2
+    assert metrics["bytes"] <= metrics["tokens"] <= metrics["bytes"] + 2
     assert run(["evaluate", str(trained)]) == 0
     assert "bits per byte" in capsys.readouterr().out
 
@@ -101,7 +102,7 @@ def test_the_saved_recipe_repeats_the_run(trained: Path, tmp_path: Path) -> None
 
 
 def test_python_gives_the_same_as_the_commands(trained: Path, capsys: Capture) -> None:
-    loaded = api.load(trained)
+    loaded = load(trained)
     assert loaded.config.steps == 6
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("naïve")) == "naïve"
     assert loaded.perplexity() == pytest.approx(loaded.results()["perplexity"], rel=1e-6)
@@ -145,10 +146,10 @@ def test_quickstart_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_short_text_gets_the_vocabulary_it_supports(tmp_path: Path) -> None:
     text = tmp_path / "short.txt"
     text.write_text("one two three four five six seven eight nine ten. " * 60)
-    heard: list[str] = []
+    lines: list[str] = []
     changes = [*SMALL[:-1], "steps=2", "data.validation.kind=tail"]
-    done = api.train("llama-tiny", data=[str(text)], run=tmp_path / "run", changes=changes, say=heard.append)
-    assert any("all that this text supports" in line for line in heard)
+    done = api.train("llama-tiny", data=[str(text)], run=tmp_path / "run", changes=changes, log=lines.append)
+    assert any("all that this text supports" in line for line in lines)
     assert done.config.model.vocab_size == done.tokenizer.vocab_size == done.config.tokenizer.vocab_size
 
 
@@ -160,7 +161,7 @@ def test_prepared_text_is_trained_on_where_it_is(tmp_path: Path) -> None:
     done = api.train("llama-tiny", run=tmp_path / "run", changes=changes)
     assert not (tmp_path / "run" / "data").exists()
     assert done.tokenizer.kind == "byte"
-    with pytest.raises(DataError, match="held out no text"):
+    with pytest.raises(DataError, match="this run held out nothing"):
         done.perplexity()
     assert done.perplexity(str(text)) > 1
     with pytest.raises(ConfigError, match="prepared already, with a tokenizer of its own"):
@@ -172,7 +173,7 @@ def test_prepared_text_is_trained_on_where_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on(trained: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(trained: Path, tmp_path: Path) -> None:
     """Interrupted in the middle and resumed, a run ends with the very weights of one that never stopped."""
     text = trained.parent / "book.txt"
     command = [sys.executable, "-c", "from weft.cli.main import main; main()"]

@@ -21,7 +21,7 @@ def test_normalisation(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "right", "exact", "overlap"),
+    ("answer", "right", "exact", "overlap"),
     [
         ("the cat", "Cat.", 1.0, 1.0),
         ("a black cat", "cat", 0.0, 2 / 3),  # precision 1/2, recall 1
@@ -31,9 +31,9 @@ def test_normalisation(text: str, expected: str) -> None:
         ("the", "", 1.0, 1.0),
     ],
 )
-def test_one_answer(told: str, right: str, exact: float, overlap: float) -> None:
-    assert exact_match(told, right) == exact
-    assert f1(told, right) == pytest.approx(overlap)
+def test_one_answer(answer: str, right: str, exact: float, overlap: float) -> None:
+    assert exact_match(answer, right) == exact
+    assert f1(answer, right) == pytest.approx(overlap)
 
 
 def test_the_best_of_several_right_answers_counts() -> None:
@@ -41,7 +41,7 @@ def test_the_best_of_several_right_answers_counts() -> None:
     assert found.exact == pytest.approx(2 / 4)
     assert found.f1 == pytest.approx((1 + 2 / 3 + 1 + 0) / 4)
     assert found.count == 4
-    assert found.numbers() == {"exact": found.exact, "f1": found.f1}
+    assert found.metrics() == {"exact": found.exact, "f1": found.f1}
 
 
 def test_mistakes_are_one_line() -> None:

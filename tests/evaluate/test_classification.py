@@ -1,4 +1,4 @@
-"""Figures of classifiers against hand counts, and correlations against SciPy's."""
+"""Metrics of classifiers against hand counts, and correlations against SciPy's."""
 
 import math
 
@@ -14,10 +14,10 @@ from weft.evaluate import classification as c
 NAMES = ("cat", "dog", "frog")
 
 
-def test_figures_of_three_labels_by_hand() -> None:
+def test_metrics_of_three_labels_by_hand() -> None:
     #           cat cat cat dog dog frog frog frog frog frog
-    truth, told = [0, 0, 0, 1, 1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 2, 2, 2, 2, 0, 2]
-    found = c.classified(truth, told, NAMES)
+    truth, predicted = [0, 0, 0, 1, 1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 2, 2, 2, 2, 0, 2]
+    found = c.classified(truth, predicted, NAMES)
     assert found.matrix.tolist() == [[2, 1, 0], [0, 1, 1], [1, 0, 4]]
     assert found.count == 10
     assert found.accuracy == pytest.approx(0.7)
@@ -25,7 +25,7 @@ def test_figures_of_three_labels_by_hand() -> None:
     assert found.macro_f1 == pytest.approx((2 / 3 + 1 / 2 + 4 / 5) / 3)
     # (7·10 − (3·3 + 2·2 + 5·5)) / √((100 − 38)(100 − 38))
     assert found.matthews == pytest.approx((70 - 38) / 62)
-    assert found.numbers() == {"accuracy": found.accuracy, "macro_f1": found.macro_f1, "matthews": found.matthews}
+    assert found.metrics() == {"accuracy": found.accuracy, "macro_f1": found.macro_f1, "matthews": found.matthews}
     label, precision, recall, f1, count = found.each()[0]
     assert (label, count) == ("cat", 3)
     assert (precision, recall, f1) == pytest.approx((2 / 3, 2 / 3, 2 / 3))
@@ -38,8 +38,8 @@ def test_two_labels_are_the_textbook_formula() -> None:
     assert c.matthews(matrix) == pytest.approx(textbook)
     # with two labels it is also the correlation of the labels as numbers
     truth = [0] * (tn + fp) + [1] * (fn + tp)
-    told = [0] * tn + [1] * fp + [0] * fn + [1] * tp
-    assert c.matthews(matrix) == pytest.approx(scipy.stats.pearsonr(truth, told).statistic)
+    predicted = [0] * tn + [1] * fp + [0] * fn + [1] * tp
+    assert c.matthews(matrix) == pytest.approx(scipy.stats.pearsonr(truth, predicted).statistic)
 
 
 def test_one_label_alone_correlates_with_nothing() -> None:
@@ -50,7 +50,7 @@ def test_one_label_alone_correlates_with_nothing() -> None:
 
 def test_a_label_that_never_occurs_takes_no_part_in_the_mean() -> None:
     assert c.classified([0, 1, 0, 1], [0, 1, 0, 0], NAMES).macro_f1 == pytest.approx((4 / 5 + 2 / 3) / 2)
-    # told, though never true: it counts with 0
+    # predicted, though never true: it counts with 0
     assert c.classified([0, 1, 0, 1], [0, 1, 0, 2], NAMES).macro_f1 == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 
@@ -75,7 +75,7 @@ def test_correlations_of_large_and_small_numbers() -> None:
     one, other = generator.normal(size=50) * 1e-9 + 5, generator.normal(size=50) * 1e9
     assert c.pearson(one, other) == pytest.approx(scipy.stats.pearsonr(one, other).statistic, rel=1e-6)
     found = c.correlated(one, other)
-    assert found.numbers() == {"pearson": found.pearson, "spearman": found.spearman}
+    assert found.metrics() == {"pearson": found.pearson, "spearman": found.spearman}
     assert found.count == 50
 
 

@@ -96,7 +96,7 @@ def test_the_frame_is_that_of_training(wordpiece: Tokenizer, bytewise: Tokenizer
             assert frame(tokenizer, ids, length).ids == trained_on
 
 
-def test_a_decoder_that_was_taught_to_embed_reads_as_it_was_taught(bytewise: Tokenizer) -> None:
+def test_a_decoder_that_was_trained_to_embed_reads_as_it_was_trained(bytewise: Tokenizer) -> None:
     """Though the tokenizer's own file frames a text in another way."""
     backend = tokenizers.Tokenizer.from_str(bytewise.to_json())
     special = [("<bos>", bytewise.need("bos"))]
@@ -116,7 +116,7 @@ def test_a_decoder_that_was_taught_to_embed_reads_as_it_was_taught(bytewise: Tok
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_what_is_no_number_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer, normalise: bool) -> None:
+def test_what_is_not_finite_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer, normalise: bool) -> None:
     for model, tokenizer in models(wordpiece, bytewise):
         with torch.no_grad():
             model.embedding.weight[tokenizer.encode("v")[0]] = torch.nan  # type: ignore[index,union-attr,operator]
@@ -136,16 +136,16 @@ def test_a_model_made_to_embed_pools_as_it_was_trained_to(wordpiece: Tokenizer) 
         assert embed(model, wordpiece, TEXTS[:1]) == pytest.approx(model.eval()(ids).numpy(), abs=1e-6)
 
 
-def test_long_texts_are_cut_and_it_is_said(wordpiece: Tokenizer) -> None:
+def test_long_texts_are_cut_with_a_message(wordpiece: Tokenizer) -> None:
     model = build(encoder(wordpiece.vocab_size))
-    said: list[str] = []
+    lines: list[str] = []
     long = " ".join(["frog"] * 100)
-    found = embed(model, wordpiece, ["sat", long], say=said.append)
-    assert said == ["1 of 2 texts are longer than the 32 tokens this model reads; their ends are left out"]
+    found = embed(model, wordpiece, ["sat", long], say=lines.append)
+    assert lines == ["1 of 2 texts are longer than the 32 tokens this model reads; their ends are left out"]
     assert found[1] == pytest.approx(embed(model, wordpiece, [" ".join(["frog"] * 30)])[0], abs=1e-5)
 
 
-def test_what_has_no_vector_says_so(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
+def test_what_has_no_vector_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
     size = bytewise.vocab_size
     for config in (NGram(vocab_size=size), Bahdanau(vocab_size=size, d_model=8), vaswani(1, 8, 2, 16, 0.0, size)):
         with pytest.raises(ModelError, match="has no vectors of a text"):

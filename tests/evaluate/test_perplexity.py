@@ -10,7 +10,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from weft.errors import DataError
-from weft.evaluate.perplexity import Score, positions_in_documents, score, score_counts, spans
+from weft.evaluate.perplexity import Reading, Score, positions_in_documents, score, score_counts, spans
 from weft.models.build import build
 from weft.models.config import Decoder, NGram, Recurrent
 from weft.nn.config import Attention, Gated, RMSNorm, Rotary
@@ -75,7 +75,7 @@ def test_spans_predict_every_token_once(tokens: int, length: int, stride: int) -
 
 
 def test_one_window_is_the_sum_over_the_text() -> None:
-    result = score(MODEL, Text(IDS, size=200), length=64)
+    result = score(MODEL, Text(IDS, size=200), Reading(64))
     assert result.tokens == 49
     assert result.nats == pytest.approx(direct(IDS), rel=1e-5)
     assert result.loss == pytest.approx(result.nats / 49)
@@ -85,21 +85,21 @@ def test_one_window_is_the_sum_over_the_text() -> None:
 @pytest.mark.parametrize("batch", [1, 3, 16])
 def test_windows_are_scored_apart_however_they_are_batched(batch: int) -> None:
     expected = sum(direct(IDS[i : i + 13]) for i in range(0, 49, 12))
-    result = score(MODEL, Text(IDS), length=12, batch=batch)
+    result = score(MODEL, Text(IDS), Reading(12, batch=batch))
     assert result.tokens == 49
     assert result.nats == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_token_before_the_text_lets_its_first_one_count() -> None:
-    result = score(MODEL, Text(IDS), length=64, first=3)
+    result = score(MODEL, Text(IDS), Reading(64, first=3))
     assert result.tokens == 50
     assert result.nats == pytest.approx(direct([3, *IDS]), rel=1e-5)
-    cut = score(MODEL, Text(IDS), length=12, first=3)
+    cut = score(MODEL, Text(IDS), Reading(12, first=3))
     assert cut.nats == pytest.approx(sum(direct([3, *IDS][i : i + 13]) for i in range(0, 50, 12)), rel=1e-5)
 
 
 def test_a_stride_gives_every_token_more_context() -> None:
-    result = score(MODEL, Text(IDS), length=12, stride=1)
+    result = score(MODEL, Text(IDS), Reading(12, stride=1))
     expected = direct(IDS[:13])
     MODEL.eval()
     for i in range(13, 50):
@@ -112,11 +112,11 @@ def test_a_stride_gives_every_token_more_context() -> None:
 
 def test_documents_do_not_see_each_other() -> None:
     """With the mask each document is scored as if it stood alone, without its first token."""
-    result = score(MODEL, Text(IDS, documents=[0] * 20 + [1] * 30), length=64, document_mask=True)
+    result = score(MODEL, Text(IDS, documents=[0] * 20 + [1] * 30), Reading(64, document_mask=True))
     assert result.tokens == 48
     assert result.nats == pytest.approx(direct(IDS[:20]) + direct(IDS[20:]), rel=1e-5)
     with pytest.raises(DataError, match="no document"):
-        score(MODEL, Text([1, 2, 3], documents=[0, 1, 2]), length=64, document_mask=True)
+        score(MODEL, Text([1, 2, 3], documents=[0, 1, 2]), Reading(64, document_mask=True))
 
 
 def test_positions_restart_with_each_document() -> None:
@@ -126,9 +126,9 @@ def test_positions_restart_with_each_document() -> None:
 
 def test_scoring_changes_nothing_in_the_model() -> None:
     MODEL.train()
-    first = score(MODEL, Text(IDS), length=12)
+    first = score(MODEL, Text(IDS), Reading(12))
     assert MODEL.training
-    assert first == score(MODEL, Text(IDS), length=12)  # dropout is off while scoring
+    assert first == score(MODEL, Text(IDS), Reading(12))  # dropout is off while scoring
     MODEL.eval()
 
 
@@ -138,7 +138,7 @@ def test_every_family_is_scored_alike() -> None:
     with torch.no_grad():
         logits = model(torch.tensor([IDS[:-1]]))[0]
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor(IDS[1:]), reduction="sum")
-    assert score(model, Text(IDS), length=100).nats == pytest.approx(float(expected), rel=1e-5)
+    assert score(model, Text(IDS), Reading(100)).nats == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_counts_are_looked_up_and_agree_with_the_windows() -> None:
@@ -146,7 +146,7 @@ def test_counts_are_looked_up_and_agree_with_the_windows() -> None:
     model.fit(np.array(IDS[:40]))
     quick = score_counts(model, Text(IDS))
     assert quick.tokens == 50
-    windows = score(model, Text(IDS), length=64)  # all but the first token, which has nothing before it
+    windows = score(model, Text(IDS), Reading(64))  # all but the first token, which has nothing before it
     first = -float(model.log_prob(np.array(IDS[:1]))[0])
     assert quick.nats == pytest.approx(windows.nats + first, rel=1e-4)
     apart = score_counts(model, Text(IDS, documents=[0] * 20 + [1] * 30))
@@ -156,21 +156,21 @@ def test_counts_are_looked_up_and_agree_with_the_windows() -> None:
 
 
 def test_a_limit_scores_the_beginning() -> None:
-    part = score(MODEL, Text(IDS, size=100), length=12, limit=20)
-    assert part == score(MODEL, Text(IDS[:20], size=40), length=12)
+    part = score(MODEL, Text(IDS, size=100), Reading(12), limit=20)
+    assert part == score(MODEL, Text(IDS[:20], size=40), Reading(12))
 
 
 def test_a_large_vocabulary_is_scored_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = score(MODEL, Text(IDS), length=12)
+    whole = score(MODEL, Text(IDS), Reading(12))
     monkeypatch.setattr("weft.evaluate.perplexity.HEAD_ELEMENTS", 33)
-    assert score(MODEL, Text(IDS), length=12).nats == pytest.approx(whole.nats, rel=1e-6)
+    assert score(MODEL, Text(IDS), Reading(12)).nats == pytest.approx(whole.nats, rel=1e-6)
 
 
 def test_texts_that_cannot_be_scored_are_refused() -> None:
     with pytest.raises(DataError, match="holds 1 tokens"):
-        score(MODEL, Text([1]), length=12)
+        score(MODEL, Text([1]), Reading(12))
     with pytest.raises(DataError, match="stride = 13: expected 1 … 12"):
-        score(MODEL, Text(IDS), length=12, stride=13)
+        score(MODEL, Text(IDS), Reading(12, stride=13))
 
 
 def test_impossible_words_have_infinite_perplexity() -> None:

@@ -18,7 +18,7 @@ def test_bleu_and_chrf_are_sacrebleus() -> None:
     assert found.chrf.score == pytest.approx(sacrebleu.corpus_chrf(TEXTS, [REFERENCES]).score)
     assert found.bleu.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert found.chrf.signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
-    assert set(found.numbers()) == {"bleu", "chrf", "rouge_l", "exact"}
+    assert set(found.metrics()) == {"bleu", "chrf", "rouge_l", "exact"}
     assert found.exact == 0.0
 
 
@@ -37,7 +37,7 @@ def test_several_references_of_which_texts_have_different_numbers() -> None:
     assert t.rouge_l(TEXTS[:1], several[:1]) == 1.0
 
 
-def test_how_words_are_told_apart() -> None:
+def test_how_words_are_split() -> None:
     assert "tok:char" in t.bleu(["abcdef"], ["abcdeg"], "char").signature
     assert t.bleu(["abcdef"], ["abcdeg"], "char").score > 0 == t.bleu(["abcdef"], ["abcdeg"]).score
     with pytest.raises(ConfigError, match=r"tokenize = 'chr': did you mean 'char'"):

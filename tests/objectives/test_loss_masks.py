@@ -1,6 +1,8 @@
-"""What isn't to be learned contributes exactly nothing: proven by the gradient, goal by goal."""
+"""What isn't to be learned contributes exactly nothing: proven by the gradient, objective by objective."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +10,12 @@ from torch import Tensor
 
 from weft.data.batch import Batch, Source
 from weft.models.build import build
-from weft.models.config import Decoder, Encoder, EncoderDecoder, TaggingHead
+from weft.models.config import Decoder, Encoder, EncoderDecoder, TaggingHead, TransformerConfig
 from weft.nn.config import Attention, LayerNorm, Learned, Plain
-from weft.recipe.objective import Chat, Masked, Pairs, Tag
+from weft.objectives import table as objectives
+from weft.objectives.objective import Objective
+from weft.recipe.resolve import resolve
+from weft.runs.folder import RunFolder
 
 SHAPE = {
     "vocab_size": 11,
@@ -24,9 +29,9 @@ SHAPE = {
 }
 
 
-def gradient(model: torch.nn.Module, goal: object, batch: Batch) -> list[Tensor]:
+def gradient(model: torch.nn.Module, objective: Objective[Any], batch: Batch) -> list[Tensor]:
     model.zero_grad()
-    loss, _, _ = goal.build()(model, batch)  # type: ignore[attr-defined]
+    loss, _, _ = objective.loss(model, batch)  # type: ignore[arg-type]
     loss.backward()
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
@@ -37,19 +42,25 @@ def batch(targets: Tensor, mask: Tensor) -> Batch:
     return Batch(tokens, targets, loss_mask=mask)
 
 
-GOALS = {
-    "chat": (lambda: Decoder(**SHAPE), Chat()),  # type: ignore[arg-type]
-    "masked": (lambda: Encoder(**SHAPE), Masked()),  # type: ignore[arg-type]
-    "tag": (lambda: Encoder(**SHAPE, head=TaggingHead(labels=11, dropout=0.0)), Tag()),  # type: ignore[arg-type]
-    "pairs": (lambda: EncoderDecoder(**SHAPE), Pairs(smoothing=0.1)),  # type: ignore[arg-type]
+MODELS: dict[str, Callable[[], TransformerConfig]] = {
+    "chat": lambda: Decoder(**SHAPE),  # type: ignore[arg-type]
+    "masked": lambda: Encoder(**SHAPE),  # type: ignore[arg-type]
+    "tag": lambda: Encoder(**SHAPE, head=TaggingHead(labels=11, dropout=0.0)),  # type: ignore[arg-type]
+    "pairs": lambda: EncoderDecoder(**SHAPE),  # type: ignore[arg-type]
 }
 
 
-@pytest.mark.parametrize("name", GOALS)
+def objective(name: str) -> Objective[Any]:
+    """One that has read no data."""
+    preset = {"chat": "gpt-tiny", "pairs": "vaswani-tiny"}.get(name, "bert-tiny")
+    smoothing = ["objective.smoothing=0.1"] if name == "pairs" else []
+    return objectives.build(resolve(preset, [f"objective={name}", *smoothing]), RunFolder("nowhere"))
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_a_masked_target_has_no_gradient_at_all(name: str) -> None:
-    make, goal = GOALS[name]
     torch.manual_seed(0)
-    model = build(make()).double()
+    model, learned = build(MODELS[name]()).double(), objective(name)
     generator = torch.Generator().manual_seed(2)
     targets = torch.randint(0, 11, (2, 6), generator=generator)
     mask = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1]], dtype=torch.bool)
@@ -58,19 +69,18 @@ def test_a_masked_target_has_no_gradient_at_all(name: str) -> None:
         first = replace(first, source=Source(first.tokens.flip(1), torch.ones_like(mask)))
     other = replace(first, targets=torch.where(mask, targets, (targets + 3) % 11))
     assert not torch.equal(first.targets, other.targets)
-    for one, two in zip(gradient(model, goal, first), gradient(model, goal, other), strict=True):
+    for one, two in zip(gradient(model, learned, first), gradient(model, learned, other), strict=True):
         assert torch.equal(one, two)  # to the last bit: what the masked targets are makes no difference
     # and a target that does count makes one
     changed = replace(first, targets=torch.where(mask, (targets + 1) % 11, targets))
     assert any(
         not torch.equal(one, two)
-        for one, two in zip(gradient(model, goal, first), gradient(model, goal, changed), strict=True)
+        for one, two in zip(gradient(model, learned, first), gradient(model, learned, changed), strict=True)
     )
 
 
 @pytest.mark.parametrize("name", ["chat", "masked", "tag"])
 def test_nothing_to_learn_is_no_gradient(name: str) -> None:
-    make, goal = GOALS[name]
-    model = build(make())
+    model = build(MODELS[name]())
     nothing = batch(torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 6, dtype=torch.bool))
-    assert all(not bool(g.any()) for g in gradient(model, goal, nothing))
+    assert all(not bool(g.any()) for g in gradient(model, objective(name), nothing))

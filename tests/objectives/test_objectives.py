@@ -1,4 +1,4 @@
-"""Each goal from data to a finished run, small: what is written, measured and saved."""
+"""Each objective from data to a finished run, small: what is written, measured and saved."""
 
 import json
 import math
@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from weft.api import train as api
-from weft.api.train import Run
+from weft.api.run import Run, load
 from weft.data.collate import tagged_example
 from weft.errors import ConfigError, DataError, ModelError, RunError
-from weft.objectives.tag import _pieces
+from weft.objectives.tag import _parts
 from weft.runs import tensors
 from weft.runs.folder import RunFolder, read_lines
 
@@ -70,10 +70,10 @@ def learn(folder: Path, source: str, model: dict[str, Any] | None, name: str = "
     settings["batch"] = {**TINY["batch"], **changes.get("batch", {})}  # type: ignore[dict-item]
     if model is not None:
         settings["model"] = model
-    run = api.train(recipe, data=source, run=folder / name, changes=settings, say=lambda line: None)
+    run = api.train(recipe, data=source, run=folder / name, changes=settings, log=lambda line: None)
     for line in read_lines(RunFolder(run.path).events):
         if line["event"] == "evaluation":
-            assert line.keys() - {"time", "event", "step"} == set(run.config.objective.measured)
+            assert line.keys() - {"time", "event", "step"} == set(run.config.objective.metrics)
     return run
 
 
@@ -105,9 +105,9 @@ def test_pairs(tmp_path: Path, kind: str) -> None:
     model = transformer(kind) if kind != "bahdanau" else {"kind": kind, "vocab_size": 300, "d_model": 16}
     pairs = [{"source": sentence(n), "target": sentence(n)[::-1]} for n in range(80)]
     run = learn(tmp_path, rows(tmp_path, pairs), model, tokenizer={"kind": "char"}, batch={"tokens": 512})
-    figures = last(run)
-    assert {"loss", "bleu", "chrf", "exact", "bleu_signature"} <= figures.keys()
-    assert "→" in figures["samples"][0]
+    metrics = last(run)
+    assert {"loss", "bleu", "chrf", "exact", "bleu_signature"} <= metrics.keys()
+    assert "→" in metrics["samples"][0]
 
 
 def test_pairs_with_a_vocabulary_each(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_pairs_with_a_vocabulary_each(tmp_path: Path) -> None:
     )
     assert run.config.model.source_vocab_size != run.config.model.vocab_size  # type: ignore[union-attr]
     assert (run.path / "source" / "tokenizer.json").exists()
-    again = api.resume(run.path, say=lambda line: None)  # a finished run is read back whole
+    again = api.resume(run.path, log=lambda line: None)  # a finished run is read back whole
     assert last(again)["loss"] == pytest.approx(last(run)["loss"])
 
 
@@ -131,30 +131,30 @@ def test_labels_are_found_and_saved(tmp_path: Path) -> None:
     run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify"})
     assert run.config.objective.labels == ("bad", "good", "odd")  # type: ignore[union-attr]
     assert run.config.model.head.labels == 3  # type: ignore[union-attr]
-    figures = last(run)
-    assert sum(map(sum, figures["matrix"])) > 0
-    assert {"accuracy", "macro_f1", "matthews"} <= figures.keys()
+    metrics = last(run)
+    assert sum(map(sum, metrics["matrix"])) > 0
+    assert {"accuracy", "macro_f1", "matthews"} <= metrics.keys()
 
 
 def test_a_pair_of_texts_and_a_decoder(tmp_path: Path) -> None:
     made = [{"a": sentence(n), "b": sentence(n + n % 2), "label": n % 2} for n in range(80)]
-    goal = {"kind": "classify", "text": "a", "second": "b"}
-    run = learn(tmp_path, rows(tmp_path, made), transformer("decoder"), objective=goal)
+    objective = {"kind": "classify", "text": "a", "second": "b"}
+    run = learn(tmp_path, rows(tmp_path, made), transformer("decoder"), objective=objective)
     assert run.config.model.head.pooling == "last"  # type: ignore[union-attr]
     assert run.config.objective.labels == ("0", "1")  # type: ignore[union-attr]
 
 
-def test_scores(tmp_path: Path) -> None:
+def test_numbers(tmp_path: Path) -> None:
     made = [{"text": sentence(n), "score": n / 10} for n in range(80)]
     data = rows(tmp_path, made)
-    run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "score"})
+    run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "regress"})
     assert {"loss", "pearson", "spearman"} <= last(run).keys()
-    told = run.rate([row["text"] for row in made])
-    error = sum((number - row["score"]) ** 2 for number, row in zip(told, made, strict=True)) / len(made)
-    assert run.figures([data])["loss"] == pytest.approx(error, rel=1e-4)
-    with pytest.raises(ConfigError, match="it learned 'score', not to classify"):
+    predicted = run.rate([row["text"] for row in made])
+    error = sum((number - row["score"]) ** 2 for number, row in zip(predicted, made, strict=True)) / len(made)
+    assert run.evaluate([data])["loss"] == pytest.approx(error, rel=1e-4)
+    with pytest.raises(ConfigError, match="this run learned 'regress'; it can't classify"):
         run.classify(["text"])
-    with pytest.raises(ConfigError, match="it learned to judge one text at a time"):
+    with pytest.raises(ConfigError, match="this run expects one text at a time"):
         run.rate(["text"], ["another"])
     assert run.rate([]) == []
 
@@ -167,19 +167,19 @@ def test_tags(tmp_path: Path) -> None:
     data = rows(tmp_path, made)
     run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "tag"})
     assert run.config.objective.labels == ("long", "short")  # type: ignore[union-attr]
-    told = run.tag([row["words"] for row in made])
+    predicted = run.tag([row["words"] for row in made])
     right = [
         tag == true
-        for tags, row in zip(told, made, strict=True)
+        for tags, row in zip(predicted, made, strict=True)
         for (tag, _), true in zip(tags, row["tags"], strict=True)
     ]
-    assert run.figures([data])["accuracy"] == pytest.approx(sum(right) / len(right))
-    assert all(0.5 <= share <= 1 for tags in told for _, share in tags)
+    assert run.evaluate([data])["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert all(0.5 <= share <= 1 for tags in predicted for _, share in tags)
     assert run.tag([[], ["dog"]])[0] == []
 
 
 def test_tags_of_a_long_text(tmp_path: Path) -> None:
-    """More words than a row holds: no word is left out, and each piece is read as if it were a text of its own."""
+    """More words than a row holds: no word is left out, and each part is read as if it were a text of its own."""
     made = [{"words": sentence(n)[:-1].split(), "tags": [str(k % 2) for k in range(6)]} for n in range(80)]
     run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "tag"})
     words = [word for n in range(20) for word in sentence(n)[:-1].split()]
@@ -187,7 +187,7 @@ def test_tags_of_a_long_text(tmp_path: Path) -> None:
     assert len(whole) == len(words) == 120
     example = tagged_example(run.tokenizer, words, range(len(words)))
     at = 0
-    for ids, places in _pieces(example, 22):
+    for ids, places in _parts(example, 22):
         assert 0 < len(ids) <= 22
         (alone,) = run.tag([words[at : at + len(places)]])
         assert [tag for tag, _ in alone] == [tag for tag, _ in whole[at : at + len(places)]]
@@ -195,9 +195,9 @@ def test_tags_of_a_long_text(tmp_path: Path) -> None:
     assert at == 120
 
 
-def test_twins(tmp_path: Path) -> None:
+def test_texts_that_belong_together(tmp_path: Path) -> None:
     made = [{"first": sentence(n), "second": sentence(n).lower()} for n in range(80)]
-    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "twins"})
+    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "contrastive"})
     assert run.config.model.head.kind == "embedding"  # type: ignore[union-attr]
     assert last(run)["loss"] > 0
 
@@ -219,7 +219,8 @@ def test_conversations(tmp_path: Path) -> None:
         batch={"length": 60, "tokens": 240},
     )
     assert run.tokenizer.chat_template is not None  # so that `weft chat` frames turns as training did
-    assert WORDS[0] in " ".join(last(run)["samples"]) or last(run)["samples"]
+    assert len(last(run)["samples"]) == 3
+    assert all(sample.startswith("### User\n") for sample in last(run)["samples"])  # replies to what was held out
 
 
 # ---- beginning with another run
@@ -229,9 +230,9 @@ def test_a_run_begins_with_another(tmp_path: Path) -> None:
     encoder = transformer("encoder", head={"kind": "mlm+nsp"}, segments=2)
     first = learn(tmp_path, text(tmp_path), encoder, "first", batch={"length": 40})
     made = [{"text": sentence(n), "label": n % 2} for n in range(80)]
-    goal = {"kind": "classify"}
+    objective = {"kind": "classify"}
     second = learn(
-        tmp_path, rows(tmp_path, made), None, "second", init=str(first.path), objective=goal, steps=1,
+        tmp_path, rows(tmp_path, made), None, "second", init=str(first.path), objective=objective, steps=1,
         optimizer={"kind": "adamw", "lr": 1e-12, "weight_decay": 0.0},
     )  # fmt: skip
     assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
@@ -250,7 +251,7 @@ def test_what_the_weights_mean_stays_as_it_was(tmp_path: Path) -> None:
     recipe.write_text('model = "bert-tiny"\nobjective = "classify"\ntokenizer = "char"\nsteps = 1\n', encoding="utf-8")
     data = rows(tmp_path, [{"text": sentence(n), "label": n % 2} for n in range(80)])
     second = api.train(
-        recipe, data=data, run=tmp_path / "second", changes={"init": str(first.path)}, say=lambda line: None
+        recipe, data=data, run=tmp_path / "second", changes={"init": str(first.path)}, log=lambda line: None
     )
     assert second.config.model.placement == "pre"  # type: ignore[union-attr]
     assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
@@ -258,7 +259,7 @@ def test_what_the_weights_mean_stays_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"model\.placement = 'post': the weights of init = .* were trained with 'pre'"
     ):
-        api.train(recipe, data=data, run=tmp_path / "third", changes=changed, say=lambda line: None)
+        api.train(recipe, data=data, run=tmp_path / "third", changes=changed, log=lambda line: None)
 
 
 def test_an_adapter_leaves_its_base_alone(tmp_path: Path) -> None:
@@ -274,26 +275,26 @@ def test_an_adapter_leaves_its_base_alone(tmp_path: Path) -> None:
     changed = [name for name, value in tuned.model.state_dict().items() if not torch.equal(value, before[name])]
     assert changed
     assert all("attention" in name for name in changed)
-    for name, value in api.load(base.path).model.state_dict().items():
+    for name, value in load(base.path).model.state_dict().items():
         assert torch.equal(value, before[name])
     (base.path / "checkpoints" / "best").unlink()
     manifest = next((base.path / "checkpoints").glob("step-*6/manifest.json"))
     manifest.write_text(re.sub(r'("sha256": \[\s*")', r"\g<1>0", manifest.read_text()), encoding="utf-8")
     with pytest.raises(RunError, match="have changed since"):
-        api.load(tuned.path)
+        load(tuned.path)
 
 
 # ---- what can't be learned
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_learned_is_refused(tmp_path: Path) -> None:
     made = [{"text": sentence(n), "label": "same"} for n in range(80)]
     with pytest.raises(DataError, match="at least two are needed"):
         learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify"})
     assert not (tmp_path / "run").exists()
     with pytest.raises(DataError, match=r"rows\.jsonl:1: .*'target'"):
         learn(tmp_path, rows(tmp_path, [{"source": "a", "target": ""}] * 9), transformer("encoder-decoder"))
-    with pytest.raises(ConfigError, match="the goal 'pairs' needs a model that reads one text and writes another"):
+    with pytest.raises(ConfigError, match="objective 'pairs' needs a model that reads one text and writes another"):
         learn(tmp_path, "x.tsv", transformer("decoder"), objective={"kind": "pairs"})
     with pytest.raises(ConfigError, match="not a run"):
         learn(tmp_path, "x.tsv", None, init="nowhere", objective={"kind": "classify"})
@@ -308,24 +309,24 @@ def test_replies_beyond_the_end_of_a_row_teach_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [["same"], ["same", "same", "other"]])
-def test_labels_that_tell_nothing_apart(tmp_path: Path, labels: list[str]) -> None:
+def test_labels_that_are_all_the_same(tmp_path: Path, labels: list[str]) -> None:
     made = [{"text": sentence(n), "label": "same"} for n in range(80)]
-    with pytest.raises(ConfigError, match="expected two or more, each of them once"):
+    with pytest.raises(ConfigError, match="expected two or more labels, each of them once"):
         learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify", "labels": labels})
 
 
-def test_what_was_held_out_is_missed(tmp_path: Path) -> None:
+def test_missing_held_out_rows_are_noticed(tmp_path: Path) -> None:
     made = [{"text": sentence(n), "label": n % 2} for n in range(80)]
-    goal, source = {"kind": "classify"}, rows(tmp_path, made)
-    run = learn(tmp_path, source, transformer("encoder"), objective=goal)
+    objective, source = {"kind": "classify"}, rows(tmp_path, made)
+    run = learn(tmp_path, source, transformer("encoder"), objective=objective)
     (run.path / "data" / "validation.safetensors").unlink()
     with pytest.raises(RunError, match=r"validation\.safetensors: no such file"):
-        run.figures()
+        run.evaluate()
     nothing = {"data": {"validation": {"kind": "none"}}, "evaluate": {}}
-    none = learn(tmp_path, source, transformer("encoder"), "none", objective=goal, **nothing)
-    with pytest.raises(DataError, match="this run held out nothing; say what to measure with --data"):
-        none.figures()
-    assert none.figures(source)["accuracy"] >= 0
+    none = learn(tmp_path, source, transformer("encoder"), "none", objective=objective, **nothing)
+    with pytest.raises(DataError, match="this run held out nothing; name what to evaluate on with --data"):
+        none.evaluate()
+    assert none.evaluate(source)["accuracy"] >= 0
 
 
 def test_rows_that_cannot_be_read_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -337,7 +338,7 @@ def test_rows_that_cannot_be_read_are_skipped_and_counted(tmp_path: Path) -> Non
     assert skipped[0]["rows"] == 8
 
 
-def test_enough_is_enough(tmp_path: Path) -> None:
+def test_a_run_stops_early_without_improvement(tmp_path: Path) -> None:
     made = [{"text": sentence(n), "label": n % 2} for n in range(80)]
     run = learn(
         tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify"}, steps=40,
@@ -351,19 +352,19 @@ def test_enough_is_enough(tmp_path: Path) -> None:
 def test_an_imported_classifier_may_have_learned_pairs(tmp_path: Path) -> None:
     made = [{"text": sentence(n), "other": sentence(n + 1), "label": "ab"[n % 2]} for n in range(80)]
     run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify"})
-    with pytest.raises(ConfigError, match="it learned to judge one text at a time"):
+    with pytest.raises(ConfigError, match="this run expects one text at a time"):
         run.classify(["text"], ["another"])
     (run.path / "origin").mkdir()  # what `weft import` leaves there
     (alone,), (pair,) = run.classify(["text"]), run.classify(["text"], ["another"])
     assert alone.keys() == pair.keys() and alone != pair
-    with pytest.raises(ConfigError, match="second: 1 texts, but there are 2"):
+    with pytest.raises(ConfigError, match="second: 1 texts for 2 first ones; each needs a partner"):
         run.classify(["text", "more"], ["another"])
     with pytest.raises(ConfigError, match="texts = 'text': expected a list of texts"):
         run.classify("text")
 
 
-@pytest.mark.parametrize("kind", ["classify", "score", "tag"])
-def test_answers_that_are_no_numbers_are_refused(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["classify", "regress", "tag"])
+def test_outputs_that_are_not_finite_are_refused(tmp_path: Path, kind: str) -> None:
     made = [
         {"text": sentence(n), "label": "ab"[n % 2], "score": n, "words": ["a", str(n)], "tags": ["x", "y"]}
         for n in range(80)
@@ -372,8 +373,8 @@ def test_answers_that_are_no_numbers_are_refused(tmp_path: Path, kind: str) -> N
     with torch.no_grad():
         for parameter in run.model.parameters():
             parameter.fill_(float("nan"))
-    ask = {"classify": run.classify, "score": run.rate, "tag": lambda texts: run.tag([texts])}[kind]
-    with pytest.raises(ModelError, match="its answers are no numbers"):
+    ask = {"classify": run.classify, "regress": run.rate, "tag": lambda texts: run.tag([texts])}[kind]
+    with pytest.raises(ModelError, match="its outputs are not finite"):
         ask(["text"])  # type: ignore[operator]
 
 
@@ -393,10 +394,10 @@ def test_the_new_head_beside_an_adapter_is_learned_and_kept(tmp_path: Path) -> N
     saved = tensors.load(RunFolder(run.path).checkpoints / "best/model.safetensors")
     assert any(name.startswith("output.") for name in saved)
     asked = [sentence(n) for n in range(9)]
-    again = api.load(run.path).classify(asked)
-    assert again == api.load(run.path).classify(asked)
-    assert api.load(run.path).figures()["accuracy"] == last(run)["accuracy"]
-    resumed = api.resume(run.path, say=lambda line: None)
+    again = load(run.path).classify(asked)
+    assert again == load(run.path).classify(asked)
+    assert load(run.path).evaluate()["accuracy"] == last(run)["accuracy"]
+    resumed = api.resume(run.path, log=lambda line: None)
     assert resumed.classify(asked) == again
 
 
@@ -410,8 +411,8 @@ def test_an_adapter_goes_on_beside_its_own_base_alone(tmp_path: Path) -> None:
     settings.write_text(settings.read_text().replace("steps = 6\n", "steps = 12\n"))  # there is more to do
     (tmp_path / "base").rename(tmp_path / "away")
     (tmp_path / "other").rename(tmp_path / "base")
-    with pytest.raises(RunError, match="its adapter was learned beside the weights of"):
-        api.resume(run.path, say=lambda line: None)
+    with pytest.raises(RunError, match="its adapter was learned for the weights of"):
+        api.resume(run.path, log=lambda line: None)
     assert (run.path / "metrics.jsonl").read_text() == before
 
 

@@ -77,7 +77,7 @@ def _talk(ranks: Ranks, folder: Path) -> None:
         sums=[tensor.tolist() for tensor in tensors],
         total=int(ranks.total(ranks.rank + 5, torch.device("cpu"))),
         ends=[ranks.least(10 - ranks.rank), ranks.most(10 - ranks.rank)],
-        said=ranks.share(lambda: {"who": ranks.rank, "text": "Fäden ✓", "loss": float("nan"), "none": None}),
+        shared=ranks.share(lambda: {"who": ranks.rank, "text": "Fäden ✓", "loss": float("nan"), "none": None}),
         before=first,
         drawn=drawn,
         again=torch.rand(2).tolist(),
@@ -94,8 +94,8 @@ def test_processes_agree(tmp_path: Path) -> None:
         assert one["sums"] == [tensor.tolist() for tensor in expected]
         assert one["total"] == 5 + 6 + 7
         assert one["ends"] == [8, 10]
-        assert (one["said"]["who"], one["said"]["text"], one["said"]["none"]) == (0, "Fäden ✓", None)
-        assert one["said"]["loss"] != one["said"]["loss"]  # NaN arrives as NaN
+        assert (one["shared"]["who"], one["shared"]["text"], one["shared"]["none"]) == (0, "Fäden ✓", None)
+        assert one["shared"]["loss"] != one["shared"]["loss"]  # NaN arrives as NaN
         assert one["drawn"] == one["again"]
     assert [one["before"] for one in found] == [[], ["turn-0"], ["turn-0"]]
     assert len({tuple(one["drawn"]) for one in found}) == 3  # dropout differs from process to process
@@ -144,11 +144,11 @@ def test_alone_nothing_happens() -> None:
     assert (ALONE.total(3, torch.device("cpu")), ALONE.least(4), ALONE.most(5)) == (3, 4, 5)
 
 
-@pytest.mark.parametrize("told", [{}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}])
-def test_a_single_process_joins_nobody(told: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}])
+def test_a_single_process_joins_nobody(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(key, raising=False)
-    for key, value in told.items():
+    for key, value in environment.items():
         monkeypatch.setenv(key, value)
     assert join.__wrapped__() is ALONE
     assert not torch.distributed.is_initialized()

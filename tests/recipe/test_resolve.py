@@ -32,16 +32,16 @@ def test_a_file_with_a_preset_and_what_differs(tmp_path: Path) -> None:
     assert (recipe.name, recipe.steps, recipe.model.layers, recipe.model.d_model) == ("my-recipe", 5, 3, 128)
 
 
-def test_a_kind_or_preset_and_its_keys_are_told_in_any_order() -> None:
+def test_a_kind_or_preset_and_its_keys_come_in_any_order() -> None:
     words = ["tokenizer=char", "tokenizer.lowercase=true", "model=llama-tiny", "model.layers=2"]
     for order in (words, words[::-1]):
         recipe = resolve("gpt-tiny", order)
         assert recipe.tokenizer == Char(lowercase=True)
         assert recipe.model == preset("llama-tiny").replace(layers=2)
-    assert resolve("bert-tiny", ["objective=twins", "objective.first=a"]).objective.first == "a"  # type: ignore[union-attr]
+    assert resolve("bert-tiny", ["objective=contrastive", "objective.first=a"]).objective.first == "a"  # type: ignore[union-attr]
 
 
-def test_pooling_is_that_of_the_goal(tmp_path: Path) -> None:
+def test_pooling_is_that_of_the_objective(tmp_path: Path) -> None:
     words = ["objective=classify", "objective.pooling=mean"]
     assert resolve("bert-tiny", words).model.head.pooling == "mean"  # type: ignore[union-attr]
     (tmp_path / "config.toml").write_text(to_toml(resolve("bert-tiny", ["objective=classify"])))

@@ -4,60 +4,108 @@ import pytest
 
 from weft.errors import ConfigError
 from weft.models.build import build
+from weft.models.config import NGram
+from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.resolve import resolve
-from weft.recipe.settle import TextFacts, check_trainable, count_parameters, fit_vocabulary, measure, settle, unsettled
+from weft.recipe.settle import Choice, Facts, choose_tokenizer, count_parameters, settle
+from weft.text.config import Byte, TokenizerConfig
+
+
+def facts(size: int, tokenizer: TokenizerConfig, vocab_size: int | None = None) -> Facts:
+    """A text of so many bytes, and a tokenizer that found as many tokens as it was asked for."""
+    return Facts(tokenizer, size, vocab_size or getattr(tokenizer, "vocab_size", None) or 257)
+
+
+def settled(recipe: Recipe, size: int, device: str = "cpu") -> tuple[SettledRecipe, list[Choice]]:
+    """Both halves, as `weft train` goes through them."""
+    tokenizer, chosen = choose_tokenizer(recipe, size, device)
+    done, more = settle(recipe, facts(size, tokenizer), device)
+    return done, [*chosen, *more]
 
 
 @pytest.mark.parametrize("size", [300, 20_000, 1_100_000, 90_000_000])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("preset", ["gpt-tiny", "llama-mini", "lstm", "gpt2", "ngram-3", "llama-7b"])
 def test_nothing_is_left_open_whatever_the_text(preset: str, size: int, device: str) -> None:
-    recipe, choices = settle(resolve(preset), TextFacts(size), device)
-    assert unsettled(recipe) == []
+    recipe, choices = settled(resolve(preset), size, device)
     assert all(choice.why for choice in choices)
-    assert settle(recipe, TextFacts(size), device) == (recipe, []) or device == "cuda"
+    if not isinstance(recipe.model, NGram):
+        assert recipe.batch.size is not None and recipe.optimizer.lr is not None
+    again = settle(recipe, facts(size, recipe.tokenizer), device)
+    assert again == (recipe, []) or device == "cuda"
+
+
+def test_choosing_for_a_settled_recipe_chooses_nothing() -> None:
+    recipe, _ = settled(resolve("gpt-tiny"), 1_000_000)
+    assert choose_tokenizer(recipe, 5_000) == (recipe.tokenizer, [])
 
 
 def test_the_recipe_has_the_last_word() -> None:
     words = ["steps=77", "batch.size=5", "batch.length=64", "optimizer.lr=0.5", "tokenizer=char", "log.every=9"]
-    recipe, choices = settle(resolve("gpt-tiny", words), TextFacts(1_000_000))
+    recipe, choices = settled(resolve("gpt-tiny", words), 1_000_000)
     assert (recipe.steps, recipe.batch.size, recipe.batch.length) == (77, 5, 64)
     assert recipe.optimizer.lr == 0.5
-    assert recipe.tokenizer is not None
     assert recipe.tokenizer.kind == "char"
     assert not {"steps", "batch.size", "optimizer.lr", "tokenizer"} & {choice.key for choice in choices}
 
 
-def test_what_is_counted_hears_of_no_learning_rate() -> None:
-    recipe, choices = settle(resolve("ngram-3"), TextFacts(1_000_000))
+def test_no_learning_rate_is_shown_for_what_is_counted() -> None:
+    recipe, choices = settled(resolve("ngram-3"), 1_000_000)
     assert recipe.optimizer.lr is not None
-    assert [choice.key for choice in choices] == ["tokenizer", "tokenizer.vocab_size", "steps", "batch.length"]
+    keys = [choice.key for choice in choices]
+    assert keys == ["tokenizer", "tokenizer.vocab_size", "steps", "batch.length", "model.vocab_size"]
 
 
 def test_more_text_has_a_larger_vocabulary() -> None:
-    sizes = [settle(resolve("gpt-tiny"), TextFacts(n))[0].tokenizer.vocab_size for n in (10**5, 10**7, 10**9)]  # type: ignore[union-attr]
-    assert sizes[0] < sizes[1] < sizes[2]
+    chosen = [choose_tokenizer(resolve("gpt-tiny"), size)[0] for size in (10**5, 10**7, 10**9)]
+    sizes = [tokenizer.vocab_size for tokenizer in chosen]  # type: ignore[union-attr]
+    assert sizes[0] < sizes[1] < sizes[2]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("preset", "words", "kind"),
+    [("gpt-tiny", (), "bpe"), ("bert-tiny", (), "wordpiece"), ("vaswani-tiny", ("objective=spans",), "bpe")],
+)
+def test_a_tokenizer_suits_the_model(preset: str, words: tuple[str, ...], kind: str) -> None:
+    recipe = resolve(preset, words)
+    tokenizer, choices = choose_tokenizer(recipe, 10**6)
+    assert tokenizer.kind == kind
+    assert [choice.key for choice in choices] == ["tokenizer", "tokenizer.vocab_size"]
+    marks = tokenizer.specials.extra  # type: ignore[union-attr]
+    assert len(marks) == recipe.objective.marks  # what was cut out of a text needs marks
 
 
 def test_larger_models_learn_slower() -> None:
-    rates = [
-        settle(resolve(name), TextFacts(10**8), "cuda")[0].optimizer.lr for name in ("gpt-tiny", "gpt2", "gpt3-6.7b")
-    ]
+    rates = [settled(resolve(name), 10**8, "cuda")[0].optimizer.lr for name in ("gpt-tiny", "gpt2", "gpt3-6.7b")]
     assert rates == sorted(rates, reverse=True)  # type: ignore[type-var]
     assert rates[1] == pytest.approx(6e-4, rel=0.2)  # GPT-3's table for 125 M
 
 
-def test_a_text_is_sized_up_in_bytes() -> None:
-    assert measure(["abc", "ü"]).bytes == 5
-    assert measure(["x" * 10] * 5, most=25) == TextFacts(30, whole=False)
-
-
 def test_the_model_takes_the_tokenizers_vocabulary() -> None:
-    recipe, choices = fit_vocabulary(resolve("gpt-tiny"), 300)
+    recipe, choices = settle(resolve("gpt-tiny"), facts(10**6, Byte(), 300))
     assert recipe.model.vocab_size == 300
-    assert choices[0].key == "model.vocab_size"
-    padded = resolve("gpt-tiny", ["model.vocab_size=384"])
-    assert fit_vocabulary(padded, 330) == (padded, [])
+    assert choices[-1].key == "model.vocab_size"
+    # a table that was rounded up for the kernels stays as it is
+    padded, choices = settle(resolve("gpt-tiny", ["model.vocab_size=384"]), facts(10**6, Byte(), 330))
+    assert padded.model.vocab_size == 384
+    assert "model.vocab_size" not in [choice.key for choice in choices]
+
+
+def test_a_source_with_its_own_vocabulary_has_a_table_of_its_own() -> None:
+    recipe = resolve("vaswani-tiny", ["source_tokenizer=char"])
+    done, choices = settle(recipe, Facts(Byte(), 10**5, 300, source_vocab_size=40, rows=900))
+    assert (done.model.vocab_size, done.model.source_vocab_size) == (300, 40)  # type: ignore[union-attr]
+    assert [choice.key for choice in choices][-2:] == ["model.vocab_size", "model.source_vocab_size"]
+
+
+def test_the_head_has_an_output_for_each_label() -> None:
+    recipe = resolve("bert-tiny", ["objective=classify"])
+    done, choices = settle(recipe, Facts(Byte(), 10**5, 300, rows=900, labels=("bad", "good", "odd")))
+    assert done.objective.labels == ("bad", "good", "odd")  # type: ignore[attr-defined]
+    assert done.model.head.labels == 3  # type: ignore[union-attr]
+    assert "objective.labels = bad, good, odd: those of the training rows" in map(str, choices)
+    given = resolve("bert-tiny", ["objective=classify", 'objective.labels=["a", "b", "c", "d"]'])
+    assert settle(given, Facts(Byte(), 10**5, 300, rows=900))[0].model.head.labels == 4  # type: ignore[union-attr]
 
 
 def test_parameters_are_estimated_within_a_tenth() -> None:
@@ -65,13 +113,22 @@ def test_parameters_are_estimated_within_a_tenth() -> None:
     assert count_parameters(recipe) == pytest.approx(sum(p.numel() for p in build(recipe.model).parameters()), rel=0.1)
 
 
-def test_a_model_that_sees_both_sides_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.kind = 'encoder': the goal 'next-token' needs"):
-        check_trainable(resolve("bert-tiny", ["objective=next-token"]), 100)
-    with pytest.raises(ConfigError, match=r"model\.vocab_size = 10: the tokenizer has 11"):
-        check_trainable(resolve("gpt-tiny", ["model.vocab_size=10"]), 11)
+def test_a_model_that_cannot_learn_the_objective_is_refused() -> None:
+    both_sides = resolve("bert-tiny", ["objective=next-token"])
+    with pytest.raises(ConfigError, match=r"model\.kind = 'encoder': objective 'next-token' needs a model that"):
+        both_sides.objective.check(both_sides.model)
+    words = resolve("bert-tiny", ["objective=masked+next"])
+    other_head = words.model.replace(head={"kind": "mlm"})
+    with pytest.raises(ConfigError, match=r"model\.head\.kind = 'mlm': objective 'masked\+next' needs an encoder with"):
+        words.objective.check(other_head)
 
 
 def test_checkpoints_come_with_the_evaluations() -> None:
-    recipe, _ = settle(resolve("gpt-tiny", ["steps=1000", "evaluate.every=250"]), TextFacts(1_000_000))
+    recipe, _ = settled(resolve("gpt-tiny", ["steps=1000", "evaluate.every=250"]), 1_000_000)
     assert recipe.checkpoint.every == 250
+
+
+def test_an_amount_of_data_is_given_in_words() -> None:
+    assert str(Facts(Byte(), 1_115_394, 257)) == "1.1 MB of text"
+    assert str(Facts(Byte(), 800, 257)) == "800 bytes of text"
+    assert str(Facts(Byte(), 800, 257, rows=12_000)) == "12,000 rows"

@@ -22,22 +22,22 @@ def text(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("recipe", "words", "line"),
     [
-        ("gpt-tiny", ['data.targets=["x"]'], "data.targets: the goal 'next-token' learns from text alone"),
-        ("gpt-tiny", ["data.on_error=skip"], "data.on_error = 'skip': the goal 'next-token' reads running text"),
-        ("bert-tiny", ["data.on_error=skip"], "the goal 'masked+next' reads running text"),
-        ("bert-tiny", ["data.document_mask=true"], "data.document_mask: the goal 'masked+next'"),
-        ("vaswani-tiny", ["objective=spans", "data.document_mask=true"], "data.document_mask: the goal 'spans'"),
-        ("bert-tiny", ["objective=classify", "data.column=a"], "data.column = 'a': the goal 'classify' names"),
-        ("gpt-tiny", ["data.prepared=folder", NONE], "data.validation: a prepared folder holds out"),
-        ("gpt-tiny", ["source_tokenizer=char"], "source_tokenizer: the goal 'next-token' has no source"),
-        ("vaswani-tiny", ["objective=spans", "source_tokenizer=char"], "source_tokenizer: the goal 'spans'"),
+        ("gpt-tiny", ['data.targets=["x"]'], "data.targets: objective 'next-token' learns from text alone"),
+        ("gpt-tiny", ["data.on_error=skip"], "data.on_error = 'skip': objective 'next-token' reads running text"),
+        ("bert-tiny", ["data.on_error=skip"], "objective 'masked+next' reads running text"),
+        ("bert-tiny", ["data.document_mask=true"], "data.document_mask: objective 'masked+next'"),
+        ("vaswani-tiny", ["objective=spans", "data.document_mask=true"], "data.document_mask: objective 'spans'"),
+        ("bert-tiny", ["objective=classify", "data.column=a"], "data.column = 'a': objective 'classify' names"),
+        ("gpt-tiny", ["data.prepared=folder", NONE], "data.validation: a prepared folder has its own held-out part"),
+        ("gpt-tiny", ["source_tokenizer=char"], "source_tokenizer: objective 'next-token' has no source"),
+        ("vaswani-tiny", ["objective=spans", "source_tokenizer=char"], "source_tokenizer: objective 'spans'"),
         ("gpt-tiny", ["evaluate.patience=3", NONE], "evaluate.patience = 3: nothing is held out"),
         ("gpt-tiny", ["evaluate.every=2", NONE], "evaluate.every = 2: nothing is held out"),
         ("gpt-tiny", ["evaluate.tokens=99", NONE], "evaluate.tokens = 99: nothing is held out"),
         ("gpt-tiny", ["evaluate.metric=perplexity", NONE], "evaluate.metric = 'perplexity': nothing is held out"),
         ("gpt-tiny", ["checkpoint.average=2", NONE], "checkpoint.average = 2: nothing is held out"),
-        ("gpt-tiny", ["evaluate.metric=perplexty"], "'next-token' has none such; did you mean 'perplexity'?"),
-        ("bert-tiny", ["objective=classify", "evaluate.metric=bleu"], "the goal 'classify' has none such; known:"),
+        ("gpt-tiny", ["evaluate.metric=perplexty"], "'next-token' has no such metric; did you mean 'perplexity'?"),
+        ("bert-tiny", ["objective=classify", "evaluate.metric=bleu"], "'classify' has no such metric; known:"),
         ("gpt-tiny", ["seed=9223372036854775807"], "seed = 9223372036854775807: expected less than"),
         ("ngram-3", ["steps=10"], "steps = 10: an n-gram model is counted in one pass"),
         ("ngram-3", ["objective.smoothing=0.1"], "objective.smoothing: an n-gram model is counted"),
@@ -61,7 +61,7 @@ def test_what_comes_with_weft_is_read() -> None:
 def test_it_is_refused_before_the_work(tmp_path: Path, capsys: Capture) -> None:
     book, place = text(tmp_path), tmp_path / "run"
     assert run(["train", "gpt-tiny", "--data", book, "--targets", book, "--run", str(place)]) == 2
-    assert capsys.readouterr().err.startswith("weft: data.targets: the goal 'next-token' learns from text alone")
+    assert capsys.readouterr().err.startswith("weft: data.targets: objective 'next-token' learns from text alone")
     assert not place.exists()
 
 
@@ -70,11 +70,11 @@ def test_an_n_gram_model_begins_with_nothing_and_an_adapter_has_a_limit(tmp_path
     small = {"model": {"layers": 1, "d_model": 16, "attention": {"heads": 2}, "feedforward": {"d_ff": 16}}}
     small |= {"steps": 1, "batch": {"length": 16, "size": 2}}
     for recipe, changes in (("ngram-3", {}), ("gpt-tiny", small)):
-        api.train(recipe, data=book, run=tmp_path / recipe, changes=changes, say=lambda line: None)
+        api.train(recipe, data=book, run=tmp_path / recipe, changes=changes, log=lambda line: None)
     with pytest.raises(ConfigError, match="is counted in one pass, from nothing"):
         refuse_unread(resolve("ngram-3", {"init": str(tmp_path / "ngram-3")}))
     adapted = {"init": str(tmp_path / "gpt-tiny"), "adapter": {"kind": "lora", "rank": 17}}
-    with pytest.raises(ConfigError, match=r"adapter\.rank = 17: a matrix of this model has a rank of 16 at most"):
+    with pytest.raises(ConfigError, match=r"adapter\.rank = 17: no matrix of this model has a rank above 16"):
         refuse_unread(resolve("gpt-tiny", adapted))
 
 

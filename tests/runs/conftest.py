@@ -1,3 +1,3 @@
 """Runs are made by training: the same small ones as there."""
 
-from tests.training.conftest import corpus, evaluator, recipe, tokenizer  # noqa: F401
+from tests.training.conftest import corpus, evaluate, recipe  # noqa: F401

@@ -10,6 +10,7 @@ from torch import nn
 from weft.errors import RunError
 from weft.runs import checkpoint
 from weft.runs.average import average_checkpoints
+from weft.runs.snapshot import snapshot
 
 
 class Tied(nn.Module):
@@ -24,7 +25,7 @@ class Tied(nn.Module):
 
 
 def save(folder: Path, step: int, value: float) -> Path:
-    return checkpoint.save(folder, step, Tied(value), None, {}, keep=10)
+    return checkpoint.write(folder, snapshot(step, Tied(value), None, {}), keep=10)
 
 
 def value_of(path: Path) -> tuple[float, int]:
@@ -88,7 +89,7 @@ def test_it_is_no_step_and_is_replaced(tmp_path: Path) -> None:
 def test_different_models_have_no_mean(tmp_path: Path) -> None:
     save(tmp_path, 1, 1.0)
     other = nn.Linear(2, 2)
-    checkpoint.save(tmp_path, 2, other, None, {}, keep=10)
+    checkpoint.write(tmp_path, snapshot(2, other, None, {}), keep=10)
     with pytest.raises(RunError, match="no mean"):
         average_checkpoints(tmp_path)
     assert not (tmp_path / "averaged").exists()

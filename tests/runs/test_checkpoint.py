@@ -4,18 +4,20 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.training.small import train
 from torch import nn
 
 from weft.errors import DamageError, RunError
 from weft.runs import checkpoint, tensors
 from weft.runs.folder import RunFolder, read_lines
+from weft.runs.snapshot import Snapshot, snapshot
 from weft.training.saver import Saver
-from weft.training.start import train
 
 
 class Tied(nn.Module):
@@ -38,12 +40,12 @@ def trained(seed: int = 0) -> tuple[Tied, torch.optim.Optimizer]:
 
 def save(folder: Path, step: int, keep: int = 2, best: bool = False, seed: int = 0) -> Path:
     model, optimizer = trained(seed)
-    return checkpoint.save(folder, step, model, optimizer, {"loss": 0.1 + 0.2}, keep, best)
+    return checkpoint.write(folder, snapshot(step, model, optimizer, {"loss": 0.1 + 0.2}), keep, best)
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
     model, optimizer = trained()
-    path = checkpoint.save(tmp_path, 7, model, optimizer, {"loss": 0.1 + 0.2}, keep=1)
+    path = checkpoint.write(tmp_path, snapshot(7, model, optimizer, {"loss": 0.1 + 0.2}), keep=1)
     after = torch.rand(3)  # what the generator gives next
     other, other_optimizer = trained(seed=1)
     torch.manual_seed(99)
@@ -190,6 +192,12 @@ def saver(run: RunFolder, keep: int = 2) -> Saver:
     return Saver(run, keep, before=lambda: None)
 
 
+def state(step: int, notes: dict[str, Any] | None = None) -> Callable[[], Snapshot]:
+    """What a saver is asked to write."""
+    model, optimizer = trained()
+    return lambda: snapshot(step, model, optimizer, notes or {})
+
+
 def test_what_is_written_is_the_state_when_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step after a save may change the weights while the thread still writes."""
     model, optimizer = trained()
@@ -205,7 +213,7 @@ def test_what_is_written_is_the_state_when_it_was_saved(tmp_path: Path, monkeypa
     run = RunFolder(tmp_path)
     writing = saver(run)
     notes = {"waiting": [1.0]}
-    writing.save(1, model, optimizer, notes, best=True, spare=None)
+    writing.save(1, lambda: snapshot(1, model, optimizer, notes), best=True, spare=None)
     assert not checkpoint.checkpoints(run.checkpoints)
     notes["waiting"].append(2.0)
     with torch.no_grad():
@@ -220,17 +228,17 @@ def test_what_is_written_is_the_state_when_it_was_saved(tmp_path: Path, monkeypa
     assert moments.state[other.table.weight]["exp_avg"].abs().sum() > 0
 
 
-def test_a_full_disk_is_told_and_the_next_write_may_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, (model, optimizer) = RunFolder(tmp_path), trained()
+def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path)
     writing = saver(run, keep=1)
-    writing.save(1, model, optimizer, {}, best=True, spare=None)
+    writing.save(1, state(1), best=True, spare=None)
     writing.wait()
 
     def full(*args: Any) -> None:
         raise checkpoint.SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(tensors, "save_file", full)
-    writing.save(2, model, optimizer, {}, best=True, spare=None)
+    writing.save(2, state(2), best=True, spare=None)
     writing.wait()
     news = writing.news()
     assert news is not None
@@ -244,7 +252,7 @@ def test_a_full_disk_is_told_and_the_next_write_may_succeed(tmp_path: Path, monk
     assert "\n" not in str(caught.value)
 
     monkeypatch.undo()
-    writing.save(3, model, optimizer, {}, best=True, spare=None)
+    writing.save(3, state(3), best=True, spare=None)
     writing.finish()
     assert not writing.lost_best
     assert checkpoint.newest_good(run.checkpoints)[0].name == "step-00000003"
@@ -256,9 +264,9 @@ def test_metrics_that_cannot_be_written_hold_the_checkpoint_back(tmp_path: Path)
     def full() -> None:
         raise OSError(28, "No space left on device")
 
-    run, (model, optimizer) = RunFolder(tmp_path), trained()
+    run = RunFolder(tmp_path)
     writing = Saver(run, 1, before=full)
-    writing.save(1, model, optimizer, {}, best=False, spare=None)
+    writing.save(1, state(1), best=False, spare=None)
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left.*no checkpoint was written"):
         writing.finish()
 
@@ -268,46 +276,46 @@ def test_a_bug_in_the_thread_is_raised_where_the_loop_waits(tmp_path: Path, monk
         raise ZeroDivisionError
 
     monkeypatch.setattr(tensors, "save_file", broken)
-    run, (model, optimizer) = RunFolder(tmp_path), trained()
+    run = RunFolder(tmp_path)
     writing = saver(run)
-    writing.save(1, model, optimizer, {}, best=False, spare=None)
+    writing.save(1, state(1), best=False, spare=None)
     with pytest.raises(ZeroDivisionError):
         writing.wait()
 
 
-def test_training_goes_on_through_a_full_disk(tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_training_goes_on_through_a_full_disk(tmp_path, recipe, corpus, evaluate, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """The second checkpoint fails, the third succeeds, and the best weights are on the disk in the end."""
     attempts = 0
     original = checkpoint.write
 
-    def sometimes(folder: Path, copy: Any, *rest: Any) -> Path:
+    def sometimes(folder: Path, copy: Snapshot, *rest: Any, **more: Any) -> Path:
         nonlocal attempts
         attempts += folder.name == "checkpoints"
         if attempts == 2 and folder.name == "checkpoints":
             raise RunError(f"{folder}: the checkpoint cannot be written: No space left on device")
-        return original(folder, copy, *rest)
+        return original(folder, copy, *rest, **more)
 
     monkeypatch.setattr(checkpoint, "write", sometimes)
-    said: list[str] = []
-    given = {"corpus": corpus, "tokenizer": tokenizer, "evaluators": [evaluator]}
-    result = train(recipe(), tmp_path / "run", say=said.append, **given)
+    lines: list[str] = []
+    given = {"corpus": corpus, "evaluate": evaluate}
+    result = train(recipe(), tmp_path / "run", log=lines.append, **given)
     assert result.steps == 12
-    assert any("training goes on" in line for line in said)
+    assert any("training goes on" in line for line in lines)
     assert (result.run.checkpoints / "best").exists()
     assert checkpoint.newest_good(result.run.checkpoints)[0].name == "step-00000012"
 
 
-def test_a_last_checkpoint_that_fails_ends_with_one_line(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_last_checkpoint_that_fails_ends_with_one_line(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     original = checkpoint.write
 
-    def last(folder: Path, copy: Any, *rest: Any) -> Path:
+    def last(folder: Path, copy: Snapshot, *rest: Any, **more: Any) -> Path:
         if copy.step == 12:
             raise RunError(f"{folder}: the checkpoint cannot be written: Read-only file system")
-        return original(folder, copy, *rest)
+        return original(folder, copy, *rest, **more)
 
     monkeypatch.setattr(checkpoint, "write", last)
     with pytest.raises(RunError, match=r"Read-only file system; the newest whole checkpoint is step-00000010"):
-        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+        train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
 
 
 def test_going_back_leaves_no_hanging_links(tmp_path: Path) -> None:

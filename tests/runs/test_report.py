@@ -2,20 +2,25 @@
 
 import math
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
+import torch
+from tests.training.small import meddle_with_steps, train
+
+from weft.data.batch import Batch
 from weft.runs.curves import Series, chart
 from weft.runs.folder import read_lines
 from weft.runs.report import write_report
-from weft.training.start import train
+from weft.training.step import OptimisationStep
 
 
-def test_a_finished_run_has_a_page_with_its_curves(tmp_path, recipe, corpus, tokenizer, evaluator) -> None:  # type: ignore[no-untyped-def]
+def test_a_finished_run_has_a_page_with_its_curves(tmp_path, recipe, corpus, evaluate) -> None:  # type: ignore[no-untyped-def]
     result = train(
-        recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, evaluators=[evaluator], quiet=True,
+        recipe(), tmp_path / "run", corpus=corpus, evaluate=evaluate, quiet=True,
         command="weft train x --data <&>.txt",
     )  # fmt: skip
     result.run.event("result", bits_per_byte=1.25, baseline_bits_per_byte=4.5, samples=["<b>not bold</b> & so on"])
@@ -32,12 +37,12 @@ def test_a_finished_run_has_a_page_with_its_curves(tmp_path, recipe, corpus, tok
         ElementTree.fromstring(svg)
 
 
-def test_what_went_wrong_and_what_it_cost_are_on_the_page(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_what_went_wrong_and_what_it_cost_are_on_the_page(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     settings = recipe("optimizer.lr=3.0", "steps=30", "log.every=1", "schedule.warmup=1", "guard.patience=3")
-    result = train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
     result.run.event("samples", step=10, texts=["a <b>"])
-    (turn, *_) = [line for line in read_lines(result.run.events) if line["event"] == "rollback"]
-    assert turn["abandoned"][-1] == [turn["step"], turn["loss"]]
+    (rollback, *_) = [line for line in read_lines(result.run.events) if line["event"] == "rollback"]
+    assert rollback["abandoned"][-1] == [rollback["step"], rollback["loss"]]
     html = write_report(result.run).read_text()
     assert 'class="mark"><title>back to here from step ' in html
     assert ">given up<" in html
@@ -46,6 +51,22 @@ def test_what_went_wrong_and_what_it_cost_are_on_the_page(tmp_path, recipe, corp
     parameters = sum(p.numel() for p in result.model.parameters())
     assert f"<td>parameters</td><td>{parameters:,}</td><td>{parameters:,}</td>" in html  # predicted, measured
     assert "step 10</td><td>a &lt;b&gt;" in html
+
+
+def test_memory_is_predicted_for_the_rows_that_were_found_to_fit(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, monkeypatch
+) -> None:
+    def little_memory(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
+        if len(parts[0].tokens) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    many = recipe("steps=3", "batch.size=64", "batch.micro=2")
+    expected = write_report(train(many, tmp_path / "two", corpus=corpus, quiet=True).run).read_text()
+    meddle_with_steps(monkeypatch, little_memory)
+    auto = recipe("steps=3", "batch.size=64", "batch.micro=auto")
+    found = write_report(train(auto, tmp_path / "auto", corpus=corpus, quiet=True).run).read_text()
+    row = re.compile(r"<tr><td>memory</td><td>(.*?)</td>")
+    assert row.search(found)[1] == row.search(expected)[1]  # type: ignore[index]
 
 
 def test_both_axes_may_be_logarithmic() -> None:
@@ -59,8 +80,8 @@ def test_both_axes_may_be_logarithmic() -> None:
     assert all(abs(x - steps[0][0]) < 0.2 and abs(y - steps[0][1]) < 0.2 for x, y in steps)
 
 
-def test_a_run_that_never_logged_has_a_page_too(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
-    result = train(recipe("steps=1"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+def test_a_run_that_never_logged_has_a_page_too(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
+    result = train(recipe("steps=1"), tmp_path / "run", corpus=corpus, quiet=True)
     for file in (result.run.metrics, result.run.timings, result.run.events):
         file.unlink()
     assert "not finished" in write_report(tmp_path / "run").read_text()

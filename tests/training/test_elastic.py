@@ -2,10 +2,12 @@
 
 import hashlib
 import io
+import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,61 +17,64 @@ import pytest
 import torch
 from tests.data import held
 from tests.parallel.test_ranks import note, noted, together
-from tests.training.conftest import VOCAB, FileTokenizer, small
-from weft.objectives.losses import next_token
+from tests.training.small import (
+    Evaluate,
+    GivenText,
+    Meddle,
+    counting_text,
+    held_out_loss,
+    meddle,
+    overwrite_weights,
+    resume,
+    small,
+    train,
+)
 
 from weft.cli.main import run as weft
 from weft.data.batch import Batch
-from weft.errors import ConfigError
 from weft.models.base import LanguageModel
 from weft.parallel.ranks import ALONE, Ranks
-from weft.recipe.objective import Twins
+from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
 from weft.runs.folder import FollowedRun, RunFolder, open_run, read_lines
-from weft.training import interruption, loop
+from weft.training import interruption
 from weft.training.interruption import interruptions
-from weft.training.loader import Feed, feed, share
-from weft.training.start import follow, resume, train
+from weft.training.start import follow
+from weft.training.step import OptimisationStep
+from weft.training.worker import Worker
 
 SAME = ["model.dropout=0", "batch.size=32", "steps=20", "log.every=2", "evaluate.every=10", "checkpoint.every=8"]
+CPU = torch.device("cpu")
 
 
 def text() -> SimpleNamespace:
-    generator = np.random.default_rng(0)
-    jumps = np.where(generator.random(3000) < 0.8, 1, generator.integers(0, VOCAB, 3000))
-    ids = np.cumsum(jumps) % VOCAB
+    ids = counting_text(3000)
     return SimpleNamespace(
         train=held.tokens(ids[:2500], list(range(0, 2500, 250)), [300] * 10),
         validation=held.tokens(ids[2500:], [0], [300]),
     )
 
 
-def held_out_loss(model: LanguageModel) -> dict[str, float]:
-    settings = small()
-    with torch.no_grad():
-        batch = feed(settings, SimpleNamespace(train=text().validation)).parts(1)[0]
-        loss, count, _ = next_token(settings.objective)(model, batch)
-    return {"loss": float(loss) / float(count)}
-
-
-def started(ranks: Ranks, folder: Path, *changes: str, evaluator: Any = held_out_loss) -> None:
+def started(ranks: Ranks, folder: Path, *changes: str, evaluate: Evaluate | None = None) -> None:
     """This process's part of a new run."""
-    settings, path = small(*changes), folder / "run"
+    recipe, evaluate = small(*changes), evaluate or held_out_loss(text())
     if ranks.leads:
-        given = {"corpus": text(), "tokenizer": FileTokenizer(), "evaluators": [evaluator]}
-        train(settings, path, **given, quiet=True, ranks=ranks)
+        train(recipe, folder / "run", corpus=text(), evaluate=evaluate, quiet=True, ranks=ranks)
     else:
-        follow(settings, FollowedRun(path), corpus=text(), evaluators=[evaluator], ranks=ranks)
+        followed(ranks, folder, recipe, evaluate)
 
 
 def resumed(ranks: Ranks, folder: Path) -> None:
-    """This process's part of a run that goes on."""
-    path = folder / "run"
-    given = {"corpus": text(), "evaluators": [held_out_loss], "ranks": ranks}
+    """This process's part of a run that continues."""
     if ranks.leads:
-        resume(path, **given, quiet=True)
+        resume(folder / "run", corpus=text(), evaluate=held_out_loss(text()), quiet=True, ranks=ranks)
     else:
-        follow(open_run(path).recipe(), FollowedRun(path), **given)
+        followed(ranks, folder, open_run(folder / "run").settled_recipe(), held_out_loss(text()))
+
+
+def followed(ranks: Ranks, folder: Path, recipe: SettledRecipe, evaluate: Evaluate) -> None:
+    objective, worker = GivenText(recipe, [text()], evaluate), Worker(CPU, ranks, quiet=True)
+    follow(recipe, FollowedRun(folder / "run"), objective, worker)
 
 
 def curve(run: Path) -> list[list[float]]:
@@ -86,61 +91,21 @@ def events(run: Path, what: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The curve that all others should have: one process, no pieces, never stopped."""
+    """The curve that all others should have: one process, whole batches, never stopped."""
     folder = tmp_path_factory.mktemp("straight")
     started(ALONE, folder, *SAME)
     return folder / "run"
 
 
-def on_step(change: Callable[[int, list[Any]], None]) -> None:
-    """Let `change(number, arguments)` meddle with every step of this process; the pre-flight's have −1 and 0."""
-    original, number = loop.optimisation_step, -2
-
-    def step(*given: Any) -> Any:
-        nonlocal number
-        number += 1
-        arguments = list(given)
-        change(number, arguments)
-        return original(*arguments)
-
-    loop.optimisation_step = step
-
-
-# ---- the rows
-
-
-def test_processes_share_out_the_same_rows() -> None:
-    corpus = text()
-    for size, ranks in ((32, 2), (7, 3)):
-        settings = small(f"batch.size={size}")
-        whole = feed(settings, corpus)
-        for step in (1, 9):
-            rows = whole.batch(step).tokens
-            own = [share(settings, corpus, Ranks(rank, ranks)).batch(step).tokens for rank in range(ranks)]
-            assert torch.equal(torch.cat(own), rows)
-            cut = [share(settings, whole, Ranks(rank, ranks)).batch(step).tokens for rank in range(ranks)]
-            assert all(torch.equal(ours, theirs) for ours, theirs in zip(cut, own, strict=True))
-
-
-def test_too_few_rows_to_share_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"batch\.size = 2: 3 processes share the rows of a step"):
-        share(small("batch.size=2"), text(), Ranks(0, 3))
-    rows = torch.zeros(2, 4, dtype=torch.int64)
-    few = Feed(make=lambda *place: Batch(rows, rows), epochs=float, fewest=2, row="row", micro=2)
-    with pytest.raises(ConfigError, match=r"3 processes share the rows of a step, which are 2 at times; raise it"):
-        share(small(), few, Ranks(1, 3))
-
-
-def test_rows_that_are_compared_with_each_other_are_not_shared_out() -> None:
-    twins: Any = SimpleNamespace(objective=Twins())
-    with pytest.raises(ConfigError, match=r"so 2 processes can't share it"):
-        share(twins, text(), Ranks(0, 2))
+def on_step(change: Meddle) -> None:
+    """Let `change` meddle with every step of this process, which ends with the test."""
+    OptimisationStep.__call__ = meddle(change)  # type: ignore[method-assign]
 
 
 # ---- the curve
 
 
-def test_two_processes_and_four_pieces_give_the_curve_of_one(tmp_path: Path, straight: Path) -> None:
+def test_two_processes_and_four_parts_give_the_curve_of_one(tmp_path: Path, straight: Path) -> None:
     (tmp_path / "two").mkdir()
     assert together(started, tmp_path / "two", *SAME) == [0, 0]
     started(ALONE, tmp_path / "cut", *SAME, "batch.micro=8")
@@ -154,24 +119,24 @@ def test_two_processes_and_four_pieces_give_the_curve_of_one(tmp_path: Path, str
     assert len(events(tmp_path / "two/run", "evaluation")) == 2  # by one of them alone
 
 
-def _told_to_stop(ranks: Ranks, folder: Path) -> None:
-    def terminate(number: int, arguments: list[Any]) -> None:
-        if number == 9 and not ranks.leads:  # it is enough to tell one of them
+def _asked_to_stop(ranks: Ranks, folder: Path) -> None:
+    def terminate(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
+        if number == 9 and not ranks.leads:  # asking one of them is enough
             os.kill(os.getpid(), signal.SIGTERM)
 
     on_step(terminate)
     started(ranks, folder, *SAME)
 
 
-def test_sigterm_ends_all_with_a_checkpoint_and_one_process_goes_on(tmp_path: Path, straight: Path) -> None:
-    assert together(_told_to_stop, tmp_path) == [143, 143]
+def test_sigterm_ends_all_with_a_checkpoint_and_one_process_resumes(tmp_path: Path, straight: Path) -> None:
+    assert together(_asked_to_stop, tmp_path) == [143, 143]
     run = tmp_path / "run"
     assert checkpoint.checkpoints(run / "checkpoints")[-1].name == "step-00000010"  # the next step that is logged
     resumed(ALONE, tmp_path)
     assert np.allclose(curve(run), curve(straight), rtol=1e-5, atol=1e-6)
 
 
-def test_two_processes_go_on_where_one_stopped(tmp_path: Path, straight: Path) -> None:
+def test_two_processes_resume_where_one_stopped(tmp_path: Path, straight: Path) -> None:
     started(ALONE, tmp_path, *SAME, "checkpoint.keep=5")
     run = RunFolder(tmp_path / "run")
     checkpoint.forget_after(run.checkpoints, 8)
@@ -181,13 +146,13 @@ def test_two_processes_go_on_where_one_stopped(tmp_path: Path, straight: Path) -
 
 
 def test_a_signal_that_is_passed_on_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal gives Ctrl-C to every process, and torchrun hands it to them once more."""
-    said: list[str] = []
-    with interruptions(said.append, Ranks(0, 2)) as asked:
+    """A terminal sends Ctrl-C to every process, and torchrun passes it on once more."""
+    lines: list[str] = []
+    with interruptions(lines.append, Ranks(0, 2)) as asked:
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
         assert (asked.heard, bool(asked)) == (signal.SIGINT, False)  # the others have to agree first
-        assert len(said) == 1
+        assert len(lines) == 1
         monkeypatch.setattr(interruption, "PASSED_ON", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -197,18 +162,16 @@ def test_a_signal_that_is_passed_on_is_no_second_one(monkeypatch: pytest.MonkeyP
 
 
 def _with_trouble(ranks: Ranks, folder: Path) -> None:
-    """One process meets a batch without a number; later the weights of all are spoilt."""
+    """One process meets a batch whose loss is NaN; later the weights of all are overwritten."""
     last: list[torch.nn.Module] = []
 
-    def trouble(number: int, arguments: list[Any]) -> None:
-        model, objective = arguments[0], arguments[2]
-        last[:] = [model]
-        if number == 14 and not ranks.leads:
-            arguments[2] = lambda model, batch: _without_a_number(objective(model, batch))
+    def trouble(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> OptimisationStep | None:
+        last[:] = [step.model]
         if number == 26:
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.copy_(torch.linspace(-3.0, 3.0, p.numel()).reshape(p.shape))
+            overwrite_weights(step.model)
+        if number == 14 and not ranks.leads:
+            return replace(step, loss=lambda model, batch: _nan(step.loss(model, batch)))
+        return None
 
     on_step(trouble)
     guard = ["guard.window=32", "guard.patience=4", "optimizer.lr=0.01"]
@@ -217,12 +180,12 @@ def _with_trouble(ranks: Ranks, folder: Path) -> None:
     note(folder, ranks, weights=hashlib.sha256(weights).hexdigest())
 
 
-def _without_a_number(found: tuple[Any, ...]) -> tuple[Any, ...]:
+def _nan(found: tuple[Any, ...]) -> Any:
     loss, count, extras = found
     return loss * torch.nan, count, extras
 
 
-def test_a_bad_batch_is_discarded_and_a_return_is_made_by_all(tmp_path: Path) -> None:
+def test_a_bad_batch_is_discarded_and_all_roll_back(tmp_path: Path) -> None:
     assert together(_with_trouble, tmp_path) == [0, 0]
     run = tmp_path / "run"
     assert events(run, "discarded")[0]["steps"] == [14]
@@ -235,26 +198,28 @@ def test_a_bad_batch_is_discarded_and_a_return_is_made_by_all(tmp_path: Path) ->
 
 
 def _short_of_memory(ranks: Ranks, folder: Path) -> None:
-    def full(number: int, arguments: list[Any]) -> None:
-        if not ranks.leads and len(arguments[3][0].tokens) > 2:
-            raise torch.OutOfMemoryError("no room")
+    def full(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
+        if not ranks.leads and len(parts[0].tokens) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
 
     on_step(full)
     started(ranks, folder, "batch.size=16", "batch.micro=auto", "steps=2", "log.every=1")
 
 
-def test_pieces_are_what_fits_everywhere(tmp_path: Path) -> None:
+def test_as_many_rows_at_a_time_as_fit_everywhere(tmp_path: Path) -> None:
     assert together(_short_of_memory, tmp_path) == [0, 0]
-    assert open_run(tmp_path / "run").recipe().batch.micro == 2
+    assert events(tmp_path / "run", "preflight")[0]["micro"] == 2
+    state = json.loads((tmp_path / "run/checkpoints/latest/state/state.json").read_text())
+    assert state["notes"]["micro"] == 2
 
 
 def _failing(ranks: Ranks, folder: Path) -> None:
     def broken(model: LanguageModel) -> dict[str, float]:
-        if (folder / "run/metrics.jsonl").exists():  # past the pre-flight
+        if ranks.leads and (folder / "run/metrics.jsonl").exists():  # past its pre-flight; the other may be later
             raise SystemExit(5)
         return {"loss": 1.0}
 
-    started(ranks, folder, "steps=6", "log.every=2", "evaluate.every=4", evaluator=broken)
+    started(ranks, folder, "steps=6", "log.every=2", "evaluate.every=4", evaluate=broken)
 
 
 def test_when_the_first_one_fails_the_others_do_not_wait(tmp_path: Path) -> None:

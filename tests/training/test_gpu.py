@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training.small import train
 
 from weft.errors import RunError
 from weft.runs.folder import read_lines
-from weft.training.start import train
 
 pytestmark = pytest.mark.gpu
 
@@ -27,8 +27,8 @@ def little_memory() -> Any:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_memory_that_runs_out_names_a_batch_that_fits(tmp_path, recipe, corpus, tokenizer, little_memory) -> None:  # type: ignore[no-untyped-def]
-    given = {"corpus": corpus, "tokenizer": tokenizer, "quiet": True, "device": torch.device("cuda")}
+def test_memory_that_runs_out_names_a_batch_that_fits(tmp_path, recipe, corpus, little_memory) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "quiet": True, "device": "cuda"}
     many = (*WIDE, "batch.size=2048", "batch.length=128", "steps=2")
     with pytest.raises(RunError, match=r"batch\.micro=\d+ does") as caught:
         train(recipe(*many), tmp_path / "refused", **given)
@@ -46,14 +46,9 @@ def test_memory_that_runs_out_names_a_batch_that_fits(tmp_path, recipe, corpus, 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_deterministic_run_repeats_bit_for_bit(
-    tmp_path: Path, recipe: Any, corpus: Any, tokenizer: Any, precision: str
-) -> None:
+def test_a_deterministic_run_repeats_bit_for_bit(tmp_path: Path, recipe: Any, corpus: Any, precision: str) -> None:
     settings = recipe("deterministic=true", f"precision={precision}", "steps=20")
-    runs = [
-        train(settings, tmp_path / name, corpus=corpus, tokenizer=tokenizer, quiet=True, device=torch.device("cuda"))
-        for name in ("one", "two")
-    ]
+    runs = [train(settings, tmp_path / name, corpus=corpus, quiet=True, device="cuda") for name in ("one", "two")]
     assert runs[0].run.metrics.read_text() == runs[1].run.metrics.read_text()
     for one, two in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -64,8 +59,8 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("changes", [(), ("batch.micro=2",), ("optimizer.kind=muon",)])
-def test_recorded_steps_learn_what_plain_ones_do(
-    tmp_path: Path, recipe: Any, corpus: Any, tokenizer: Any, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_captured_steps_learn_what_plain_ones_do(
+    tmp_path: Path, recipe: Any, corpus: Any, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replay, replayed = torch.cuda.CUDAGraph.replay, []
 
@@ -74,18 +69,18 @@ def test_recorded_steps_learn_what_plain_ones_do(
         replay(graph)
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", noted)
-    given = {"corpus": corpus, "tokenizer": tokenizer, "quiet": True, "device": torch.device("cuda")}
-    given["evaluators"] = [lambda model: {"loss": float(model.features(torch.ones(2, 5).long().cuda()).sum())}]
+    given = {"corpus": corpus, "quiet": True, "device": "cuda"}
+    given["evaluate"] = lambda model: {"loss": float(model.features(torch.ones(2, 5).long().cuda()).sum())}
     settings = (*WIDE, "steps=24", "log.every=1", "evaluate.every=5", "checkpoint.every=8", "precision=fp32", *changes)
     train(recipe(*settings, "compile=false"), tmp_path / "plain", **given)
     assert not replayed
-    train(recipe(*settings, "compile=true"), tmp_path / "recorded", **given)
-    assert bool(replayed) == ("batch.micro=2" not in changes)  # pieces of a batch are not recorded
-    assert losses(tmp_path / "recorded") == pytest.approx(losses(tmp_path / "plain"), rel=2e-3)
+    train(recipe(*settings, "compile=true"), tmp_path / "captured", **given)
+    assert bool(replayed) == ("batch.micro=2" not in changes)  # parts of a batch are not captured
+    assert losses(tmp_path / "captured") == pytest.approx(losses(tmp_path / "plain"), rel=2e-3)
 
 
-def test_a_recorded_run_survives_a_rollback(tmp_path: Path, recipe: Any, corpus: Any, tokenizer: Any) -> None:
-    given = {"corpus": corpus, "tokenizer": tokenizer, "quiet": True, "device": torch.device("cuda")}
+def test_a_captured_run_survives_a_rollback(tmp_path: Path, recipe: Any, corpus: Any) -> None:
+    given = {"corpus": corpus, "quiet": True, "device": "cuda"}
     found = train(
         recipe(*WIDE, "steps=60", "compile=true", "log.every=2", "checkpoint.every=10", "optimizer.lr=1"),
         tmp_path / "run",

@@ -1,25 +1,32 @@
-"""The guard: an odd batch is passed over, spoilt weights are taken back, and both happen again in a resumed run."""
+"""The guard: an odd batch is discarded, a run that has gone wrong rolls back, and a resumed run does both again."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from weft.objectives.losses import next_token
+from tests.training.small import loader, meddle_with_steps, overwrite_weights, resume, train
 
+from weft.data.batch import Batch
 from weft.errors import RunError
 from weft.models.build import build
-from weft.recipe.config import SGD, Adam, AdamW, GuardConfig, NextToken
+from weft.objectives.words import word_loss
+from weft.recipe.config import SGD, Adam, AdamW, GuardConfig
+from weft.recipe.objective import NextToken
 from weft.runs import checkpoint
 from weft.runs.folder import read_lines
-from weft.training import loop
+from weft.runs.snapshot import snapshot
+from weft.training import optimizer as optimizers
 from weft.training.guard import LARGEST, Guard, Row
-from weft.training.loader import feed
-from weft.training.start import resume, train
-from weft.training.step import optimisation_step
+from weft.training.step import OptimisationStep
 
 CHANCE = math.log(23)
 CPU = torch.device("cpu")
+
+
+def loss(model: Any, batch: Batch) -> Any:
+    return word_loss(NextToken(), model, batch)
 
 
 def calm(guard: Guard, steps: int, settings: GuardConfig, loss: float = 2.0) -> None:
@@ -52,7 +59,7 @@ def test_limits_follow_the_median_and_ignore_outliers() -> None:
     assert guard.limits(settings)[0] < 2.0
 
 
-def test_without_spikes_any_number_will_do() -> None:
+def test_without_spikes_any_finite_loss_will_do() -> None:
     guard, settings = Guard(), GuardConfig(spike=0.0)
     rows = [Row(2.0, 1.0, False)] * 40 + [Row(1e6, 1e6, False)] * 40
     assert guard.observe(rows, settings, CHANCE) is None
@@ -97,7 +104,7 @@ def test_tries_count_until_the_run_gets_further() -> None:
     assert guard.tries == 0
 
 
-# ---- an update that is not made
+# ---- an update that is discarded
 
 
 @pytest.mark.parametrize("optimizer", [AdamW(), Adam(), SGD()])
@@ -105,17 +112,15 @@ def test_tries_count_until_the_run_gets_further() -> None:
 def test_a_discarded_update_leaves_everything_as_it_was(recipe, corpus, optimizer, first) -> None:  # type: ignore[no-untyped-def]
     """Weights and moments are the same bits after a step over the limit, and later steps are as if it had not been."""
     settings = recipe("model.dropout=0.0")
-    batches, objective = feed(settings, corpus), next_token(NextToken())
+    batches = loader(settings, corpus)
     wide, narrow = torch.tensor([LARGEST, LARGEST]), torch.tensor([LARGEST, 1e-6])
 
     def steps(limits: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
         torch.manual_seed(0)
         model = build(settings.model)
-        made = optimizer.build(model)
-        found = [
-            optimisation_step(model, made, objective, batches.parts(1), 0.01, 1.0, "fp32", CPU, limit).discarded
-            for limit in limits
-        ]
+        made = optimizers.build(optimizer, model)
+        step = OptimisationStep(model, made, loss, CPU, clip=1.0)
+        found = [step(batches.parts(1), 0.01, limit).discarded for limit in limits]
         moments = [value for values in made.state.values() for value in values.values()]
         return [*model.parameters(), *moments], [float(d) for d in found if d is not None]
 
@@ -127,98 +132,81 @@ def test_a_discarded_update_leaves_everything_as_it_was(recipe, corpus, optimize
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_what_is_no_number_is_discarded(recipe, corpus, number) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_not_finite_is_discarded(recipe, corpus, number) -> None:  # type: ignore[no-untyped-def]
     settings = recipe("model.dropout=0.0")
     model = build(settings.model)
     before = [p.detach().clone() for p in model.parameters()]
 
-    def objective(model: Any, batch: Any) -> Any:
-        loss, count, extras = next_token(NextToken())(model, batch)
-        return loss * number, count, extras
+    def broken(model: Any, batch: Batch) -> Any:
+        found, count, extras = loss(model, batch)
+        return found * number, count, extras
 
-    limits = torch.tensor([LARGEST, LARGEST])
-    optimizer = AdamW().build(model)
-    result = optimisation_step(
-        model, optimizer, objective, feed(settings, corpus).parts(1), 0.01, 1.0, "fp32", CPU, limits
-    )
+    step = OptimisationStep(model, optimizers.build(AdamW(), model), broken, CPU, clip=1.0)
+    result = step(loader(settings, corpus).parts(1), 0.01, torch.tensor([LARGEST, LARGEST]))
     assert result.discarded == 1.0
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
-# ---- going back
+# ---- rolling back
 
 
-def spoil_at(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
-    """Overwrite the weights with noise before some of the updates, as a failing device might."""
-    done = -2  # the pre-flight makes two
-    original = loop.optimisation_step
+def overwrite_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
+    """Overwrite the weights with noise before some of the updates."""
 
-    def step(model: Any, *rest: Any) -> Any:
-        nonlocal done
-        done += 1
-        if done in calls:
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.copy_(torch.linspace(-3.0, 3.0, p.numel()).reshape(p.shape))
-        return original(model, *rest)
+    def overwrite(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
+        if number in steps:
+            overwrite_weights(step.model)
 
-    monkeypatch.setattr(loop, "optimisation_step", step)
+    meddle_with_steps(monkeypatch, overwrite)
 
 
 LONG = ["steps=80", "log.every=5", "checkpoint.every=20", "evaluate.every=40", "optimizer.lr=0.01"]
 LONG += ["guard.window=32", "guard.patience=4"]
 
 
-def test_spoilt_weights_are_taken_back(tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    spoil_at(monkeypatch, 50)
-    said: list[str] = []
-    given = {"corpus": corpus, "tokenizer": tokenizer, "evaluators": [evaluator]}
-    result = train(recipe(*LONG), tmp_path / "run", say=said.append, **given)
+def test_overwritten_weights_are_rolled_back(tmp_path, recipe, corpus, evaluate, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    overwrite_at(monkeypatch, 50)
+    lines: list[str] = []
+    result = train(recipe(*LONG), tmp_path / "run", log=lines.append, corpus=corpus, evaluate=evaluate)
     (event,) = [line for line in read_lines(result.run.events) if line["event"] == "rollback"]
     assert (event["to"], event["since"]) == (40, 50)
     assert event["rate"] == 0.5
-    assert any("back to step 40" in line and "try 1 of 4" in line for line in said)
-    lines = [line for line in read_lines(result.run.metrics) if "loss" in line]
-    assert [line["step"] for line in lines] == list(range(5, 81, 5))  # each step once, whatever happened
-    assert lines[-1]["loss"] < lines[7]["loss"] < lines[0]["loss"]
-    assert lines[-1]["lr"] < recipe(*LONG).optimizer.lr / 2
-    # the text goes on after what was read before the return
-    assert lines[8]["epoch"] == pytest.approx(feed(recipe(), corpus).epoch(45 + event["shift"]))
+    assert any("rolling back to step 40" in line and "attempt 1 of 4" in line for line in lines)
+    metrics = [line for line in read_lines(result.run.metrics) if "loss" in line]
+    assert [line["step"] for line in metrics] == list(range(5, 81, 5))  # each step once, whatever happened
+    assert metrics[-1]["loss"] < metrics[7]["loss"] < metrics[0]["loss"]
+    assert metrics[-1]["lr"] < recipe(*LONG).optimizer.lr / 2
+    # the text continues after what was read before the rollback
+    assert metrics[8]["epoch"] == pytest.approx(loader(recipe(), corpus).epochs(45 + event["shift"]))
 
 
-def test_no_further_means_further_back_and_then_the_end(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    spoil_at(monkeypatch, *range(50, 400))
+def test_no_progress_means_further_back_and_then_the_end(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    overwrite_at(monkeypatch, *range(50, 400))
     settings = recipe(*LONG, "guard.rollbacks=2")
-    with pytest.raises(
-        RunError, match=r"went wrong at step \d+ and 2 returns to a checkpoint did not help; lower"
-    ) as e:
-        train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    with pytest.raises(RunError, match=r"went wrong at step \d+ and 2 rollbacks did not help; lower") as e:
+        train(settings, tmp_path / "run", corpus=corpus, quiet=True)
     assert "\n" not in str(e.value)
     back = [line["to"] for line in read_lines(tmp_path / "run/events.jsonl") if line["event"] == "rollback"]
     assert back == [40, 20]
 
 
-def test_a_run_that_went_back_resumes_to_the_same(tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """A rate so high that the run goes back more than once, stopped in the middle of it all."""
+def test_a_run_that_rolled_back_resumes_to_the_same(tmp_path, recipe, corpus, evaluate, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A rate so high that the run rolls back more than once, stopped in the middle of it all."""
     wild = ["optimizer.lr=3.0", "steps=60", "log.every=5", "checkpoint.every=10", "schedule.warmup=1"]
     settings = recipe(*wild, "guard.patience=4")
-    given = {"corpus": corpus, "evaluators": [evaluator], "quiet": True}
-    straight = train(settings, tmp_path / "straight", tokenizer=tokenizer, **given)
-    turns = [line for line in read_lines(straight.run.events) if line["event"] == "rollback"]
-    assert len(turns) >= 2
+    given = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
+    straight = train(settings, tmp_path / "straight", **given)
+    rollbacks = [line for line in read_lines(straight.run.events) if line["event"] == "rollback"]
+    assert len(rollbacks) >= 2
     for stop in (17, 45):
-        done, original = -1, loop.optimisation_step
 
-        def crash(*args: Any, last: int = stop, original: Any = original) -> Any:
-            nonlocal done
-            done += 1
-            if done > last:
+        def crash(number: int, step: OptimisationStep, parts: Sequence[Batch], last: int = stop) -> None:
+            if number >= last:
                 raise RuntimeError("power cut")
-            return original(*args)
 
-        monkeypatch.setattr(loop, "optimisation_step", crash)
+        meddle_with_steps(monkeypatch, crash)
         with pytest.raises(RuntimeError, match="power cut"):
-            train(settings, tmp_path / f"cut-{stop}", tokenizer=tokenizer, **given)
+            train(settings, tmp_path / f"cut-{stop}", **given)
         monkeypatch.undo()
         resumed = resume(tmp_path / f"cut-{stop}", **given)
         assert resumed.run.metrics.read_text() == straight.run.metrics.read_text()
@@ -229,7 +217,7 @@ def test_a_run_that_went_back_resumes_to_the_same(tmp_path, recipe, corpus, toke
 def test_the_last_good_checkpoint_outlives_those_of_the_trouble(tmp_path) -> None:  # type: ignore[no-untyped-def]
     model = torch.nn.Linear(2, 2)
     for step in (10, 20, 30):
-        checkpoint.write(tmp_path, checkpoint.snapshot(step, model, None, {}), keep=1, spare=15 if step > 10 else None)
+        checkpoint.write(tmp_path, snapshot(step, model, None, {}), keep=1, spare=15 if step > 10 else None)
     assert [checkpoint.step_of(path) for path in checkpoint.checkpoints(tmp_path)] == [10, 30]
     found = checkpoint.newest_before(tmp_path, 30)
     assert found is not None

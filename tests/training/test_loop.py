@@ -1,107 +1,77 @@
-"""One loop for every family of models, and for every way to feed and watch it."""
+"""One loop for every family of models, and everything that it writes down and shows."""
 
 import io
 import json
 import sys
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from tests.data import held
+from tests.training.small import resume, settled, train
 
-from weft.data.config import Part
 from weft.errors import ConfigError
 from weft.models.build import build
 from weft.recipe.resolve import resolve
-from weft.recipe.settle import TextFacts, settle
 from weft.runs import checkpoint
-from weft.runs import journal as metrics
-from weft.runs.folder import load_model, read_lines
+from weft.runs.folder import read_lines
+from weft.training import display
 from weft.training.compiled import compiled
 from weft.training.expect import usual_bits_per_byte
-from weft.training.loader import feed
-from weft.training.start import resume, train
+from weft.training.throughput import flops_per_token
+from weft.training.weights import load_model
 
-VOCAB = 23
-QUICK = ["tokenizer=byte", f"model.vocab_size={VOCAB}", "steps=3", "batch.size=2", "batch.length=8", "log.every=1"]
-
-
-def settled(preset: str, *changes: str) -> Any:
-    return settle(resolve(preset, [*QUICK, *changes]), TextFacts(3500))[0]
+QUICK = ["steps=3", "batch.size=2", "batch.length=8", "log.every=1"]
 
 
 @pytest.mark.parametrize("preset", ["lstm", "gru", "elman"])
-def test_recurrent_models_train(tmp_path, corpus, tokenizer, preset) -> None:  # type: ignore[no-untyped-def]
+def test_recurrent_models_train(tmp_path, corpus, preset) -> None:  # type: ignore[no-untyped-def]
     size = ["model.d_model=8"] + (["model.d_embedding=8"] if preset == "elman" else [])
-    result = train(settled(preset, *size), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    result = train(settled(preset, *QUICK, *size), tmp_path / "run", corpus=corpus, quiet=True)
     assert result.steps == 3
     model, _ = load_model(result.run, "latest")
     same = zip(model.state_dict().values(), result.model.state_dict().values(), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in same)
 
 
-def test_counting_is_training_too(tmp_path, corpus, tokenizer, evaluator) -> None:  # type: ignore[no-untyped-def]
-    recipe = settle(resolve("ngram-3", ["tokenizer=byte", f"model.vocab_size={VOCAB}"]), TextFacts(3500))[0]
-    given = {"corpus": corpus, "evaluators": [evaluator], "quiet": True}
-    result = train(recipe, tmp_path / "run", tokenizer=tokenizer, **given)
+def test_counting_is_training_too(tmp_path, corpus, evaluate) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
+    result = train(settled("ngram-3"), tmp_path / "run", **given)
     assert result.validation["loss"] < 2.0  # the text's own uncertainty is near 1.2, chance is 3.14
     model, _ = load_model(result.run)
-    assert evaluator(model) == result.validation
+    assert evaluate(model) == result.validation
     assert resume(tmp_path / "run", **given).validation == result.validation
 
 
-def test_masked_documents_train(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_masked_documents_train(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     settings = recipe("data.document_mask=true", "steps=3", "log.every=1")
-    result = train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
     assert result.loss > 0
     seen = [line["tokens"] for line in read_lines(result.run.metrics)]
     assert seen[-1] <= 3 * 4 * 12  # the last token of a document predicts nothing
 
 
-def test_a_mixture_serves_by_weight(recipe) -> None:  # type: ignore[no-untyped-def]
-    settings = recipe("batch.size=8")
-    parts = (Part(sources=("a",), weight=3.0), Part(sources=("b",), weight=1.0))
-    settings = settings.replace(data={"mixture": [part.model_dump(exclude_none=True) for part in parts]})
-    corpora = [SimpleNamespace(train=held.tokens([token] * 500)) for token in (1, 2)]
-    batches = feed(settings, corpora)
-    rows = torch.cat([part.tokens[:, 0] for step in range(1, 11) for part in batches.parts(step)])
-    assert (rows == 1).sum() == 60
-    assert batches.epoch(10) > 0
-    with pytest.raises(ConfigError, match=r"data\.mixture names 2 texts, but 3 were prepared"):
-        feed(settings, [*corpora, corpora[0]])
-
-
-def test_the_rows_of_a_step_do_not_depend_on_how_it_is_cut(recipe, corpus) -> None:  # type: ignore[no-untyped-def]
-    whole = feed(recipe("batch.size=5"), corpus).parts(3)[0].tokens
-    cut = feed(recipe("batch.size=5", "batch.micro=2"), corpus).parts(3)
-    assert [len(part.tokens) for part in cut] == [1, 2, 2]
-    assert torch.equal(torch.cat([part.tokens for part in cut]), whole)
-
-
-def test_tensorboard_events_are_written(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_tensorboard_events_are_written(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     pytest.importorskip("tensorboard")
     settings = recipe("steps=2", "log.every=1", "log.tensorboard=true")
-    result = train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
     (file,) = result.run.tensorboard.iterdir()
     assert file.stat().st_size > 200
 
 
 def test_tensorboard_that_is_not_installed_is_one_line(  # type: ignore[no-untyped-def]
-    tmp_path, recipe, corpus, tokenizer, monkeypatch
+    tmp_path, recipe, corpus, monkeypatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"tensorboard is not installed; pip install 'weft\[tensorboard\]'"):
         train(
-            recipe("log.tensorboard=true"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True
+            recipe("log.tensorboard=true"), tmp_path / "run", corpus=corpus, quiet=True
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
 
 
 class Recorder:
-    """Stands in for the wandb module: it notes what it is told."""
+    """Stands in for the wandb module: it keeps what it is given."""
 
     def __init__(self) -> None:
         self.starts: list[dict[str, Any]] = []
@@ -123,12 +93,12 @@ class Recorder:
 
 
 def test_weights_and_biases_sees_every_line_and_the_same_run(  # type: ignore[no-untyped-def]
-    tmp_path, recipe, corpus, tokenizer, monkeypatch
+    tmp_path, recipe, corpus, monkeypatch
 ) -> None:
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", recorder)
     settings = recipe("log.wandb=offline", "steps=6", "checkpoint.every=3")
-    result = train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
     assert [line["loss"] for line in recorder.lines if "loss" in line] == [
         line["loss"] for line in read_lines(result.run.metrics)
     ]
@@ -141,44 +111,44 @@ def test_weights_and_biases_sees_every_line_and_the_same_run(  # type: ignore[no
     assert recorder.finished == 2
 
 
-def test_weights_and_biases_offline(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_weights_and_biases_offline(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     pytest.importorskip("wandb")
     settings = recipe("log.wandb=offline", "steps=2", "log.every=1")
-    result = train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
-    assert list(result.run.wandb.glob("offline-run-*"))
+    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
+    assert list((result.run.path / "wandb").glob("offline-run-*"))
 
 
 def test_weights_and_biases_that_is_not_installed_is_one_line(  # type: ignore[no-untyped-def]
-    tmp_path, recipe, corpus, tokenizer, monkeypatch
+    tmp_path, recipe, corpus, monkeypatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"log\.wandb = 'online': wandb is not installed"):
-        train(recipe("log.wandb=online"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+        train(recipe("log.wandb=online"), tmp_path / "run", corpus=corpus, quiet=True)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_terminal_shows_a_bar_and_a_file_shows_lines(  # type: ignore[no-untyped-def]
-    tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch
+    tmp_path, recipe, corpus, evaluate, monkeypatch
 ) -> None:
-    given = {"corpus": corpus, "tokenizer": tokenizer, "evaluators": [evaluator]}
-    said: list[str] = []
-    train(recipe(), tmp_path / "plain", say=said.append, **given)
-    assert "the loss should begin near ln 23 = 3.14" in said[0]
-    assert "bits per byte, give or take a fifth" in said[1]
-    assert said[2].startswith("pre-flight: a step, an evaluation and a checkpoint")
-    assert any(line.startswith("step 3/12 · loss ") and " left" in line for line in said)
-    assert any("validation loss" in line and "best so far" in line for line in said)
+    given = {"corpus": corpus, "evaluate": evaluate}
+    lines: list[str] = []
+    train(recipe(), tmp_path / "plain", log=lines.append, **given)
+    assert "the loss should begin near ln 23 = 3.14" in lines[0]
+    assert "bits per byte, give or take a fifth" in lines[1]
+    assert lines[2].startswith("pre-flight: a step, an evaluation and a checkpoint")
+    assert any(line.startswith("step 3/12 · loss ") and " left" in line for line in lines)
+    assert any("validation loss" in line and "best so far" in line for line in lines)
 
     screen = io.StringIO()
-    monkeypatch.setattr(metrics, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=160))
-    train(recipe(), tmp_path / "bar", say=said.append, **given)
+    monkeypatch.setattr(display, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=160))
+    train(recipe(), tmp_path / "bar", log=lines.append, **given)
     assert "12/12" in screen.getvalue()
     assert "tok/s" in screen.getvalue()
     assert "validation loss" in screen.getvalue()
 
 
-def test_metrics_hold_only_what_the_recipe_decides(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
-    result = train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+def test_metrics_hold_only_what_the_recipe_decides(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
+    result = train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
     lines = [json.loads(line) for line in result.run.metrics.read_text().splitlines()]
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
     assert set(lines[0]) == {"step", "loss", "gradient_norm", "lr", "tokens", "epoch"}
@@ -188,16 +158,17 @@ def test_metrics_hold_only_what_the_recipe_decides(tmp_path, recipe, corpus, tok
 
 def test_compiling_leaves_the_model_as_it_was(recipe) -> None:  # type: ignore[no-untyped-def]
     model = build(recipe().model)
-    with compiled(model, True, record=False):
+    with compiled(model, True, capture=False):
         assert "features" in vars(model)
     assert "features" not in vars(model)
 
 
-def test_a_masked_batch_counts_its_targets(recipe, corpus) -> None:  # type: ignore[no-untyped-def]
-    (batch,) = feed(recipe(), corpus).parts(1)
-    mask = torch.zeros_like(batch.tokens, dtype=torch.bool)
-    mask[0, :5] = True
-    assert replace(batch, loss_mask=mask).count == 5
+def test_flops_are_six_a_weight_and_attention() -> None:
+    settings = resolve("gpt2", ["model.layers=2"]).model
+    model = build(settings)
+    per_layer = 12 * 768 * 768
+    expected = 6 * (2 * per_layer + 50257 * 768) + 12 * 2 * 768 * 1024
+    assert flops_per_token(model, 1024) == expected
 
 
 def test_the_rule_of_thumb_passes_through_what_it_names() -> None:
@@ -207,15 +178,15 @@ def test_the_rule_of_thumb_passes_through_what_it_names() -> None:
     assert usual_bits_per_byte(1.0) == 8.0  # nobody needs more than a byte for a byte
 
 
-def test_what_it_writes_on_the_way_changes_nothing(tmp_path, recipe, corpus, tokenizer, evaluator) -> None:  # type: ignore[no-untyped-def]
-    given = {"corpus": corpus, "tokenizer": tokenizer, "evaluators": [evaluator], "quiet": True}
+def test_what_it_writes_on_the_way_changes_nothing(tmp_path, recipe, corpus, evaluate) -> None:  # type: ignore[no-untyped-def]
+    given = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
     silent = train(recipe(), tmp_path / "silent", **given)
 
-    def writer(model: Any) -> list[str]:
+    def sample(model: Any) -> list[str]:
         assert not model.training
         return [str(int(model(torch.tensor([[1]])).argmax()))]
 
-    result = train(recipe(), tmp_path / "run", writer=writer, **given)
+    result = train(recipe(), tmp_path / "run", sample=sample, **given)
     events = [line for line in read_lines(result.run.events) if line["event"] == "samples"]
     assert [event["step"] for event in events] == [4, 8, 12]
     assert all(len(event["texts"]) == 1 for event in events)

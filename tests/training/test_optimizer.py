@@ -1,17 +1,19 @@
-"""Muon: orthogonal steps for the matrices in blocks, part by part; and every optimizer's memory saved bit for bit."""
+"""Muon: orthogonal steps for the matrices in blocks, part by part; and every optimizer's state saved bit for bit."""
 
 import pytest
 import torch
 from torch import nn
 
 from weft.errors import ConfigError
-from weft.explain.memory import Workload, training_memory
+from weft.explain.memory import training_memory
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
 from weft.recipe.config import SGD, Adam, AdamW, Muon
 from weft.recipe.resolve import resolve
-from weft.training.optimizer import block_matrices, load_state_tensors, orthogonalise, set_rate, state_tensors, update
+from weft.runs.snapshot import load_optimizer_state, optimizer_state
+from weft.training.optimizer import block_matrices, orthogonalise, set_rate, update
+from weft.training.optimizer import build as build_optimizer
 
 ALL = [AdamW(), Adam(), SGD(), Muon()]
 
@@ -27,10 +29,6 @@ def give_gradients(net: nn.Module, seed: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator)
 
 
-def names(net: nn.Module) -> dict[int, str]:
-    return {id(p): name for name, p in net.named_parameters()}
-
-
 def test_orthogonal_means_singular_values_near_one() -> None:
     torch.manual_seed(0)
     for rows, columns in ((16, 16), (8, 24), (24, 8)):
@@ -39,19 +37,19 @@ def test_orthogonal_means_singular_values_near_one() -> None:
         assert values.max() < 1.3
 
 
-def test_orthogonalising_turns_nothing() -> None:
+def test_orthogonalising_rotates_nothing() -> None:
     """Singular vectors stay: the result is U S′ Vᵀ, so its product with the matrix's polar factor is symmetric."""
     matrix = torch.randn(6, 9, dtype=torch.float64).float()
     u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
-    turned = orthogonalise(matrix) @ (u @ vt).T
-    assert torch.allclose(turned, turned.T, atol=1e-4)
+    product = orthogonalise(matrix) @ (u @ vt).T
+    assert torch.allclose(product, product.T, atol=1e-4)
 
 
 def test_each_part_of_a_fused_matrix_steps_as_torchs_muon_has_it() -> None:
     """qkv as three matrices, gate and up as two, each with torch.optim.Muon at AdamW's size of steps."""
     net = model()
     settings = Muon(weight_decay=0.1, momentum=0.9)
-    optimizer = settings.build(net)
+    optimizer = build_optimizer(settings, net)
     heights = block_matrices(net)
     assert len(heights) == 2 * 4
     assert [16, 8, 8] in heights.values()
@@ -82,7 +80,7 @@ def test_each_part_of_a_fused_matrix_steps_as_torchs_muon_has_it() -> None:
 
 def test_embeddings_heads_and_gains_step_as_adamw() -> None:
     ours, reference = model(), model()
-    optimizers = Muon().build(ours), AdamW().build(reference)
+    optimizers = build_optimizer(Muon(), ours), build_optimizer(AdamW(), reference)
     for seed in range(2):
         for net, optimizer in zip((ours, reference), optimizers, strict=True):
             give_gradients(net, seed)
@@ -104,38 +102,38 @@ def test_every_block_of_an_encoder_decoder_is_found() -> None:
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda s: s.kind)
-def test_memory_is_saved_and_loaded_bit_for_bit(settings) -> None:  # type: ignore[no-untyped-def]
+def test_the_state_is_saved_and_loaded_bit_for_bit(settings) -> None:  # type: ignore[no-untyped-def]
     """Two updates, save, load into a fresh optimizer, two more: the same weights as four in a row."""
     straight, broken = model(), model()
-    optimizer = settings.build(straight)
+    optimizer = build_optimizer(settings, straight)
     for seed in range(4):
         give_gradients(straight, seed)
         set_rate(optimizer, 0.01)
         update(optimizer, torch.tensor(2.0))
-    first = settings.build(broken)
+    first = build_optimizer(settings, broken)
     for seed in range(2):
         give_gradients(broken, seed)
         set_rate(first, 0.01)
         update(first, torch.tensor(2.0))
-    saved = {name: tensor.clone() for name, tensor in state_tensors(first, names(broken)).items()}
+    saved = {name: tensor.clone() for name, tensor in optimizer_state(first, broken).items()}
     assert len(saved) >= len(list(broken.parameters()))
-    second = settings.build(broken)
-    load_state_tensors(second, names(broken), saved)
+    second = build_optimizer(settings, broken)
+    load_optimizer_state(second, broken, saved)
     for seed in range(2, 4):
         give_gradients(broken, seed)
         set_rate(second, 0.01)
         update(second, torch.tensor(2.0))
     for ours, theirs in zip(broken.parameters(), straight.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    for name, tensor in state_tensors(second, names(broken)).items():
-        assert torch.equal(tensor, state_tensors(optimizer, names(straight))[name])
+    for name, tensor in optimizer_state(second, broken).items():
+        assert torch.equal(tensor, optimizer_state(optimizer, straight)[name])
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda s: s.kind)
 def test_dividing_in_the_update_is_dividing_before_it(settings) -> None:  # type: ignore[no-untyped-def]
     ours, reference = model(), model()
     for net, divisor in ((ours, torch.tensor(8.0)), (reference, None)):
-        optimizer = settings.build(net)
+        optimizer = build_optimizer(settings, net)
         give_gradients(net, 0)
         if divisor is None:
             for p in net.parameters():
@@ -148,9 +146,9 @@ def test_dividing_in_the_update_is_dividing_before_it(settings) -> None:  # type
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda s: s.kind)
 def test_an_update_that_is_held_back_leaves_no_trace(settings) -> None:  # type: ignore[no-untyped-def]
-    """Not even of gradients that are no numbers; and the next update is as if there had been none."""
+    """Not even of gradients that are NaN; and the next update is as if there had been none."""
     ours, reference = model(), model()
-    optimizers = settings.build(ours), settings.build(reference)
+    optimizers = build_optimizer(settings, ours), build_optimizer(settings, reference)
     for net, optimizer in zip((ours, reference), optimizers, strict=True):
         for seed in range(3):
             give_gradients(net, seed)
@@ -170,15 +168,15 @@ def test_muon_remembers_as_much_as_planned() -> None:
     """One number a weight inside blocks, two elsewhere."""
     settings = gpt(2, 32, 2, 16, 64)
     net = build(settings)
-    optimizer = Muon().build(net)
+    optimizer = build_optimizer(Muon(), net)
     give_gradients(net, 0)
     update(optimizer, None)
-    kept = sum(t.nbytes for name, t in state_tensors(optimizer, names(net)).items() if not name.startswith("step/"))
-    assert training_memory(settings, Workload(1, 16, "fp32", "muon")).optimizer == pytest.approx(kept, rel=0.03)
+    kept = sum(t.nbytes for name, t in optimizer_state(optimizer, net).items() if not name.startswith("step/"))
+    assert training_memory(settings, 1, 16, "fp32", "muon").optimizer == pytest.approx(kept, rel=0.03)
 
 
 def test_muon_needs_blocks() -> None:
     with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon': made for Transformer blocks"):
         resolve("lstm", ["optimizer=muon"])
     with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon'"):
-        Muon().build(nn.Linear(3, 2))
+        build_optimizer(Muon(), nn.Linear(3, 2))

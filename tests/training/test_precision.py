@@ -44,7 +44,7 @@ def test_a_large_number_costs_its_own_row_alone() -> None:
     assert scale.flatten()[1] > 1e4 * scale.flatten()[[0, 2]].max()
 
 
-def test_eight_bits_of_nothing_and_of_no_number() -> None:
+def test_eight_bits_of_zeros_and_of_nan() -> None:
     x8, scale = quantise(torch.zeros(1, 4))
     assert torch.equal(x8.float() * scale, torch.zeros(1, 4))
     x8, scale = quantise(torch.tensor([[1.0, float("nan")]]))

@@ -1,42 +1,49 @@
 """The pre-flight: it finds what would fail later, and leaves no trace in what follows."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.training.small import loader, meddle_with_steps, resume, train
 
+from weft.data.batch import Batch
 from weft.errors import ConfigError, RunError
 from weft.models.build import build
-from weft.runs import tensors
-from weft.runs.folder import open_run, read_lines
+from weft.runs import checkpoint, tensors
+from weft.runs.folder import RunFolder, read_lines
 from weft.training import loop, preflight
 from weft.training.expect import expectations
-from weft.training.loader import feed
-from weft.training.preflight import one_pass
-from weft.training.start import train
+from weft.training.learner import Learner
+from weft.training.preflight import Preflight, one_pass
+from weft.training.step import OptimisationStep
 
 
 def too_large(monkeypatch: pytest.MonkeyPatch, rows: int) -> list[int]:
-    """A device with room for `rows` sequences at a time; the sizes that were tried."""
+    """A device with memory for `rows` sequences at a time; the sizes that were tried."""
     tried: list[int] = []
-    original = loop.optimisation_step
 
-    def step(model: Any, optimizer: Any, objective: Any, parts: Any, *rest: Any) -> Any:
+    def fit(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
         most = max(len(part.tokens) for part in parts)
         tried.append(most)
         if most > rows:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return original(model, optimizer, objective, parts, *rest)
 
-    monkeypatch.setattr(loop, "optimisation_step", step)
+    meddle_with_steps(monkeypatch, fit)
     return tried
 
 
-def test_the_run_is_the_same_with_and_without_it(tmp_path, recipe, corpus, tokenizer, evaluator, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def found_micro(run: RunFolder) -> int:
+    """The rows at a time that a run's newest checkpoint remembers."""
+    return json.loads((run.checkpoints / "latest/state/state.json").read_text())["notes"]["micro"]
+
+
+def test_the_run_is_the_same_with_and_without_it(tmp_path, recipe, corpus, evaluate, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Dropout and moments included, which a step too many would change."""
-    given = {"corpus": corpus, "tokenizer": tokenizer, "evaluators": [evaluator], "quiet": True}
+    given = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
     checked = train(recipe(), tmp_path / "checked", **given)
     (event,) = [line for line in read_lines(checked.run.events) if line["event"] == "preflight"]
     assert event["memory"] > 0
@@ -49,24 +56,38 @@ def test_the_run_is_the_same_with_and_without_it(tmp_path, recipe, corpus, token
     assert all(torch.equal(a, b) for a, b in same)
 
 
-def test_a_batch_that_does_not_fit_names_one_that_does(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_batch_that_does_not_fit_names_one_that_does(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     tried = too_large(monkeypatch, rows=3)
     with pytest.raises(
         RunError, match=r"batch\.micro = 16: 16 times a sequence of 12 .* batch\.micro=2 does"
     ) as caught:
-        train(recipe("batch.size=16"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+        train(recipe("batch.size=16"), tmp_path / "run", corpus=corpus, quiet=True)
     assert "\n" not in str(caught.value)
     assert tried == [16, 8, 4, 2, 2]
     assert not (tmp_path / "run/config.toml").exists()  # it never became a run
-    train(recipe("batch.size=16", "batch.micro=2"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    train(recipe("batch.size=16", "batch.micro=2"), tmp_path / "run", corpus=corpus, quiet=True)
 
 
-def test_auto_finds_what_fits_and_writes_it_down(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_auto_finds_what_fits_and_remembers_it(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The recipe stays as it was written; what was found is saved with the checkpoints."""
     too_large(monkeypatch, rows=3)
     settings = recipe("batch.size=6", "batch.micro=auto", "steps=3")
-    result = train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
     assert result.steps == 3
-    assert open_run(tmp_path / "run").recipe().batch.micro == 3
+    assert result.run.settled_recipe() == settings
+    assert found_micro(result.run) == 3
+
+
+def test_a_resumed_run_begins_with_what_was_found(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    settings = recipe("batch.size=8", "batch.micro=auto", "steps=4", "checkpoint.every=2", "checkpoint.keep=3")
+    tried = too_large(monkeypatch, rows=3)
+    run = train(settings, tmp_path / "run", corpus=corpus, quiet=True).run
+    assert tried[:5] == [8, 4, 2, 2, 2]
+    checkpoint.forget_after(run.checkpoints, 2)
+    tried.clear()
+    assert resume(tmp_path / "run", corpus=corpus, quiet=True).steps == 4
+    assert tried == [2, 2, 2, 2]  # the pre-flight's two steps and the run's
+    assert found_micro(run) == 2
 
 
 def test_neither_a_number_nor_auto_is_one_line(recipe) -> None:  # type: ignore[no-untyped-def]
@@ -75,21 +96,20 @@ def test_neither_a_number_nor_auto_is_one_line(recipe) -> None:  # type: ignore[
             recipe(f"batch.micro={wrong}")
 
 
-def test_auto_is_the_whole_batch_where_there_is_room(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_auto_is_the_whole_batch_where_it_fits(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     settings = recipe("batch.micro=auto", "steps=2")
-    train(settings, tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
-    assert open_run(tmp_path / "run").recipe().batch.micro == 4
+    assert found_micro(train(settings, tmp_path / "run", corpus=corpus, quiet=True).run) == 4
 
 
-def test_not_even_one_sequence_is_one_line(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_not_even_one_sequence_is_one_line(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     too_large(monkeypatch, rows=0)
     with pytest.raises(RunError, match=r"too little memory for one sequence of 12 tokens; shorten batch\.length"):
-        train(recipe("batch.micro=auto"), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+        train(recipe("batch.micro=auto"), tmp_path / "run", corpus=corpus, quiet=True)
 
 
 @pytest.mark.parametrize("auto", [False, True])
-def test_the_optimizers_moments_count(recipe, corpus, auto) -> None:  # type: ignore[no-untyped-def]
-    """They come with the first update, so that a second step needs more room than the first."""
+def test_the_optimizers_moments_count(tmp_path, recipe, corpus, auto) -> None:  # type: ignore[no-untyped-def]
+    """They come with the first update, so that a second step needs more memory than the first."""
     settings, moments = recipe("batch.size=8"), 0
 
     def step(parts: Any) -> None:
@@ -98,58 +118,60 @@ def test_the_optimizers_moments_count(recipe, corpus, auto) -> None:  # type: ig
             raise torch.OutOfMemoryError("CUDA out of memory")
         moments = 20
 
-    optimizer = torch.optim.SGD([torch.zeros(1)])
-    given = feed(settings, corpus), auto, 1, step, optimizer, torch.device("cpu")
+    model = build(settings.model)
+    learner = Learner(model, torch.optim.SGD(model.parameters()))
+    tried = Preflight(learner, loader(settings, corpus), step, dict, torch.device("cpu"), auto=auto)
     if auto:
-        assert preflight._fitting(*given) == 4
+        assert tried.run(tmp_path / "scratch", {}).micro == 4
     else:
         with pytest.raises(RunError, match=r"batch\.micro=4 does"):
-            preflight._fitting(*given)
+            tried.run(tmp_path / "scratch", {})
+    assert not (tmp_path / "scratch").exists()
 
 
-def test_an_evaluation_that_does_not_fit_is_found_at_once(tmp_path, recipe, corpus, tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_an_evaluation_that_does_not_fit_is_found_at_once(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     def hungry(model: Any) -> dict[str, float]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(RunError, match="the evaluation runs out of memory although training fits"):
-        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, evaluators=[hungry], quiet=True)
+        train(recipe(), tmp_path / "run", corpus=corpus, evaluate=hungry, quiet=True)
 
 
-def test_a_disk_without_room_is_found_at_once(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_full_disk_is_found_at_once(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(preflight.checkpoint.tensors, "save_file", full)
     with pytest.raises(RunError, match="the checkpoint cannot be written: No space left on device"):
-        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+        train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
     assert not (tmp_path / "run/.preflight").exists()
 
 
-def test_a_disk_that_will_be_full_is_told(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_disk_that_will_be_full_is_warned_of(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Weights and two moments of 4,800 fp32 numbers: 57,600 bytes a checkpoint, four of them at once."""
     for free, warned in ((240_000, False), (200_000, True)):
-        said: list[str] = []
+        lines: list[str] = []
         monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         run = tmp_path / str(free)
-        train(recipe("steps=1"), run, corpus=corpus, tokenizer=tokenizer, say=said.append)
-        assert any("checkpoint.keep = 2 needs up to 22" in line for line in said) is warned
+        train(recipe("steps=1"), run, corpus=corpus, log=lines.append)
+        assert any("checkpoint.keep = 2 needs up to 22" in line for line in lines) is warned
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: SimpleNamespace(free=50_000))
     with pytest.raises(RunError, match=r"48\.8 KiB left on the disk; a checkpoint needs 56\.\d KiB"):
-        train(recipe("steps=1"), tmp_path / "none", corpus=corpus, tokenizer=tokenizer, quiet=True)
+        train(recipe("steps=1"), tmp_path / "none", corpus=corpus, quiet=True)
 
 
-def test_other_errors_are_not_hidden(tmp_path, recipe, corpus, tokenizer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    def broken(*args: Any) -> None:
+def test_other_errors_are_not_hidden(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def broken(*given: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(loop, "optimisation_step", broken)
+    meddle_with_steps(monkeypatch, broken)
     with pytest.raises(RuntimeError, match="a bug"):
-        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+        train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
 
 
 def test_one_pass_of_an_evaluation_is_enough(recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     model = build(recipe().model)
-    tokens = feed(recipe(), corpus).parts(1)[0].tokens
+    tokens = loader(recipe(), corpus).parts(1)[0].tokens
     seen = 0
     with one_pass(model):
         for _ in range(5):
@@ -161,7 +183,7 @@ def test_one_pass_of_an_evaluation_is_enough(recipe, corpus) -> None:  # type: i
 
 
 def test_moments_that_cannot_be_written_are_noticed_before_the_first_step(  # type: ignore[no-untyped-def]
-    tmp_path, recipe, corpus, tokenizer, monkeypatch
+    tmp_path, recipe, corpus, monkeypatch
 ) -> None:
     """They come with the first update, and are two thirds of a checkpoint."""
     save = tensors.save
@@ -175,7 +197,7 @@ def test_moments_that_cannot_be_written_are_noticed_before_the_first_step(  # ty
     weights = 4 * sum(p.numel() for p in build(recipe().model).parameters())
     assert weights < 25_000 < 2 * weights
     with pytest.raises(RunError, match=r"moments\.safetensors: cannot be written: File too large"):
-        train(recipe(), tmp_path / "run", corpus=corpus, tokenizer=tokenizer, quiet=True)
+        train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
     assert not (tmp_path / "run").exists()
 
 

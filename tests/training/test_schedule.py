@@ -3,10 +3,11 @@
 import pytest
 
 from weft.recipe.config import WSD, Constant, Cosine, Linear
+from weft.training.schedule import build
 
 
 def test_cosine_rises_to_the_peak_and_falls_to_the_floor() -> None:
-    rate = Cosine(warmup=10, floor=0.1).build(1.0, 110, 64)
+    rate = build(Cosine(warmup=10, floor=0.1), 1.0, 110, 64)
     assert [rate(1), rate(5), rate(10)] == pytest.approx([0.1, 0.5, 1.0])
     assert rate(60) == pytest.approx(0.55)  # half way down: the middle of 1 and 0.1
     assert rate(110) == pytest.approx(0.1)
@@ -14,23 +15,23 @@ def test_cosine_rises_to_the_peak_and_falls_to_the_floor() -> None:
 
 
 def test_linear() -> None:
-    rate = Linear(warmup=4, floor=0.0).build(2.0, 24, 64)
+    rate = build(Linear(warmup=4, floor=0.0), 2.0, 24, 64)
     assert [rate(2), rate(4), rate(14), rate(24)] == pytest.approx([1.0, 2.0, 1.0, 0.0])
 
 
 def test_warm_up_stay_decay() -> None:
-    rate = WSD(warmup=5, decay=0.2, floor=0.0).build(1.0, 100, 64)
+    rate = build(WSD(warmup=5, decay=0.2, floor=0.0), 1.0, 100, 64)
     assert [rate(1), rate(5), rate(80), rate(90), rate(100)] == pytest.approx([0.2, 1.0, 1.0, 0.5, 0.0])
 
 
 def test_constant_without_warmup_starts_at_once() -> None:
-    rate = Constant(warmup=0).build(0.3, 10, 64)
+    rate = build(Constant(warmup=0), 0.3, 10, 64)
     assert [rate(1), rate(10)] == [0.3, 0.3]
 
 
 @pytest.mark.parametrize("kind", [Constant, Linear, Cosine, WSD])
 def test_no_step_is_without_a_rate_before_the_last(kind: type) -> None:
     """Even where warm-up takes all steps, nothing is negative, and the first step already learns."""
-    rate = kind(warmup=7).build(1.0, 7, 64)
+    rate = build(kind(warmup=7), 1.0, 7, 64)
     assert all(rate(step) > 0 for step in range(1, 7))
     assert all(0 <= rate(step) <= 1 for step in range(1, 20))

@@ -1,30 +1,45 @@
-"""One step: cutting a batch never changes its gradient, nor does recomputing; clipping clips; fp16 is scaled."""
+"""One step: dividing a batch never changes its gradient, nor does recomputing; clipping clips; fp16 is scaled."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from weft.objectives.losses import next_token
+from tests.training.small import loader
 
 from weft.data.batch import Batch, Source
 from weft.errors import ConfigError
 from weft.models.build import build
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.config import T5Bias
-from weft.recipe.config import SGD, AdamW, NextToken
+from weft.objectives.words import word_loss
+from weft.recipe.config import SGD, AdamW
+from weft.recipe.objective import NextToken
 from weft.recipe.resolve import resolve
-from weft.training.loader import feed
-from weft.training.optimizer import decay_groups, state_tensors
+from weft.runs.snapshot import optimizer_state
+from weft.training import optimizer as optimizers
+from weft.training.optimizer import decay_groups
 from weft.training.precision import autocast, use_eight_bits
-from weft.training.step import FIRST_SCALE, backward, fit, optimisation_step
+from weft.training.step import FIRST_SCALE, OptimisationStep, fit
 
 CPU = torch.device("cpu")
 
 
-def gradients(model, objective, parts):  # type: ignore[no-untyped-def]
+def loss_of(**settings: float) -> Callable[..., Any]:
+    """The loss of the next token with these settings."""
+    return lambda model, batch: word_loss(NextToken(**settings), model, batch)
+
+
+def backward(model, loss, parts, precision="fp32"):  # type: ignore[no-untyped-def]
+    """The mean loss, the mean −log p and the count of targets; gradients are added up."""
+    return OptimisationStep(model, optimizers.build(AdamW(), model), loss, CPU, precision).backward(parts)
+
+
+def gradients(model, loss, parts):  # type: ignore[no-untyped-def]
     model.zero_grad()
-    loss, _, count = backward(model, objective, parts, "fp32", CPU)
-    return loss, count, [p.grad.clone() for p in model.parameters()]
+    mean, _, count = backward(model, loss, parts)
+    return mean, count, [p.grad.clone() for p in model.parameters()]
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -33,18 +48,18 @@ def test_splitting_a_batch_never_changes_the_gradient(recipe, corpus, parts, mas
     torch.manual_seed(0)
     settings = recipe("model.dropout=0.0")
     model = build(settings.model)
-    (batch,) = feed(settings, corpus).parts(1)
+    (batch,) = loader(settings, corpus).parts(1)
     if masked:  # very unequal parts: the last row counts once, the others almost fully
         mask = torch.rand(batch.tokens.shape) < 0.8
         mask[-1] = False
         mask[-1, 0] = True
         batch = replace(batch, loss_mask=mask)
-    objective = next_token(NextToken(smoothing=0.1, z_loss=1e-3))
-    whole_loss, whole_count, whole = gradients(model, objective, [batch])
-    cut_loss, cut_count, cut = gradients(model, objective, batch.split(parts))
-    assert cut_count == whole_count
-    assert torch.allclose(cut_loss, whole_loss, atol=1e-6)
-    for ours, theirs in zip(cut, whole, strict=True):
+    loss = loss_of(smoothing=0.1, z_loss=1e-3)
+    whole_loss, whole_count, whole = gradients(model, loss, [batch])
+    split_loss, split_count, split = gradients(model, loss, batch.split(parts))
+    assert split_count == whole_count
+    assert torch.allclose(split_loss, whole_loss, atol=1e-6)
+    for ours, theirs in zip(split, whole, strict=True):
         assert (ours - theirs).abs().max() <= 1e-6
 
 
@@ -52,8 +67,7 @@ def test_a_model_without_a_readout_learns_the_same(recipe, corpus) -> None:  # t
     """The loss through logits and the chunked loss agree."""
     settings = recipe("model.dropout=0.0")
     model = build(settings.model)
-    (batch,) = feed(settings, corpus).parts(1)
-    objective = next_token(NextToken(smoothing=0.1))
+    (batch,) = loader(settings, corpus).parts(1)
 
     class Plain(torch.nn.Module):
         def __init__(self) -> None:
@@ -66,8 +80,8 @@ def test_a_model_without_a_readout_learns_the_same(recipe, corpus) -> None:  # t
         def head(self, features):  # type: ignore[no-untyped-def]
             return self.inner.head(features)
 
-    loss, _, expected = gradients(model, objective, [batch])
-    plain_loss, _, plain = gradients(Plain(), objective, [batch])
+    loss, _, expected = gradients(model, loss_of(smoothing=0.1), [batch])
+    plain_loss, _, plain = gradients(Plain(), loss_of(smoothing=0.1), [batch])
     assert torch.allclose(loss, plain_loss, atol=1e-5)
     for ours, theirs in zip(plain, expected, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
@@ -86,7 +100,7 @@ def test_matrices_decay_and_vectors_do_not(recipe) -> None:  # type: ignore[no-u
 def test_decay_shrinks_matrices_that_get_no_gradient() -> None:
     model = torch.nn.Linear(3, 2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = AdamW(weight_decay=0.1).build(model)
+    optimizer = optimizers.build(AdamW(weight_decay=0.1), model)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     for group in optimizer.param_groups:
@@ -100,9 +114,8 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before(recipe, corpus) 
     settings = recipe("model.dropout=0.0")
     model = build(settings.model)
     before = [p.detach().clone() for p in model.parameters()]
-    optimizer = SGD(momentum=0.0, weight_decay=0.0).build(model)
-    objective = next_token(NextToken())
-    result = optimisation_step(model, optimizer, objective, feed(settings, corpus).parts(1), 1.0, 0.01, "fp32", CPU)
+    optimizer = optimizers.build(SGD(momentum=0.0, weight_decay=0.0), model)
+    result = OptimisationStep(model, optimizer, loss_of(), CPU, clip=0.01)(loader(settings, corpus).parts(1), 1.0)
     moved = torch.stack([(p - q).norm() for p, q in zip(model.parameters(), before, strict=True)]).norm()
     assert float(result.gradient_norm) > 0.01
     assert float(moved.detach()) == pytest.approx(0.01, rel=1e-3)
@@ -112,9 +125,9 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before(recipe, corpus) 
 def test_bf16_is_close_to_fp32(recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     settings = recipe("model.dropout=0.0")
     model = build(settings.model)
-    parts = feed(settings, corpus).parts(1)
-    exact, _, _ = backward(model, next_token(NextToken()), parts, "fp32", CPU)
-    rough, _, _ = backward(model, next_token(NextToken()), parts, "bf16", CPU)
+    parts = loader(settings, corpus).parts(1)
+    exact, _, _ = backward(model, loss_of(), parts)
+    rough, _, _ = backward(model, loss_of(), parts, "bf16")
     assert float(rough) == pytest.approx(float(exact), rel=0.02)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
@@ -123,8 +136,8 @@ def test_bf16_is_close_to_fp32(recipe, corpus) -> None:  # type: ignore[no-untyp
 
 
 def steps_in_fp16(model, optimizer, batch, count):  # type: ignore[no-untyped-def]
-    objective = next_token(NextToken())
-    return [optimisation_step(model, optimizer, objective, [batch], 1e-2, 1.0, "fp16", CPU) for _ in range(count)]
+    step = OptimisationStep(model, optimizer, loss_of(), CPU, "fp16", clip=1.0)
+    return [step([batch], 1e-2) for _ in range(count)]
 
 
 def tiny_gpt():  # type: ignore[no-untyped-def]
@@ -138,8 +151,8 @@ def test_a_step_in_fp16_is_close_to_one_in_fp32() -> None:
     for precision in ("fp32", "fp16"):
         model, batch = tiny_gpt()
         before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-        optimizer = SGD(momentum=0.0).build(model)
-        result = optimisation_step(model, optimizer, next_token(NextToken()), [batch], 0.1, 1.0, precision, CPU)
+        optimizer = optimizers.build(SGD(momentum=0.0), model)
+        result = OptimisationStep(model, optimizer, loss_of(), CPU, precision, clip=1.0)([batch], 0.1)
         moved.append((torch.cat([p.detach().flatten() for p in model.parameters()]) - before, result))
     (exact, expected), (rough, found) = moved
     assert (rough - exact).norm() / exact.norm() < 0.01
@@ -149,7 +162,7 @@ def test_a_step_in_fp16_is_close_to_one_in_fp32() -> None:
 
 def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale() -> None:
     model, batch = tiny_gpt()
-    optimizer = AdamW().build(model)
+    optimizer = optimizers.build(AdamW(), model)
     steps_in_fp16(model, optimizer, batch, 1)
     state = optimizer.state["loss"]
     state["scale"] = torch.tensor(2.0**40)  # beyond anything that fp16 holds
@@ -165,7 +178,7 @@ def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale() -> None:
 
 def test_a_gradient_that_no_scale_can_mend_is_shown() -> None:
     model, batch = tiny_gpt()
-    optimizer = AdamW().build(model)
+    optimizer = optimizers.build(AdamW(), model)
     steps_in_fp16(model, optimizer, batch, 1)
     optimizer.state["loss"]["scale"] = torch.tensor(0.5)
     model.embedding.weight.register_hook(lambda gradient: gradient * float("nan"))
@@ -176,9 +189,9 @@ def test_a_gradient_that_no_scale_can_mend_is_shown() -> None:
 def test_the_scale_grows_in_calm_and_is_saved_with_the_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.training.step.CALM", 3)
     model, batch = tiny_gpt()
-    optimizer = AdamW().build(model)
+    optimizer = optimizers.build(AdamW(), model)
     steps_in_fp16(model, optimizer, batch, 5)
-    saved = state_tensors(optimizer, {id(p): name for name, p in model.named_parameters()})
+    saved = optimizer_state(optimizer, model)
     assert float(saved["scale/loss"]) == 2 * FIRST_SCALE
     assert float(saved["calm/loss"]) == 2
 

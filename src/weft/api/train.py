@@ -138,12 +138,6 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     device = pick_device().type
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
     prepared = objectives.build(recipe, folder, tokenizers).prepare(log)
-    if not prepared.bytes:
-        names = ", ".join(source for part in recipe.data.parts for source in part.sources)
-        raise DataError(
-            f"{names}: too short to learn from one part and hold out another; give some thousand characters, "
-            "or hold out nothing with data.validation.kind=none"
-        )
     facts = Facts(
         config,
         prepared.bytes,
@@ -161,6 +155,7 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
 def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[TokenizerConfig, list[Choice], Tokenizers]:
     """The tokenizers, in the run's folder; the settings of the first one, and what was chosen of them."""
     objective = objectives.build(recipe, folder)
+    _refuse_too_short(objective)
     config, choices = _tokenizer_settings(recipe, objective, device)
     chosen_size = any(choice.key == "tokenizer.vocab_size" for choice in choices)
     try:
@@ -190,6 +185,18 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
         source = build_tokenizer(recipe.source_tokenizer, objective.texts("source"), progress=True)
         source.save(folder.source_tokenizer)
     return config, choices, Tokenizers(target, source)
+
+
+def _refuse_too_short(objective: Objective[Any]) -> None:
+    """Refuse data of which nothing is left to train on, before a tokenizer misses it."""
+    parts = objective.recipe.data.parts
+    if any(part.prepared is not None for part in parts) or any(objective.texts()):
+        return
+    names = ", ".join(source for part in parts for source in part.sources)
+    raise DataError(
+        f"{names}: too short to learn from one part and hold out another; give some thousand characters, "
+        "or hold out nothing with data.validation.kind=none"
+    )
 
 
 def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) -> tuple[TokenizerConfig, list[Choice]]:

@@ -72,7 +72,12 @@ def evaluate(
 
 
 BASELINE = "baseline_bits_per_byte"
-UNITS = {"loss": "nats per token", "perplexity": "of the next token", "bits_per_byte": "of UTF-8 text"}
+UNITS = {
+    "loss": "nats per token",
+    "perplexity": "of the next token",
+    "bits_per_byte": "of UTF-8 text",
+    BASELINE: "bits per byte of character frequencies alone",
+}
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
@@ -98,7 +103,8 @@ def _show(columns: dict[str, dict[str, Any]]) -> None:
         if isinstance(value, float):
             cells = [f"{metrics[key]:.4f}" for metrics in columns.values() if key in metrics]
             cost = [f"{last[key] / value - 1:+.2%}"] if several and key in last else []
-            table.add_row(metric(key).title, *cells, *(cost or blanks), UNITS.get(key, "") if text else "")
+            title = "" if key == BASELINE else metric(key).title  # beside the value, where there is space for it
+            table.add_row(title, *cells, *(cost or blanks), UNITS.get(key, "") if text else "")
         elif isinstance(value, str):
             table.add_row(key.replace("_", " "), value, *blanks)
     if text:

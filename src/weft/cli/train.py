@@ -74,13 +74,12 @@ def summarise(run: "Run") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from weft.recipe.metrics import METRICS
+    from weft.recipe.metrics import METRICS, metric
 
     results = run.results()
     console = Console(highlight=False)
-    shown = [
-        (metric.title, results[key]) for key, metric in METRICS.items() if isinstance(results.get(key), float | int)
-    ]
+    order = [*METRICS, *(key for key in results if key not in METRICS)]
+    shown = [(metric(key).title, results[key]) for key in order if isinstance(results.get(key), float)]
     if shown:
         table = Table("on data it never saw", "", box=None, pad_edge=False, header_style="bold")
         table.add_column(justify="right")

@@ -66,7 +66,8 @@ class Objective(ABC, Generic[S]):
     def __init_subclass__(cls) -> None:
         """An objective is found by the settings that it is declared with: `class Tag(RowObjective[config.Tag])`."""
         super().__init_subclass__()
-        for settings in (given for base in cls.__orig_bases__ for given in get_args(base)):  # type: ignore[attr-defined]
+        # the class's own bases: a variant of an objective inherits the attribute, and must not take its place
+        for settings in (given for base in vars(cls).get("__orig_bases__", ()) for given in get_args(base)):
             if isinstance(settings, type):
                 cls.declared[settings] = cls
 

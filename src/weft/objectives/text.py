@@ -44,15 +44,15 @@ class TextObjective(Objective[S]):
         data = self.recipe.data
         if (self.folder.data / "plan.json").exists():  # from a start that was killed; it may have been of another text
             shutil.rmtree(self.folder.data)
-        for part, place in zip(data.parts, self._places(), strict=True):
-            if part.prepared is None:
-                prepare_shards(part.sources, place, self.tokenizer, validation=data.validation, column=data.column)
-        for part, shards in zip(data.parts, self.corpora, strict=True):
-            if shards.index.tokenizer != self.tokenizer.fingerprint:
+        for part in data.parts:
+            if part.prepared is not None and Shards.open(part.prepared).index.tokenizer != self.tokenizer.fingerprint:
                 raise DataError(
                     f"{part.prepared}: prepared with another tokenizer than this run's; "
                     f'set tokenizer={{kind="pretrained", path="{part.prepared}"}}'
                 )
+        for part, place in zip(data.parts, self._places(), strict=True):
+            if part.prepared is None:
+                prepare_shards(part.sources, place, self.tokenizer, validation=data.validation, column=data.column)
         return Prepared(sum(shards.train.bytes for shards in self.corpora))
 
     def _places(self) -> list[Path]:

@@ -187,10 +187,12 @@ def _cost(record: Record) -> str:
     predicted = count(recipe.model, length, recipe.adapter)
     built, work = record.last("model").get("parameters"), predicted.training() * read
     speed = f"{work / record.seconds:.2e} per second for {_duration(record.seconds)}" if record.seconds else ""
-    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
+    tried = record.last("preflight")
+    # with "auto" the pre-flight found how many rows fit at a time
+    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else tried.get("micro", size)
     step = Workload(micro, length, recipe.precision or "fp32", recipe.optimizer.kind)
     needed = training_memory(recipe.model, step, recipe.adapter)
-    peak = record.last("preflight").get("memory")
+    peak = tried.get("memory")
     rows = [
         ("", "predicted", "measured"),
         ("parameters", f"{predicted.parameters:,}", f"{built:,}" if built else ""),

@@ -1,4 +1,4 @@
-"""Tokens mean something to the tokenizer that made them alone."""
+"""Tokens mean something only to the tokenizer that made them."""
 
 import json
 import shutil
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.api import train as api
+from weft.api.run import load
 from weft.errors import RunError
 
 SMALL = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16", "steps=2"]
@@ -17,7 +18,7 @@ def learn(folder: Path, preset: str, *words: str) -> Path:
     rows = [json.dumps({"text": text, "label": str(len(text) % 2)}) for text in TEXTS]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     given = {"data": str(folder / "rows.jsonl"), "run": folder / "run", "changes": [*SMALL, *words]}
-    api.train(preset, **given, say=lambda line: None)
+    api.train(preset, **given, log=lambda line: None)
     return folder / "run"
 
 
@@ -35,8 +36,8 @@ def test_another_tokenizer_in_the_folder_is_noticed(tmp_path: Path, preset: str,
     kind, size = ("wordpiece", 150) if preset == "bert-tiny" else ("bpe", 300)
     other = learn(tmp_path / "other", preset, *words, f"tokenizer.kind={kind}", f"tokenizer.vocab_size={size}")
     shutil.copy(other / "tokenizer.json", run / "tokenizer.json")
-    with pytest.raises(RunError, match=r"tokenizer\.json: not the tokenizer that this run's text was cut with"):
-        api.resume(run, say=lambda line: None)
+    with pytest.raises(RunError, match=r"tokenizer\.json: not the tokenizer that this run's text was tokenized with"):
+        api.resume(run, log=lambda line: None)
 
 
 def test_a_model_does_not_write_with_another_tokenizer(tmp_path: Path) -> None:
@@ -44,12 +45,12 @@ def test_a_model_does_not_write_with_another_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = learn(tmp_path / "other", "gpt-tiny", "tokenizer.kind=bpe", "tokenizer.vocab_size=300")
     shutil.copy(other / "tokenizer.json", run / "tokenizer.json")
-    with pytest.raises(RunError, match="not the tokenizer that this run's text was cut with"):
-        api.load(run)
-    shutil.rmtree(run / "data")  # nothing says so any more
-    api.load(run)
+    with pytest.raises(RunError, match="not the tokenizer that this run's text was tokenized with"):
+        load(run)
+    shutil.rmtree(run / "data")  # nothing shows it any more
+    load(run)
 
 
-def test_a_run_goes_on_with_its_own(tmp_path: Path) -> None:
+def test_a_run_resumes_with_its_own(tmp_path: Path) -> None:
     run = learn(tmp_path, "gpt-tiny")
-    api.resume(run, say=lambda line: None)
+    api.resume(run, log=lambda line: None)

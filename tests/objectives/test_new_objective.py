@@ -1,0 +1,206 @@
+"""A new objective is one settings class, one file and one line; no other file of the package is edited.
+
+On a copy of the package ordinal regression is added: grades that have an order, such as one to five stars. Everything
+else, from the head of the model to `weft train`, `weft evaluate` and the report, follows.
+"""
+
+import filecmp
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+
+SETTINGS = '''
+class Grade(SequenceObjective):
+    """Grades 1 … `grades` in their order: is it above 1, above 2, …? (Frank and Hall 2001)"""
+
+    metrics = ("loss", "accuracy", "within_one")
+
+    kind: Literal["grade"] = "grade"
+    grade: Column = "grade"
+    grades: Annotated[int, Field(ge=2)] = 5
+
+    def chance(self, vocab_size: int) -> float:
+        return (self.grades - 1) * math.log(2)
+
+    def outputs(self) -> int | None:
+        return self.grades - 1
+
+
+'''
+
+OBJECTIVE = '''"""Grades that have an order, such as one to five stars."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from weft.data.batch import Batch
+from weft.data.examples import encoded
+from weft.data.table import Row
+from weft.models.base import LanguageModel
+from weft.objectives.classify import SequenceObjective
+from weft.objectives.objective import model_inputs
+from weft.objectives.rows import head_outputs
+from weft.recipe import objective as config
+from weft.training.objective import Loss
+
+
+class Grade(SequenceObjective[config.Grade]):
+    """One output for each grade but the highest: whether the text deserves more (Frank and Hall 2001)."""
+
+    usage = "weft evaluate {run} --data rows.tsv"
+    answer_kind = "score"
+
+    @property
+    def answer(self) -> str:
+        return self.settings.grade
+
+    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        for example in encoded(rows, self.tokenizer, texts=self.fields, numbers=[self.answer]):
+            yield {"score": float(example.pop(self.answer)), **example}
+
+    def _loss(self, logits: Tensor, grades: Tensor) -> Tensor:
+        """−log p of every answer, summed, from logits (B, grades − 1) and grades (B,)."""
+        above = grades[:, None] > torch.arange(1, self.settings.grades, device=grades.device)
+        return F.binary_cross_entropy_with_logits(logits, above.float(), reduction="sum")
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        loss = self._loss(model.forward(batch.tokens, **model_inputs(batch)).float(), batch.targets)
+        return loss, batch.count, {"nll": loss.detach()}
+
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
+        """The mean loss, and how often the grade is right, or off by one at most."""
+        loss, errors = 0.0, []
+        for logits, batch in head_outputs(model, batches):
+            loss += float(self._loss(logits, batch.targets))
+            errors += (1 + (logits > 0).sum(1) - batch.targets).abs().tolist()
+        right, near = (sum(error <= most for error in errors) / len(errors) for most in (0, 1))
+        return {"loss": loss / len(errors), "accuracy": right, "within_one": near}
+
+    def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[int]:
+        """The grade of each text, or pair of texts."""
+        return [1 + int((row > 0).sum()) for row in self.outputs(model, texts, second)]
+'''
+
+LINE = "    grade,\n"
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds a copy of the package, with the objective added."""
+    folder = tmp_path_factory.mktemp("package")
+    copy = folder / "weft"
+    shutil.copytree(Path(weft.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    insert(copy / "recipe/objective.py", SETTINGS, before="OBJECTIVES = variants(")
+    (copy / "objectives/grade.py").write_text(OBJECTIVE, encoding="utf-8")
+    insert(copy / "objectives/table.py", LINE, before="    masked,\n")
+    return folder
+
+
+def insert(file: Path, text: str, before: str) -> None:
+    content = file.read_text(encoding="utf-8")
+    assert content.count(before) == 1
+    file.write_text(content.replace(before, text.lstrip("\n") + before), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts whose grade is that of the one word which counts."""
+    words, pick = ["terrible", "weak", "decent", "lovely"], random.Random(0)
+    graded = [pick.randrange(4) for _ in range(240)]
+    lines = [f"the {pick.choice(['film', 'book', 'song'])} is {words[grade]}\t{grade + 1}" for grade in graded]
+    file = tmp_path_factory.mktemp("rows") / "rows.tsv"
+    file.write_text("\n".join(["text\tgrade", *lines]) + "\n", encoding="utf-8")
+    return file
+
+
+# each of the commands given as JSON: its exit code, and what it printed
+COMMANDS = """
+import contextlib, io, json, sys
+from weft.cli.main import run
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(words)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def run(package: Path, *commands: list[str]) -> list[list[Any]]:
+    """Commands of the copy, all in one process: most of the time goes into its start."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
+        cwd=package,
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def differences(compared: filecmp.dircmp[str], below: str = "") -> set[str]:
+    """The files in which two folders differ."""
+    own = {below + name for name in (*compared.diff_files, *compared.left_only, *compared.right_only)}
+    return own.union(*(differences(inner, f"{below}{name}/") for name, inner in compared.subdirs.items()))
+
+
+def test_two_files_are_edited_and_one_is_new(package: Path) -> None:
+    found = filecmp.dircmp(Path(weft.__file__).parent, package / "weft", ignore=["__pycache__"])
+    assert differences(found) == {"recipe/objective.py", "objectives/grade.py", "objectives/table.py"}
+
+
+def test_it_is_learned_measured_and_resumed(package: Path, rows: Path, tmp_path: Path) -> None:
+    place = str(tmp_path / "run")
+    model = ["model.layers=1", "model.d_model=32", "model.attention.heads=2", "model.feedforward.d_ff=32"]
+    words = ["objective=grade", "objective.grades=4", "steps=60", "batch.size=16"]
+    words += ["batch.length=16", "optimizer.lr=0.01", "tokenizer=word", *model]
+    trained, evaluated, elsewhere, resumed = run(
+        package,
+        ["train", "bert-tiny", "--data", str(rows), "--run", place, *words],
+        ["evaluate", place, "--json"],
+        ["evaluate", place, "--data", str(rows)],
+        ["train", "--resume", place],
+    )
+    code, out, err = trained
+    assert code == 0, err
+    assert "knowing nothing, the loss is 2.08" in err  # 3 · ln 2
+    for shown in ("accuracy", "within one", f"use       weft evaluate {place} --data rows.tsv"):
+        assert shown in out
+    assert (tmp_path / "run/report.html").exists()
+
+    code, out, err = evaluated
+    assert code == 0, err
+    metrics = json.loads(out)
+    assert metrics["loss"] < 1.0
+    assert metrics["within_one"] > 0.9
+    assert 0.5 < metrics["accuracy"] <= metrics["within_one"]
+    assert elsewhere[0] == 0 and "within one" in elsewhere[1]
+    assert resumed[0] == 0, resumed[2]
+
+
+def test_its_mistakes_are_one_line(package: Path, rows: Path) -> None:
+    mistakes = {
+        "objective.grades=1": "objective.grades = 1: expected greater than or equal to 2",
+        "evaluate.metric=within": "objective 'grade' has no such metric; did you mean 'within_one'?",
+        "model=lstm": "model.kind = 'recurrent': objective 'grade' needs an encoder or decoder with a head of kind",
+    }
+    given = ["train", "bert-tiny", "--data", str(rows), "objective=grade"]
+    for (code, _, err), line in zip(
+        run(package, *([*given, word] for word in mistakes)), mistakes.values(), strict=True
+    ):
+        assert code == 2
+        assert line in err and err.count("\n") == 1

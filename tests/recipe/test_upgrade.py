@@ -1,0 +1,31 @@
+"""Recipes of earlier versions are read, and the name that has changed is logged."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.recipe.resolve import resolve
+from weft.recipe.upgrade import upgrade
+
+
+@pytest.mark.parametrize(("old", "new"), [("score", "regress"), ("twins", "contrastive")])
+def test_a_renamed_objective_is_taken_with_a_note(old: str, new: str) -> None:
+    tree, notes = upgrade({"steps": 3, "objective": {"kind": old, "second": "b"}})
+    assert tree == {"steps": 3, "objective": {"kind": new, "second": "b"}}
+    assert notes == [f"objective.kind = '{old}' is called '{new}' now; write that instead"]
+    assert upgrade({"objective": old})[0] == {"objective": new}
+
+
+@pytest.mark.parametrize("tree", [{}, {"objective": {"kind": "pairs"}}, {"objective": 3}, {"objective": {"kind": [1]}}])
+def test_everything_else_stays_as_it_is(tree: dict[str, object]) -> None:
+    assert upgrade(tree) == (tree, [])
+
+
+def test_a_recipe_keeps_its_columns(tmp_path: Path) -> None:
+    file, lines = tmp_path / "old.toml", list[str]()
+    file.write_text('model = "bert-tiny"\n[objective]\nkind = "score"\ntext = "review"\nscore = "stars"\n')
+    objective = resolve(str(file), log=lines.append).objective
+    assert (objective.kind, objective.text, objective.score) == ("regress", "review", "stars")  # type: ignore[attr-defined]
+    assert lines == ["objective.kind = 'score' is called 'regress' now; write that instead"]
+    resolve("bert-tiny", ["objective=contrastive"], log=lines.append)
+    assert len(lines) == 1
