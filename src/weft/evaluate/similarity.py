@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from weft.data.streams import lines
 from weft.errors import DataError
-from weft.evaluate.classification import correlated
+from weft.evaluate.classification import correlations
 
 
 class Pair(NamedTuple):
@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Similarity:
-    """What came of comparing; words that have no vector take no part, and are listed."""
+    """How cosines and judgements correlate; words that have no vector take no part, and are listed."""
 
     spearman: float
     pearson: float
@@ -33,29 +33,29 @@ class Similarity:
     missing: tuple[str, ...]
 
     def metrics(self) -> dict[str, float]:
-        """The figures by name."""
+        """The metrics by name."""
         return {"spearman": self.spearman, "pearson": self.pearson, "pairs": self.pairs, "left_out": self.left_out}
 
 
 def similarity(pairs: Sequence[Pair], vector: Callable[[str], NDArray[np.float32] | None]) -> Similarity:
-    """Correlate people's scores with the cosines of the words' vectors; `vector` says None to a word it doesn't know.
+    """Correlate people's scores with the cosines of the words' vectors; `vector` gives None for a word it doesn't know.
 
-    What is left out flatters: with it the figures of two vocabularies aren't those of the same pairs.
+    What is left out flatters: the metrics of two vocabularies are then not those of the same pairs.
     """
     known: dict[str, NDArray[np.float32] | None] = {}
     for word in dict.fromkeys(word for pair in pairs for word in (pair.first, pair.second)):
         known[word] = vector(word)
-    told, true = [], []
+    predicted, true = [], []
     for pair in pairs:
         one, other = known[pair.first], known[pair.second]
         if one is not None and other is not None:
-            told.append(cosine(one, other))
+            predicted.append(cosine(one, other))
             true.append(pair.score)
     missing = tuple(word for word, found in known.items() if found is None)
     if len(true) < 2:
         raise DataError(f"{len(true)} of {len(pairs)} pairs have both words in the vocabulary; at least 2 are needed")
-    found = correlated(true, told)
-    return Similarity(found.spearman, found.pearson, len(true), len(pairs) - len(true), missing)
+    found = correlations(true, predicted)
+    return Similarity(found["spearman"], found["pearson"], len(true), len(pairs) - len(true), missing)
 
 
 def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:

@@ -15,7 +15,7 @@ from weft.data.collate import framed, framed_lengths
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import ConfigError
-from weft.evaluate.classification import classified
+from weft.evaluate.classification import label_metrics
 from weft.models.base import LanguageModel
 from weft.objectives.objective import model_inputs
 from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs, in_order
@@ -134,18 +134,9 @@ class Classify(SequenceObjective[config.Classify]):
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """Mean −log p of the right label, accuracy, macro F1, Matthews' correlation, and the confusion matrix."""
-        loss, truth, predicted = 0.0, [], []
-        for logits, batch in head_outputs(model, batches):
-            loss += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
-            truth += batch.targets.tolist()
-            predicted += logits.argmax(-1).tolist()
-        found = classified(truth, predicted, self.labels)
-        return {
-            "loss": loss / max(1, len(truth)),
-            **found.metrics(),
-            "labels": list(found.labels),
-            "matrix": found.matrix.tolist(),
-        }
+        return classification_metrics(
+            ((logits, batch.targets) for logits, batch in head_outputs(model, batches)), self.labels
+        )
 
     def predict(
         self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None
@@ -153,3 +144,13 @@ class Classify(SequenceObjective[config.Classify]):
         """The probability of each label for each text, or pair of texts, the likeliest first."""
         shares = torch.from_numpy(self.outputs(model, texts, second)).softmax(-1).tolist()
         return [dict(sorted(zip(self.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]
+
+
+def classification_metrics(outputs: Iterable[tuple[Tensor, Tensor]], labels: Sequence[str]) -> dict[str, Any]:
+    """Mean −log p of the right label and the metrics of labels, from logits (N, labels) and targets (N,), in parts."""
+    loss, actual, predicted = 0.0, list[int](), list[int]()
+    for logits, targets in outputs:
+        loss += float(F.cross_entropy(logits, targets, reduction="sum"))
+        actual += targets.tolist()
+        predicted += logits.argmax(-1).tolist()
+    return {"loss": loss / max(1, len(actual)), **label_metrics(actual, predicted, labels)}

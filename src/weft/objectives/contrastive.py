@@ -11,7 +11,7 @@ from weft.data.batch import Batch, Source
 from weft.data.collate import framed, framed_lengths
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
-from weft.evaluate.objective import mean_loss
+from weft.evaluate.loss import mean_loss
 from weft.models.base import LanguageModel
 from weft.objectives.rows import Numbers, RowObjective
 from weft.recipe import objective as config

@@ -15,7 +15,7 @@ from weft.data.sentences import Sentences, pairs_masked_batch
 from weft.data.shards import Side
 from weft.data.split import Piece, split_pieces, train_texts
 from weft.errors import DataError, RunError
-from weft.evaluate.objective import mean_loss
+from weft.evaluate.loss import mean_loss
 from weft.models.base import LanguageModel
 from weft.objectives.masked import masked_loss
 from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Results

@@ -11,7 +11,7 @@ from weft.data.examples import Examples
 from weft.data.shards import Side
 from weft.data.table import Kind, Row
 from weft.decode.config import Beam, Sampling
-from weft.evaluate.translation import translated
+from weft.evaluate.translation import translation_metrics
 from weft.models.base import LanguageModel
 from weft.objectives.objective import Results
 from weft.objectives.rows import Numbers, RowObjective
@@ -70,13 +70,8 @@ class Pairs(RowObjective[config.Pairs]):
         sources = [self.tokenizers.source.decode(examples.ids("source", n).tolist()) for n in range(len(examples))]
         targets = [self.tokenizers.target.decode(examples.ids("target", n).tolist()) for n in range(len(examples))]
         written = self.translate(model, sources, Sampling(temperature=0.0, max_tokens=self.length))
-        found = translated(written, targets)
-        metrics = {
-            **super().measure(model, side).metrics,
-            **found.metrics(),
-            "bleu_signature": found.bleu.signature,
-            "decoding": "greedy",
-        }
+        found = translation_metrics(written, targets)
+        metrics = {**super().measure(model, side).metrics, **found, "decoding": "greedy"}
         return Results(metrics, [f"{sources[n]}\n→ {written[n]}" for n in range(min(SHOWN, len(written)))])
 
     def translate(

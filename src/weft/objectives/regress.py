@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from weft.data.batch import Batch
 from weft.data.examples import Examples
 from weft.data.table import Row
-from weft.evaluate.classification import correlated
+from weft.evaluate.classification import correlations
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
 from weft.objectives.objective import model_inputs
@@ -50,7 +50,7 @@ class Regress(SequenceObjective[config.Regress]):
         ]
         truth, predicted = (np.concatenate(side) for side in zip(*pairs, strict=True))
         error = float(np.mean((truth - predicted) ** 2))
-        return {"loss": error} | (correlated(truth, predicted).metrics() if len(truth) > 1 else {})
+        return {"loss": error} | (correlations(truth, predicted) if len(truth) > 1 else {})
 
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
         """The number of each text, or pair of texts."""

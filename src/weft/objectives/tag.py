@@ -13,8 +13,8 @@ from weft.data.collate import framed, framed_lengths, framed_text_length
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import DataError
-from weft.evaluate.classification import classified
 from weft.models.base import LanguageModel
+from weft.objectives.classify import classification_metrics
 from weft.objectives.objective import model_inputs
 from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs, in_order
 from weft.progress import bar
@@ -77,19 +77,9 @@ class Tag(RowObjective[config.Tag]):
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """Mean −log p of the right tag of a word, accuracy, macro F1, Matthews' correlation, the confusion matrix."""
-        loss, truth, predicted = 0.0, [], []
-        for outputs, batch in head_outputs(model, batches):
-            logits, targets = outputs[batch.loss_mask], batch.targets[batch.loss_mask]
-            loss += float(F.cross_entropy(logits, targets, reduction="sum"))
-            truth += targets.tolist()
-            predicted += logits.argmax(-1).tolist()
-        found = classified(truth, predicted, self.labels)
-        return {
-            "loss": loss / max(1, len(truth)),
-            **found.metrics(),
-            "labels": list(found.labels),
-            "matrix": found.matrix.tolist(),
-        }
+        masks = ((logits, batch, batch.loss_mask) for logits, batch in head_outputs(model, batches))
+        outputs = ((logits[mask], batch.targets[mask]) for logits, batch, mask in masks)
+        return classification_metrics(outputs, self.labels)
 
     # ---- a trained model's tags
 

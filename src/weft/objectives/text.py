@@ -15,7 +15,7 @@ from weft.data.sampler import Windows, rows
 from weft.data.shards import Shards, Side, Tokens
 from weft.data.split import train_texts
 from weft.errors import DataError, RunError
-from weft.evaluate.objective import mean_loss
+from weft.evaluate.loss import mean_loss
 from weft.models.base import LanguageModel
 from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Results
 from weft.progress import Log

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.data.batch import Batch
 from weft.decode.config import Beam, Sampling
 from weft.decode.translate import translate
-from weft.evaluate.objective import mean_loss
+from weft.evaluate.loss import mean_loss
 from weft.models.base import LanguageModel
 from weft.nn.loss import cross_entropy, linear_cross_entropy
 from weft.objectives.objective import Objective, model_inputs
