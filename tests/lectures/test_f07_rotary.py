@@ -18,7 +18,7 @@ def turned(x: torch.Tensor, place: int, pairs: Literal["adjacent", "halves"]) ->
     module = build(Rotary(pairs=pairs), Sizes(16, 1, 16, 4096, causal=True, layers=1))
     angles = module.angles(torch.tensor([[place]]), place + 1, x.dtype)
     assert angles is not None
-    return module.turn(x.view(1, 1, 1, 16), angles).flatten()
+    return module.rotate(x.view(1, 1, 1, 16), angles).flatten()
 
 
 @pytest.mark.parametrize("pairs", ["adjacent", "halves"])

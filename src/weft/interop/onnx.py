@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from weft.errors import InteropError
 from weft.models import heads
-from weft.models.transformer import Stack, Transformer
-from weft.nn.attention import Relation
+from weft.models.transformer import EncodedSource, Stack, Transformer
+from weft.nn.attention import AttentionMask
 from weft.nn.config import DynamicNTK, Rotary
-from weft.nn.mask import Visibility
+from weft.nn.mask import Mask
 from weft.nn.position import Position
 from weft.text.tokenizer import Tokenizer
 
@@ -97,16 +97,16 @@ def _readied(model: Transformer) -> Transformer:
     """A copy in fp32 that takes the plain path, whose operations every runtime has."""
     ready = copy.deepcopy(model).float().eval().requires_grad_(False)
     for module in ready.modules():
-        if hasattr(module, "always_plain"):
-            setattr(module, "always_plain", True)  # noqa: B010 (a Module's attributes are tensors to the type checker)
+        if hasattr(module, "always_reference"):
+            setattr(module, "always_reference", True)  # noqa: B010 (a Module's attributes are tensors to the type checker)
     return ready
 
 
 # ---- what is drawn
 
 
-class _Drawn(Relation):
-    """A relation whose mask is given: who sees whom, as a tensor that grows with the input."""
+class _Drawn(AttentionMask):
+    """A mask that is given as a tensor, which grows with the input."""
 
     def __init__(
         self,
@@ -116,9 +116,9 @@ class _Drawn(Relation):
         keys: Tensor,
         angles: tuple[Tensor, Tensor] | None = None,
     ):
-        super().__init__(Visibility(causal=False), position, queries, keys, angles)
+        super().__init__(Mask(causal=False), position, queries, keys, angles)
         bias = position.bias(queries, keys)
-        self._mask = seen if bias is None else torch.where(seen, bias, float("-inf"))
+        self._dense = seen if bias is None else torch.where(seen, bias, float("-inf"))
 
 
 class _Growing:
@@ -187,7 +187,7 @@ class _Remembers(nn.Module):
         assert model.encoder is not None and model.decoder is not None
         x = _embedded(model, tokens, model.source_embedding or model.embedding)
         encoded = _read(model.encoder, x, mask)
-        return [part for block in model.decoder.blocks for part in block.cross.memory(encoded)]  # type: ignore[operator,union-attr]
+        return [part for block in model.decoder.blocks for part in block.cross.keys_values(encoded)]  # type: ignore[operator,union-attr]
 
 
 class _Writes(nn.Module):
@@ -208,13 +208,13 @@ class _Writes(nn.Module):
         places = torch.arange(before, before + time, device=x.device)[None]
         keys = torch.arange(before + time, device=x.device)[None]
         angles = stack.position.angles(places, 0, x.dtype)
-        relation = _Drawn(_seen(stack, places, keys), stack.position, places, keys, angles)
+        where = _Drawn(_seen(stack, places, keys), stack.position, places, keys, angles)
         caches = [_Growing(k, v) for k, v in zip(past[::2], past[1::2], strict=True)]
-        source, remembered = None, None
+        source = None
         if memory is not None and mask is not None:
-            remembered = list(zip(memory[::2], memory[1::2], strict=True))
-            source = _Drawn((mask != 0)[:, None, None, :], Position(), places, places)
-        features = stack(x, places, relation, caches, remembered, source)
+            over = _Drawn((mask != 0)[:, None, None, :], Position(), places, places)
+            source = EncodedSource(list(zip(memory[::2], memory[1::2], strict=True)), over)
+        features = stack(x, places, where, caches, source)
         return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
 
 

@@ -5,22 +5,10 @@ from torch import Tensor
 
 
 class KeyValueCache:
-    """Room for `max_len` keys and values of every layer and row, allocated once.
+    """Keys and values of every layer and row: store (layers, 2, batch, kv_heads, max_len, d_head), allocated once."""
 
-    store (layers, 2, batch, kv_heads, max_len, d_head).
-    """
-
-    def __init__(
-        self,
-        layers: int,
-        batch: int,
-        kv_heads: int,
-        max_len: int,
-        d_head: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        self.store = torch.zeros(layers, 2, batch, kv_heads, max_len, d_head, dtype=dtype, device=device)
+    def __init__(self, store: Tensor):
+        self.store = store
 
     def reorder(self, index: Tensor) -> None:
         """Row i becomes a copy of row index[i]."""

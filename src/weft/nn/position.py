@@ -1,7 +1,7 @@
 """How a model knows where its tokens stand.
 
 A position takes part in up to three places, and each kind fills in its own:
-`embed` adds to the token embeddings, `turn` rotates queries and keys, `bias` adds to the attention scores.
+`embed` adds to the token embeddings, `rotate` rotates queries and keys, `bias` adds to the attention scores.
 `Relative` (Shaw et al. 2018) keeps a table in every layer, so the attention holds it; here it only gives distances.
 """
 
@@ -37,15 +37,15 @@ class Position(nn.Module):
         return x
 
     def angles(self, positions: Tensor, longest: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """cos and sin, each (batch or 1, 1, time, d_head/2), of how far tokens at `positions` are turned.
+        """cos and sin, each (batch or 1, 1, time, d_head/2), of how far tokens at `positions` are rotated.
 
         `longest` bounds the sequence that is read, without asking the device.
         """
         return None
 
-    def turn(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """x (batch, heads, time, d_head), turned."""
-        raise AssertionError("only rotary positions turn")
+    def rotate(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """x (batch, heads, time, d_head), rotated."""
+        raise AssertionError("a position that gives angles rotates by them")
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """What to add to the scores: (batch or 1, heads, time, source time) from both sides' positions."""
@@ -129,7 +129,7 @@ class Learned(Position, settings=config.Learned):
 
 
 class Rotary(Position, settings=config.Rotary):
-    """Pairs of coordinates turned by position × frequency (Su et al. 2021)."""
+    """Pairs of coordinates rotated by position × frequency (Su et al. 2021)."""
 
     def __init__(self, settings: config.Rotary, sizes: config.Sizes):
         super().__init__()
@@ -149,8 +149,8 @@ class Rotary(Position, settings=config.Rotary):
         if isinstance(scaling, config.LinearScaling):
             return theta / scaling.factor
         if isinstance(scaling, config.Llama3Scaling):
-            turns = scaling.original_context * theta / (2 * math.pi)
-            keep = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+            periods = scaling.original_context * theta / (2 * math.pi)
+            keep = ((periods - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
             return (1 - keep) * theta / scaling.factor + keep * theta
         return theta
 
@@ -160,7 +160,7 @@ class Rotary(Position, settings=config.Rotary):
         angle = positions[:, None, :, None].to(wide) * self.frequencies(longest, positions.device).to(wide)
         return once(angle.cos().to(dtype)), once(angle.sin().to(dtype))
 
-    def turn(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    def rotate(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x (batch, heads, time, d_head), each pair (a, b) → (a cos − b sin, b cos + a sin)."""
         # token by token, as the projection left them: what attention gives then lies the same way, and needs no copy
         x, cos, sin = (t.transpose(1, 2) for t in (x, *angles))
