@@ -22,7 +22,7 @@ from weft.nn.config import Gated, LayerNorm, LoRA, Norm, Plain
 from weft.nn.lora_targets import targets
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}
-MEMORIES = {"elman": 1, "lstm": 2, "gru": 1}
+STATE_VECTORS = {"elman": 1, "lstm": 2, "gru": 1}
 
 
 @dataclass(frozen=True)
@@ -324,13 +324,13 @@ def _bahdanau(model: config.Bahdanau, T: int) -> Count:
     E, A = model.d_embedding or D, model.d_attention or D
     one_way, products_one_way = _layers(model.cell, E, 2 * D, D, model.layers)
     decoder, products = _layers(model.cell, E + 2 * D, D, D, model.layers)
-    first_memory = MEMORIES[model.cell] * model.layers * D
+    first_state = STATE_VECTORS[model.cell] * model.layers * D
     alignment = D * A + 2 * D * A  # W_q once a target token, W_k once a source token
     return Count(
         (
             Component("embeddings", (V + (model.source_vocab_size or 0)) * E, 0),
             Component("encoder", 2 * one_way, 2 * T * 2 * products_one_way, True),
-            Component("bridge", _matrix(D, first_memory, True), 2 * D * first_memory, True),
+            Component("bridge", _matrix(D, first_state, True), 2 * D * first_state, True),
             # each pair of tokens: v · tanh(…), then its part of the weighted mean of 2D numbers
             Component("attention", alignment + A, 2 * T * alignment + T * T * (2 * A + 4 * D), True),
             Component("decoder", decoder, 2 * T * products, True),

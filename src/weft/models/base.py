@@ -29,7 +29,7 @@ class Source(Protocol):
 
 
 class State:
-    """What a model remembers of the tokens it has read, one row a sequence.
+    """What a model keeps of the tokens it has read, one row a sequence.
 
     Rows may be of different lengths. `lengths` is on the device; `longest` bounds it without asking the device,
     and `even` says that all rows are equally long, so that fast paths need no mask.
@@ -48,14 +48,14 @@ class State:
         self.even = self.even and lengths is None
 
     def reserve(self, time: int) -> None:
-        """Refuse to read past the room that was asked for."""
+        """Refuse to read past the `max_len` that was asked for."""
         if self.longest + time > self.max_len:
             raise ModelError(
                 f"{self.longest} + {time} tokens do not fit in the {self.max_len} that decoding was started with"
             )
 
     def reorder(self, index: Tensor) -> None:
-        """Row i goes on from what row index[i] remembers; the batch may grow or shrink. index (new batch,)."""
+        """Row i goes on from where row index[i] is; the batch may grow or shrink. index (new batch,)."""
         self.lengths = self.lengths[index]
         self._reorder(index)
 
@@ -72,7 +72,7 @@ class State:
 
     def _reorder(self, index: Tensor) -> None:
         """Subclasses move their own rows."""
-        raise AssertionError("a State without a memory cannot be reordered")
+        raise AssertionError("a kind of State moves its own rows")
 
 
 class LanguageModel(nn.Module):
@@ -92,15 +92,15 @@ class LanguageModel(nn.Module):
 
     @property
     def alignment(self) -> nn.Module | None:
-        """What the weights over the source pass through, (batch, [heads,] time, source time), for whoever watches."""
+        """What the weights over the source pass through, (batch, [heads,] time, source time): a place for a hook."""
         return None
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> State:
-        """An empty memory for `batch` sequences of up to `max_len` tokens."""
+        """An empty state for `batch` sequences of up to `max_len` tokens."""
         raise ModelError(f"{self._name()} cannot generate: it has no decoder")
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read tokens (batch, time) after what `state` remembers; features (batch, time, …) for `head`.
+        """Read tokens (batch, time) after what `state` has read; features (batch, time, …) for `head`.
 
         Rows of unequal length are padded on the right with any token and counted by `lengths` (batch,);
         features at padded places mean nothing, and the next call writes over what they left.
@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         raise AssertionError("every model has a head")
 
     def step(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Logits (batch, time, vocab_size) after each of tokens (batch, time), which `state` then remembers."""
+        """Logits (batch, time, vocab_size) after each of tokens (batch, time), which `state` then holds."""
         return self.head(self.advance(tokens, state, lengths))
 
     def forward(self, tokens: Tensor, **given: Any) -> Tensor:

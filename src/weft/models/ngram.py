@@ -208,7 +208,7 @@ class NGram(LanguageModel):
         return torch.where(seen & (words[place] == wanted), place, -1)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> Recent:
-        """An empty memory for `batch` sequences of up to `max_len` tokens."""
+        """An empty state for `batch` sequences of up to `max_len` tokens."""
         if source is not None:
             raise ModelError(f"{self._name()} continues a text; it cannot read a source")
         self._check_fitted()
@@ -216,7 +216,7 @@ class NGram(LanguageModel):
         return Recent(batch, max_len, self.config.order, self.config.vocab_size, device)
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read tokens (batch, time) after what `state` remembers; contexts (batch, time, order − 1) for `head`."""
+        """Read tokens (batch, time) after what `state` has read; contexts (batch, time, order − 1) for `head`."""
         assert isinstance(state, Recent)
         check_tokens(tokens, self.config.vocab_size)
         T, width = tokens.shape[1], self.config.order - 1
