@@ -146,7 +146,7 @@ def test_bert_with_both_pretraining_heads() -> None:
     mask = torch.arange(13)[None] < torch.tensor([13, 7, 4])[:, None]
     mine = ours(tokens, segments=segments, mask=mask)
     other = theirs(tokens, attention_mask=mask.long(), token_type_ids=segments)
-    assert (mine.follows - other.seq_relationship_logits).abs().max() <= 1e-5
+    assert (mine.next_sentence - other.seq_relationship_logits).abs().max() <= 1e-5
     real = mask[..., None]
     table = theirs.bert.embeddings.word_embeddings.weight
     same(mine.words * real, other.prediction_logits * real, ours.embedding.weight, table)

@@ -23,7 +23,7 @@ from weft.interop.loaded import Loaded, Weights
 from weft.interop.mapping import shapes
 from weft.models.build import build
 from weft.models.config import Encoder, EncoderDecoder, Model
-from weft.nn.init import hollow
+from weft.nn.init import empty_weights
 from weft.progress import bar
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
 from weft.recipe.objective import GOALS
@@ -221,7 +221,7 @@ def _counted(weights: Weights, advance: Callable[[int], None]) -> Weights:
 
 def parameters(model: Model) -> int:
     """How many numbers a model has learned."""
-    with hollow():
+    with empty_weights():
         return sum(parameter.numel() for parameter in build(model).parameters())
 
 

@@ -17,7 +17,7 @@ from weft.errors import InteropError
 from weft.interop.loaded import Weights
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, Model
-from weft.nn.init import hollow
+from weft.nn.init import empty_weights
 
 Shape = tuple[int, ...]
 
@@ -164,7 +164,7 @@ class Conversion:
 
 def shapes(model: Model) -> dict[str, Shape]:
     """Every tensor of a model with its shape, without making it."""
-    with hollow():
+    with empty_weights():
         return {name: tuple(tensor.shape) for name, tensor in build(model).state_dict().items()}
 
 

@@ -18,7 +18,7 @@ class Pretraining(NamedTuple):
     """The two answers of BERT's pretraining."""
 
     words: Tensor  # (batch, time, vocab_size)
-    follows: Tensor  # (batch, 2)
+    next_sentence: Tensor  # (batch, 2)
 
 
 class WordHead(nn.Module):
@@ -124,11 +124,11 @@ class PretrainingPair(nn.Module):
     def __init__(self, settings: config.PretrainingHead, model: config.TransformerConfig):
         super().__init__()
         self.words = MaskedWordHead(settings, model)
-        self.follows = NextSentence(model.d_model)
+        self.next_sentence = NextSentence(model.d_model)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Pretraining:
         """(batch, time, d_model) → both logits."""
-        return Pretraining(self.words(features, table), self.follows(features, table))
+        return Pretraining(self.words(features, table), self.next_sentence(features, table))
 
 
 class Classifier(nn.Module):

@@ -57,8 +57,8 @@ def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...
 
 
 @contextmanager
-def hollow() -> Iterator[None]:
-    """Models built in here have shapes and no numbers (torch's meta device); whoever builds them fills them."""
+def empty_weights() -> Iterator[None]:
+    """What is built here has shapes and no numbers (torch's meta device); a file or `reset_parameters` fills them."""
     with torch.device("meta"), _Undrawn():
         yield
 

@@ -272,7 +272,7 @@ def load_model(
     import torch
 
     from weft.models.build import build
-    from weft.nn.init import hollow
+    from weft.nn.init import empty_weights
     from weft.runs.checkpoint import load_weights, place_weights, verify
 
     recipe = run.recipe()
@@ -280,7 +280,7 @@ def load_model(
 
     def filled(path: Path) -> "LanguageModel":
         if isinstance(settings, TransformerConfig) and recipe.adapter is None:
-            with hollow():
+            with empty_weights():
                 model: LanguageModel = build(settings)
             place_weights(path, model, torch.device(device))
             return model

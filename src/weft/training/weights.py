@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.recipe.config import Recipe
 
 # what a pretrained head holds that the next head can go on with: BERT's pooler (Devlin et al. 2019, §3.2)
-HANDED_ON = {"output.follows.pooler.": "output.pooler."}
+HANDED_ON = {"output.next_sentence.pooler.": "output.pooler."}
 
 
 def first_model(recipe: "Recipe") -> LanguageModel:

@@ -68,8 +68,8 @@ BERT_HEADS: Heads = {
     "nsp": (*_BERT_POOLER, *both("output.out", "cls.seq_relationship")),
     "mlm+nsp": (
         *_words("output.words", *_BERT_WORDS),
-        *both("output.follows.pooler.dense", "bert.pooler.dense"),
-        *both("output.follows.out", "cls.seq_relationship"),
+        *both("output.next_sentence.pooler.dense", "bert.pooler.dense"),
+        *both("output.next_sentence.out", "cls.seq_relationship"),
     ),
     "sequence": (*_BERT_POOLER, *both("output.out", "classifier")),
     "token": both("output.out", "classifier"),
