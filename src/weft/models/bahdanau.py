@@ -13,6 +13,7 @@ from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Bahdanau as BahdanauConfig
 from weft.models.recurrent import HiddenStates
+from weft.nn.loss import Readout
 from weft.nn.recurrent import Layers, bidirectional, parts, read, read_masked, recurrence
 
 
@@ -136,9 +137,9 @@ class Bahdanau(LanguageModel):
         """Logits (batch, time, vocab_size) of features (batch, time, d_model)."""
         return self.output(features)
 
-    def readout(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, table and bias whose product is the logits, for losses that never hold all of them."""
-        return features, self.output.weight, self.output.bias
+    def readout(self, features: Tensor) -> Readout:
+        """What the logits are a product of, for losses that never hold all of them."""
+        return Readout(features, self.output.weight, self.output.bias)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> AlignedStates:
         """Encode the source, once. `batch` sequences of up to `max_len` tokens can then be written from it."""

@@ -17,7 +17,7 @@ from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import AddK
 from weft.models.config import NGram as NGramConfig
-from weft.models.ngram_counts import Ints, Level, Trie, check_ids, count_ngrams, document_starts, lookups
+from weft.models.ngram_counts import Documents, Ints, Level, Trie, check_ids, count_ngrams, document_starts, lookups
 from weft.models.ngram_smoothing import smooth
 from weft.progress import bar
 
@@ -64,10 +64,10 @@ class NGram(LanguageModel):
         order, vocab_size = self.config.order, self.config.vocab_size
         if len(tokens) < order:
             raise ModelError(f"{len(tokens)} tokens are too few to count n-grams of order {order}")
-        starts = document_starts(len(tokens), boundaries)
+        documents = Documents(tokens, document_starts(len(tokens), boundaries))
         with bar("counting", len(tokens) * order, wanted=progress) as tick:
-            trie = count_ngrams(tokens, starts, vocab_size, order, tick)
-        openings = _openings(trie, tokens, starts)
+            trie = count_ngrams(documents, vocab_size, order, tick)
+        openings = _openings(trie, documents)
         with bar("smoothing", sum(len(level) for level in trie[1:]), wanted=progress) as tick:
             weights = smooth(trie, self.config.smoothing, openings, tick)
         for n, (level, weight) in enumerate(zip(trie, weights, strict=True), start=1):
@@ -90,7 +90,7 @@ class NGram(LanguageModel):
         check_ids(tokens, self.config.vocab_size)
         if not 1 <= len(tokens) <= self.config.order:
             raise ModelError(f"counts are of 1 to {self.config.order} words, not {len(tokens)}")
-        *_, (places, _) = lookups(self._trie()[: len(tokens)], tokens, np.zeros(1, dtype=np.int64))
+        *_, (places, _) = lookups(self._trie()[: len(tokens)], Documents(tokens, np.zeros(1, dtype=np.int64)))
         return int(self._table("counts", len(tokens))[places[-1]]) if places[-1] >= 0 else 0
 
     # ---- scoring a long text
@@ -102,30 +102,29 @@ class NGram(LanguageModel):
         second on one core: only the n-grams that occur are looked up.
         """
         self._check_fitted()
-        starts = document_starts(len(tokens), boundaries)
+        documents = Documents(tokens, document_starts(len(tokens), boundaries))
         trie = self._trie()
         log_probs = [self._host("log_prob", n) for n in range(1, self.config.order + 1)]
         backoffs = [self._host("backoff", n) for n in range(1, self.config.order + 1)]
         scores = np.empty(len(tokens), dtype=np.float32)
         for low in range(0, len(tokens), SCORED):
             known = min(low, self.config.order - 1)
-            part = np.asarray(tokens[low - known : low + SCORED])
-            check_ids(part, self.config.vocab_size)
-            first, last = np.searchsorted(starts, [low - known, low - known + len(part)])
-            begins = starts[first:last] - (low - known)
-            scores[low : low + SCORED] = self._score(trie, log_probs, backoffs, part, begins)[known:]
+            part = documents.part(low - known, low + SCORED)
+            check_ids(part.tokens, self.config.vocab_size)
+            scores[low : low + SCORED] = self._score(trie, log_probs, backoffs, part)[known:]
         return scores
 
     def _score(
-        self, trie: Trie, log_probs: list[Any], backoffs: list[Any], tokens: Ints, starts: NDArray[np.int64]
+        self, trie: Trie, log_probs: list[Any], backoffs: list[Any], documents: Documents
     ) -> NDArray[np.float32]:
-        """log p of each of tokens (time,), going up from one word to the longest context."""
+        """log p of each token, (time,), going up from one word to the longest context."""
+        tokens, starts = documents
         uniform = -float(np.log(self.config.vocab_size)) if isinstance(self.config.smoothing, AddK) else None
         score = np.empty(0, dtype=np.float32)
         begun = np.zeros(len(tokens), dtype=np.int64)
         begun[starts] = starts
         age = np.arange(len(tokens)) - np.maximum.accumulate(begun)  # tokens since the document began
-        for n, (places, contexts) in enumerate(lookups(trie, tokens, starts), start=1):
+        for n, (places, contexts) in enumerate(lookups(trie, documents), start=1):
             if n == 1:
                 score = log_probs[0].take(places)
                 continue
@@ -271,12 +270,13 @@ class NGram(LanguageModel):
                 raise ModelError(f"the tables of order {n} are no n-gram tables of order {order} over {V} words")
 
 
-def _openings(trie: Trie, tokens: Ints, starts: NDArray[np.int64]) -> list[Ints]:
+def _openings(trie: Trie, documents: Documents) -> list[Ints]:
     """For each length below the highest, the places of the n-grams that a document begins with."""
+    tokens, starts = documents
     longest = len(trie) - 1
     ends = np.minimum(np.append(starts[1:], len(tokens)), starts + longest)
     sizes = ends - starts
     begins = np.cumsum(sizes) - sizes
     heads = np.asarray(tokens[np.arange(sizes.sum()) + np.repeat(starts - begins, sizes)])
-    found = lookups(trie[:longest], heads, begins) if longest else iter(())
+    found = lookups(trie[:longest], Documents(heads, begins)) if longest else iter(())
     return [places[begins[sizes >= n] + n - 1] for n, (places, _) in enumerate(found, start=1)]

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Recurrent as RecurrentConfig
+from weft.nn.loss import Readout
 from weft.nn.recurrent import Layers, parts, read, read_documents, recurrence
 
 
@@ -100,9 +101,9 @@ class Recurrent(LanguageModel):
         """Logits W_yh h_t + b_y (batch, time, vocab_size) of features (batch, time, d_model)."""
         return F.linear(*self.readout(features))
 
-    def readout(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, table and bias whose product is the logits, for losses that never hold all of them."""
-        return features, self.embedding.weight if self.output is None else self.output, self.output_bias
+    def readout(self, features: Tensor) -> Readout:
+        """What the logits are a product of, for losses that never hold all of them."""
+        return Readout(features, self.embedding.weight if self.output is None else self.output, self.output_bias)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> HiddenStates:
         """An empty state for `batch` sequences of up to `max_len` tokens."""

@@ -17,6 +17,7 @@ from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache
 from weft.nn.init import Initialiser, reset
 from weft.nn.linear import Embedding
+from weft.nn.loss import Readout
 from weft.nn.mask import Mask
 from weft.nn.position import Position
 
@@ -165,13 +166,13 @@ class Transformer(LanguageModel):
         """The head's answer to whole sequences (batch, time); arguments as in `features`."""
         return self.head(self.features(tokens, **given), given.get("mask"))
 
-    def readout(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Features, table and bias whose product is the logits, for losses that never hold all of them."""
+    def readout(self, features: Tensor) -> Readout:
+        """What the logits are a product of, for losses that never hold all of them."""
         words = self.output.words if isinstance(self.output, heads.PretrainingPair) else self.output
         if not isinstance(words, heads.WordHead | heads.MaskedWordHead):
             raise ModelError(f"a head of kind '{self.config.head.kind}' says no words")
         table = self.embedding.weight if words.weight is None else words.weight
-        return words.prepare(features), table, words.bias
+        return Readout(words.prepare(features), table, words.bias)
 
     @property
     def alignment(self) -> nn.Module | None:

@@ -315,6 +315,20 @@ class XavierInit(Config):
 Init = Annotated[NormalInit | XavierInit, Field(discriminator="kind")]
 
 
+# ---- losses
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """What is added to −log p: label smoothing ε (Szegedy et al. 2016) and z-loss ζ (Chowdhery et al. 2022, §5)."""
+
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.smoothing or self.z_loss)
+
+
 # ---- adapters
 
 

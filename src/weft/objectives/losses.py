@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
-from weft.nn.loss import cross_entropy, linear_cross_entropy
+from weft.nn.config import LossTerms
+from weft.nn.loss import Readout, cross_entropy, linear_cross_entropy
 from weft.recipe.objective import Words
 
 Extras = dict[str, Tensor]
-Readout = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]  # features, table and bias of the logits
 Objective = Callable[[LanguageModel, Batch], tuple[Tensor, Tensor | int, Extras]]
 
 
@@ -41,21 +41,20 @@ def next_token(settings: Words) -> Objective:
 
     The extra `nll` is the plain −log p without smoothing and z-loss, the number that perplexity is made of.
     """
-    smoothing, z_loss = settings.smoothing, settings.z_loss
+    terms = LossTerms(settings.smoothing, settings.z_loss)
 
     def objective(model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor | int, Extras]:
         targets = batch.targets.flatten()
         mask = batch.loss_mask.flatten() if batch.loss_mask is not None else None
         count = targets.numel() if mask is None else mask.sum()
         features = model.features(batch.tokens, **given(batch))
-        readout: Readout | None = getattr(model, "readout", None)
+        readout: Callable[[Tensor], Readout] | None = getattr(model, "readout", None)
         if readout is not None:
-            features, weight, bias = readout(features)
-            loss, nll = linear_cross_entropy(features.flatten(0, 1), weight, bias, targets, mask, smoothing, z_loss)
+            loss, nll = linear_cross_entropy(readout(features), targets, mask, terms)
             return loss, count, {"nll": nll}
         logits = model.head(features).flatten(0, 1)
-        losses = cross_entropy(logits, targets, smoothing, z_loss)
-        plain = cross_entropy(logits.detach(), targets) if smoothing or z_loss else losses.detach()
+        losses = cross_entropy(logits, targets, terms)
+        plain = cross_entropy(logits.detach(), targets) if terms else losses.detach()
         if mask is not None:
             losses, plain = torch.where(mask, losses, 0.0), torch.where(mask, plain, 0.0)
         return losses.sum(), count, {"nll": plain.sum()}
@@ -75,8 +74,7 @@ def masked_words() -> Objective:
         count = batch.count  # known on the host, so that the device isn't asked
         places = torch.nonzero_static(batch.loss_mask.flatten(), size=count)[:, 0]
         chosen = features.flatten(0, 1)[places][None]
-        chosen, weight, bias = model.readout(chosen)  # type: ignore[operator]
-        loss, nll = linear_cross_entropy(chosen.flatten(0, 1), weight, bias, batch.targets.flatten()[places])
+        loss, nll = linear_cross_entropy(model.readout(chosen), batch.targets.flatten()[places])  # type: ignore[operator]
         extras = {"nll": nll}
         if batch.next_sentence is not None and batch.next_sentence_weight is not None:
             logits = model.output.next_sentence(features, None)  # type: ignore[union-attr,operator]
