@@ -125,7 +125,7 @@ def test_pieces_make_words_and_a_long_sentence_ends_at_the_window() -> None:
 def test_sentences_without_the_word(model: LanguageModel, words: Tokenizer) -> None:
     with pytest.raises(DataError, match=r"'toads' is in none of the 2 sentences; did you mean 'toad'"):
         in_context(model, words, TEXT).nearest("toads")
-    with pytest.raises(DataError, match="hold no words"):
+    with pytest.raises(DataError, match="contain no words"):
         in_context(model, words, ["!"])
-    with pytest.raises(ModelError, match="has no vectors of a text"):
+    with pytest.raises(ModelError, match="gives no vectors for a text"):
         in_context(build(NGram(vocab_size=words.vocab_size)), words, TEXT)

@@ -192,4 +192,4 @@ def test_f24_draw_writes_whole_files_only(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"ends in \.svg or \.dot"):
         drawn.draw(tmp_path / "net.png")
     with pytest.raises(WeftError, match="cannot be written"):
-        drawn.draw(tmp_path / "nowhere" / "net.svg")
+        drawn.draw(tmp_path / "net.dot" / "net.svg")

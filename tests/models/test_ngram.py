@@ -323,7 +323,7 @@ def test_asking_before_fitting_is_refused() -> None:
         lambda: model.entries,
     ]
     for ask in asks:
-        with pytest.raises(ModelError, match="counted nothing yet"):
+        with pytest.raises(ModelError, match="has no counts yet"):
             ask()
 
 

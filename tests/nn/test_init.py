@@ -72,7 +72,11 @@ def reset(model: LanguageModel, seed: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_weight_is_filled(name: str) -> None:
-    model = build(SMALL[name])  # type: ignore[arg-type]
+    torch.use_deterministic_algorithms(True)  # new memory is filled with NaN, so that a weight that is not set is seen
+    try:
+        model = build(SMALL[name])  # type: ignore[arg-type]
+    finally:
+        torch.use_deterministic_algorithms(False)
     check_filled(model)
     fill_with_nan(model)
     first = reset(model, 0)

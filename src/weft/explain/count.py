@@ -3,7 +3,7 @@
 The conventions are those of the lectures and of PaLM (Chowdhery et al. 2022, appendix B):
 
 - A product of an m × k matrix with a k × n matrix is 2mkn operations: a multiplication and an addition each.
-- Only products count. Norms, activations, softmax, biases and look-ups are well below 1 % and count as nothing.
+- Only products count. Norms, activations, softmax, biases and look-ups are well below 1 % and left out.
 - Attention counts every query against all T keys, 4 · T · heads · d_head a token and layer, also under a causal mask,
   which needs only half of it; a `window` smaller than T bounds the keys.
 - The backward pass costs twice the forward pass, so training is three forward passes; where the layers' activations
@@ -50,7 +50,7 @@ class Count:
 
     @property
     def parameters(self) -> int:
-        """Numbers that the model is made of; a tied table counts once."""
+        """All parameters; a tied table counts once."""
         return sum(part.parameters for part in self.components)
 
     @property
@@ -101,7 +101,7 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
             note = f"counts, not weights: the text decides how many; a token costs up to {model.order} look-ups"
             return Count((counts,), time, note)
         case _:
-            raise ModelError(f"a {type(model).__name__} is no model that can be counted")
+            raise ModelError(f"a {type(model).__name__} cannot be counted: it is not a model")
 
 
 def writing_weights(model: Config, vocab_size: int) -> dict[str, int]:
@@ -279,7 +279,7 @@ def adapted_linears(model: Config, adapter: LoRA) -> list[Linear]:
 
 
 def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
-    """The same model, all of it frozen but for the adapter, and the head if the adapter says so."""
+    """The same model, all of it frozen but for the adapter, and the head if the adapter trains it."""
     parameters = sum(linear.adapter(adapter.rank) for linear in adapted_linears(model, adapter))
     parts = []
     for part in cost.components:

@@ -5,8 +5,8 @@ are two such directions, because without skips two things can go wrong:
 
 - `whole` is any direction. Without skips and without norms it shrinks in every layer. Norms alone keep its size, for
   they divide by the size of what they are given.
-- `apart` sums to zero over the tokens of a sequence: it asks only what tells one token from another. Attention
-  without skips makes all tokens alike (Dong et al. 2021), so this vanishes whatever the norms do.
+- `apart` sums to zero over the tokens of a sequence: it is the part that distinguishes one token from another.
+  Attention without skips makes all tokens alike (Dong et al. 2021), so this vanishes whatever the norms do.
 
 A norm after the sum and a norm before it differ in what they leave of the skip (Xiong et al. 2020).
 """

@@ -139,7 +139,7 @@ def _kept(model: Config, T: int, n: int) -> tuple[list[float], float, float]:
         case config.NGram():
             return [], 0.0, 0.0
         case _:
-            raise ModelError(f"a {type(model).__name__} is no model that can be counted")
+            raise ModelError(f"a {type(model).__name__} cannot be counted: it is not a model")
 
 
 def _cell(cell: str, D: int) -> int:
@@ -172,7 +172,7 @@ def _adapted(model: config.TransformerConfig, layers: list[float], adapter: LoRA
     if not isinstance(settings, Gated) and settings.activation in ("relu", "sigmoid", "tanh"):
         for_others.append("feedforward.down")
     adapted: list[float] = []
-    learning = False  # below the lowest adapter nobody asks for a gradient
+    learning = False  # below the lowest adapter no gradient is needed
     for kept, block in zip(layers, block_linears(model), strict=True):
         learning = learning or any(linear.name in keeps for linear in block)
         for linear in block:

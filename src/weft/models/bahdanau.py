@@ -1,7 +1,7 @@
 """Attention before Transformers: an RNN encoder, an RNN decoder, and a soft alignment between them.
 
 Bahdanau, Cho and Bengio 2015, §3 and appendix A. The encoder reads the source both ways; before each target token
-the decoder asks which source places matter now, and reads on from their weighted mean.
+the decoder attends to the source places that matter now, and reads on from their weighted mean.
 """
 
 from typing import NamedTuple
@@ -27,9 +27,9 @@ class Encoded(NamedTuple):
 
 
 class AdditiveAttention(nn.Module):
-    """e_j = v · tanh(W_q s + W_k h_j), a = softmax(e): a small network says how well each place answers a query.
+    """e_j = v · tanh(W_q s + W_k h_j), a = softmax(e): a small network scores how well each place matches a query.
 
-    `weights` is a tap: the probabilities (batch, target time, source time) of a whole reading pass through it once,
+    `weights` is a tap: the probabilities (batch, target time, source time) of a whole sequence pass through it once,
     where a forward hook can see them.
     """
 
@@ -69,7 +69,7 @@ class Bahdanau(LanguageModel):
 
     One token in: the context is looked up with the state before it, the decoder reads embedding and context together,
     and the readout sees new state, context and embedding through a maxout of pairs (appendix A.2.2). With several
-    layers the top one asks.
+    layers the top one queries.
     """
 
     config: BahdanauConfig
@@ -126,10 +126,10 @@ class Bahdanau(LanguageModel):
     ) -> Tensor:
         """Readouts (batch, time, d_model) of target tokens (batch, time), each written with a view of the source.
 
-        `positions` means nothing to a model that reads in order; it is taken so that callers need not ask.
+        `positions` are accepted and ignored: the model reads in order.
         """
         if documents is not None:
-            raise ModelError(f"{self._name()} writes one text a row from its source; packed documents have none")
+            raise ModelError(f"{self._name()} writes one text a row from its source; packed documents have no sources")
         encoded = self._encode_for(len(tokens), source)
         return self._decode(tokens, encoded, encoded.state, None)
 
@@ -155,7 +155,7 @@ class Bahdanau(LanguageModel):
 
     def _encode_for(self, batch: int, source: Source | None) -> Encoded:
         if source is None:
-            raise ModelError(f"{self._name()} needs a source to write from; it cannot read a target alone")
+            raise ModelError(f"{self._name()} needs a source; it cannot read a target alone")
         if len(source.tokens) != batch:
             raise ModelError(f"{len(source.tokens)} sources for {batch} targets; each target has one source")
         return self.encode(source)

@@ -1,7 +1,7 @@
-"""The contract that every generative model keeps, whatever is inside it.
+"""The contract of every generative model, whatever is inside it.
 
     state = model.start(batch, max_len, source)      # nothing read yet
-    logits = model.step(tokens, state)               # read some tokens, say what may follow each
+    logits = model.step(tokens, state)               # read some tokens, predict what follows each
 
 Decoding, scoring and serving know nothing else about a model.
 """
@@ -31,8 +31,8 @@ class Source(Protocol):
 class State:
     """What a model keeps of the tokens it has read, one row a sequence.
 
-    Rows may be of different lengths. `lengths` is on the device; `longest` bounds it without asking the device,
-    and `even` says that all rows are equally long, so that fast paths need no mask.
+    Rows may be of different lengths. `lengths` is on the device; `longest` is an upper bound that is known on the
+    host, and `even` is True if all rows are equally long, so that fast paths need no mask.
     """
 
     def __init__(self, batch: int, max_len: int, device: torch.device):
@@ -103,7 +103,7 @@ class LanguageModel(nn.Module):
         """Read tokens (batch, time) after what `state` has read; features (batch, time, …) for `head`.
 
         Rows of unequal length are padded on the right with any token and counted by `lengths` (batch,);
-        features at padded places mean nothing, and the next call writes over what they left.
+        features at padded places are meaningless, and the next call overwrites what they left in the state.
         """
         raise ModelError(f"{self._name()} cannot generate: it has no decoder")
 
@@ -124,7 +124,7 @@ class LanguageModel(nn.Module):
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary. On a GPU it would wait for the device, so the caller does it on the host."""
+    """Refuse ids outside the vocabulary. On a GPU this would wait for the device, so the caller checks on the host."""
     if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= vocab_size:

@@ -1,4 +1,4 @@
-"""What is read off a Transformer's features: a word, a class, a tag, a vector."""
+"""What is predicted from a Transformer's features: a word, a class, a tag, a vector."""
 
 from typing import NamedTuple, assert_never
 
@@ -35,7 +35,7 @@ class WordHead(nn.Module):
         _reset_words(self, init)
 
     def prepare(self, features: Tensor) -> Tensor:
-        """(batch, time, d_model) → the same, as the table wants it."""
+        """(batch, time, d_model) → the same, ready for the product with the table."""
         return features if self.scale is None else features * self.scale
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -59,7 +59,7 @@ class MaskedWordHead(nn.Module):
         _reset_words(self, init)
 
     def prepare(self, features: Tensor) -> Tensor:
-        """(batch, time, d_model) → the same, as the table wants it."""
+        """(batch, time, d_model) → the same, ready for the product with the table."""
         return self.norm(self.activation(self.dense(features)))
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -93,7 +93,7 @@ def pool(features: Tensor, mask: Tensor | None, how: str) -> Tensor:
 
 
 class Pooler(nn.Module):
-    """f(dense(first token)), with tanh for f what BERT puts before what is asked of a whole sequence."""
+    """f(dense(first token)), with tanh what BERT puts before every head for whole sequences."""
 
     def __init__(self, d_model: int, activation: Activation = "tanh"):
         super().__init__()

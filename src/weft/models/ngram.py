@@ -55,7 +55,7 @@ class NGram(LanguageModel):
     # ---- learning
 
     def fit(self, tokens: Ints, boundaries: Ints | None = None, progress: bool = False) -> None:
-        """Count tokens (time,), a memory-mapped array too, and smooth the counts; what was counted before is forgotten.
+        """Count tokens (time,), a memory-mapped array too, and smooth the counts; earlier counts are forgotten.
 
         `boundaries` are the offsets at which documents begin. With `progress`, a bar is drawn on a terminal.
         The tables take about 17 bytes a distinct n-gram. At most, about 35 bytes are held for each while they are made;
@@ -98,8 +98,8 @@ class NGram(LanguageModel):
     def log_prob(self, tokens: Ints, boundaries: Ints | None = None) -> NDArray[np.float32]:
         """log p(token | its context) for each of tokens (time,), in nats; `boundaries` as for `fit`.
 
-        What `head` says of every token in the vocabulary, this says of the one that came, at a million tokens a
-        second on one core: only the n-grams that occur are looked up.
+        `head` gives this for every token of the vocabulary; here it is found for the one that came alone, at a million
+        tokens a second on one core: only the n-grams that occur are looked up.
         """
         self._check_fitted()
         documents = Documents(tokens, document_starts(len(tokens), boundaries))
@@ -141,8 +141,8 @@ class NGram(LanguageModel):
     def features(self, tokens: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """The context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest first.
 
-        With documents (batch, time), their numbers, a context holds words of its own document only. `positions` mean
-        nothing to counts; they are taken so that callers need not ask.
+        With documents (batch, time), their numbers, a context holds words of its own document only. `positions` are
+        accepted and ignored.
         """
         check_tokens(tokens, self.config.vocab_size)
         width = self.config.order - 1
@@ -240,7 +240,7 @@ class NGram(LanguageModel):
 
     def _check_fitted(self) -> None:
         if not len(self._table("counts", 1)):
-            raise ModelError(f"{self._name()} has counted nothing yet: fit it, or load what was fitted")
+            raise ModelError(f"{self._name()} has no counts yet: fit it, or load one that was fitted")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take the sizes of the tables from what is loaded: a fresh model does not know them."""
@@ -253,7 +253,7 @@ class NGram(LanguageModel):
             self._check_tables()
 
     def _check_tables(self) -> None:
-        """Refuse tables that were not made for this config, or do not belong together: lookups would go astray."""
+        """Refuse tables that were not made for this config, or do not belong together: lookups would go wrong."""
         order, V = self.config.order, self.config.vocab_size
         for n in range(1, order + 1):
             words, counts, starts, log_prob, backoff = (self._table(table, n) for table in self.TABLES)
@@ -267,7 +267,7 @@ class NGram(LanguageModel):
             if fits and size:
                 fits = int(words.min()) >= 0 and int(words.max()) < V
             if not fits:
-                raise ModelError(f"the tables of order {n} are no n-gram tables of order {order} over {V} words")
+                raise ModelError(f"the tables of order {n} are not n-gram tables of order {order} over {V} words")
 
 
 def _openings(trie: Trie, documents: Documents) -> list[Ints]:

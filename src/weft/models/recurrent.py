@@ -2,7 +2,7 @@
 
     h_t = σ(W_ah h_{t−1} + W_ax x_t + b_a)        y_t = softmax(W_yh h_t + b_y)
 
-(Elman 1990; Mikolov et al. 2010), with LSTM or GRU cells in the place of σ(…) where the config says so.
+(Elman 1990; Mikolov et al. 2010), or LSTM or GRU cells in the place of σ(…).
 """
 
 import torch
@@ -84,8 +84,8 @@ class Recurrent(LanguageModel):
     ) -> Tensor:
         """Hidden states (batch, time, d_model) of tokens (batch, time).
 
-        With documents (batch, time), their numbers, each is read from zeros. `positions` means
-        nothing to a model that knows the order by reading in it; it is taken so that callers need not ask.
+        With documents (batch, time), their numbers, each is read from zeros. `positions` are
+        accepted and ignored: the model reads in order.
         """
         self._refuse(source)
         check_tokens(tokens, self.config.vocab_size)

@@ -44,7 +44,7 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers))
         self.norm = norm.build(settings.norm, d_model) if settings.placement == "pre" else None
-        self.recompute = False  # keep the inputs of blocks alone for the backward pass, and run the blocks again
+        self.recompute = False  # keep only the blocks' inputs for the backward pass, and run the blocks again
 
     def forward(
         self,
@@ -159,18 +159,18 @@ class Transformer(LanguageModel):
         return stack(x, positions, _where(stack, seen, positions, x), source=encoded)
 
     def head(self, features: Tensor, mask: Tensor | None = None) -> Any:
-        """What the head says of features (batch, time, d_model): logits, or a class, tag or vector."""
+        """The head's output for features (batch, time, d_model): logits, or a class, tag or vector."""
         return self.output(features, self.embedding.weight, mask)
 
     def forward(self, tokens: Tensor, **given: Any) -> Any:
-        """The head's answer to whole sequences (batch, time); arguments as in `features`."""
+        """The head's output for whole sequences (batch, time); arguments as in `features`."""
         return self.head(self.features(tokens, **given), given.get("mask"))
 
     def readout(self, features: Tensor) -> Readout:
         """What the logits are a product of, for losses that never hold all of them."""
         words = self.output.words if isinstance(self.output, heads.PretrainingPair) else self.output
         if not isinstance(words, heads.WordHead | heads.MaskedWordHead):
-            raise ModelError(f"a head of kind '{self.config.head.kind}' says no words")
+            raise ModelError(f"a head of kind '{self.config.head.kind}' predicts no words")
         table = self.embedding.weight if words.weight is None else words.weight
         return Readout(words.prepare(features), table, words.bias)
 
@@ -189,7 +189,9 @@ class Transformer(LanguageModel):
             raise ModelError(f"{self._name()} with a head of kind '{self.config.head.kind}' cannot generate")
         longest = self.config.longest
         if longest is not None and max_len > longest:
-            raise ModelError(f"{max_len} tokens are more than the {longest} positions this model learned (context)")
+            raise ModelError(
+                f"{max_len} tokens exceed the {longest} positions that this model has learned (model.context)"
+            )
         attention, table = self.config.attention, self.embedding.weight
         shape = len(self.decoder.blocks), 2, batch, attention.groups, max_len, self.config.d_head
         cache = KeyValueCache(torch.zeros(shape, dtype=table.dtype, device=table.device))

@@ -26,8 +26,8 @@ from weft.nn.position import Position
 # A mask of more entries than this is made block by block of queries, and again in the backward pass.
 DENSE_ENTRIES = 2**22
 QUERY_BLOCK = 512
-# On a GPU a mask of more entries than this is left to FlexAttention, which compiles a kernel for every shape it meets:
-# what is shorter comes in many shapes, and fits in memory as it is.
+# On a GPU a mask of more entries than this is left to FlexAttention, which compiles a kernel for every new shape:
+# shorter sequences come in many shapes, and their masks fit in memory.
 FLEX_ENTRIES = 2**18
 
 
@@ -35,7 +35,7 @@ class Past(Protocol):
     """Keys and values of the tokens before these, in one layer (`nn/cache.py`)."""
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put these (batch, kv_heads, time, d_head) behind the others; all of them, up to the longest row."""
+        """Append these (batch, kv_heads, time, d_head); returns all of them, up to the longest row."""
 
 
 class AttentionMask:
@@ -59,7 +59,7 @@ class AttentionMask:
         self._blocks: Any = None
 
     def dense(self) -> Tensor | None:
-        """The whole mask at once, made for the first layer that asks: bool, or floats where positions add a bias.
+        """The whole mask at once, made when the first layer needs it: bool, or floats where positions add a bias.
 
         None where every query sees every key.
         """
@@ -161,16 +161,16 @@ def fast_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: float 
 
 
 def _fused(qkv: QKV, scale: float, mask: Tensor | None, dropout: float, causal: bool = False) -> Tensor:
-    """PyTorch's fused attention. cuDNN's kernels are kept to what they do right: no mask and no dropout.
+    """PyTorch's fused attention. cuDNN's kernels are used without mask and dropout only.
 
-    With dropout that is no multiple of 1/16 they drop another share than they scale by, and with a mask their gradient
-    may be NaN (torch 2.11).
+    With dropout that is not a multiple of 1/16 they drop a different share than they scale by, and with a mask their
+    gradient may be NaN (torch 2.11).
     """
     if not qkv.q.is_cuda or (mask is None and not dropout):
         return F.scaled_dot_product_attention(
             *qkv, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=qkv.grouped
         )
-    # the kernels that take a mask know no shared heads
+    # the kernels that take a mask do not support grouped heads
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         return F.scaled_dot_product_attention(
             *qkv.repeated(), attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
@@ -183,7 +183,7 @@ def _flashes(q: Tensor) -> bool:
 
 
 def _continued(qkv: QKV, scale: float) -> Tensor:
-    """The last tokens of a text ask all of it, each up to its own place.
+    """The last tokens of a text attend to all of it, each up to its own place.
 
     FlashAttention draws its triangle from the end, which `scaled_dot_product_attention` can ask of it only through
     torch.nn.attention.bias, and that imports torch's compiler: six seconds for the first text.
@@ -192,7 +192,7 @@ def _continued(qkv: QKV, scale: float) -> Tensor:
 
 
 def _by_query_blocks(qkv: QKV, scale: float, where: AttentionMask, dropout: float) -> Tensor:
-    """A few queries at a time, each block with its own strip of mask, over the keys that it can see at all."""
+    """A few queries at a time, each block with its own strip of the mask, over the keys that it can see."""
 
     def one(q: Tensor, k: Tensor, v: Tensor, queries: slice, keys: slice) -> Tensor:
         return _fused(QKV(q, k, v), scale, _as(where.part(queries, keys), q), dropout)
@@ -220,7 +220,7 @@ def _as(mask: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 class _Heads(nn.Module):
-    """What self- and cross-attention share: the sizes, the way out, and the choice of path."""
+    """What self- and cross-attention have in common: the sizes, the output projection, and the choice of path."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__()
@@ -253,7 +253,7 @@ class _Heads(nn.Module):
 
 
 class SelfAttention(_Heads):
-    """Every token asks, and every token answers. Queries, keys and values are one matrix, in this order."""
+    """Each token attends to the tokens of its own sequence. Queries, keys and values are one matrix, in this order."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int, position: Any = None):
         super().__init__(settings, d_model, d_head)
@@ -266,7 +266,7 @@ class SelfAttention(_Heads):
             self.relative_values = nn.Parameter(torch.empty(position.rows, d_head))
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the relative vectors, in range as Xavier has it, whatever the other weights are."""
+        """Draw the relative vectors from Xavier's range, however the other weights are drawn."""
         for table in (self.relative_keys, self.relative_values):
             if table is not None:
                 nn.init.xavier_uniform_(table)
@@ -298,7 +298,7 @@ class SelfAttention(_Heads):
 
 
 class CrossAttention(_Heads):
-    """Every token of one sequence asks, the tokens of another answer (Bahdanau et al. 2015; Vaswani et al. 2017)."""
+    """Each token of one sequence attends to those of another (Bahdanau et al. 2015; Vaswani et al. 2017)."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__(settings, d_model, d_head)
@@ -313,6 +313,6 @@ class CrossAttention(_Heads):
         return (k if self.k_norm is None else self.k_norm(k)), v
 
     def forward(self, x: Tensor, source: tuple[Tensor, Tensor], where: AttentionMask) -> Tensor:
-        """x (batch, time, d_model) asks a source by its keys and values → (batch, time, d_model)."""
+        """x (batch, time, d_model) attends to a source's keys and values → (batch, time, d_model)."""
         q = self.split(self.q(x), self.heads)
         return self.attend(QKV(q if self.q_norm is None else self.q_norm(q), *source), where)

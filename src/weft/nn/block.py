@@ -23,7 +23,7 @@ class Sublayer(nn.Module):
         """(batch, time, d_model) → (batch, time, d_model)."""
         y = f(self.norm(x) if self.norm is not None and self.pre else x)
         y = x + self.dropout(y) if self.residual else self.dropout(y)
-        # under autocast a norm gives fp32, but what goes on to the next sublayer stays as narrow as it came
+        # under autocast a norm returns fp32; what the next sublayer reads keeps the type of x
         return self.norm(y).to(x.dtype) if self.norm is not None and not self.pre else y
 
 

@@ -1,4 +1,4 @@
-"""Keys and values of what was read, so that nothing is computed twice."""
+"""Keys and values of the tokens that were read, so that they are computed once."""
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class LayerCache:
         self.keys, self.values, self.places, self.start = keys, values, places, start
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write these (batch, kv_heads, time, d_head) and give all up to the longest row."""
+        """Write these (batch, kv_heads, time, d_head) and return all up to the longest row."""
         stop = self.start + keys.shape[2]
         if self.places is None:
             self.keys[:, :, self.start : stop] = keys

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from weft.nn.config import LossTerms
 
-# Logits held at a time: few enough to be nothing, many enough for good matrix products.
+# Logits held at a time: few enough to be negligible, many enough for efficient products.
 CPU_LOGITS = 1 << 22  # 16 MiB in fp32
 GPU_SHARE = 128  # one logit for so many bytes of a GPU's memory: in 16 bits 1/64 of it, and the gradient needs no more
 ALIGNED = 128  # on a GPU the table is filled up to a multiple of so many rows: odd sizes take slow products
@@ -59,8 +59,8 @@ def chunk_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ weights · loss, Σ weights · −log p, and the first one's gradient by the logits, in their type.
 
-    logits (N, V or more), which are used up; targets and weights (N,). Columns from `vocab_size` on are no words and
-    get gradient 0. One exponential serves the loss and its gradient. `loss_kernel.py` does the same on a GPU.
+    logits (N, V or more), which are overwritten; targets and weights (N,). Columns from `vocab_size` on are not words,
+    and their gradient is 0. One exponential serves the loss and its gradient. `loss_kernel.py` does the same on a GPU.
     """
     smoothing, z_loss = terms.smoothing, terms.z_loss
     exact = logits.float()
@@ -210,7 +210,7 @@ def linear_cross_entropy(
     if mask is not None:
         mask = mask.flatten()
         weights = mask.float()
-        features = features.masked_fill(~mask[:, None], 0.0)  # whatever stands there, not even 0 · inf gets out
+        features = features.masked_fill(~mask[:, None], 0.0)  # whatever is there: 0 · inf would be NaN
     chunks = _Chunks(targets, weights, terms, chunk_rows(features, weight.shape[0]) if rows is None else rows)
     with torch.autocast(device, enabled=False):
         total, plain = _LinearCrossEntropy.apply(features, weight, bias, chunks)

@@ -1,4 +1,4 @@
-"""Loss and gradient of a chunk of logits in one GPU kernel; `loss.chunk_loss` says the same in plain torch.
+"""Loss and gradient of a chunk of logits in one GPU kernel; `loss.chunk_loss` is the same in plain torch.
 
 A program takes a row. It reads the row once for the maximum and the sum of exponentials, side by side (Milakov and
 Gimelshein 2018), and once more to put the gradient where the logits were. Rows of 50,000 words in 16 bits are 100 kB,

@@ -1,4 +1,4 @@
-"""Which keys a query may see, described once and laid out as each kernel wants it.
+"""Which keys a query may see, described once and laid out as each kernel needs it.
 
 A place is the index of a token in its row, counted from the row's start; positions, which may restart with every
 packed document, are another matter (`nn/position.py`).
@@ -21,8 +21,8 @@ class Mask:
     real (batch, source time): False where a key is padding.
     documents: ids of the query's and the key's document, (batch, time) and (batch, source time); packed
         documents never see each other.
-    offset: so many keys stand before the first query's own, as when a cache came before.
-    places (batch, time): where the queries stand, if not at offset … offset + time − 1 in every row.
+    offset: so many keys come before the first query's own, those of a cache.
+    places (batch, time): the queries' own, if not offset … offset + time − 1 in every row.
     """
 
     causal: bool
@@ -50,7 +50,7 @@ class Mask:
         return self.causal and all(e is None for e in extra)
 
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The mask as a function of indices (row, head, query, key), as FlexAttention asks for it."""
+        """The mask as a function of indices (row, head, query, key), as FlexAttention takes it."""
 
         def mask_mod(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             place = query + self.offset if self.places is None else self.places[row, query]
@@ -71,7 +71,7 @@ class Mask:
 
     @property
     def rows(self) -> int:
-        """Rows that the mask tells apart."""
+        """Rows that have masks of their own."""
         documents = None if self.documents is None else self.documents[0]
         return max([1, *[p.shape[0] for p in (self.prefix, self.real, self.places, documents) if p is not None]])
 

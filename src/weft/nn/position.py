@@ -1,8 +1,8 @@
-"""How a model knows where its tokens stand.
+"""How a model knows the positions of its tokens.
 
-A position takes part in up to three places, and each kind fills in its own:
+A position encoding acts in up to three places, and each kind fills in its own:
 `embed` adds to the token embeddings, `rotate` rotates queries and keys, `bias` adds to the attention scores.
-`Relative` (Shaw et al. 2018) keeps a table in every layer, so the attention holds it; here it only gives distances.
+`Relative` (Shaw et al. 2018) has tables in every layer, so the attention holds them; here it only gives distances.
 """
 
 import math
@@ -18,14 +18,14 @@ from weft.nn.init import Initialiser
 
 
 class Position(nn.Module):
-    """No position at all, and the default of every place that a kind leaves alone.
+    """No position at all, and the default wherever a kind does not act.
 
-    A kind names its settings, `class Learned(Position, settings=config.Learned)`, is built from them and from the
-    stack's `Sizes`, and fills its weights, where it has any, in `reset_parameters(init)`.
+    A kind names its settings, `class Learned(Position, settings=config.Learned)`, is built from them and the stack's
+    `Sizes`, and fills its weights, if it has any, in `reset_parameters(init)`.
     """
 
     classes: ClassVar[dict[type[config.PositionConfig], Callable[[Any, config.Sizes], "Position"]]] = {}
-    biases: ClassVar[bool] = False  # whether `bias` gives anything
+    biases: ClassVar[bool] = False  # whether a kind has a `bias` of its own
 
     def __init_subclass__(cls, settings: type[config.PositionConfig]) -> None:
         super().__init_subclass__()
@@ -33,13 +33,13 @@ class Position(nn.Module):
         cls.biases = cls.bias is not Position.bias
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (batch, time, d_model) with what belongs to positions (batch or 1, time) added."""
+        """x (batch, time, d_model) plus what positions (batch or 1, time) add to it."""
         return x
 
     def angles(self, positions: Tensor, longest: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """cos and sin, each (batch or 1, 1, time, d_head/2), of how far tokens at `positions` are rotated.
 
-        `longest` bounds the sequence that is read, without asking the device.
+        `longest` is an upper bound of the sequence's length, known without waiting for the device.
         """
         return None
 
@@ -74,9 +74,9 @@ def _(x: Tensor) -> Tensor:
 
 
 def once(x: Tensor) -> Tensor:
-    """x, computed once also where a compiler fuses: else every layer computes the same sines again, number by number.
+    """x, computed once even under a compiler that fuses: else every layer would compute the same sines again.
 
-    That costs many times what reading them does. An exported model has none of this: no one else knows the operation.
+    That costs many times what reading them does. Exported models go without: the operation exists in weft alone.
     """
     return _kept(x) if torch.compiler.is_dynamo_compiling() else x
 
@@ -115,15 +115,15 @@ class Learned(Position, settings=config.Learned):
         self.weight = nn.Parameter(torch.empty(sizes.context + settings.offset, sizes.d_model))
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the table as that of the tokens."""
+        """Draw the table as the tokens' embeddings are drawn."""
         init.table(self.weight)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) plus its rows of the table."""
-        # The time alone bounds positions from below; a cache checks the rest before it reads (`models/transformer.py`).
+        # Only the time is known on the host; with a cache, `start` has checked the length (`models/transformer.py`).
         if x.shape[1] > self.context:
             raise ModelError(
-                f"{x.shape[1]} tokens are more than the {self.context} positions this model learned (context)"
+                f"{x.shape[1]} tokens exceed the {self.context} positions that this model has learned (model.context)"
             )
         return x + nn.functional.embedding(positions + self.offset, self.weight)
 
@@ -194,7 +194,7 @@ class T5Bias(Position, settings=config.T5Bias):
         self.weight = nn.Parameter(torch.empty(settings.buckets, sizes.heads))
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the table as that of the tokens."""
+        """Draw the table as the tokens' embeddings are drawn."""
         init.table(self.weight)
 
     def bucket(self, distance: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 A stack is one of PyTorch's own recurrent modules, for their fused kernels. All of them name their weights alike:
 layer l has `weight_ih_l{l}` (W_ax of the lecture), `weight_hh_l{l}` (W_ah) and two biases, `bias_ih_l{l}` and
-`bias_hh_l{l}`, which stand in a sum where the lecture has the one b_a. Both are kept, and counted, so that weights
+`bias_hh_l{l}`, whose sum is the lecture's one b_a. Both are kept, and counted, so that weights
 can be exchanged with PyTorch; for Elman and LSTM the second adds nothing but its parameters.
 
-What a stack hands on from one token to the next is one tensor, its state (parts, layers, batch, d_model). An LSTM's has
-two parts, the hidden and the cell state; the others' is the hidden state alone.
+A stack passes one tensor on from one token to the next, its state (parts, layers, batch, d_model). An LSTM's has two
+parts, the hidden and the cell state; the others' is the hidden state alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class SigmoidElman(nn.RNNBase):
     """Elman's network with the logistic function, which PyTorch has no kernel for: the lecture's loop, written out."""
 
     def __init__(self, d_input: int, d_model: int, layers: int, dropout: float = 0.0):
-        # The mode only says how many gates the weights hold: one, as for tanh.
+        # The mode only determines how many gates the weights have: one, as for tanh.
         super().__init__("RNN_TANH", d_input, d_model, layers, batch_first=True, dropout=dropout)
 
     def forward(
@@ -123,7 +123,7 @@ def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor) -> Tens
 
 
 def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor) -> Tensor:
-    """Hidden states (batch, time, …) of padded rows: padding is stepped over, and gets zeros.
+    """Hidden states (batch, time, …) of padded rows: padding is skipped, and gets zeros.
 
     inputs (batch, time, d_input); mask (batch, time), True where a token is real, on whichever side the padding is.
     """
