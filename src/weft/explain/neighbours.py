@@ -135,11 +135,6 @@ class InContext:
             answers.append((self.places[number], near))
         return answers
 
-    def between(self, word: str) -> NDArray[np.float32]:
-        """Cosines (n, n) between the word's own occurrences."""
-        vectors = self.vectors[self.occurrences(word)]
-        return vectors @ vectors.T
-
 
 def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[str], batch: int = 32) -> InContext:
     """Every word of the sentences with its vector: the mean of the features of its pieces, scaled to length 1.

@@ -121,7 +121,7 @@ class Transformer(LanguageModel):
         """Draw all weights anew."""
         # A table of the head's own is drawn before the rest: so a seed gives the weights that it always gave.
         init = Initialiser(self.config.init, self.config.d_model, self.config.layers)
-        reset(self, init, first=(heads.WordHead, heads.MaskedWordHead))
+        reset(self, init, first=(heads.Words,))
 
     # ---- whole sequences
 
@@ -169,7 +169,7 @@ class Transformer(LanguageModel):
     def readout(self, features: Tensor) -> Readout:
         """What the logits are a product of, for losses that never hold all of them."""
         words = self.output.words if isinstance(self.output, heads.PretrainingPair) else self.output
-        if not isinstance(words, heads.WordHead | heads.MaskedWordHead):
+        if not isinstance(words, heads.Words):
             raise ModelError(f"a head of kind '{self.config.head.kind}' predicts no words")
         table = self.embedding.weight if words.weight is None else words.weight
         return Readout(words.prepare(features), table, words.bias)
