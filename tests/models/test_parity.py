@@ -215,7 +215,7 @@ def test_t5(gated: bool) -> None:
             relative_attention_num_buckets=8,
             relative_attention_max_distance=20,
             feed_forward_proj="gated-gelu" if gated else "relu",
-            tie_word_embeddings=not gated,  # ties in any case, and scales the output unless told otherwise
+            tie_word_embeddings=not gated,  # ties in any case, and scales the output unless configured otherwise
             decoder_start_token_id=0,
         )
     ).eval()

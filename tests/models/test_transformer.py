@@ -204,8 +204,8 @@ def test_readout_is_the_head_taken_apart() -> None:
         model = build(settings)
         tokens = torch.randint(VOCAB, (2, 5))
         prepared, table, bias = model.readout(model.features(tokens))
-        said = model(tokens)
-        words = said.words if hasattr(said, "words") else said
+        output = model(tokens)
+        words = output.words if hasattr(output, "words") else output
         torch.testing.assert_close(nn.functional.linear(prepared, table, bias), words)
 
 
