@@ -3,16 +3,16 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from weft.errors import ConfigError, DataError
 from weft.files import check_place, write_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST_WRITTEN = 400  # cells that are still large enough for their number
 SUFFIXES = (".png", ".svg")
@@ -31,11 +31,8 @@ def heat_map(
     columns: Axis,
     limits: tuple[float, float] | None = None,
     texts: Sequence[Sequence[str]] | None = None,
-) -> "Figure":
+) -> Figure:
     """Values (rows, columns) as shades, darkest at the upper limit; `texts` are written into the cells if they fit."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     grid = np.asarray(values, dtype=np.float64)
     down, across = rows.labels, columns.labels
     if grid.shape != (len(down), len(across)) or not grid.size:
@@ -62,7 +59,7 @@ def heat_map(
     return figure
 
 
-def confusion_matrix(matrix: ArrayLike, labels: Sequence[str], title: str = "") -> "Figure":
+def confusion_matrix(matrix: ArrayLike, labels: Sequence[str], title: str = "") -> Figure:
     """Counts (labels, labels) with true labels in rows; the shade is the share of the row, the number the count."""
     counts = np.asarray(matrix, dtype=np.int64)
     totals = counts.sum(axis=-1, keepdims=True)
@@ -85,10 +82,8 @@ def check_figure(path: Path) -> None:
     check_place(path)
 
 
-def save_figure(figure: "Figure", path: Path | str) -> Path:
+def save_figure(figure: Figure, path: Path | str) -> Path:
     """Write a figure in the format of its suffix, atomically. The same figure gives the same bytes."""
-    import matplotlib
-
     path = Path(path)
     check_figure(path)
     drawn = io.BytesIO()
