@@ -79,23 +79,23 @@ def passes(name: str, batch: int, length: int, rounds: int) -> None:
 
 def attention_memory(length: int, masked: str) -> None:
     """In a process of its own: the peak that one attention layer adds, forward and backward."""
-    from weft.nn.attention import Relation, fast_attention
-    from weft.nn.mask import Visibility
+    from weft.nn.attention import QKV, AttentionMask, fast_attention
+    from weft.nn.mask import Mask
 
     q, k, v = (torch.randn(1, 4, length, 64, requires_grad=True) for _ in range(3))
     places = torch.arange(length)[None]
     documents = (places // 1000, places // 1000)
-    rule = {
-        "causal": Visibility(causal=True),
-        "window 256": Visibility(causal=True, window=256),
-        "documents": Visibility(causal=True, documents=documents),
+    mask = {
+        "causal": Mask(causal=True),
+        "window 256": Mask(causal=True, window=256),
+        "documents": Mask(causal=True, documents=documents),
     }[masked]
-    relation = Relation(rule, Position(), places, places)
+    where = AttentionMask(mask, Position(), places, places)
     warm = torch.randn(1, 4, 8, 64, requires_grad=True)
     F.scaled_dot_product_attention(warm, warm, warm).sum().backward()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
     before = high_water()
-    fast_attention(q, k, v, 0.125, relation).sum().backward()
+    fast_attention(QKV(q, k, v), 0.125, where).sum().backward()
     print((high_water() - before) // 1024)
 
 

@@ -177,7 +177,7 @@ def test_documents_stay_apart_around_the_frame() -> None:
 
 
 def equal(one: Batch, other: Batch) -> bool:
-    fields = ("tokens", "targets", "loss_mask", "mask", "segments", "follows", "follows_weight")
+    fields = ("tokens", "targets", "loss_mask", "mask", "segments", "next_sentence", "next_sentence_weight")
     pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
     return all(a is b if a is None else torch.equal(a, b) for a, b in pairs)
 

@@ -93,8 +93,8 @@ def test_a_batch_of_pairs() -> None:
     batch = pairs_masked_batch(sentences, masking, 2, 7, seed=5, length=40)
     assert batch.mask is not None
     assert batch.segments is not None
-    assert batch.follows is not None
-    assert batch.follows_weight is not None
+    assert batch.next_sentence is not None
+    assert batch.next_sentence_weight is not None
     assert batch.tokens.shape == batch.targets.shape == batch.segments.shape == (7, 40)
     drawn = sentence_pairs(sentences, range(14, 21), 5, 40)
     for row, (a, b, follows) in enumerate(passages(sentences, drawn)):
@@ -102,17 +102,17 @@ def test_a_batch_of_pairs() -> None:
         real = batch.mask[row]
         assert batch.targets[row][real].tolist() == expected
         assert batch.segments[row][real].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
-        assert batch.follows[row] == follows
+        assert batch.next_sentence[row] == follows
         assert (batch.targets[row][~real] == PAD).all()
         assert (batch.tokens[row][~real] == PAD).all()
         assert (batch.segments[row][~real] == 0).all()
     assert batch.loss_mask is not None
     assert not batch.loss_mask[torch.isin(batch.targets, torch.tensor(BERT.special_ids))].any()
-    assert float(batch.follows_weight.sum()) == pytest.approx(batch.count)
+    assert float(batch.next_sentence_weight.sum()) == pytest.approx(batch.count)
     parts = [pairs_masked_batch(sentences, masking, 2, 7, rank, 3, seed=5, length=40) for rank in range(3)]
     assert torch.equal(torch.cat([part.tokens for part in parts]), batch.tokens)
-    weights = torch.cat([part.follows_weight for part in parts if part.follows_weight is not None])
-    assert torch.equal(weights, batch.follows_weight)  # of the whole step, not of the rank's share
+    weights = torch.cat([part.next_sentence_weight for part in parts if part.next_sentence_weight is not None])
+    assert torch.equal(weights, batch.next_sentence_weight)  # of the whole step, not of the rank's share
 
 
 @many
@@ -123,7 +123,7 @@ def test_a_pair_does_not_know_its_company(step: int, size: int, length: int) -> 
     whole = pairs_masked_batch(sentences, masking, step, size, seed=5, length=length)
     for row in range(size):
         alone = pairs_masked_batch(sentences, masking, step * size + row, 1, seed=5, length=length)
-        for name in ("tokens", "targets", "loss_mask", "mask", "segments", "follows"):
+        for name in ("tokens", "targets", "loss_mask", "mask", "segments", "next_sentence"):
             assert torch.equal(getattr(alone, name)[0], getattr(whole, name)[row])
 
 

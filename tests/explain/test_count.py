@@ -285,10 +285,10 @@ def test_the_cache_is_as_large_as_counted(name: str) -> None:
     assert store.numel() * store.element_size() == 3 * 10 * cache_bytes(model, "fp32")
 
 
-def test_a_recurrent_memory_is_as_large_as_counted() -> None:
+def test_recurrent_states_are_as_large_as_counted() -> None:
     model = preset("lstm")
-    memories = build(model).start(2, 5).memories  # one place more, for nothing read yet
-    assert memories.numel() * memories.element_size() == 2 * 6 * cache_bytes(model, "fp32")
+    states = build(model).start(2, 5).states  # one place more, for nothing read yet
+    assert states.numel() * states.element_size() == 2 * 6 * cache_bytes(model, "fp32")
 
 
 # ---- time, energy and numbers

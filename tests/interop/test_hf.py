@@ -203,7 +203,7 @@ def difference(ours: nn.Module, other: nn.Module) -> float:
     match config.head.kind:
         case "mlm+nsp":
             words = gap(mine.words * real, answer.prediction_logits * real)
-            return max(words, gap(mine.follows, answer.seq_relationship_logits))
+            return max(words, gap(mine.next_sentence, answer.seq_relationship_logits))
         case "embedding":
             pooled = (answer.last_hidden_state * real).sum(1) / real.sum(1)
             return gap(mine, nn.functional.normalize(pooled, dim=-1))

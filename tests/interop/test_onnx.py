@@ -73,11 +73,11 @@ def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
         tokens, segments = torch.randint(VOCAB, (rows, time)), torch.randint(2, (rows, time))
         mask = torch.arange(time)[None] < torch.arange(1, rows + 1)[:, None] * (time // rows)
         arrays = [tokens.numpy(), mask.long().numpy(), segments.numpy()]
-        words, follows = run.run(None, fed(["input_ids", "attention_mask", "token_type_ids"], arrays))
+        words, next_sentence = run.run(None, fed(["input_ids", "attention_mask", "token_type_ids"], arrays))
         with torch.no_grad():
             mine = model(tokens, mask=mask, segments=segments)
         close(words[mask.numpy()], mine.words[mask])
-        close(follows, mine.follows)
+        close(next_sentence, mine.next_sentence)
 
 
 def test_a_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def test_layouts_undo_each_other(name: str, size: tuple[int, ...]) -> None:
     assert torch.equal(layout.to_ours(theirs), ours)
 
 
-def test_adjacent_pairs_turn_as_halves_do() -> None:
-    """Queries whose rows were reordered, turned pair by pair as neighbours, meet the same keys the same way."""
+def test_adjacent_pairs_rotate_as_halves_do() -> None:
+    """Queries whose rows were reordered, rotated pair by pair as neighbours, meet the same keys the same way."""
     torch.manual_seed(0)
     sizes = Sizes(d_model=8, heads=2, d_head=D_HEAD, context=16, causal=True, layers=1)
     halves, neighbours = build(Rotary(pairs="halves"), sizes), build(Rotary(pairs="adjacent"), sizes)
@@ -54,8 +54,8 @@ def test_adjacent_pairs_turn_as_halves_do() -> None:
 
     def scores(position: torch.nn.Module, rows: Tensor) -> Tensor:
         q = (x @ rows.mT).unflatten(-1, (2, D_HEAD)).transpose(1, 2)
-        turned = position.turn(q, angles)
-        return turned @ turned.mT
+        rotated = position.rotate(q, angles)
+        return rotated @ rotated.mT
 
     assert torch.allclose(scores(halves, weight), scores(neighbours, layout.to_theirs(weight)), atol=1e-5)
 

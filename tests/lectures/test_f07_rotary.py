@@ -1,4 +1,4 @@
-"""F7: the product of a turned query and a turned key depends on their distance only, in both pair layouts.
+"""F7: the product of a rotated query and a rotated key depends on their distance only, in both pair layouts.
 
 python -m pytest tests/lectures/test_f07_rotary.py
 """
@@ -14,11 +14,11 @@ from weft.nn.config import Rotary, Sizes
 from weft.nn.position import build
 
 
-def turned(x: torch.Tensor, place: int, pairs: Literal["adjacent", "halves"]) -> torch.Tensor:
+def rotated(x: torch.Tensor, place: int, pairs: Literal["adjacent", "halves"]) -> torch.Tensor:
     module = build(Rotary(pairs=pairs), Sizes(16, 1, 16, 4096, causal=True, layers=1))
     angles = module.angles(torch.tensor([[place]]), place + 1, x.dtype)
     assert angles is not None
-    return module.turn(x.view(1, 1, 1, 16), angles).flatten()
+    return module.rotate(x.view(1, 1, 1, 16), angles).flatten()
 
 
 @pytest.mark.parametrize("pairs", ["adjacent", "halves"])
@@ -26,8 +26,8 @@ def turned(x: torch.Tensor, place: int, pairs: Literal["adjacent", "halves"]) ->
 @given(m=st.integers(0, 500), n=st.integers(0, 500), shift=st.integers(0, 2000), seed=st.integers(0, 1000))
 def test_only_the_distance_counts(pairs: Literal["adjacent", "halves"], m: int, n: int, shift: int, seed: int) -> None:
     q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    here = turned(q, m, pairs) @ turned(k, n, pairs)
-    there = turned(q, m + shift, pairs) @ turned(k, n + shift, pairs)
+    here = rotated(q, m, pairs) @ rotated(k, n, pairs)
+    there = rotated(q, m + shift, pairs) @ rotated(k, n + shift, pairs)
     assert abs(here - there) <= 1e-5
 
 
@@ -37,10 +37,10 @@ def test_adjacent_pairs_are_the_slides_formula() -> None:
     theta = 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
     angle = (3 * theta).repeat_interleave(2)
     swapped = torch.stack((-x[1::2], x[0::2]), dim=-1).flatten()
-    torch.testing.assert_close(turned(x, 3, "adjacent"), x * angle.cos() + swapped * angle.sin(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotated(x, 3, "adjacent"), x * angle.cos() + swapped * angle.sin(), atol=1e-5, rtol=1e-5)
 
 
 def test_layouts_are_one_rotation_of_reordered_coordinates() -> None:
     x = torch.randn(16, dtype=torch.float64)
     order = torch.cat((torch.arange(0, 16, 2), torch.arange(1, 16, 2)))  # evens, then odds
-    torch.testing.assert_close(turned(x, 7, "adjacent")[order], turned(x[order], 7, "halves"))
+    torch.testing.assert_close(rotated(x, 7, "adjacent")[order], rotated(x[order], 7, "halves"))

@@ -38,11 +38,11 @@ class Books:
 def test_half_follow_and_half_come_from_another_document() -> None:
     sentences = Sentences(Books())
     follow = 0
-    for a, a_length, b, _, said in zip(*sentence_pairs(sentences, range(PAIRS), seed=1, length=128), strict=True):
+    for a, a_length, b, _, is_next in zip(*sentence_pairs(sentences, range(PAIRS), seed=1, length=128), strict=True):
         end_of_a, start_of_b = sentences.tokens[a + a_length - 1], sentences.tokens[b]
         same_document = end_of_a // 10_000 == start_of_b // 10_000
-        assert said == (start_of_b == end_of_a + 1) == same_document
-        follow += said
+        assert is_next == (start_of_b == end_of_a + 1) == same_document
+        follow += is_next
     error = (0.25 / PAIRS) ** 0.5
     print(f"{follow / PAIRS:.2%} of {PAIRS} pairs follow, expected 50 % ± {error:.2%}")
     assert abs(follow / PAIRS - 0.5) < 3 * error

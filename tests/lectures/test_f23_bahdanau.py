@@ -11,7 +11,7 @@ SYMBOLS, LONGEST, START = 8, 6, 8
 
 
 class Copies:
-    """Random sequences of 3 to 6 symbols, to be said again. `tokens` and `mask` are the source."""
+    """Random sequences of 3 to 6 symbols, to be repeated. `tokens` and `mask` are the source."""
 
     def __init__(self, batch: int, generator: torch.Generator):
         lengths = torch.randint(3, LONGEST + 1, (batch, 1), generator=generator)

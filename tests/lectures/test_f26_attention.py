@@ -7,17 +7,17 @@ import math
 
 import torch
 
-from weft.nn.attention import Relation, SelfAttention, fast_attention, reference_attention
+from weft.nn.attention import QKV, AttentionMask, SelfAttention, fast_attention, reference_attention
 from weft.nn.config import Attention
-from weft.nn.mask import Visibility
+from weft.nn.mask import Mask
 from weft.nn.position import Position
 
 T, D, H = 9, 24, 4
 
 
-def everything(time: int) -> Relation:
+def everything(time: int) -> AttentionMask:
     places = torch.arange(time)[None]
-    return Relation(Visibility(causal=False), Position(), places, places)
+    return AttentionMask(Mask(causal=False), Position(), places, places)
 
 
 def test_formula_at_float64() -> None:
@@ -26,11 +26,11 @@ def test_formula_at_float64() -> None:
     scores = q @ k.transpose(-1, -2) / math.sqrt(D // H)
     weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
     expected = weights @ v
-    out, probabilities = reference_attention(q, k, v, (D // H) ** -0.5)
+    out, probabilities = reference_attention(QKV(q, k, v), (D // H) ** -0.5)
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(probabilities, weights, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, H, T, dtype=torch.float64))
-    torch.testing.assert_close(fast_attention(q, k, v, (D // H) ** -0.5, everything(T)), expected)
+    torch.testing.assert_close(fast_attention(QKV(q, k, v), (D // H) ** -0.5, everything(T)), expected)
 
 
 def test_multi_head_is_each_head_on_its_own_dimensions() -> None:

@@ -8,40 +8,40 @@ what vanishes is the part that tells one token from another.
 
 import pytest
 
-from weft.explain.gradients import Descent, Placement, descend
+from weft.explain.gradients import GradientFlow, Placement, gradient_flow
 
 PLACEMENTS: tuple[Placement, ...] = ("pre", "post", "none")
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[tuple[str, bool], Descent]:
-    return {(place, skips): descend(place, skips) for place in PLACEMENTS for skips in (True, False)}
+def found() -> dict[tuple[str, bool], GradientFlow]:
+    return {(place, skips): gradient_flow(place, skips) for place in PLACEMENTS for skips in (True, False)}
 
 
-def test_f27_24_layers_from_bottom_to_top(found: dict[tuple[str, bool], Descent]) -> None:
-    for descent in found.values():
-        assert len(descent.whole) == len(descent.apart) == 25
-        assert descent.whole[-1] == pytest.approx(1.0)
-        assert descent.apart[-1] == pytest.approx(1.0)
+def test_f27_24_layers_from_bottom_to_top(found: dict[tuple[str, bool], GradientFlow]) -> None:
+    for flow in found.values():
+        assert len(flow.whole) == len(flow.apart) == 25
+        assert flow.whole[-1] == pytest.approx(1.0)
+        assert flow.apart[-1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("place", PLACEMENTS)
-def test_f27_without_skips_it_vanishes(found: dict[tuple[str, bool], Descent], place: Placement) -> None:
+def test_f27_without_skips_it_vanishes(found: dict[tuple[str, bool], GradientFlow], place: Placement) -> None:
     assert found[place, False].apart[0] < 1e-3
     assert found[place, False].apart[0] < 1e-3 * found[place, True].apart[0]
 
 
-def test_f27_without_skips_and_norms_all_of_it_vanishes(found: dict[tuple[str, bool], Descent]) -> None:
+def test_f27_without_skips_and_norms_all_of_it_vanishes(found: dict[tuple[str, bool], GradientFlow]) -> None:
     assert found["none", False].whole[0] < 1e-4
 
 
 @pytest.mark.parametrize("place", ["pre", "post"])
-def test_f27_with_skips_and_norms_it_arrives(found: dict[tuple[str, bool], Descent], place: Placement) -> None:
+def test_f27_with_skips_and_norms_it_arrives(found: dict[tuple[str, bool], GradientFlow], place: Placement) -> None:
     assert 0.1 < found[place, True].apart[0] < 100
     assert 0.1 < found[place, True].whole[0] < 100
 
 
-def test_f27_pre_norm_passes_it_on_evenly(found: dict[tuple[str, bool], Descent]) -> None:
+def test_f27_pre_norm_passes_it_on_evenly(found: dict[tuple[str, bool], GradientFlow]) -> None:
     """Above the first layers pre-norm leaves the gradient as it is; post-norm takes some of it in between."""
     assert all(0.5 < pull < 3 for pull in found["pre", True].apart[4:])
     assert min(found["post", True].apart) < 0.2

@@ -130,7 +130,7 @@ def test_errors_say_what_would_be_right() -> None:
         model(some_tokens(1, 2))
     with pytest.raises(ModelError, match="needs a source"):
         model.start(1, 2)
-    with pytest.raises(ModelError, match="packed documents have none"):
+    with pytest.raises(ModelError, match="packed documents have no sources"):
         model(some_tokens(3, 2), source=padded_source(), documents=torch.zeros(3, 2))
     with pytest.raises(ModelError, match="3 sources for 2 targets"):
         model.start(2, 2, padded_source())

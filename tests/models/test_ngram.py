@@ -19,7 +19,7 @@ from weft.errors import ModelError
 from weft.models.build import build
 from weft.models.config import AddK, KneserNey, MaximumLikelihood, NGram, Smoothing, StupidBackoff
 from weft.models.ngram import NGram as Model
-from weft.models.ngram_counts import count_ngrams, document_starts
+from weft.models.ngram_counts import Documents, count_ngrams, document_starts
 
 SMOOTHINGS: list[Smoothing] = [
     MaximumLikelihood(),
@@ -166,7 +166,8 @@ def test_counting_in_chunks_counts_the_same(documents: list[list[int]], chunk: i
     """However a text is cut into chunks, and however these are merged, the trie holds each n-gram's count."""
     tokens, begins = joined([[0], *documents])
     ticks: list[int] = []
-    trie = count_ngrams(tokens, document_starts(len(tokens), begins), 5, order, ticks.append, chunk=chunk)
+    text = Documents(tokens, document_starts(len(tokens), begins))
+    trie = count_ngrams(text, 5, order, ticks.append, chunk=chunk)
     got: dict[Words, int] = {(int(w),): int(c) for w, c in zip(trie[0].words, trie[0].counts, strict=True) if c}
     prefixes: list[Words] = [(w,) for w in range(5)]
     for above, level in pairwise(trie):
@@ -322,7 +323,7 @@ def test_asking_before_fitting_is_refused() -> None:
         lambda: model.entries,
     ]
     for ask in asks:
-        with pytest.raises(ModelError, match="counted nothing yet"):
+        with pytest.raises(ModelError, match="has no counts yet"):
             ask()
 
 

@@ -146,7 +146,7 @@ def test_bert_with_both_pretraining_heads() -> None:
     mask = torch.arange(13)[None] < torch.tensor([13, 7, 4])[:, None]
     mine = ours(tokens, segments=segments, mask=mask)
     other = theirs(tokens, attention_mask=mask.long(), token_type_ids=segments)
-    assert (mine.follows - other.seq_relationship_logits).abs().max() <= 1e-5
+    assert (mine.next_sentence - other.seq_relationship_logits).abs().max() <= 1e-5
     real = mask[..., None]
     table = theirs.bert.embeddings.word_embeddings.weight
     same(mine.words * real, other.prediction_logits * real, ours.embedding.weight, table)
@@ -215,7 +215,7 @@ def test_t5(gated: bool) -> None:
             relative_attention_num_buckets=8,
             relative_attention_max_distance=20,
             feed_forward_proj="gated-gelu" if gated else "relu",
-            tie_word_embeddings=not gated,  # ties in any case, and scales the output unless told otherwise
+            tie_word_embeddings=not gated,  # ties in any case, and scales the output unless configured otherwise
             decoder_start_token_id=0,
         )
     ).eval()

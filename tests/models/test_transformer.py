@@ -38,7 +38,6 @@ from weft.nn.config import (
     Rotary,
     Sinusoidal,
     T5Bias,
-    XavierInit,
 )
 
 VOCAB = 29
@@ -205,37 +204,14 @@ def test_readout_is_the_head_taken_apart() -> None:
         model = build(settings)
         tokens = torch.randint(VOCAB, (2, 5))
         prepared, table, bias = model.readout(model.features(tokens))
-        said = model(tokens)
-        words = said.words if hasattr(said, "words") else said
+        output = model(tokens)
+        words = output.words if hasattr(output, "words") else output
         torch.testing.assert_close(nn.functional.linear(prepared, table, bias), words)
 
 
 def test_tied_embeddings_are_one_tensor() -> None:
     assert "output.weight" not in build(decoder()).state_dict()
     assert "output.weight" in build(decoder(head=LMHead(tied=False))).state_dict()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *MIXTURES.values(),
-        decoder(Relative(max_distance=3)),
-        decoder(T5Bias()),
-        decoder(Learned(), init=XavierInit()),
-        bert(1, 24, 4, VOCAB, 32),
-        bert(1, 24, 4, VOCAB, 32).replace(head=MaskedLMHead(tied=False)),
-        bert(1, 24, 4, VOCAB, 32).replace(head=ClassificationHead(labels=2)),
-        vaswani(1, 24, 4, 32, 0.0, VOCAB).replace(source_vocab_size=11, head=LMHead(tied=False, bias=True)),
-    ],
-)
-def test_no_weight_is_left_as_memory_was_found(settings: Any) -> None:
-    """New memory is filled with NaN here, so a weight that nobody set is seen."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        model = build_model(settings)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert not [name for name, value in model.state_dict().items() if value.isnan().any()]
 
 
 def test_dropout_is_everywhere_and_only_in_training() -> None:
@@ -265,9 +241,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 
 def test_what_cannot_be_read_is_refused_by_value() -> None:
     model = build(decoder(Learned()))
-    with pytest.raises(ModelError, match="33 tokens are more than the 32 positions"):
+    with pytest.raises(ModelError, match="33 tokens exceed the 32 positions"):
         model(torch.zeros(1, 33, dtype=torch.long))
-    with pytest.raises(ModelError, match="40 tokens are more than the 32 positions"):
+    with pytest.raises(ModelError, match="40 tokens exceed the 32 positions"):
         model.start(1, 40)
     for wrong in (VOCAB, -1):
         with pytest.raises(ModelError, match=f"token id {wrong} is outside the vocabulary of {VOCAB}"):

@@ -7,26 +7,26 @@ import torch
 from torch import Tensor
 
 from weft.nn import attention
-from weft.nn.attention import Relation, fast_attention, reference_attention
+from weft.nn.attention import QKV, AttentionMask, fast_attention, reference_attention
 from weft.nn.config import ALiBi, NoPosition, Sizes, T5Bias
-from weft.nn.mask import Visibility
+from weft.nn.mask import Mask
 from weft.nn.position import Position, build
 
 B, H, K, T, D = 3, 4, 2, 37, 8
 PARTS = torch.Generator().manual_seed(0)
 DOCUMENTS = torch.tensor([[0] * 10 + [1] * 27, [0] * 37, [0] + [1] * 5 + [2] * 31])
 REAL = torch.arange(T)[None] < torch.tensor([37, 20, 1])[:, None]
-RULES: dict[str, Visibility] = {
-    "everything": Visibility(causal=False),
-    "causal": Visibility(causal=True),
-    "window": Visibility(causal=True, window=5),
-    "window on both sides": Visibility(causal=False, window=4),
-    "padding": Visibility(causal=False, real=REAL),
-    "padding and causal": Visibility(causal=True, real=REAL),
-    "prefix": Visibility(causal=True, prefix=torch.tensor([5, 0, 37])),
-    "documents": Visibility(causal=True, documents=(DOCUMENTS, DOCUMENTS)),
-    "documents in an encoder": Visibility(causal=False, documents=(DOCUMENTS, DOCUMENTS), real=REAL),
-    "documents and window": Visibility(causal=True, window=6, documents=(DOCUMENTS, DOCUMENTS)),
+MASKS: dict[str, Mask] = {
+    "everything": Mask(causal=False),
+    "causal": Mask(causal=True),
+    "window": Mask(causal=True, window=5),
+    "window on both sides": Mask(causal=False, window=4),
+    "padding": Mask(causal=False, real=REAL),
+    "padding and causal": Mask(causal=True, real=REAL),
+    "prefix": Mask(causal=True, prefix=torch.tensor([5, 0, 37])),
+    "documents": Mask(causal=True, documents=(DOCUMENTS, DOCUMENTS)),
+    "documents in an encoder": Mask(causal=False, documents=(DOCUMENTS, DOCUMENTS), real=REAL),
+    "documents and window": Mask(causal=True, window=6, documents=(DOCUMENTS, DOCUMENTS)),
 }
 POSITIONS: dict[str, Any] = {"none": NoPosition(), "alibi": ALiBi(), "t5": T5Bias(buckets=8, max_distance=16)}
 
@@ -36,60 +36,60 @@ def tensors() -> list[Tensor]:
     return [torch.randn(shape, generator=PARTS, requires_grad=True) for shape in shapes]
 
 
-def relation(rule: str, position: str) -> Relation:
-    module = build(POSITIONS[position], Sizes(H * D, H, D, 64, RULES[rule].causal, layers=1))
+def masked(name: str, position: str) -> AttentionMask:
+    module = build(POSITIONS[position], Sizes(H * D, H, D, 64, MASKS[name].causal, layers=1))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     places = torch.arange(T)[None]
-    return Relation(RULES[rule], module, places, places)
+    return AttentionMask(MASKS[name], module, places, places)
 
 
-def by_hand(rule: Visibility) -> Tensor:
-    """The mask (B, T, T), entry by entry, from the words of the rule."""
+def by_hand(mask: Mask) -> Tensor:
+    """The mask (B, T, T), entry by entry, from its description."""
     seen = torch.zeros(B, T, T, dtype=torch.bool)
     for b in range(B):
         for q in range(T):
             for k in range(T):
-                ok = k <= q or not rule.causal
-                if rule.window is not None:
-                    ok = ok and abs(q - k) < rule.window
-                if rule.prefix is not None:
-                    ok = ok or k < int(rule.prefix[b])
-                if rule.real is not None:
-                    ok = ok and bool(rule.real[b, k])
-                if rule.documents is not None:
-                    ok = ok and bool(rule.documents[0][b, q] == rule.documents[1][b, k])
+                ok = k <= q or not mask.causal
+                if mask.window is not None:
+                    ok = ok and abs(q - k) < mask.window
+                if mask.prefix is not None:
+                    ok = ok or k < int(mask.prefix[b])
+                if mask.real is not None:
+                    ok = ok and bool(mask.real[b, k])
+                if mask.documents is not None:
+                    ok = ok and bool(mask.documents[0][b, q] == mask.documents[1][b, k])
                 seen[b, q, k] = ok
     return seen
 
 
 # ---- the last tokens of a text, behind what a cache holds
 
-BEHIND: dict[str, Visibility] = {
-    "plain": Visibility(causal=True, behind=T - 9),
-    "window": Visibility(causal=True, window=5, behind=T - 9),
-    "wide window": Visibility(causal=True, window=30, behind=T - 9),
+CONTINUED: dict[str, Mask] = {
+    "plain": Mask(causal=True, offset=T - 9),
+    "window": Mask(causal=True, window=5, offset=T - 9),
+    "wide window": Mask(causal=True, window=30, offset=T - 9),
 }
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["at once", "by blocks of queries"])
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("rule", BEHIND)
+@pytest.mark.parametrize("name", CONTINUED)
 def test_the_last_queries_get_what_they_get_among_all(
-    rule: str, grad: bool, blocks: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, grad: bool, blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if blocks:
         monkeypatch.setattr(attention, "DENSE_ENTRIES", 1)
         monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
     q, k, v = tensors()
     none, places = Position(), torch.arange(T)[None]
-    whole = Relation(Visibility(causal=True, window=BEHIND[rule].window), none, places, places)
-    last = Relation(BEHIND[rule], none, places[:, -9:], places)
+    whole = AttentionMask(Mask(causal=True, window=CONTINUED[name].window), none, places, places)
+    last = AttentionMask(CONTINUED[name], none, places[:, -9:], places)
     with torch.set_grad_enabled(grad):
-        found = fast_attention(q[:, :, -9:], k, v, D**-0.5, last)
-    torch.testing.assert_close(found, fast_attention(q, k, v, D**-0.5, whole)[:, :, -9:], atol=2e-6, rtol=1e-5)
-    given = Visibility(causal=True, window=BEHIND[rule].window, places=places[:, -9:])
-    assert torch.equal(last.mask(), Relation(given, none, places[:, -9:], places).mask())
+        found = fast_attention(QKV(q[:, :, -9:], k, v), D**-0.5, last)
+    torch.testing.assert_close(found, fast_attention(QKV(q, k, v), D**-0.5, whole)[:, :, -9:], atol=2e-6, rtol=1e-5)
+    given = Mask(causal=True, window=CONTINUED[name].window, places=places[:, -9:])
+    assert torch.equal(last.dense(), AttentionMask(given, none, places[:, -9:], places).dense())
 
 
 @pytest.mark.gpu
@@ -99,28 +99,28 @@ def test_a_kernel_draws_the_triangle_from_its_end(kv_heads: int) -> None:
     q, k, v = (torch.randn(2, h, t, 64, device="cuda").bfloat16() for h, t in shapes)
     assert attention._flashes(q)
     none, places = Position(), torch.arange(40, device="cuda")[None]
-    rule = Relation(Visibility(causal=True, behind=31), none, places[:, -9:], places)
-    expected, _ = reference_attention(q.float(), k.float(), v.float(), 0.125, rule.mask())
-    torch.testing.assert_close(fast_attention(q, k, v, 0.125, rule).float(), expected, atol=2e-2, rtol=1e-2)
+    mask = AttentionMask(Mask(causal=True, offset=31), none, places[:, -9:], places)
+    expected, _ = reference_attention(QKV(q.float(), k.float(), v.float()), 0.125, mask.dense())
+    torch.testing.assert_close(fast_attention(QKV(q, k, v), 0.125, mask).float(), expected, atol=2e-2, rtol=1e-2)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_dense_mask_is_the_rule(rule: str) -> None:
-    dense = RULES[rule].dense(slice(0, T), slice(0, T), torch.device("cpu"))
-    assert torch.equal(dense.expand(B, 1, T, T)[:, 0], by_hand(RULES[rule]))
+@pytest.mark.parametrize("name", MASKS)
+def test_the_dense_mask_is_as_described(name: str) -> None:
+    dense = MASKS[name].dense(slice(0, T), slice(0, T), torch.device("cpu"))
+    assert torch.equal(dense.expand(B, 1, T, T)[:, 0], by_hand(MASKS[name]))
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["at once", "by blocks of queries"])
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("rule", RULES)
-def test_fast_equals_reference(rule: str, position: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", MASKS)
+def test_fast_equals_reference(name: str, position: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if blocks:
         monkeypatch.setattr(attention, "DENSE_ENTRIES", 1)
         monkeypatch.setattr(attention, "QUERY_BLOCK", 7)
     q, k, v = tensors()
-    where = relation(rule, position)
-    fast = fast_attention(q, k, v, D**-0.5, where)
-    slow, probabilities = reference_attention(q, k, v, D**-0.5, where.mask())
+    where = masked(name, position)
+    fast = fast_attention(QKV(q, k, v), D**-0.5, where)
+    slow, probabilities = reference_attention(QKV(q, k, v), D**-0.5, where.dense())
     torch.testing.assert_close(fast, slow, atol=2e-6, rtol=1e-5)
     sums = probabilities.sum(-1)
     assert bool((((sums - 1).abs() < 1e-5) | (sums == 0)).all())
@@ -135,18 +135,18 @@ def test_fast_equals_reference(rule: str, position: str, blocks: bool, monkeypat
 
 def test_a_query_that_sees_nothing_gets_zeros() -> None:
     q, k, v = tensors()
-    nothing = Visibility(causal=False, real=torch.zeros(B, T, dtype=torch.bool))
-    where = Relation(nothing, relation("causal", "none").position, torch.arange(T)[None], torch.arange(T)[None])
-    assert reference_attention(q, k, v, 1.0, where.mask())[0].abs().max() == 0
-    assert fast_attention(q, k, v, 1.0, where).abs().max() == 0
+    nothing = Mask(causal=False, real=torch.zeros(B, T, dtype=torch.bool))
+    where = AttentionMask(nothing, masked("causal", "none").position, torch.arange(T)[None], torch.arange(T)[None])
+    assert reference_attention(QKV(q, k, v), 1.0, where.dense())[0].abs().max() == 0
+    assert fast_attention(QKV(q, k, v), 1.0, where).abs().max() == 0
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rule", RULES)
-def test_flex_equals_reference(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", MASKS)
+def test_flex_equals_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "FLEX_ENTRIES", 0)  # also for so short a sequence
-    where = RULES[rule]
-    moved = Visibility(
+    where = MASKS[name]
+    moved = Mask(
         causal=where.causal,
         window=where.window,
         prefix=None if where.prefix is None else where.prefix.cuda(),
@@ -155,9 +155,9 @@ def test_flex_equals_reference(rule: str, monkeypatch: pytest.MonkeyPatch) -> No
     )
     q, k, v = (torch.randn(B, h, T, 16, device="cuda", requires_grad=True) for h in (H, K, K))
     places = torch.arange(T, device="cuda")[None]
-    there = Relation(moved, Position(), places, places)
-    fast = fast_attention(q, k, v, 0.25, there)
-    slow, _ = reference_attention(q, k, v, 0.25, there.mask())
+    there = AttentionMask(moved, Position(), places, places)
+    fast = fast_attention(QKV(q, k, v), 0.25, there)
+    slow, _ = reference_attention(QKV(q, k, v), 0.25, there.dense())
     torch.testing.assert_close(fast, slow, atol=2e-3, rtol=2e-3)
     upstream = torch.randn_like(fast)
     for mine, other in zip(
@@ -175,10 +175,12 @@ def test_padding_of_any_shape_equals_the_reference() -> None:
         real = torch.arange(time, device="cuda") < torch.randint(1, time + 1, (rows, 1), device="cuda")
         q, k, v = (torch.randn(rows, h, time, 16, device="cuda") for h in (H, K, K))
         places = torch.arange(time, device="cuda")[None]
-        rule = Visibility(causal=False, real=real)
-        there = Relation(rule, Position(), places, places)
-        fast = fast_attention(q, k, v, 0.25, there)
-        torch.testing.assert_close(fast, reference_attention(q, k, v, 0.25, there.mask())[0], atol=2e-3, rtol=2e-3)
+        mask = Mask(causal=False, real=real)
+        there = AttentionMask(mask, Position(), places, places)
+        fast = fast_attention(QKV(q, k, v), 0.25, there)
+        torch.testing.assert_close(
+            fast, reference_attention(QKV(q, k, v), 0.25, there.dense())[0], atol=2e-3, rtol=2e-3
+        )
 
 
 @pytest.mark.gpu
@@ -191,14 +193,14 @@ def test_what_is_dropped_forward_is_dropped_backward(causal: bool, masked: bool)
     """
     rows, time = 16, 192
     real = torch.arange(time, device="cuda") < 150 if masked else None
-    rule = Visibility(causal=causal, real=None if real is None else real.expand(rows, -1))
+    mask = Mask(causal=causal, real=None if real is None else real.expand(rows, -1))
     places = torch.arange(time, device="cuda")[None]
-    there = Relation(rule, Position(), places, places)
+    there = AttentionMask(mask, Position(), places, places)
     q, k, v, other, upstream = (torch.randn(rows, H, time, 64, device="cuda", dtype=torch.bfloat16) for _ in range(5))
 
     def attend(values: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(3)
-        return fast_attention(q, k, values, 0.125, there, dropout=0.1)
+        return fast_attention(QKV(q, k, values), 0.125, there, dropout=0.1)
 
     v.requires_grad_()
     (slope,) = torch.autograd.grad(attend(v), v, upstream)

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.nn.loss import _add_product, chunk_loss, chunk_rows, cross_entropy, gpu_chunk_loss, linear_cross_entropy
+from weft.nn.config import LossTerms
+from weft.nn.loss import (
+    Readout,
+    _add_product,
+    chunk_loss,
+    chunk_rows,
+    cross_entropy,
+    gpu_chunk_loss,
+    linear_cross_entropy,
+)
 
 
 def test_plain_loss_is_torchs() -> None:
@@ -15,12 +24,12 @@ def test_plain_loss_is_torchs() -> None:
 def test_smoothing_is_torchs() -> None:
     logits, targets = torch.randn(9, 11), torch.randint(11, (9,))
     expected = F.cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
-    assert torch.allclose(cross_entropy(logits, targets, smoothing=0.1), expected, atol=1e-6)
+    assert torch.allclose(cross_entropy(logits, targets, LossTerms(smoothing=0.1)), expected, atol=1e-6)
 
 
 def test_z_loss_adds_the_squared_normaliser() -> None:
     logits, targets = torch.randn(9, 11), torch.randint(11, (9,))
-    difference = cross_entropy(logits, targets, z_loss=0.5) - cross_entropy(logits, targets)
+    difference = cross_entropy(logits, targets, LossTerms(z_loss=0.5)) - cross_entropy(logits, targets)
     assert torch.allclose(difference, 0.5 * logits.logsumexp(-1).square(), atol=1e-5)
 
 
@@ -37,11 +46,13 @@ def test_linear_loss_equals_plain(rows: int, smoothing: float, z_loss: float, wi
     given = bias if with_bias else None
     leaves = [features, weight, bias] if with_bias else [features, weight]
 
-    losses = cross_entropy(F.linear(features, weight, given), targets, smoothing, z_loss)
+    losses = cross_entropy(F.linear(features, weight, given), targets, LossTerms(smoothing, z_loss))
     expected = losses[mask].sum()
     expected_gradients = torch.autograd.grad(expected * 0.3, leaves)
 
-    loss, nll = linear_cross_entropy(features, weight, given, targets, mask, smoothing, z_loss, rows)
+    loss, nll = linear_cross_entropy(
+        Readout(features, weight, given), targets, mask, LossTerms(smoothing, z_loss), rows
+    )
     gradients = torch.autograd.grad(loss * 0.3, leaves)
 
     assert torch.allclose(loss, expected, rtol=1e-5)
@@ -54,9 +65,8 @@ def test_linear_loss_equals_plain(rows: int, smoothing: float, z_loss: float, wi
 def test_masked_places_give_no_gradient_even_where_their_loss_is_infinite() -> None:
     features = torch.tensor([[1.0], [float("inf")]], requires_grad=True)
     weight = torch.tensor([[1.0], [-1.0]], requires_grad=True)
-    loss, _ = linear_cross_entropy(
-        features.nan_to_num(posinf=1e30), weight, None, torch.tensor([0, 1]), torch.tensor([True, False])
-    )
+    readout = Readout(features.nan_to_num(posinf=1e30), weight, None)
+    loss, _ = linear_cross_entropy(readout, torch.tensor([0, 1]), torch.tensor([True, False]))
     (gradient,) = torch.autograd.grad(loss, weight)
     assert loss.isfinite()
     assert gradient.isfinite().all()
@@ -79,7 +89,7 @@ def test_logits_of_the_whole_batch_never_exist(monkeypatch: pytest.MonkeyPatch) 
 
     features, weight = torch.randn(N, D, requires_grad=True), torch.randn(V, D, requires_grad=True)
     with Watch():
-        loss, _ = linear_cross_entropy(features, weight, None, torch.randint(V, (N,)), rows=rows)
+        loss, _ = linear_cross_entropy(Readout(features, weight, None), torch.randint(V, (N,)), rows=rows)
         loss.backward()
     assert rows * V <= largest < N * V // 8
 
@@ -90,8 +100,8 @@ def test_columns_that_are_no_words_count_for_nothing(smoothing: float, z_loss: f
     torch.manual_seed(0)
     logits, targets, weights = torch.randn(5, 11), torch.randint(11, (5,)), torch.rand(5)
     filled = torch.cat([logits, torch.full((5, 3), 7.0)], dim=1)
-    loss, nll, gradient = chunk_loss(filled.clone(), targets, weights, 11, smoothing, z_loss)
-    expected = chunk_loss(logits.clone(), targets, weights, 11, smoothing, z_loss)
+    loss, nll, gradient = chunk_loss(filled.clone(), targets, weights, 11, LossTerms(smoothing, z_loss))
+    expected = chunk_loss(logits.clone(), targets, weights, 11, LossTerms(smoothing, z_loss))
     assert torch.allclose(loss, expected[0])
     assert torch.allclose(nll, expected[1])
     assert torch.allclose(gradient[:, :11], expected[2], atol=1e-7)
@@ -104,10 +114,10 @@ def test_a_table_that_is_filled_up_gives_the_same(monkeypatch: pytest.MonkeyPatc
     features, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((9, 4), (11, 4), (11,)))
     targets = torch.randint(11, (9,))
     leaves = [features, weight, bias]
-    expected, _ = linear_cross_entropy(features, weight, bias, targets, smoothing=0.1)
+    expected, _ = linear_cross_entropy(Readout(*leaves), targets, terms=LossTerms(smoothing=0.1))
     wanted = torch.autograd.grad(expected, leaves)
     monkeypatch.setattr("weft.nn.loss._filling", lambda vocab_size, features: 5)
-    loss, _ = linear_cross_entropy(features, weight, bias, targets, smoothing=0.1, rows=4)
+    loss, _ = linear_cross_entropy(Readout(*leaves), targets, terms=LossTerms(smoothing=0.1), rows=4)
     for ours, theirs in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
 
@@ -116,7 +126,7 @@ def test_gradients_of_the_table_are_added_up_in_fp32() -> None:
     """In bf16 a sum over many chunks would stop growing; here each chunk adds 1/512 to a sum of 1."""
     features, weight = torch.ones(513, 1, dtype=torch.bfloat16), torch.zeros(2, 1, requires_grad=True)
     features[1:] = 2.0**-8
-    loss, _ = linear_cross_entropy(features, weight, None, torch.zeros(513, dtype=torch.long), rows=1)
+    loss, _ = linear_cross_entropy(Readout(features, weight, None), torch.zeros(513, dtype=torch.long), rows=1)
     (gradient,) = torch.autograd.grad(loss, weight)
     assert gradient.dtype == torch.float32
     assert gradient.flatten().tolist() == pytest.approx([-1.5, 1.5])
@@ -145,7 +155,7 @@ def test_the_kernel_is_chunk_loss(vocab_size: int, width: int, smoothing: float,
     logits = (3 * torch.randn(33, width, device="cuda")).to(dtype)
     targets, weights = torch.randint(vocab_size, (33,), device="cuda"), torch.rand(33, device="cuda")
     weights[3] = 0.0
-    given = targets, weights, vocab_size, smoothing, z_loss
+    given = targets, weights, vocab_size, LossTerms(smoothing, z_loss)
     expected = chunk_loss(logits.clone(), *given)
     found = gpu_chunk_loss()(logits, *given)
     assert gpu_chunk_loss() is not chunk_loss
@@ -160,7 +170,7 @@ def test_the_kernel_is_chunk_loss(vocab_size: int, width: int, smoothing: float,
 def test_the_kernel_hides_no_trouble() -> None:
     logits = torch.zeros(2, 64, device="cuda")
     logits[0, 3] = float("nan")
-    given = torch.zeros(2, dtype=torch.long, device="cuda"), torch.ones(2, device="cuda"), 64, 0.0, 0.0
+    given = torch.zeros(2, dtype=torch.long, device="cuda"), torch.ones(2, device="cuda"), 64, LossTerms()
     assert gpu_chunk_loss()(logits, *given)[0].isnan()
 
 
@@ -169,11 +179,11 @@ def test_a_gpu_agrees_in_bf16() -> None:
     torch.manual_seed(0)
     features, weight = torch.randn(300, 64, requires_grad=True), torch.randn(1001, 64, requires_grad=True)
     targets, mask = torch.randint(1001, (300,)), torch.rand(300) < 0.7
-    expected, _ = linear_cross_entropy(features, weight, None, targets, mask)
+    expected, _ = linear_cross_entropy(Readout(features, weight, None), targets, mask)
     wanted = torch.autograd.grad(expected, [features, weight])
     given = [t.detach().cuda().requires_grad_() for t in (features, weight)]
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss, _ = linear_cross_entropy(*given, None, targets.cuda(), mask.cuda(), rows=128)
+        loss, _ = linear_cross_entropy(Readout(*given, None), targets.cuda(), mask.cuda(), rows=128)
     assert float(loss) == pytest.approx(float(expected), rel=5e-3)
     for ours, theirs in zip(torch.autograd.grad(loss, given), wanted, strict=True):
         assert (ours.cpu() - theirs).norm() / theirs.norm() < 0.02

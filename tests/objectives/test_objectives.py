@@ -237,7 +237,7 @@ def test_a_run_begins_with_another(tmp_path: Path) -> None:
     )  # fmt: skip
     assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
     for name, value in first.model.state_dict().items():
-        there = name.replace("output.follows.pooler.", "output.pooler.")
+        there = name.replace("output.next_sentence.pooler.", "output.pooler.")
         if not name.startswith("output.") or there != name:
             torch.testing.assert_close(second.model.state_dict()[there], value, rtol=0, atol=1e-9)
 

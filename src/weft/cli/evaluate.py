@@ -33,12 +33,13 @@ def evaluate(
     from weft.api.run import load
     from weft.decode.fast.quantize import check_bits
     from weft.errors import ConfigError
-    from weft.explain.figures import check_figure
 
     more = context.args  # `--data *.txt` arrives as --data a.txt b.txt …
     if quantize is not None:
         check_bits(quantize)
     if figure is not None:
+        from weft.explain.figures import check_figure
+
         check_figure(figure)
     if more and not data:
         raise ConfigError(f"'{more[0]}': text is given with --data")

@@ -17,7 +17,7 @@ def gradients(
     if d_model % 4:
         raise ConfigError(f"--d-model {d_model}: the stack has 4 heads, so expected a multiple of 4")
 
-    from weft.explain.gradients import descents
+    from weft.explain.gradients import gradient_flows
 
     depths = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers})
     rows = [
@@ -27,7 +27,7 @@ def gradients(
             f"{found.whole[0]:.1e}",
             *(f"{found.apart[depth]:.1e}" for depth in depths),
         )
-        for found in descents(layers, d_model, seed)
+        for found in gradient_flows(layers, d_model, seed)
     ]
     columns.show(
         ("norm", "skips", "whole, layer 0", *(f"apart, {depth}" for depth in depths)),

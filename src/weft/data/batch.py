@@ -58,9 +58,9 @@ class Batch(_Tensors):
     positions (B, T) int64 (None: 0 … T-1); documents (B, T) int64, tokens attend within equal numbers alone;
     mask (B, T) bool, True at real tokens (None: all are); segments (B, T) int64, 0 in the first sentence of a pair and
     1 in the second; source, what an encoder reads first, or the other text of a pair.
-    follows (B,) int64, 1 where the second sentence is the first one's successor. Its loss is a mean of its own beside
-    the masked words': follows_weight (B,) float32 is (targets that count) ÷ rows over the whole step, so that the sum
-    of both, divided by the step's targets, is mean + mean however the step is cut.
+    next_sentence (B,) int64, 1 where the second sentence is the first one's successor. Its loss is a mean of its own
+    beside the masked words': next_sentence_weight (B,) float32 is (targets that count) ÷ rows over the whole step, so
+    that the sum of both, divided by the step's targets, is mean + mean however the step is cut.
     """
 
     tokens: Tensor
@@ -71,8 +71,8 @@ class Batch(_Tensors):
     mask: Tensor | None = None
     segments: Tensor | None = None
     source: Source | None = None
-    follows: Tensor | None = None
-    follows_weight: Tensor | None = None
+    next_sentence: Tensor | None = None
+    next_sentence_weight: Tensor | None = None
     counted: int | None = None  # what `count` found while the mask was on the host
 
     @property

@@ -102,7 +102,7 @@ class Pairs(NamedTuple):
     a_length: Array
     b: Array
     b_length: Array
-    follows: Flags
+    next_sentence: Flags
 
 
 def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, length: int) -> Pairs:
@@ -126,17 +126,17 @@ def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, leng
     stop = np.maximum(stop, first + 2)  # two sentences at least, however long
     middle = between(first + 1, stop, 3)
     a, a_length = sentences.start(first), sentences.start(middle) - sentences.start(first)
-    follows = draw(own, 4) < 0.5
+    next_sentence = draw(own, 4) < 0.5
     document = np.searchsorted(sentences.borders, first, side="right") - 1
     other = between(0, sentences.documents - 1, 5)
     other += other >= document
     anywhere = between(sentences.borders[other], sentences.borders[other + 1], 6)
     begin, end = sentences.passage(anywhere, np.maximum(1, target - a_length))
-    begin, end = np.where(follows, middle, begin), np.where(follows, stop, end)
+    begin, end = np.where(next_sentence, middle, begin), np.where(next_sentence, stop, end)
     b, b_length = sentences.start(begin), sentences.ends[end - 1] - sentences.start(begin)
     b_length = np.minimum(b_length, np.maximum(room - a_length, room // 2))
     lost = np.maximum(0, a_length + b_length - room)
-    return Pairs(a + lost, a_length - lost, b, b_length, follows)
+    return Pairs(a + lost, a_length - lost, b, b_length, next_sentence)
 
 
 def pairs_masked_batch(
@@ -176,7 +176,7 @@ def pairs_masked_batch(
         loss_mask=torch.from_numpy(chosen),
         mask=torch.from_numpy(real),
         segments=torch.from_numpy(second.astype(np.int64)),
-        follows=torch.from_numpy(pairs.follows.astype(np.int64)),
-        follows_weight=torch.full((batch,), float(chosen.sum()) / batch),
+        next_sentence=torch.from_numpy(pairs.next_sentence.astype(np.int64)),
+        next_sentence_weight=torch.full((batch,), float(chosen.sum()) / batch),
     )
     return whole if ranks == 1 else whole.split(ranks)[rank]

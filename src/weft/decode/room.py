@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from weft.models.base import LanguageModel, Source, State
 from weft.models.ngram import Recent
-from weft.models.recurrent import Tape
+from weft.models.recurrent import HiddenStates
 from weft.models.transformer import TransformerState
 from weft.nn.cache import KeyValueCache
 
@@ -58,8 +58,8 @@ def _(state: TransformerState, more: int) -> None:
 
 
 @_grow.register
-def _(state: Tape, more: int) -> None:
-    state.memories = pad(state.memories, (0, 0) * 3 + (0, more))
+def _(state: HiddenStates, more: int) -> None:
+    state.states = pad(state.states, (0, 0) * 3 + (0, more))
 
 
 @_grow.register

@@ -3,7 +3,7 @@
 The conventions are those of the lectures and of PaLM (Chowdhery et al. 2022, appendix B):
 
 - A product of an m × k matrix with a k × n matrix is 2mkn operations: a multiplication and an addition each.
-- Only products count. Norms, activations, softmax, biases and look-ups are well below 1 % and count as nothing.
+- Only products count. Norms, activations, softmax, biases and look-ups are well below 1 % and left out.
 - Attention counts every query against all T keys, 4 · T · heads · d_head a token and layer, also under a causal mask,
   which needs only half of it; a `window` smaller than T bounds the keys.
 - The backward pass costs twice the forward pass, so training is three forward passes; where the layers' activations
@@ -22,7 +22,7 @@ from weft.nn.config import Gated, LayerNorm, LoRA, Norm, Plain
 from weft.nn.lora_targets import targets
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}
-MEMORIES = {"elman": 1, "lstm": 2, "gru": 1}
+STATE_VECTORS = {"elman": 1, "lstm": 2, "gru": 1}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Count:
 
     @property
     def parameters(self) -> int:
-        """Numbers that the model is made of; a tied table counts once."""
+        """All parameters; a tied table counts once."""
         return sum(part.parameters for part in self.components)
 
     @property
@@ -101,7 +101,7 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
             note = f"counts, not weights: the text decides how many; a token costs up to {model.order} look-ups"
             return Count((counts,), time, note)
         case _:
-            raise ModelError(f"a {type(model).__name__} is no model that can be counted")
+            raise ModelError(f"a {type(model).__name__} cannot be counted: it is not a model")
 
 
 def writing_weights(model: Config, vocab_size: int) -> dict[str, int]:
@@ -279,7 +279,7 @@ def adapted_linears(model: Config, adapter: LoRA) -> list[Linear]:
 
 
 def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
-    """The same model, all of it frozen but for the adapter, and the head if the adapter says so."""
+    """The same model, all of it frozen but for the adapter, and the head if the adapter trains it."""
     parameters = sum(linear.adapter(adapter.rank) for linear in adapted_linears(model, adapter))
     parts = []
     for part in cost.components:
@@ -324,13 +324,13 @@ def _bahdanau(model: config.Bahdanau, T: int) -> Count:
     E, A = model.d_embedding or D, model.d_attention or D
     one_way, products_one_way = _layers(model.cell, E, 2 * D, D, model.layers)
     decoder, products = _layers(model.cell, E + 2 * D, D, D, model.layers)
-    first_memory = MEMORIES[model.cell] * model.layers * D
+    first_state = STATE_VECTORS[model.cell] * model.layers * D
     alignment = D * A + 2 * D * A  # W_q once a target token, W_k once a source token
     return Count(
         (
             Component("embeddings", (V + (model.source_vocab_size or 0)) * E, 0),
             Component("encoder", 2 * one_way, 2 * T * 2 * products_one_way, True),
-            Component("bridge", _matrix(D, first_memory, True), 2 * D * first_memory, True),
+            Component("bridge", _matrix(D, first_state, True), 2 * D * first_state, True),
             # each pair of tokens: v · tanh(…), then its part of the weighted mean of 2D numbers
             Component("attention", alignment + A, 2 * T * alignment + T * T * (2 * A + 4 * D), True),
             Component("decoder", decoder, 2 * T * products, True),

@@ -1,4 +1,4 @@
-"""What the makers' data sheets say of the devices that models are trained on."""
+"""The devices that models are trained on, by their makers' data sheets."""
 
 import re
 from dataclasses import dataclass

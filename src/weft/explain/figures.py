@@ -3,55 +3,53 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from weft.errors import ConfigError, DataError
 from weft.files import check_place, write_bytes
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-MOST_WRITTEN = 400  # cells that still have room for their number
+MOST_WRITTEN = 400  # cells that are still large enough for their number
 SUFFIXES = (".png", ".svg")
+
+
+class Axis(NamedTuple):
+    """One side of a heat map: what stands at each row or column, and what they are together."""
+
+    labels: Sequence[str]
+    name: str = ""
 
 
 def heat_map(
     values: ArrayLike,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    title: str = "",
-    row_name: str = "",
-    column_name: str = "",
-    low: float | None = None,
-    high: float | None = None,
+    rows: Axis,
+    columns: Axis,
+    limits: tuple[float, float] | None = None,
     texts: Sequence[Sequence[str]] | None = None,
-) -> "Figure":
-    """Values (rows, columns) as shades, darkest at `high`; `texts` are written into the cells where there is room."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+) -> Figure:
+    """Values (rows, columns) as shades, darkest at the upper limit; `texts` are written into the cells if they fit."""
     grid = np.asarray(values, dtype=np.float64)
-    if grid.shape != (len(rows), len(columns)) or not grid.size:
-        raise DataError(
-            f"a heat map of {grid.shape} values, but {len(rows)} rows and {len(columns)} columns have names"
-        )
-    figure = Figure(figsize=(_inches(len(columns), rows), _inches(len(rows), columns)), layout="constrained")
+    down, across = rows.labels, columns.labels
+    if grid.shape != (len(down), len(across)) or not grid.size:
+        raise DataError(f"a heat map of {grid.shape} values, but {len(down)} rows and {len(across)} columns have names")
+    figure = Figure(figsize=(_inches(len(across), down), _inches(len(down), across)), layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot()
+    low, high = limits or (None, None)
     image = axes.imshow(grid, cmap="Blues", vmin=low, vmax=high, aspect="equal")
     # a token may hold a dollar sign, which is no formula
-    tilted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, columns)) > 3 else {}
-    axes.set_xticks(range(len(columns)), columns, parse_math=False, **tilted)
-    axes.set_yticks(range(len(rows)), rows, parse_math=False)
+    tilted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, across)) > 3 else {}
+    axes.set_xticks(range(len(across)), across, parse_math=False, **tilted)
+    axes.set_yticks(range(len(down)), down, parse_math=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_xlabel(column_name)
-    axes.set_ylabel(row_name)
-    axes.set_title(title, parse_math=False)
+    axes.set_xlabel(columns.name)
+    axes.set_ylabel(rows.name)
     if texts is not None and grid.size <= MOST_WRITTEN:
         for (row, column), value in np.ndenumerate(grid):
             color = "white" if image.norm(value) > 0.55 else "black"
@@ -61,33 +59,31 @@ def heat_map(
     return figure
 
 
-def confusion_matrix(matrix: ArrayLike, labels: Sequence[str], title: str = "") -> "Figure":
+def confusion_matrix(matrix: ArrayLike, labels: Sequence[str], title: str = "") -> Figure:
     """Counts (labels, labels) with true labels in rows; the shade is the share of the row, the number the count."""
     counts = np.asarray(matrix, dtype=np.int64)
     totals = counts.sum(axis=-1, keepdims=True)
     shares = np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)
     texts = [[f"{count:,}" for count in row] for row in counts.tolist()]
-    return heat_map(
-        shares, labels, labels, title=title, row_name="true", column_name="told", low=0.0, high=1.0, texts=texts
-    )
+    figure = heat_map(shares, Axis(labels, "true"), Axis(labels, "predicted"), (0.0, 1.0), texts)
+    figure.axes[0].set_title(title, parse_math=False)
+    return figure
 
 
 def _inches(cells: int, across: Sequence[str]) -> float:
-    """Room for so many cells and, beside them, the longest name of the other side."""
+    """The width of so many cells and, beside them, of the longest name of the other side."""
     return min(24.0, 1.8 + 0.45 * cells + 0.05 * min(40, max(map(len, across))))
 
 
 def check_figure(path: Path) -> None:
-    """Refuse a place where no figure can be written."""
+    """Refuse a path where no figure can be written."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{path}: a figure is written as {' or '.join(SUFFIXES)}")
     check_place(path)
 
 
-def save_figure(figure: "Figure", path: Path | str) -> Path:
-    """Write a figure as its suffix says; a reader sees the whole file or none. The same figure gives the same bytes."""
-    import matplotlib
-
+def save_figure(figure: Figure, path: Path | str) -> Path:
+    """Write a figure in the format of its suffix, atomically. The same figure gives the same bytes."""
     path = Path(path)
     check_figure(path)
     drawn = io.BytesIO()

@@ -5,8 +5,8 @@ are two such directions, because without skips two things can go wrong:
 
 - `whole` is any direction. Without skips and without norms it shrinks in every layer. Norms alone keep its size, for
   they divide by the size of what they are given.
-- `apart` sums to zero over the tokens of a sequence: it asks only what tells one token from another. Attention
-  without skips makes all tokens alike (Dong et al. 2021), so this vanishes whatever the norms do.
+- `apart` sums to zero over the tokens of a sequence: it is the part that distinguishes one token from another.
+  Attention without skips makes all tokens alike (Dong et al. 2021), so this vanishes whatever the norms do.
 
 A norm after the sum and a norm before it differ in what they leave of the skip (Xiong et al. 2020).
 """
@@ -26,7 +26,7 @@ BATCH, TIME = 8, 32
 
 
 @dataclass(frozen=True)
-class Descent:
+class GradientFlow:
     """One stack: where its norms stand, whether it has skips, and the gradient from layer 0 to the top, which is 1."""
 
     placement: Placement
@@ -52,7 +52,9 @@ def stack(placement: Placement, residual: bool, layers: int, d_model: int) -> De
     )
 
 
-def descend(placement: Placement, residual: bool, layers: int = 24, d_model: int = 64, seed: int = 0) -> Descent:
+def gradient_flow(
+    placement: Placement, residual: bool, layers: int = 24, d_model: int = 64, seed: int = 0
+) -> GradientFlow:
     """Build a stack, run it forward and twice backward, and read the gradient between its layers."""
     settings = stack(placement, residual, layers, d_model)
     with torch.random.fork_rng(devices=[]):
@@ -66,21 +68,17 @@ def descend(placement: Placement, residual: bool, layers: int = 24, d_model: int
         block.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
     model.decoder.blocks[-1].register_forward_hook(lambda _, inputs, output: states.append(output))
     model.features(words)
-    return Descent(
-        placement,
-        residual,
-        _pull(states, direction),
-        _pull(states, direction - direction.mean(dim=1, keepdim=True)),
-    )
+    between_tokens = direction - direction.mean(dim=1, keepdim=True)
+    return GradientFlow(placement, residual, _norms(states, direction), _norms(states, between_tokens))
 
 
-def _pull(states: list[Tensor], direction: Tensor) -> tuple[float, ...]:
+def _norms(states: list[Tensor], direction: Tensor) -> tuple[float, ...]:
     """‖∂/∂x_l‖ of the output's part along `direction`, for every l, against the top's."""
     gradients = torch.autograd.grad(states[-1], states, direction, retain_graph=True)
     return tuple(float(gradient.norm() / direction.norm()) for gradient in gradients)
 
 
-def descents(layers: int = 24, d_model: int = 64, seed: int = 0) -> list[Descent]:
+def gradient_flows(layers: int = 24, d_model: int = 64, seed: int = 0) -> list[GradientFlow]:
     """Norm before, after or nowhere; with skips and without."""
     placements: tuple[Placement, ...] = ("pre", "post", "none")
-    return [descend(place, residual, layers, d_model, seed) for residual in (True, False) for place in placements]
+    return [gradient_flow(place, residual, layers, d_model, seed) for residual in (True, False) for place in placements]

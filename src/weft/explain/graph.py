@@ -2,7 +2,7 @@
 
 One node an intermediate variable, labelled with the function that computes it and the variable's name; every
 parameter, intercept, input and constant is a node too; edges are directed and unlabelled. The model is run once, and
-each operation is written down as it happens, so that whatever the control flow does is what the graph shows.
+each operation is recorded as it happens, so that the graph shows what the control flow did.
 """
 
 import inspect
@@ -27,7 +27,7 @@ COLOURS = {"parameter": "#fde9c8", "input": "#d7ebd3", "constant": "#e6e6e6", "v
 CHARACTER = 6.6  # about the width of one in the drawing's font
 HEIGHT = 24.0
 
-# A copy is not another variable of the algorithm, and neither is the same one seen in another shape.
+# A copy is not another variable of the algorithm, and neither is a view in another shape.
 COPIES = {"clone", "_to_copy", "detach", "alias", "lift_fresh"}
 RESHAPES = {"transpose_", "t_", "squeeze_", "unsqueeze_", "as_strided_", "detach_", "swapaxes_", "swapdims_"}
 # These are shown with the number that a tensor is multiplied by, raised to, …
@@ -63,7 +63,7 @@ class Graph:
         return "\n".join([*lines, "}"]) + "\n"
 
     def to_svg(self) -> str:
-        """The graph as a drawing, from top to bottom. It needs no program but the one that shows it."""
+        """The graph as a drawing, from top to bottom. No other program is needed to show it."""
         boxes = [14 + CHARACTER * len(node.function) for node in self.nodes]
         layout = arrange(
             [box + 8 + CHARACTER * len(node.name) for node, box in zip(self.nodes, boxes, strict=True)],
@@ -116,15 +116,15 @@ def _curve(points: list[tuple[float, float]]) -> str:
 
 
 def graph(model: nn.Module, *inputs: Any, **given: Any) -> Graph:
-    """The computation graph of model(*inputs, **given). It runs the model once, as it stands, without gradients.
+    """The computation graph of model(*inputs, **given). It runs the model once, as it is, without gradients.
 
-    Fused kernels are set aside where PyTorch can do without, for they hide what the slides show.
+    Fused kernels are switched off where PyTorch has others, for they hide what the slides show.
     """
     recorder = _Recorder(model)
     fused = torch._C._get_mkldnn_enabled()
     for name, value in (inspect.signature(model.forward).bind_partial(*inputs).arguments | given).items():
         for path, tensor in _named_tensors(name, value):
-            recorder.know(tensor, Node("input", "input", path, tuple(tensor.shape)))
+            recorder.add(tensor, Node("input", "input", path, tuple(tensor.shape)))
     hooks = [
         hook
         for path, module in model.named_modules()
@@ -179,8 +179,8 @@ class _Recorder(TorchDispatchMode):
         for name, tensor in model.named_parameters():
             self.stored[tensor.untyped_storage()._cdata] = Node("parameter", "parameter", name, tuple(tensor.shape))
 
-    def know(self, tensor: Tensor, node: Node) -> int:
-        """Put a node down, and remember that the tensor holds its value."""
+    def add(self, tensor: Tensor, node: Node) -> int:
+        """Add a node, and note that the tensor holds its value."""
         self.nodes.append(node)
         self.alive.append(tensor)
         self.place[tensor.untyped_storage()._cdata] = len(self.nodes) - 1
@@ -191,14 +191,14 @@ class _Recorder(TorchDispatchMode):
         key = tensor.untyped_storage()._cdata
         if key not in self.place:
             shape = tuple(tensor.shape)
-            self.know(tensor, self.stored.get(key) or Node("constant", "constant", self._fresh("constant"), shape))
+            self.add(tensor, self.stored.get(key) or Node("constant", "constant", self._fresh("constant"), shape))
         return self.place[key]
 
     def enter(self, path: str) -> None:
         self.paths.append(path)
 
     def leave(self, path: str, result: Any) -> None:
-        """What a module returns (first) bears the module's name, unless a module inside it has given it one."""
+        """What a module returns (first) takes the module's name, unless a module inside it has named it."""
         self.paths.pop()
         for _, tensor in islice(_named_tensors("", result), 1):
             i = self.find(tensor)
@@ -231,7 +231,7 @@ class _Recorder(TorchDispatchMode):
             function = _plain(name) + (_number(args) if len(used) == 1 and name in ARITHMETIC else "")
             path = self.paths[-1] if self.paths else "model"
             kind: Kind = "variable" if sources else "constant"
-            i = self.know(made[0], Node(kind, function, self._fresh(path), tuple(made[0].shape)))
+            i = self.add(made[0], Node(kind, function, self._fresh(path), tuple(made[0].shape)))
             self.edges += [(source, i) for source in sources]
         for tensor in made:
             self.alive.append(tensor)
@@ -250,7 +250,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _plain(name: str) -> str:
-    """An operation's name as a reader would say it."""
+    """An operation's name as a reader knows it."""
     if "scaled_dot_product" in name:
         return "attention"
     name = name.strip("_").removeprefix("native_").removeprefix("safe_").removeprefix("thnn_")

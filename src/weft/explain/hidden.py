@@ -1,8 +1,8 @@
-"""What a model makes of many texts: its features, batch by batch, with every text framed as in training.
+"""A model's features of many texts, batch by batch, with every text framed as in training.
 
-A tokenizer whose own file frames a text (LLaMA's: bos text, BERT's: [CLS] text [SEP]) says how its model read texts.
-Where the file says nothing, an encoder reads [CLS] text [SEP], and other models the text and the token that ends it.
-Models that only weft can have taught read texts without the file's frame then, and do so here (`trained_frame`).
+A tokenizer whose own file frames a text (LLaMA's: bos text, BERT's: [CLS] text [SEP]) shows how its model read texts.
+Where the file has no frame, an encoder reads [CLS] text [SEP], and other models the text and the token that ends it.
+Models that only weft trains were trained without the file's frame, and read texts the same way here (`trained_frame`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,29 +36,31 @@ class Read(NamedTuple):
 
 
 def check_readable(model: LanguageModel) -> None:
-    """Refuse a model that has no features of a text alone."""
+    """Refuse a model that cannot read a text alone."""
     if isinstance(model, Recurrent) or (
         isinstance(model, Transformer) and not isinstance(model.config, EncoderDecoder)
     ):
         return
     kind = getattr(model.config, "kind", type(model).__name__)
-    raise ModelError(f"a model of kind '{kind}' has no vectors of a text; an encoder, a decoder or a recurrent one has")
+    raise ModelError(
+        f"a model of kind '{kind}' gives no vectors for a text; use an encoder, a decoder or a recurrent model"
+    )
 
 
 def longest(model: LanguageModel) -> int | None:
-    """How many tokens a model was made to read; a recurrent one has no end."""
+    """How many tokens a model can read; a recurrent one has no limit."""
     return model.config.context if isinstance(model, Transformer) else None
 
 
 def frame_for(model: LanguageModel) -> Callable[[Tokenizer, Sequence[int], int | None], Framed]:
-    """How a model reads a text. Weft alone trains recurrent models, and decoders with a head for more than words."""
+    """How a model reads a text. Only weft trains recurrent models, and decoders with heads for other than words."""
     config = model.config
-    taught_here = isinstance(config, Decoder) and not isinstance(config.head, LMHead)
-    return trained_frame if taught_here or isinstance(model, Recurrent) else frame
+    trained_here = isinstance(config, Decoder) and not isinstance(config.head, LMHead)
+    return trained_frame if trained_here or isinstance(model, Recurrent) else frame
 
 
 def frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) -> Framed:
-    """A text's ids with what stands around them; what doesn't fit into `most` tokens is cut off the text's end."""
+    """A text's ids in their frame; what doesn't fit into `most` tokens is cut off the text's end."""
     before, after = tokenizer.frame
     if not before and not after:
         return trained_frame(tokenizer, ids, most)
@@ -73,8 +75,8 @@ def trained_frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) ->
 
 
 def _framed(before: Sequence[int], ids: Sequence[int], after: Sequence[int], most: int | None) -> Framed:
-    room = len(ids) if most is None else max(0, most - len(before) - len(after))
-    kept = list(ids[:room])
+    fits = len(ids) if most is None else max(0, most - len(before) - len(after))
+    kept = list(ids[:fits])
     return Framed([*before, *kept, *after], len(before), len(kept))
 
 
@@ -87,13 +89,13 @@ def read(
     batch: int = 32,
     progress: Callable[[int], object] | None = None,
 ) -> Iterator[Read]:
-    """Read texts, longest first, so that texts of like length share a batch and memory is known from the beginning."""
+    """Read texts, longest first, so that a batch has similar lengths and the first one needs the most memory."""
     check_readable(model)
     for number, text in enumerate(texts, 1):
         if not text.ids:
-            raise DataError(f"text {number} is empty, and this tokenizer has no token that could stand for it")
+            raise DataError(f"text {number} is empty, and this tokenizer has no special token to put in its place")
     device = next(model.parameters()).device
-    # what stands at places that the mask excludes is never looked at, so without a pad token any id does
+    # masked places are never read, so without a pad token any id will do
     pad = 0 if tokenizer.pad_id is None else tokenizer.pad_id
     order = sorted(range(len(texts)), key=lambda row: -len(texts[row].ids))
     was_training = model.training

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from weft.config import Config
 from weft.errors import ModelError
-from weft.explain.count import GATES, MEMORIES, adapted_linears, block_linears, count, stacks
+from weft.explain.count import GATES, STATE_VECTORS, adapted_linears, block_linears, count, stacks
 from weft.models import config
 from weft.nn.config import Gated, LoRA
 
@@ -105,7 +105,7 @@ def _split(total: int, shards: int) -> int:
 
 
 def cache_bytes(model: Config, precision: str) -> int:
-    """Bytes that generation remembers of each token: keys and values, or what a recurrent stack held after it.
+    """Bytes that generation keeps of each token: keys and values, or a recurrent stack's state after it.
 
     A sequence-to-sequence Transformer holds as much again for each token of the source.
     """
@@ -113,7 +113,7 @@ def cache_bytes(model: Config, precision: str) -> int:
         case config.Decoder() | config.EncoderDecoder():
             return 2 * model.layers * model.attention.groups * model.d_head * narrow(precision)
         case config.Recurrent() | config.Bahdanau():
-            return MEMORIES[model.cell] * model.layers * model.d_model * narrow(precision)
+            return STATE_VECTORS[model.cell] * model.layers * model.d_model * narrow(precision)
         case _:
             return 0
 
@@ -139,12 +139,12 @@ def _kept(model: Config, T: int, n: int) -> tuple[list[float], float, float]:
         case config.NGram():
             return [], 0.0, 0.0
         case _:
-            raise ModelError(f"a {type(model).__name__} is no model that can be counted")
+            raise ModelError(f"a {type(model).__name__} cannot be counted: it is not a model")
 
 
 def _cell(cell: str, D: int) -> int:
-    """Numbers a recurrent cell keeps of a token: its gates and what it remembers."""
-    return (GATES[cell] + MEMORIES[cell]) * D
+    """Numbers a recurrent cell keeps of a token: its gates and its state."""
+    return (GATES[cell] + STATE_VECTORS[cell]) * D
 
 
 def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[float], float, float]:
@@ -172,7 +172,7 @@ def _adapted(model: config.TransformerConfig, layers: list[float], adapter: LoRA
     if not isinstance(settings, Gated) and settings.activation in ("relu", "sigmoid", "tanh"):
         for_others.append("feedforward.down")
     adapted: list[float] = []
-    learning = False  # below the lowest adapter nobody asks for a gradient
+    learning = False  # below the lowest adapter no gradient is needed
     for kept, block in zip(layers, block_linears(model), strict=True):
         learning = learning or any(linear.name in keeps for linear in block)
         for linear in block:

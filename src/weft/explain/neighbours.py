@@ -1,8 +1,8 @@
-"""Which words a model holds for alike: by their entries in its embedding table, and by what it makes of them in a text.
+"""Which words are similar to a model: by their entries in its embedding table, and by their features in a text.
 
 The table gives a word one vector, whatever it means; the features give every occurrence its own, so that the `bank` of
-a river and the `bank` that lends money come apart (Peters et al. 2018). A decoder's features know only what stands
-before a word.
+a river and the `bank` that lends money come apart (Peters et al. 2018). A decoder's features depend only on what
+comes before a word.
 """
 
 import re
@@ -52,7 +52,7 @@ class NearPlace(NamedTuple):
 
 
 def embedding_table(model: LanguageModel) -> Tensor:
-    """The vectors (vocab_size, d) that a model reads tokens by."""
+    """A model's input embeddings (vocab_size, d)."""
     table = getattr(model, "embedding", None)
     if table is None:
         raise ModelError(f"a model of kind '{getattr(model.config, 'kind', '?')}' has no embeddings: it counts words")
@@ -63,7 +63,7 @@ def embedding_table(model: LanguageModel) -> Tensor:
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
     """The tokens of a word inside a text, or None if some of it is unknown.
 
-    Where a tokenizer keeps the space with the word that follows, a word that stands after one is meant.
+    Where a tokenizer keeps the space with the word that follows, a word after a space is meant.
     """
     try:
         spellings = [tokenizer.encode(text) for text in (f" {word}", word)]
@@ -83,7 +83,7 @@ def word_vector(model: LanguageModel, tokenizer: Tokenizer, word: str) -> NDArra
 
 
 def nearest_words(model: LanguageModel, tokenizer: Tokenizer, word: str, top: int = 10) -> list[Near]:
-    """The vocabulary's entries whose vectors point most nearly where the word's does, but for its own tokens."""
+    """The vocabulary's entries whose vectors are closest to the word's by cosine, its own tokens left out."""
     ids = word_ids(tokenizer, word)
     if ids is None:
         entries = [] if tokenizer.vocab_size > 100_000 else [_text(tokenizer, id) for id in range(tokenizer.vocab_size)]
@@ -118,11 +118,11 @@ class InContext:
     vectors: NDArray[np.float32]
 
     def occurrences(self, word: str) -> list[int]:
-        """Where a word stands among `places`; upper and lower case are the same."""
+        """The indices of a word in `places`, regardless of case."""
         return [n for n, place in enumerate(self.places) if place.text.casefold() == word.casefold()]
 
     def nearest(self, word: str, top: int = 10) -> list[tuple[Place, list[NearPlace]]]:
-        """For each occurrence of the word, the words of all sentences that the model takes for most alike."""
+        """For each occurrence of the word, the most similar words of all sentences."""
         found = self.occurrences(word)
         if not found:
             words = [place.text for place in self.places]
@@ -135,16 +135,11 @@ class InContext:
             answers.append((self.places[number], near))
         return answers
 
-    def between(self, word: str) -> NDArray[np.float32]:
-        """Cosines (n, n) between the word's own occurrences."""
-        vectors = self.vectors[self.occurrences(word)]
-        return vectors @ vectors.T
-
 
 def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[str], batch: int = 32) -> InContext:
     """Every word of the sentences with its vector: the mean of the features of its pieces, scaled to length 1.
 
-    Words beyond the model's window are left out.
+    Words beyond the model's context are left out.
     """
     check_readable(model)
     cuts = [tokenizer.token_spans(sentence) for sentence in sentences]
@@ -156,7 +151,7 @@ def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[s
             found[row] = _words(row, sentences[row], cuts[row], framed[row], features.cpu())
     places = tuple(place for each in found for place, _ in each)
     if not places:
-        raise DataError("the sentences hold no words")
+        raise DataError("the sentences contain no words")
     vectors = np.stack([vector for each in found for _, vector in each])
     return InContext(tuple(sentences), places, vectors)
 

@@ -23,11 +23,11 @@ from weft.interop.bundle import ModelBundle
 from weft.models import heads
 from weft.models.build import build
 from weft.models.config import Model, TransformerConfig
-from weft.models.transformer import Stack, Transformer
-from weft.nn.attention import Relation
+from weft.models.transformer import EncodedSource, Stack, Transformer
+from weft.nn.attention import AttentionMask
 from weft.nn.config import DynamicNTK, Rotary
-from weft.nn.init import hollow
-from weft.nn.mask import Visibility
+from weft.nn.init import empty_weights
+from weft.nn.mask import Mask
 from weft.nn.position import Position
 
 ABOUT = "weft.json"
@@ -75,20 +75,20 @@ def _check(model: Model) -> None:
 def _plain_model(bundle: ModelBundle) -> Transformer:
     """The model in fp32, on the reference path of attention, whose operations every runtime has."""
     assert isinstance(bundle.model, TransformerConfig)
-    with hollow():
+    with empty_weights():
         model = build(bundle.model)
     assert isinstance(model, Transformer)
     model.load_state_dict({name: read().float() for name, read in bundle.weights.items()}, assign=True)
     for module in model.modules():
-        if hasattr(module, "always_plain"):
-            setattr(module, "always_plain", True)  # noqa: B010 (a Module's attributes are tensors to the type checker)
+        if hasattr(module, "always_reference"):
+            setattr(module, "always_reference", True)  # noqa: B010 (a Module's attributes are tensors to the type checker)
     return model.eval().requires_grad_(False)
 
 
 # ---- what is exported
 
 
-class _GivenMask(Relation):
+class _GivenMask(AttentionMask):
     """A mask that is given as a tensor, computed from the inputs so that it grows with them."""
 
     def __init__(
@@ -99,9 +99,9 @@ class _GivenMask(Relation):
         keys: Tensor,
         angles: tuple[Tensor, Tensor] | None = None,
     ):
-        super().__init__(Visibility(causal=False), position, queries, keys, angles)
+        super().__init__(Mask(causal=False), position, queries, keys, angles)
         bias = position.bias(queries, keys)
-        self._mask = seen if bias is None else torch.where(seen, bias, float("-inf"))
+        self._dense = seen if bias is None else torch.where(seen, bias, float("-inf"))
 
 
 class _Cache:
@@ -170,7 +170,7 @@ class _SourceEncoder(nn.Module):
         assert model.encoder is not None and model.decoder is not None
         x = _embedded(model, tokens, model.source_embedding or model.embedding)
         encoded = _read(model.encoder, x, mask)
-        return [part for block in model.decoder.blocks for part in block.cross.memory(encoded)]  # type: ignore[operator,union-attr]
+        return [part for block in model.decoder.blocks for part in block.cross.keys_values(encoded)]  # type: ignore[operator,union-attr]
 
 
 class _CachedDecoder(nn.Module):
@@ -191,13 +191,13 @@ class _CachedDecoder(nn.Module):
         places = torch.arange(before, before + time, device=x.device)[None]
         keys = torch.arange(before + time, device=x.device)[None]
         angles = stack.position.angles(places, 0, x.dtype)
-        relation = _GivenMask(_seen(stack, places, keys), stack.position, places, keys, angles)
+        where = _GivenMask(_seen(stack, places, keys), stack.position, places, keys, angles)
         caches = [_Cache(k, v) for k, v in zip(past[::2], past[1::2], strict=True)]
-        source, remembered = None, None
+        source = None
         if memory is not None and mask is not None:
-            remembered = list(zip(memory[::2], memory[1::2], strict=True))
-            source = _GivenMask((mask != 0)[:, None, None, :], Position(), places, places)
-        features = stack(x, places, relation, caches, remembered, source)
+            over = _GivenMask((mask != 0)[:, None, None, :], Position(), places, places)
+            source = EncodedSource(list(zip(memory[::2], memory[1::2], strict=True)), over)
+        features = stack(x, places, where, caches, source)
         return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
 
 

@@ -16,7 +16,7 @@ from weft.errors import InteropError
 from weft.interop.bundle import LazyWeights
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, Model
-from weft.nn.init import hollow
+from weft.nn.init import empty_weights
 
 Shape = tuple[int, ...]
 
@@ -116,7 +116,7 @@ class Conversion:
 
 def shapes(model: Model) -> dict[str, Shape]:
     """Every tensor of a model with its shape, without allocating it."""
-    with hollow():
+    with empty_weights():
         return {name: tuple(tensor.shape) for name, tensor in build(model).state_dict().items()}
 
 

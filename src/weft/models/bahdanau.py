@@ -1,7 +1,7 @@
 """Attention before Transformers: an RNN encoder, an RNN decoder, and a soft alignment between them.
 
 Bahdanau, Cho and Bengio 2015, §3 and appendix A. The encoder reads the source both ways; before each target token
-the decoder asks which source places matter now, and reads on from their weighted mean.
+the decoder attends to the source places that matter now, and reads on from their weighted mean.
 """
 
 from typing import NamedTuple
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Bahdanau as BahdanauConfig
-from weft.models.recurrent import Tape
-from weft.nn.recurrent import bidirectional, parts, read, read_masked, recurrence
+from weft.models.recurrent import HiddenStates
+from weft.nn.loss import Readout
+from weft.nn.recurrent import Layers, bidirectional, parts, read, read_masked, recurrence
 
 
 class Encoded(NamedTuple):
@@ -22,13 +23,13 @@ class Encoded(NamedTuple):
     annotations: Tensor  # h_j (batch, source time, 2 d_model)
     keys: Tensor  # W_k h_j (batch, source time, d_attention): the same at every target step, so computed once
     mask: Tensor  # (batch, source time), True where a token is real
-    memory: Tensor  # the decoder's first memory (parts, layers, batch, d_model)
+    state: Tensor  # the decoder's first state (parts, layers, batch, d_model)
 
 
 class AdditiveAttention(nn.Module):
-    """e_j = v · tanh(W_q s + W_k h_j), a = softmax(e): a small network says how well each place answers a query.
+    """e_j = v · tanh(W_q s + W_k h_j), a = softmax(e): a small network scores how well each place matches a query.
 
-    `weights` is a tap: the probabilities (batch, target time, source time) of a whole reading pass through it once,
+    `weights` is a tap: the probabilities (batch, target time, source time) of a whole sequence pass through it once,
     where a forward hook can see them.
     """
 
@@ -49,18 +50,18 @@ class AdditiveAttention(nn.Module):
         return torch.einsum("bs,bsd->bd", weights, source.annotations), weights
 
 
-class Alignment(Tape):
-    """A decoder's tape, and the sources its rows are written from."""
+class AlignedStates(HiddenStates):
+    """A decoder's hidden states, and the sources its rows are written from."""
 
     def __init__(self, batch: int, max_len: int, stack: nn.RNNBase, source: Encoded):
         super().__init__(batch, max_len, stack)
         self.source = source
-        self.record(0, source.memory)
+        self.keep(source.state, 0)
 
     def _reorder(self, index: Tensor) -> None:
         super()._reorder(index)
-        annotations, keys, mask, memory = self.source
-        self.source = Encoded(annotations[index], keys[index], mask[index], memory[:, :, index])
+        annotations, keys, mask, state = self.source
+        self.source = Encoded(annotations[index], keys[index], mask[index], state[:, :, index])
 
 
 class Bahdanau(LanguageModel):
@@ -68,7 +69,7 @@ class Bahdanau(LanguageModel):
 
     One token in: the context is looked up with the state before it, the decoder reads embedding and context together,
     and the readout sees new state, context and embedding through a maxout of pairs (appendix A.2.2). With several
-    layers the top one asks.
+    layers the top one queries.
     """
 
     config: BahdanauConfig
@@ -83,8 +84,8 @@ class Bahdanau(LanguageModel):
         self.source_embedding = (
             nn.Embedding(config.source_vocab_size, d_embedding) if config.source_vocab_size is not None else None
         )
-        self.encoder = bidirectional(config.cell, d_embedding, D, config.layers, config.dropout)
-        self.decoder = recurrence(config.cell, d_embedding + 2 * D, D, config.layers, config.dropout)
+        self.encoder = bidirectional(config.cell, Layers(d_embedding, D, config.layers, config.dropout))
+        self.decoder = recurrence(config.cell, Layers(d_embedding + 2 * D, D, config.layers, config.dropout))
         self.bridge = nn.Linear(D, parts(self.decoder) * config.layers * D)
         self.attention = AdditiveAttention(D, 2 * D, config.d_attention or D)
         self.maxout = nn.Linear(D + 2 * D + d_embedding, 2 * D)
@@ -112,8 +113,8 @@ class Bahdanau(LanguageModel):
         annotations = read(self.encoder, inputs)[0] if source.mask is None else read_masked(self.encoder, inputs, mask)
         rows = torch.arange(len(tokens), device=tokens.device)
         backward = annotations[rows, mask.int().argmax(1), self.config.d_model :]
-        memory = torch.tanh(self.bridge(backward)).unflatten(-1, (parts(self.decoder), -1, self.config.d_model))
-        return Encoded(annotations, self.attention.keys(annotations), mask, memory.permute(1, 2, 0, 3))
+        state = torch.tanh(self.bridge(backward)).unflatten(-1, (parts(self.decoder), -1, self.config.d_model))
+        return Encoded(annotations, self.attention.keys(annotations), mask, state.permute(1, 2, 0, 3))
 
     def features(
         self,
@@ -125,50 +126,50 @@ class Bahdanau(LanguageModel):
     ) -> Tensor:
         """Readouts (batch, time, d_model) of target tokens (batch, time), each written with a view of the source.
 
-        `positions` means nothing to a model that reads in order; it is taken so that callers need not ask.
+        `positions` are accepted and ignored: the model reads in order.
         """
         if documents is not None:
-            raise ModelError(f"{self._name()} writes one text a row from its source; packed documents have none")
+            raise ModelError(f"{self._name()} writes one text a row from its source; packed documents have no sources")
         encoded = self._encode_for(len(tokens), source)
-        return self._decode(tokens, encoded, encoded.memory, None)
+        return self._decode(tokens, encoded, encoded.state, None)
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (batch, time, vocab_size) of features (batch, time, d_model)."""
         return self.output(features)
 
-    def readout(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, table and bias whose product is the logits, for losses that never hold all of them."""
-        return features, self.output.weight, self.output.bias
+    def readout(self, features: Tensor) -> Readout:
+        """What the logits are a product of, for losses that never hold all of them."""
+        return Readout(features, self.output.weight, self.output.bias)
 
-    def start(self, batch: int, max_len: int, source: Source | None = None) -> Alignment:
+    def start(self, batch: int, max_len: int, source: Source | None = None) -> AlignedStates:
         """Encode the source, once. `batch` sequences of up to `max_len` tokens can then be written from it."""
-        return Alignment(batch, max_len, self.decoder, self._encode_for(batch, source))
+        return AlignedStates(batch, max_len, self.decoder, self._encode_for(batch, source))
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read target tokens (batch, time) after what `state` remembers; readouts (batch, time, d_model)."""
-        assert isinstance(state, Alignment)
+        """Read target tokens (batch, time) after what `state` has read; readouts (batch, time, d_model)."""
+        assert isinstance(state, AlignedStates)
         state.reserve(tokens.shape[1])
-        features = self._decode(tokens, state.source, state.recall(), state)
+        features = self._decode(tokens, state.source, state.current(), state)
         state.advance(tokens.shape[1], lengths)
         return features
 
     def _encode_for(self, batch: int, source: Source | None) -> Encoded:
         if source is None:
-            raise ModelError(f"{self._name()} needs a source to write from; it cannot read a target alone")
+            raise ModelError(f"{self._name()} needs a source; it cannot read a target alone")
         if len(source.tokens) != batch:
             raise ModelError(f"{len(source.tokens)} sources for {batch} targets; each target has one source")
         return self.encode(source)
 
-    def _decode(self, tokens: Tensor, source: Encoded, memory: Tensor, tape: Tape | None) -> Tensor:
-        """Readouts (batch, time, d_model) of tokens (batch, time) read on from `memory`; each goes on the tape."""
+    def _decode(self, tokens: Tensor, source: Encoded, state: Tensor, kept: HiddenStates | None) -> Tensor:
+        """Readouts (batch, time, d_model) of tokens (batch, time) read on from `state`; `kept` keeps each new state."""
         check_tokens(tokens, self.config.vocab_size)
         inputs = self.dropout(self.embedding(tokens))
         states, contexts, weights = [], [], []
         for t in range(tokens.shape[1]):
-            context, a = self.attention(memory[0, -1], source)
-            s, memory = read(self.decoder, torch.cat([inputs[:, t], context], dim=-1)[:, None], memory)
-            if tape is not None:
-                tape.record(t + 1, memory)
+            context, a = self.attention(state[0, -1], source)
+            s, state = read(self.decoder, torch.cat([inputs[:, t], context], dim=-1)[:, None], state)
+            if kept is not None:
+                kept.keep(state, t + 1)
             states.append(s.squeeze(1))
             contexts.append(context)
             weights.append(a)

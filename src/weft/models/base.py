@@ -1,7 +1,7 @@
-"""The contract that every generative model keeps, whatever is inside it.
+"""The contract of every generative model, whatever is inside it.
 
     state = model.start(batch, max_len, source)      # nothing read yet
-    logits = model.step(tokens, state)               # read some tokens, say what may follow each
+    logits = model.step(tokens, state)               # read some tokens, predict what follows each
 
 Decoding, scoring and serving know nothing else about a model.
 """
@@ -29,10 +29,10 @@ class Source(Protocol):
 
 
 class State:
-    """What a model remembers of the tokens it has read, one row a sequence.
+    """What a model keeps of the tokens it has read, one row a sequence.
 
-    Rows may be of different lengths. `lengths` is on the device; `longest` bounds it without asking the device,
-    and `even` says that all rows are equally long, so that fast paths need no mask.
+    Rows may be of different lengths. `lengths` is on the device; `longest` is an upper bound that is known on the
+    host, and `even` is True if all rows are equally long, so that fast paths need no mask.
     """
 
     def __init__(self, batch: int, max_len: int, device: torch.device):
@@ -48,14 +48,14 @@ class State:
         self.even = self.even and lengths is None
 
     def reserve(self, time: int) -> None:
-        """Refuse to read past the room that was asked for."""
+        """Refuse to read past the `max_len` that was asked for."""
         if self.longest + time > self.max_len:
             raise ModelError(
                 f"{self.longest} + {time} tokens do not fit in the {self.max_len} that decoding was started with"
             )
 
     def reorder(self, index: Tensor) -> None:
-        """Row i goes on from what row index[i] remembers; the batch may grow or shrink. index (new batch,)."""
+        """Row i goes on from where row index[i] is; the batch may grow or shrink. index (new batch,)."""
         self.lengths = self.lengths[index]
         self._reorder(index)
 
@@ -72,7 +72,7 @@ class State:
 
     def _reorder(self, index: Tensor) -> None:
         """Subclasses move their own rows."""
-        raise AssertionError("a State without a memory cannot be reordered")
+        raise AssertionError("a kind of State moves its own rows")
 
 
 class LanguageModel(nn.Module):
@@ -92,18 +92,18 @@ class LanguageModel(nn.Module):
 
     @property
     def alignment(self) -> nn.Module | None:
-        """What the weights over the source pass through, (batch, [heads,] time, source time), for whoever watches."""
+        """What the weights over the source pass through, (batch, [heads,] time, source time): a place for a hook."""
         return None
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> State:
-        """An empty memory for `batch` sequences of up to `max_len` tokens."""
+        """An empty state for `batch` sequences of up to `max_len` tokens."""
         raise ModelError(f"{self._name()} cannot generate: it has no decoder")
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read tokens (batch, time) after what `state` remembers; features (batch, time, …) for `head`.
+        """Read tokens (batch, time) after what `state` has read; features (batch, time, …) for `head`.
 
         Rows of unequal length are padded on the right with any token and counted by `lengths` (batch,);
-        features at padded places mean nothing, and the next call writes over what they left.
+        features at padded places are meaningless, and the next call overwrites what they left in the state.
         """
         raise ModelError(f"{self._name()} cannot generate: it has no decoder")
 
@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         raise AssertionError("every model has a head")
 
     def step(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Logits (batch, time, vocab_size) after each of tokens (batch, time), which `state` then remembers."""
+        """Logits (batch, time, vocab_size) after each of tokens (batch, time), which `state` then holds."""
         return self.head(self.advance(tokens, state, lengths))
 
     def forward(self, tokens: Tensor, **given: Any) -> Tensor:
@@ -129,7 +129,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary. On a GPU it would wait for the device, so the caller does it on the host."""
+    """Refuse ids outside the vocabulary. On a GPU this would wait for the device, so the caller checks on the host."""
     if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= vocab_size:

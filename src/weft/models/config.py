@@ -83,9 +83,9 @@ Layers = Annotated[int, Field(gt=0, le=10_000)]
 
 
 class TransformerConfig(Block):
-    """What encoder, decoder and encoder–decoder share: so many blocks over so many words.
+    """What encoders, decoders and encoder–decoders have in common.
 
-    `context` is the longest sequence that is trained on; only learned positions make it a hard limit.
+    `context` is the longest sequence in training; only learned positions make it a hard limit.
     `embedding_scale` multiplies the embeddings by √d_model, `embedding_norm` normalises them (BERT).
     """
 
@@ -97,7 +97,7 @@ class TransformerConfig(Block):
     init: Init = NormalInit()
 
     def sizes(self, layers: int, causal: bool) -> Sizes:
-        """What a position has to know of a stack of so many layers."""
+        """What a position encoding has to know of a stack of so many layers."""
         return Sizes(self.d_model, self.attention.heads, self.d_head, self.context, causal, layers)
 
     @property
@@ -114,7 +114,7 @@ class Decoder(TransformerConfig):
 
 
 class Encoder(TransformerConfig):
-    """A stack that sees both sides: BERT. `segments` trained vectors tell first from second sentence."""
+    """A stack that sees both sides: BERT. `segments` trained vectors distinguish first and second sentence."""
 
     kind: Literal["encoder"] = "encoder"
     segments: int = Field(default=0, ge=0)

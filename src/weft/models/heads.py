@@ -1,4 +1,4 @@
-"""What is read off a Transformer's features: a word, a class, a tag, a vector."""
+"""What is predicted from a Transformer's features: a word, a class, a tag, a vector."""
 
 from typing import NamedTuple, assert_never
 
@@ -18,65 +18,57 @@ class Pretraining(NamedTuple):
     """The two answers of BERT's pretraining."""
 
     words: Tensor  # (batch, time, vocab_size)
-    follows: Tensor  # (batch, 2)
+    next_sentence: Tensor  # (batch, 2)
 
 
-class WordHead(nn.Module):
+class Words(nn.Module):
     """Features to a word: `prepare`, then a product with a (vocab_size, d_model) table, the embeddings' if tied."""
 
-    def __init__(self, settings: config.LMHead, model: config.TransformerConfig):
+    def __init__(self, model: config.TransformerConfig, tied: bool, bias: bool):
         super().__init__()
-        self.scale = settings.scale
-        self.weight = None if settings.tied else _table(model)
-        self.bias = nn.Parameter(torch.zeros(model.vocab_size)) if settings.bias else None
+        self.weight = None if tied else nn.Parameter(torch.empty(model.vocab_size, model.d_model))
+        self.bias = nn.Parameter(torch.empty(model.vocab_size)) if bias else None
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the table, where it has one of its own; the bias becomes 0."""
-        _reset_words(self, init)
+        """Draw the table, if it has one of its own; the bias becomes 0."""
+        if self.weight is not None:
+            init.table(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def prepare(self, features: Tensor) -> Tensor:
-        """(batch, time, d_model) → the same, as the table wants it."""
-        return features if self.scale is None else features * self.scale
+        """(batch, time, d_model) → the same, ready for the product with the table."""
+        raise AssertionError("a kind of Words prepares its features")
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, vocab_size)."""
         return F.linear(self.prepare(features), table if self.weight is None else self.weight, self.bias)
 
 
-class MaskedWordHead(nn.Module):
+class WordHead(Words):
+    """The next word: the features as they are, or scaled."""
+
+    def __init__(self, settings: config.LMHead, model: config.TransformerConfig):
+        super().__init__(model, settings.tied, settings.bias)
+        self.scale = settings.scale
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Scale them, if asked to."""
+        return features if self.scale is None else features * self.scale
+
+
+class MaskedWordHead(Words):
     """BERT's: dense, activation and norm before the table, and a bias after it (Devlin et al. 2019)."""
 
     def __init__(self, settings: config.MaskedLMHead | config.PretrainingHead, model: config.TransformerConfig):
-        super().__init__()
+        super().__init__(model, settings.tied, bias=True)
         self.dense = Linear(model.d_model, model.d_model)
         self.norm = norm.build(model.norm, model.d_model)
         self.activation = activations[settings.activation]
-        self.weight = None if settings.tied else _table(model)
-        self.bias = nn.Parameter(torch.zeros(model.vocab_size))
-
-    def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the table, where it has one of its own; the bias becomes 0."""
-        _reset_words(self, init)
 
     def prepare(self, features: Tensor) -> Tensor:
-        """(batch, time, d_model) → the same, as the table wants it."""
+        """Transform them."""
         return self.norm(self.activation(self.dense(features)))
-
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(batch, time, d_model) → logits (batch, time, vocab_size)."""
-        return F.linear(self.prepare(features), table if self.weight is None else self.weight, self.bias)
-
-
-def _table(model: config.TransformerConfig) -> nn.Parameter:
-    """A table of its own for what comes out, (vocab_size, d_model)."""
-    return nn.Parameter(torch.empty(model.vocab_size, model.d_model))
-
-
-def _reset_words(head: WordHead | MaskedWordHead, init: Initialiser) -> None:
-    if head.weight is not None:
-        init.table(head.weight)
-    if head.bias is not None:
-        nn.init.zeros_(head.bias)
 
 
 def pool(features: Tensor, mask: Tensor | None, how: str) -> Tensor:
@@ -93,7 +85,7 @@ def pool(features: Tensor, mask: Tensor | None, how: str) -> Tensor:
 
 
 class Pooler(nn.Module):
-    """f(dense(first token)), with tanh for f what BERT puts before what is asked of a whole sequence."""
+    """f(dense(first token)), with tanh what BERT puts before every head for whole sequences."""
 
     def __init__(self, d_model: int, activation: Activation = "tanh"):
         super().__init__()
@@ -124,11 +116,11 @@ class PretrainingPair(nn.Module):
     def __init__(self, settings: config.PretrainingHead, model: config.TransformerConfig):
         super().__init__()
         self.words = MaskedWordHead(settings, model)
-        self.follows = NextSentence(model.d_model)
+        self.next_sentence = NextSentence(model.d_model)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Pretraining:
         """(batch, time, d_model) → both logits."""
-        return Pretraining(self.words(features, table), self.follows(features, table))
+        return Pretraining(self.words(features, table), self.next_sentence(features, table))
 
 
 class Classifier(nn.Module):

@@ -17,7 +17,7 @@ from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import AddK
 from weft.models.config import NGram as NGramConfig
-from weft.models.ngram_counts import Ints, Level, Trie, check_ids, count_ngrams, document_starts, lookups
+from weft.models.ngram_counts import Documents, Ints, Level, Trie, check_ids, count_ngrams, document_starts, lookups
 from weft.models.ngram_smoothing import smooth
 from weft.progress import bar
 
@@ -55,7 +55,7 @@ class NGram(LanguageModel):
     # ---- learning
 
     def fit(self, tokens: Ints, boundaries: Ints | None = None, progress: bool = False) -> None:
-        """Count tokens (time,), a memory-mapped array too, and smooth the counts; what was counted before is forgotten.
+        """Count tokens (time,), a memory-mapped array too, and smooth the counts; earlier counts are forgotten.
 
         `boundaries` are the offsets at which documents begin. With `progress`, a bar is drawn on a terminal.
         The tables take about 17 bytes a distinct n-gram. At most, about 35 bytes are held for each while they are made;
@@ -64,10 +64,10 @@ class NGram(LanguageModel):
         order, vocab_size = self.config.order, self.config.vocab_size
         if len(tokens) < order:
             raise ModelError(f"{len(tokens)} tokens are too few to count n-grams of order {order}")
-        starts = document_starts(len(tokens), boundaries)
+        documents = Documents(tokens, document_starts(len(tokens), boundaries))
         with bar("counting", len(tokens) * order, wanted=progress) as tick:
-            trie = count_ngrams(tokens, starts, vocab_size, order, tick)
-        openings = _openings(trie, tokens, starts)
+            trie = count_ngrams(documents, vocab_size, order, tick)
+        openings = _openings(trie, documents)
         with bar("smoothing", sum(len(level) for level in trie[1:]), wanted=progress) as tick:
             weights = smooth(trie, self.config.smoothing, openings, tick)
         for n, (level, weight) in enumerate(zip(trie, weights, strict=True), start=1):
@@ -90,7 +90,7 @@ class NGram(LanguageModel):
         check_ids(tokens, self.config.vocab_size)
         if not 1 <= len(tokens) <= self.config.order:
             raise ModelError(f"counts are of 1 to {self.config.order} words, not {len(tokens)}")
-        *_, (places, _) = lookups(self._trie()[: len(tokens)], tokens, np.zeros(1, dtype=np.int64))
+        *_, (places, _) = lookups(self._trie()[: len(tokens)], Documents(tokens, np.zeros(1, dtype=np.int64)))
         return int(self._table("counts", len(tokens))[places[-1]]) if places[-1] >= 0 else 0
 
     # ---- scoring a long text
@@ -98,34 +98,33 @@ class NGram(LanguageModel):
     def log_prob(self, tokens: Ints, boundaries: Ints | None = None) -> NDArray[np.float32]:
         """log p(token | its context) for each of tokens (time,), in nats; `boundaries` as for `fit`.
 
-        What `head` says of every token in the vocabulary, this says of the one that came, at a million tokens a
-        second on one core: only the n-grams that occur are looked up.
+        `head` gives this for every token of the vocabulary; here it is found for the one that came alone, at a million
+        tokens a second on one core: only the n-grams that occur are looked up.
         """
         self._check_fitted()
-        starts = document_starts(len(tokens), boundaries)
+        documents = Documents(tokens, document_starts(len(tokens), boundaries))
         trie = self._trie()
         log_probs = [self._host("log_prob", n) for n in range(1, self.config.order + 1)]
         backoffs = [self._host("backoff", n) for n in range(1, self.config.order + 1)]
         scores = np.empty(len(tokens), dtype=np.float32)
         for low in range(0, len(tokens), SCORED):
             known = min(low, self.config.order - 1)
-            part = np.asarray(tokens[low - known : low + SCORED])
-            check_ids(part, self.config.vocab_size)
-            first, last = np.searchsorted(starts, [low - known, low - known + len(part)])
-            begins = starts[first:last] - (low - known)
-            scores[low : low + SCORED] = self._score(trie, log_probs, backoffs, part, begins)[known:]
+            part = documents.part(low - known, low + SCORED)
+            check_ids(part.tokens, self.config.vocab_size)
+            scores[low : low + SCORED] = self._score(trie, log_probs, backoffs, part)[known:]
         return scores
 
     def _score(
-        self, trie: Trie, log_probs: list[Any], backoffs: list[Any], tokens: Ints, starts: NDArray[np.int64]
+        self, trie: Trie, log_probs: list[Any], backoffs: list[Any], documents: Documents
     ) -> NDArray[np.float32]:
-        """log p of each of tokens (time,), going up from one word to the longest context."""
+        """log p of each token, (time,), going up from one word to the longest context."""
+        tokens, starts = documents
         uniform = -float(np.log(self.config.vocab_size)) if isinstance(self.config.smoothing, AddK) else None
         score = np.empty(0, dtype=np.float32)
         begun = np.zeros(len(tokens), dtype=np.int64)
         begun[starts] = starts
         age = np.arange(len(tokens)) - np.maximum.accumulate(begun)  # tokens since the document began
-        for n, (places, contexts) in enumerate(lookups(trie, tokens, starts), start=1):
+        for n, (places, contexts) in enumerate(lookups(trie, documents), start=1):
             if n == 1:
                 score = log_probs[0].take(places)
                 continue
@@ -142,8 +141,8 @@ class NGram(LanguageModel):
     def features(self, tokens: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """The context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest first.
 
-        With documents (batch, time), their numbers, a context holds words of its own document only. `positions` mean
-        nothing to counts; they are taken so that callers need not ask.
+        With documents (batch, time), their numbers, a context holds words of its own document only. `positions` are
+        accepted and ignored.
         """
         check_tokens(tokens, self.config.vocab_size)
         width = self.config.order - 1
@@ -208,7 +207,7 @@ class NGram(LanguageModel):
         return torch.where(seen & (words[place] == wanted), place, -1)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> Recent:
-        """An empty memory for `batch` sequences of up to `max_len` tokens."""
+        """An empty state for `batch` sequences of up to `max_len` tokens."""
         if source is not None:
             raise ModelError(f"{self._name()} continues a text; it cannot read a source")
         self._check_fitted()
@@ -216,7 +215,7 @@ class NGram(LanguageModel):
         return Recent(batch, max_len, self.config.order, self.config.vocab_size, device)
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read tokens (batch, time) after what `state` remembers; contexts (batch, time, order − 1) for `head`."""
+        """Read tokens (batch, time) after what `state` has read; contexts (batch, time, order − 1) for `head`."""
         assert isinstance(state, Recent)
         check_tokens(tokens, self.config.vocab_size)
         T, width = tokens.shape[1], self.config.order - 1
@@ -241,7 +240,7 @@ class NGram(LanguageModel):
 
     def _check_fitted(self) -> None:
         if not len(self._table("counts", 1)):
-            raise ModelError(f"{self._name()} has counted nothing yet: fit it, or load what was fitted")
+            raise ModelError(f"{self._name()} has no counts yet: fit it, or load one that was fitted")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take the sizes of the tables from what is loaded: a fresh model does not know them."""
@@ -254,7 +253,7 @@ class NGram(LanguageModel):
             self._check_tables()
 
     def _check_tables(self) -> None:
-        """Refuse tables that were not made for this config, or do not belong together: lookups would go astray."""
+        """Refuse tables that were not made for this config, or do not belong together: lookups would go wrong."""
         order, V = self.config.order, self.config.vocab_size
         for n in range(1, order + 1):
             words, counts, starts, log_prob, backoff = (self._table(table, n) for table in self.TABLES)
@@ -268,15 +267,16 @@ class NGram(LanguageModel):
             if fits and size:
                 fits = int(words.min()) >= 0 and int(words.max()) < V
             if not fits:
-                raise ModelError(f"the tables of order {n} are no n-gram tables of order {order} over {V} words")
+                raise ModelError(f"the tables of order {n} are not n-gram tables of order {order} over {V} words")
 
 
-def _openings(trie: Trie, tokens: Ints, starts: NDArray[np.int64]) -> list[Ints]:
+def _openings(trie: Trie, documents: Documents) -> list[Ints]:
     """For each length below the highest, the places of the n-grams that a document begins with."""
+    tokens, starts = documents
     longest = len(trie) - 1
     ends = np.minimum(np.append(starts[1:], len(tokens)), starts + longest)
     sizes = ends - starts
     begins = np.cumsum(sizes) - sizes
     heads = np.asarray(tokens[np.arange(sizes.sum()) + np.repeat(starts - begins, sizes)])
-    found = lookups(trie[:longest], heads, begins) if longest else iter(())
+    found = lookups(trie[:longest], Documents(heads, begins)) if longest else iter(())
     return [places[begins[sizes >= n] + n - 1] for n, (places, _) in enumerate(found, start=1)]

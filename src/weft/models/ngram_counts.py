@@ -11,7 +11,7 @@ No n-gram reaches over the boundary between two documents.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,19 @@ def narrow(values: Ints) -> Ints:
     """The same numbers in 4 bytes each, or in 8 where one of them needs it."""
     small = not len(values) or int(values.max()) < 2**31
     return values.astype(np.int32 if small else np.int64, copy=False)
+
+
+class Documents(NamedTuple):
+    """tokens (time,), a memory-mapped array too, and the places where a document begins, in rising order."""
+
+    tokens: Ints
+    starts: NDArray[np.int64]
+
+    def part(self, low: int, high: int) -> "Documents":
+        """The tokens from `low` to `high`, and where documents begin among them."""
+        tokens = np.asarray(self.tokens[low:high])
+        first, last = np.searchsorted(self.starts, [low, low + len(tokens)])
+        return Documents(tokens, self.starts[first:last] - low)
 
 
 def document_starts(tokens: int, boundaries: Array | None) -> NDArray[np.int64]:
@@ -95,11 +108,9 @@ def find(above: Level, level: Level, parents: Ints, words: Ints) -> NDArray[np.i
     return found
 
 
-def lookups(trie: Trie, tokens: Ints, starts: Ints) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """For n = 1, 2, …: the places of the n-gram that ends at each token and of its context, −1 where unseen or none.
-
-    `starts` are the places in `tokens` where a document begins.
-    """
+def lookups(trie: Trie, documents: Documents) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """For n = 1, 2, …: the places of the n-gram that ends at each token and of its context, −1 where unseen or none."""
+    tokens, starts = documents
     here, words = tokens.astype(np.int64), tokens.astype(np.int32)
     contexts = np.full(len(tokens), -1, dtype=np.int64)
     yield here, contexts
@@ -112,26 +123,20 @@ def lookups(trie: Trie, tokens: Ints, starts: Ints) -> Iterator[tuple[NDArray[np
 
 
 def count_ngrams(
-    tokens: Ints,
-    starts: NDArray[np.int64],
-    vocab_size: int,
-    order: int,
-    tick: Callable[[int], None],
-    chunk: int = CHUNK,
+    documents: Documents, vocab_size: int, order: int, tick: Callable[[int], None], chunk: int = CHUNK
 ) -> Trie:
-    """The n-grams of tokens (time,) up to `order` words long, none of them over a document's start.
+    """The n-grams of documents up to `order` words long, none of them over a document's start.
 
     Chunks are counted one by one and merged a few at a time, so the memory needed is that of the result and a few
-    chunks, however long the text. `tick` is told of every token, once for each length.
+    chunks, however long the text. `tick` hears of every token, once for each length.
     """
     runs: list[Trie] = []
-    for low in range(0, len(tokens), chunk):
+    for low in range(0, len(documents.tokens), chunk):
         # The words before the chunk belong to its first contexts, but were counted in the chunk before.
         known = min(low, order - 1)
-        part = np.asarray(tokens[low - known : low + chunk])
-        check_ids(part[known:], vocab_size)
-        first, last = np.searchsorted(starts, [low - known, low - known + len(part)])
-        runs.append(_count_chunk(part, starts[first:last] - (low - known), known, vocab_size, order, tick))
+        part = documents.part(low - known, low + chunk)
+        check_ids(part.tokens[known:], vocab_size)
+        runs.append(_count_chunk(part, known, vocab_size, order, tick))
         if len(runs) == RUNS:
             runs = [merge(runs)]
     return merge(runs)
@@ -148,10 +153,8 @@ def check_ids(tokens: Array, vocab_size: int) -> None:
             raise ModelError(f"token id {wrong} is outside the vocabulary of {vocab_size} (0 … {vocab_size - 1})")
 
 
-def _count_chunk(
-    tokens: Ints, starts: Ints, known: int, vocab_size: int, order: int, tick: Callable[[int], None]
-) -> Trie:
-    tokens = tokens.astype(np.int32)
+def _count_chunk(documents: Documents, known: int, vocab_size: int, order: int, tick: Callable[[int], None]) -> Trie:
+    tokens, starts = documents.tokens.astype(np.int32), documents.starts
     counts = np.bincount(tokens[known:], minlength=vocab_size)
     trie = [Level(np.arange(vocab_size, dtype=np.int32), narrow(counts), np.empty(0, dtype=np.int32))]
     tick(len(tokens) - known)

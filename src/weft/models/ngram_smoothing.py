@@ -1,6 +1,6 @@
 """From counts to probabilities: what each way of smoothing makes of a trie of n-grams.
 
-Every way ends in the same two tables, so that scoring knows one rule. An n-gram (c, w) that was seen has its
+Every way ends in the same two tables, so that scoring is the same for all. An n-gram (c, w) that was seen has its
 log p(w | c). A context c has the log of a factor: a word w not seen after c has p(w | c) = factor(c) · p(w | c'),
 where c' is c without its first word; a context that was never continued has factor 1. For add-k, c' is no context at
 all: what was not seen after c shares evenly, so the factor applies to 1/V.
@@ -17,7 +17,7 @@ from weft.models.config import AddK, KneserNey, MaximumLikelihood, Smoothing, St
 from weft.models.ngram_counts import Ints, Level, Trie, find
 
 BLOCK = 1 << 20  # n-grams worked on together: tens of MB in float64
-FALLBACK_DISCOUNT = 0.5  # where no n-gram occurs once, or none twice, and n₁/(n₁ + 2n₂) says nothing
+FALLBACK_DISCOUNT = 0.5  # where no n-gram occurs once, or none twice, and n₁/(n₁ + 2n₂) is undefined or 0
 
 Floats = NDArray[np.float32]
 Tick = Callable[[int], None]
@@ -170,7 +170,7 @@ def _kneser_ney(trie: Trie, discount: float | None, openings: list[Ints], tick: 
 def _suffixes(trie: Trie, n: int, suffixes: Ints) -> Ints:
     """For each n-gram of level `n + 1`, the place in level `n` of what remains without its first word.
 
-    `suffixes` say the same of level `n`. The highest order has no level after it: nothing.
+    `suffixes`: the same for level `n`. The highest order has no level after it: nothing.
     """
     if n + 1 == len(trie):
         return np.empty(0, dtype=np.int32)

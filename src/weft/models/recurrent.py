@@ -2,7 +2,7 @@
 
     h_t = σ(W_ah h_{t−1} + W_ax x_t + b_a)        y_t = softmax(W_yh h_t + b_y)
 
-(Elman 1990; Mikolov et al. 2010), with LSTM or GRU cells in the place of σ(…) where the config says so.
+(Elman 1990; Mikolov et al. 2010), or LSTM or GRU cells in the place of σ(…).
 """
 
 import torch
@@ -12,33 +12,34 @@ from torch.nn import functional as F
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Recurrent as RecurrentConfig
-from weft.nn.recurrent import parts, read, read_documents, recurrence
+from weft.nn.loss import Readout
+from weft.nn.recurrent import Layers, parts, read, read_documents, recurrence
 
 
-class Tape(State):
-    """What a stack remembered after every token so far, so that going back to any length is exact.
+class HiddenStates(State):
+    """A stack's states after every token so far, so that going back to any length is exact.
 
-    `memories` (batch, max_len + 1, parts, layers, d_model): place n is the memory after n tokens, place 0 is nothing.
+    `states` (batch, max_len + 1, parts, layers, d_model): place n is the state after n tokens, zeros at place 0.
     """
 
     def __init__(self, batch: int, max_len: int, stack: nn.RNNBase):
         weight = stack.all_weights[0][0]
         super().__init__(batch, max_len, weight.device)
         shape = (batch, max_len + 1, parts(stack), stack.num_layers, stack.hidden_size)
-        self.memories = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        self.states = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
 
-    def recall(self) -> Tensor:
-        """The memory (parts, layers, batch, d_model) after the tokens counted so far, row by row."""
+    def current(self) -> Tensor:
+        """The state (parts, layers, batch, d_model) after the tokens counted so far, row by row."""
         rows = torch.arange(len(self.lengths), device=self.lengths.device)
-        return self.memories[rows, self.lengths].permute(1, 2, 0, 3)
+        return self.states[rows, self.lengths].permute(1, 2, 0, 3)
 
-    def record(self, later: int, memory: Tensor) -> None:
-        """Keep the memory (parts, layers, batch, d_model) as it is `later` tokens after those counted so far."""
+    def keep(self, state: Tensor, later: int) -> None:
+        """Keep the state (parts, layers, batch, d_model) that comes `later` tokens after those counted so far."""
         rows = torch.arange(len(self.lengths), device=self.lengths.device)
-        self.memories[rows, self.lengths + later] = memory.detach().permute(2, 0, 1, 3).to(self.memories.dtype)
+        self.states[rows, self.lengths + later] = state.detach().permute(2, 0, 1, 3).to(self.states.dtype)
 
     def _reorder(self, index: Tensor) -> None:
-        self.memories = self.memories[index]
+        self.states = self.states[index]
 
 
 class Recurrent(LanguageModel):
@@ -51,9 +52,8 @@ class Recurrent(LanguageModel):
         self.config = config
         d_embedding = config.d_embedding or config.d_model
         self.embedding = nn.Embedding(config.vocab_size, d_embedding)
-        self.recurrence = recurrence(
-            config.cell, d_embedding, config.d_model, config.layers, config.dropout, config.activation
-        )
+        sizes = Layers(d_embedding, config.d_model, config.layers, config.dropout)
+        self.recurrence = recurrence(config.cell, sizes, config.activation)
         self.dropout = nn.Dropout(config.dropout)
         # W_yh and b_y. Tied, W_yh is the embedding table and is stored once.
         self.output = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
@@ -84,8 +84,8 @@ class Recurrent(LanguageModel):
     ) -> Tensor:
         """Hidden states (batch, time, d_model) of tokens (batch, time).
 
-        With documents (batch, time), their numbers, the memory is empty again at the start of each. `positions` means
-        nothing to a model that knows the order by reading in it; it is taken so that callers need not ask.
+        With documents (batch, time), their numbers, each is read from zeros. `positions` are
+        accepted and ignored: the model reads in order.
         """
         self._refuse(source)
         check_tokens(tokens, self.config.vocab_size)
@@ -101,27 +101,27 @@ class Recurrent(LanguageModel):
         """Logits W_yh h_t + b_y (batch, time, vocab_size) of features (batch, time, d_model)."""
         return F.linear(*self.readout(features))
 
-    def readout(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, table and bias whose product is the logits, for losses that never hold all of them."""
-        return features, self.embedding.weight if self.output is None else self.output, self.output_bias
+    def readout(self, features: Tensor) -> Readout:
+        """What the logits are a product of, for losses that never hold all of them."""
+        return Readout(features, self.embedding.weight if self.output is None else self.output, self.output_bias)
 
-    def start(self, batch: int, max_len: int, source: Source | None = None) -> Tape:
-        """An empty memory for `batch` sequences of up to `max_len` tokens."""
+    def start(self, batch: int, max_len: int, source: Source | None = None) -> HiddenStates:
+        """An empty state for `batch` sequences of up to `max_len` tokens."""
         self._refuse(source)
-        return Tape(batch, max_len, self.recurrence)
+        return HiddenStates(batch, max_len, self.recurrence)
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read tokens (batch, time) one by one after what `state` remembers; hidden states (batch, time, d_model)."""
-        assert isinstance(state, Tape)
+        """Read tokens (batch, time) one by one after what `state` has read; hidden states (batch, time, d_model)."""
+        assert isinstance(state, HiddenStates)
         check_tokens(tokens, self.config.vocab_size)
         T = tokens.shape[1]
         state.reserve(T)
         inputs = self.dropout(self.embedding(tokens))
-        memory = state.recall()
+        now = state.current()
         hidden = []
         for t in range(T):
-            h, memory = read(self.recurrence, inputs[:, t : t + 1], memory)
-            state.record(t + 1, memory)
+            h, now = read(self.recurrence, inputs[:, t : t + 1], now)
+            state.keep(now, t + 1)
             hidden.append(h)
         state.advance(T, lengths)
         return self.dropout(torch.cat(hidden, dim=1))

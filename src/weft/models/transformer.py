@@ -1,6 +1,7 @@
 """The Transformer (Vaswani et al. 2017) as encoder, decoder or both: one class over one Block."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +12,23 @@ from weft.models import heads
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TransformerConfig
 from weft.nn import norm, position
-from weft.nn.attention import Relation
+from weft.nn.attention import AttentionMask, Past
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache
 from weft.nn.init import Initialiser, reset
 from weft.nn.linear import Embedding
-from weft.nn.mask import Visibility
+from weft.nn.loss import Readout
+from weft.nn.mask import Mask
 from weft.nn.position import Position
 
-Memory = list[tuple[Tensor, Tensor]]  # keys and values of the source, layer by layer
+SourceCache = list[tuple[Tensor, Tensor]]  # keys and values of the source, layer by layer
+
+
+class EncodedSource(NamedTuple):
+    """What a decoder reads of its source."""
+
+    cache: SourceCache
+    where: AttentionMask
 
 
 class Stack(nn.Module):
@@ -35,26 +44,27 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers))
         self.norm = norm.build(settings.norm, d_model) if settings.placement == "pre" else None
-        self.recompute = False  # keep the inputs of blocks alone for the backward pass, and run the blocks again
+        self.recompute = False  # keep only the blocks' inputs for the backward pass, and run the blocks again
 
     def forward(
         self,
         x: Tensor,
         positions: Tensor,
-        relation: Relation,
-        cache: "list[Any] | None" = None,
-        memory: Memory | None = None,
-        source: Relation | None = None,
+        where: AttentionMask,
+        cache: Sequence[Past] | None = None,
+        source: EncodedSource | None = None,
     ) -> Tensor:
-        """x (batch, time, d_model) → (batch, time, d_model)."""
+        """x (batch, time, d_model) → (batch, time, d_model); layers also read `cache` and `source`."""
         x = self.position.embed(x, positions)
         x = self.dropout(_narrowed(x if self.embedding_norm is None else self.embedding_norm(x)))
         again = self.recompute and torch.is_grad_enabled()
-        for drawn in (relation, source) if again else ():
-            if drawn is not None:
-                drawn.draw()
+        if again:
+            where.prepare()
+            if source is not None:
+                source.where.prepare()
         for layer, block in enumerate(self.blocks):
-            given = relation, cache[layer] if cache else None, memory[layer] if memory else None, source
+            over = None if source is None else (source.cache[layer], source.where)
+            given = where, cache[layer] if cache else None, over
             x = checkpoint(block, x, *given, use_reentrant=False) if again else block(x, *given)
         return x if self.norm is None else self.norm(x)
 
@@ -63,17 +73,22 @@ class TransformerState(State):
     """Keys and values of what was read, and of the source where there is one."""
 
     def __init__(
-        self, cache: KeyValueCache, batch: int, max_len: int, memory: Memory | None, source_mask: Tensor | None
+        self,
+        cache: KeyValueCache,
+        batch: int,
+        max_len: int,
+        source_cache: SourceCache | None,
+        source_mask: Tensor | None,
     ):
         super().__init__(batch, max_len, cache.store.device)
         self.cache = cache
-        self.memory = memory
+        self.source_cache = source_cache
         self.source_mask = source_mask
 
     def _reorder(self, index: Tensor) -> None:
         self.cache.reorder(index)
-        if self.memory is not None:
-            self.memory = [(k[index], v[index]) for k, v in self.memory]
+        if self.source_cache is not None:
+            self.source_cache = [(k[index], v[index]) for k, v in self.source_cache]
         if self.source_mask is not None:
             self.source_mask = self.source_mask[index]
 
@@ -106,7 +121,7 @@ class Transformer(LanguageModel):
         """Draw all weights anew."""
         # A table of the head's own is drawn before the rest: so a seed gives the weights that it always gave.
         init = Initialiser(self.config.init, self.config.d_model, self.config.layers)
-        reset(self, init, first=(heads.WordHead, heads.MaskedWordHead))
+        reset(self, init, first=(heads.Words,))
 
     # ---- whole sequences
 
@@ -127,11 +142,12 @@ class Transformer(LanguageModel):
         documents apart; mask (batch, time) True where a token is real; segments (batch, time) for an encoder;
         prefix (batch,) tokens that a decoder reads in both directions; source for an encoder–decoder.
         """
-        memory = relation = None
+        encoded = None
         stack = self._reading_stack()
         if self.decoder is not None and self.encoder is not None:
-            memory, relation = self._remember(self._given(source), tokens.shape[1])
-        visible = Visibility(
+            given = self._given(source)
+            encoded = _encoded(self._encode(given), given.mask, tokens.shape[1])
+        seen = Mask(
             causal=stack.causal,
             window=stack.window,
             prefix=prefix,
@@ -140,23 +156,23 @@ class Transformer(LanguageModel):
         )
         x = self._embed(tokens, self.embedding, segments)
         positions = _places(tokens) if positions is None else positions
-        return stack(x, positions, self._relate(stack, visible, positions, x), None, memory, relation)
+        return stack(x, positions, _where(stack, seen, positions, x), source=encoded)
 
     def head(self, features: Tensor, mask: Tensor | None = None) -> Any:
-        """What the head says of features (batch, time, d_model): logits, or a class, tag or vector."""
+        """The head's output for features (batch, time, d_model): logits, or a class, tag or vector."""
         return self.output(features, self.embedding.weight, mask)
 
     def forward(self, tokens: Tensor, **given: Any) -> Any:
-        """The head's answer to whole sequences (batch, time); arguments as in `features`."""
+        """The head's output for whole sequences (batch, time); arguments as in `features`."""
         return self.head(self.features(tokens, **given), given.get("mask"))
 
-    def readout(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Features, table and bias whose product is the logits, for losses that never hold all of them."""
+    def readout(self, features: Tensor) -> Readout:
+        """What the logits are a product of, for losses that never hold all of them."""
         words = self.output.words if isinstance(self.output, heads.PretrainingPair) else self.output
-        if not isinstance(words, heads.WordHead | heads.MaskedWordHead):
-            raise ModelError(f"a head of kind '{self.config.head.kind}' says no words")
+        if not isinstance(words, heads.Words):
+            raise ModelError(f"a head of kind '{self.config.head.kind}' predicts no words")
         table = self.embedding.weight if words.weight is None else words.weight
-        return words.prepare(features), table, words.bias
+        return Readout(words.prepare(features), table, words.bias)
 
     @property
     def alignment(self) -> nn.Module | None:
@@ -173,17 +189,16 @@ class Transformer(LanguageModel):
             raise ModelError(f"{self._name()} with a head of kind '{self.config.head.kind}' cannot generate")
         longest = self.config.longest
         if longest is not None and max_len > longest:
-            raise ModelError(f"{max_len} tokens are more than the {longest} positions this model learned (context)")
+            raise ModelError(
+                f"{max_len} tokens exceed the {longest} positions that this model has learned (model.context)"
+            )
         attention, table = self.config.attention, self.embedding.weight
-        cache = KeyValueCache(
-            len(self.decoder.blocks), batch, attention.groups, max_len, self.config.d_head, table.dtype, table.device
-        )
-        memory = source_mask = None
-        if self.encoder is not None:
-            source = self._given(source)
-            memory, _ = self._remember(source, 1)
-            source_mask = source.mask
-        return TransformerState(cache, batch, max_len, memory, source_mask)
+        shape = len(self.decoder.blocks), 2, batch, attention.groups, max_len, self.config.d_head
+        cache = KeyValueCache(torch.zeros(shape, dtype=table.dtype, device=table.device))
+        if self.encoder is None:
+            return TransformerState(cache, batch, max_len, None, None)
+        source = self._given(source)
+        return TransformerState(cache, batch, max_len, self._encode(source), source.mask)
 
     @torch.no_grad()
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
@@ -197,16 +212,16 @@ class Transformer(LanguageModel):
         seen = state.longest + time
         keys = torch.arange(seen, device=tokens.device)[None]
         if state.even and stack.window is None and time == 1:
-            visible = Visibility(causal=False)  # one query sees the whole cache
+            mask = Mask(causal=False)  # one query sees the whole cache
         elif state.even:
-            visible = Visibility(causal=True, window=stack.window, behind=state.longest)
+            mask = Mask(causal=True, window=stack.window, offset=state.longest)
         else:
-            visible = Visibility(causal=True, window=stack.window, places=places)
-        relation = Relation(visible, stack.position, places, keys, stack.position.angles(places, seen, x.dtype))
+            mask = Mask(causal=True, window=stack.window, places=places)
+        where = AttentionMask(mask, stack.position, places, keys, stack.position.angles(places, seen, x.dtype))
         written = None if state.even else places
         cache = [state.cache.layer(number, written, state.longest) for number in range(len(stack.blocks))]
-        source = None if state.memory is None else _source_relation(state.memory, state.source_mask, time)
-        features = stack(x, places, relation, cache, state.memory, source)
+        source = None if state.source_cache is None else _encoded(state.source_cache, state.source_mask, time)
+        features = stack(x, places, where, cache, source)
         state.advance(time, lengths)
         return features
 
@@ -231,19 +246,14 @@ class Transformer(LanguageModel):
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         return x
 
-    def _relate(self, stack: Stack, visible: Visibility, positions: Tensor, x: Tensor) -> Relation:
-        angles = stack.position.angles(positions, positions.shape[1], x.dtype)
-        return Relation(visible, stack.position, positions, positions, angles)
-
-    def _remember(self, source: Source, time: int) -> tuple[Memory, Relation]:
-        """Every decoder layer's keys and values of the source, and how `time` queries stand to them."""
+    def _encode(self, source: Source) -> SourceCache:
+        """Every decoder layer's keys and values of the source."""
         assert self.encoder is not None and self.decoder is not None
         x = self._embed(source.tokens, self.source_embedding or self.embedding, None)
         positions = _places(source.tokens)
-        visible = Visibility(causal=False, window=self.encoder.window, real=source.mask)
-        encoded = self.encoder(x, positions, self._relate(self.encoder, visible, positions, x))
-        memory: Memory = [block.cross.memory(encoded) for block in self.decoder.blocks]  # type: ignore[operator,union-attr]
-        return memory, _source_relation(memory, source.mask, time)
+        mask = Mask(causal=False, window=self.encoder.window, real=source.mask)
+        encoded = self.encoder(x, positions, _where(self.encoder, mask, positions, x))
+        return [block.cross.keys_values(encoded) for block in self.decoder.blocks]  # type: ignore[operator,union-attr]
 
 
 def _narrowed(x: Tensor) -> Tensor:
@@ -261,13 +271,14 @@ def _places(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device)[None]
 
 
-def _source_relation(memory: Memory, mask: Tensor | None, time: int) -> Relation:
-    """Every query sees every real token of the source; positions take no part."""
-    keys = memory[0][0]
-    device = keys.device
-    return Relation(
-        Visibility(causal=False, real=mask),
-        Position(),
-        torch.arange(time, device=device)[None],
-        torch.arange(keys.shape[2], device=device)[None],
-    )
+def _where(stack: Stack, mask: Mask, positions: Tensor, x: Tensor) -> AttentionMask:
+    """The mask of whole sequences x (batch, time, d_model) that a stack reads at once."""
+    angles = stack.position.angles(positions, positions.shape[1], x.dtype)
+    return AttentionMask(mask, stack.position, positions, positions, angles)
+
+
+def _encoded(cache: SourceCache, mask: Tensor | None, time: int) -> EncodedSource:
+    """A source as `time` queries read it: every real token of it; positions take no part."""
+    keys = cache[0][0]
+    queries, places = (torch.arange(length, device=keys.device)[None] for length in (time, keys.shape[2]))
+    return EncodedSource(cache, AttentionMask(Mask(causal=False, real=mask), Position(), queries, places))

@@ -2,16 +2,17 @@
 
 `reference_attention` is the formula and returns the probabilities; `fast_attention` gives the same result through
 fused kernels, with memory that does not grow with the square of the length. A forward hook on an attention's
-`weights` is all it takes to see the probabilities: where somebody watches, the reference runs.
+`weights` is all it takes to see the probabilities: where there is one, the reference runs.
 """
 
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from weft.nn import norm
@@ -19,14 +20,14 @@ from weft.nn.config import Attention as AttentionConfig
 from weft.nn.config import Relative
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
-from weft.nn.mask import Visibility
+from weft.nn.mask import Mask
 from weft.nn.position import Position
 
 # A mask of more entries than this is made block by block of queries, and again in the backward pass.
 DENSE_ENTRIES = 2**22
 QUERY_BLOCK = 512
-# On a GPU a mask of more entries than this is left to FlexAttention, which compiles a kernel for every shape it meets:
-# what is shorter comes in many shapes, and fits in memory as it is.
+# On a GPU a mask of more entries than this is left to FlexAttention, which compiles a kernel for every new shape:
+# shorter sequences come in many shapes, and their masks fit in memory.
 FLEX_ENTRIES = 2**18
 
 
@@ -34,76 +35,104 @@ class Past(Protocol):
     """Keys and values of the tokens before these, in one layer (`nn/cache.py`)."""
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put these (batch, kv_heads, time, d_head) behind the others; all of them, up to the longest row."""
+        """Append these (batch, kv_heads, time, d_head); returns all of them, up to the longest row."""
 
 
-class Relation:
-    """How the queries of an attention stand to its keys: the same for every layer of a stack.
+class AttentionMask:
+    """A mask between queries and keys at known positions, with what their positions do to the scores.
 
-    queries (batch or 1, time) and keys (batch or 1, source time) are positions; angles turn this call's own tokens.
+    It is the same for every layer of a stack. queries (batch or 1, time) and keys (batch or 1, source time) are
+    positions; angles rotate this call's own tokens.
     """
 
     def __init__(
         self,
-        visible: Visibility,
+        mask: Mask,
         position: Position,
         queries: Tensor,
         keys: Tensor,
         angles: tuple[Tensor, Tensor] | None = None,
     ):
-        self.visible, self.position, self.angles = visible, position, angles
+        self.mask, self.position, self.angles = mask, position, angles
         self.queries, self.keys = queries, keys
-        self._mask: Tensor | None = None
-        self._block_mask: Any = None
+        self._dense: Tensor | None = None
+        self._blocks: Any = None
 
-    def mask(self) -> Tensor | None:
-        """The whole mask at once, made for the first layer that asks: bool, or floats where positions add a bias.
+    def dense(self) -> Tensor | None:
+        """The whole mask at once, made when the first layer needs it: bool, or floats where positions add a bias.
 
         None where every query sees every key.
         """
-        if self._mask is None:
-            self._mask = self.block(slice(0, self.queries.shape[1]), slice(0, self.keys.shape[1]))
-        return self._mask
+        if self._dense is None:
+            self._dense = self.part(slice(0, self.queries.shape[1]), slice(0, self.keys.shape[1]))
+        return self._dense
 
-    def draw(self) -> None:
+    def prepare(self) -> None:
         """Make now what the first layer would make for all: where layers run again, none of them may leave a trace."""
-        plain = self.visible.plainly_causal or self.visible.everything
+        plain = self.mask.triangular or self.mask.full
         entries = self.queries.shape[1] * self.keys.shape[1]
         if self.queries.is_cuda and not plain and not self.position.biases and entries > FLEX_ENTRIES:
-            self.block_mask()
+            self.blocks()
         if entries <= DENSE_ENTRIES:
-            self.mask()
+            self.dense()
 
-    def block(self, queries: slice, keys: slice) -> Tensor | None:
+    def part(self, queries: slice, keys: slice) -> Tensor | None:
         """The mask (batch or 1, heads or 1, time, source time) of some queries against some keys."""
         bias = self.position.bias(self.queries[:, queries], self.keys[:, keys])
-        if self.visible.everything:
+        if self.mask.full:
             return bias
-        seen = self.visible.dense(queries, keys, self.queries.device)
+        seen = self.mask.dense(queries, keys, self.queries.device)
         return seen if bias is None else torch.where(seen, bias, float("-inf"))
 
-    def block_mask(self) -> Any:
-        """The rule as FlexAttention's map of blocks that have something to see."""
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        if self._block_mask is None:
-            rows = self.visible.rows if self.visible.rows > 1 else None
+    def blocks(self) -> Any:
+        """FlexAttention's map of the blocks that have something to see."""
+        if self._blocks is None:
+            rows = self.mask.rows if self.mask.rows > 1 else None
             lengths = self.queries.shape[1], self.keys.shape[1]
-            self._block_mask = create_block_mask(self.visible.sees(), rows, None, *lengths, device=self.queries.device)
-        return self._block_mask
+            self._blocks = create_block_mask(self.mask.mask_mod(), rows, None, *lengths, device=self.queries.device)
+        return self._blocks
 
 
-def reference_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+class QKV(NamedTuple):
+    """q (batch, heads, time, d_head); k and v (batch, kv_heads, source time, d_head).
+
+    Each head of keys and values is shared by heads / kv_heads heads of queries.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @property
+    def pairs(self) -> int:
+        """Queries times keys."""
+        return self.q.shape[2] * self.k.shape[2]
+
+    @property
+    def grouped(self) -> bool:
+        """Several heads of queries share one of keys and values."""
+        return self.q.shape[1] != self.k.shape[1]
+
+    def repeated(self) -> "QKV":
+        """The same with a head of keys and values for each of queries."""
+        return QKV(self.q, _repeat(self.k, self.q), _repeat(self.v, self.q))
+
+
+def _repeat(x: Tensor, q: Tensor) -> Tensor:
+    """Each head of keys or values, once for every head of queries that shares it."""
+    repeats = q.shape[1] // x.shape[1]
+    return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)
+
+
+def reference_attention(qkv: QKV, scale: float, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """softmax(q kᵀ · scale)v and the probabilities, by the formula.
 
-    q (batch, heads, time, d_head); k, v (batch, kv_heads, source time, d_head), each shared by heads/kv_heads heads;
     mask bool (True is seen) or float (added). → (batch, heads, time, d_head), (batch, heads, time, source time).
     A query that sees nothing gets zeros.
     """
-    weights = probabilities(q @ _share(k, q).mT * scale, mask)
-    return weights @ _share(v, q), weights
+    q, k, v = qkv.repeated()
+    weights = probabilities(q @ k.mT * scale, mask)
+    return weights @ v, weights
 
 
 def probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -115,39 +144,37 @@ def probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
 
 
-def fast_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Relation, dropout: float = 0.0) -> Tensor:
-    """The same as `reference_attention`, shape by shape, through the kernels that fit the rule."""
-    visible, biased = relation.visible, relation.position.biases
-    if not biased and (visible.plainly_causal or visible.everything):
-        return _fused(q, k, v, scale, None, dropout, visible.plainly_causal)
-    if visible.continued and not biased and not dropout and _flashes(q):
-        return _continued(q, k, v, scale)
+def fast_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: float = 0.0) -> Tensor:
+    """The same as `reference_attention`, shape by shape, through the kernels that fit the mask."""
+    mask, biased = where.mask, where.position.biases
+    if not biased and (mask.triangular or mask.full):
+        return _fused(qkv, scale, None, dropout, mask.triangular)
+    if mask.continued and not biased and not dropout and _flashes(qkv.q):
+        return _continued(qkv, scale)
     # a text that is read piece by piece meets a new shape each time
-    trained = q.is_cuda and not biased and not dropout and visible.places is None and not visible.behind
-    if trained and q.shape[2] * k.shape[2] > FLEX_ENTRIES:
-        shared = q.shape[1] != k.shape[1]
-        return _flex()(q, k, v, block_mask=relation.block_mask(), scale=scale, enable_gqa=shared)
-    if q.shape[2] * k.shape[2] <= DENSE_ENTRIES:
-        return _fused(q, k, v, scale, _as(relation.mask(), q), dropout)
-    return _by_query_blocks(q, k, v, scale, relation, dropout)
+    trained = qkv.q.is_cuda and not biased and not dropout and mask.places is None and not mask.offset
+    if trained and qkv.pairs > FLEX_ENTRIES:
+        return _flex()(*qkv, block_mask=where.blocks(), scale=scale, enable_gqa=qkv.grouped)
+    if qkv.pairs <= DENSE_ENTRIES:
+        return _fused(qkv, scale, _as(where.dense(), qkv.q), dropout)
+    return _by_query_blocks(qkv, scale, where, dropout)
 
 
-def _fused(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, dropout: float, causal: bool = False
-) -> Tensor:
-    """PyTorch's fused attention. cuDNN's kernels are kept to what they do right: no mask and no dropout.
+def _fused(qkv: QKV, scale: float, mask: Tensor | None, dropout: float, causal: bool = False) -> Tensor:
+    """PyTorch's fused attention. cuDNN's kernels are used without mask and dropout only.
 
-    With dropout that is no multiple of 1/16 they drop another share than they scale by, and with a mask their gradient
-    may be NaN (torch 2.11).
+    With dropout that is not a multiple of 1/16 they drop a different share than they scale by, and with a mask their
+    gradient may be NaN (torch 2.11).
     """
-    shared = q.shape[1] != k.shape[1]
-    if not q.is_cuda or (mask is None and not dropout):
+    if not qkv.q.is_cuda or (mask is None and not dropout):
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=shared
+            *qkv, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=qkv.grouped
         )
-    k, v = _share(k, q), _share(v, q)  # the kernels that take a mask know no shared heads
+    # the kernels that take a mask do not support grouped heads
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale)
+        return F.scaled_dot_product_attention(
+            *qkv.repeated(), attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
+        )
 
 
 def _flashes(q: Tensor) -> bool:
@@ -155,25 +182,26 @@ def _flashes(q: Tensor) -> bool:
     return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 
-def _continued(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """The last tokens of a text ask all of it, each up to its own place.
+def _continued(qkv: QKV, scale: float) -> Tensor:
+    """The last tokens of a text attend to all of it, each up to its own place.
 
     FlashAttention draws its triangle from the end, which `scaled_dot_product_attention` can ask of it only through
     torch.nn.attention.bias, and that imports torch's compiler: six seconds for the first text.
     """
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=True, scale=scale)[0]
+    return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, is_causal=True, scale=scale)[0]
 
 
-def _by_query_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Relation, dropout: float) -> Tensor:
-    """A few queries at a time, each block with its own strip of mask, over the keys that it can see at all."""
+def _by_query_blocks(qkv: QKV, scale: float, where: AttentionMask, dropout: float) -> Tensor:
+    """A few queries at a time, each block with its own strip of the mask, over the keys that it can see."""
 
     def one(q: Tensor, k: Tensor, v: Tensor, queries: slice, keys: slice) -> Tensor:
-        return _fused(q, k, v, scale, _as(relation.block(queries, keys), q), dropout)
+        return _fused(QKV(q, k, v), scale, _as(where.part(queries, keys), q), dropout)
 
+    q, k, v = qkv
     outs = []
     for start in range(0, q.shape[2], QUERY_BLOCK):
         queries = slice(start, min(start + QUERY_BLOCK, q.shape[2]))
-        keys = relation.visible.reach(queries, k.shape[2])
+        keys = where.mask.key_range(queries, k.shape[2])
         parts = q[:, :, queries], k[:, :, keys], v[:, :, keys]
         if torch.is_grad_enabled():
             outs.append(checkpoint(one, *parts, queries, keys, use_reentrant=False))
@@ -184,8 +212,6 @@ def _by_query_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, relation: Re
 
 @cache
 def _flex() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
     return torch.compile(flex_attention, dynamic=False)
 
 
@@ -193,14 +219,8 @@ def _as(mask: Tensor | None, q: Tensor) -> Tensor | None:
     return mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
 
 
-def _share(x: Tensor, q: Tensor) -> Tensor:
-    """Each head of keys or values, once for every head of queries that shares it."""
-    repeats = q.shape[1] // x.shape[1]
-    return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)
-
-
 class _Heads(nn.Module):
-    """What self- and cross-attention share: the sizes, the way out, and the choice of path."""
+    """What self- and cross-attention have in common: the sizes, the output projection, and the choice of path."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__()
@@ -210,30 +230,30 @@ class _Heads(nn.Module):
         self.out = Linear(self.heads * d_head, d_model, bias=settings.bias == "all", into_residual=True)
         self.q_norm = norm.build(settings.qk_norm, d_head) if settings.qk_norm else None
         self.k_norm = norm.build(settings.qk_norm, d_head) if settings.qk_norm else None
-        self.weights = nn.Identity()  # the probabilities pass through here, for whoever watches
-        self.always_plain = False
+        self.weights = nn.Identity()  # the probabilities pass through here, where a forward hook can see them
+        self.always_reference = False
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         """(batch, time, heads · d_head) → (batch, heads, time, d_head)."""
         return x.unflatten(-1, (heads, self.d_head)).transpose(1, 2)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation) -> Tensor:
+    def attend(self, qkv: QKV, where: AttentionMask) -> Tensor:
         """Heads of queries over heads of keys and values → (batch, time, d_model)."""
         dropout = self.dropout if self.training else 0.0
-        if self.always_plain or self.weights._forward_hooks:  # somebody watches the probabilities, so they must exist
-            mixed = self.plain(q, k, v, relation, dropout)
+        if self.always_reference or self.weights._forward_hooks:  # a hook is there to see the probabilities
+            mixed = self.reference(qkv, where, dropout)
         else:
-            mixed = fast_attention(q, k, v, self.scale, relation, dropout)
+            mixed = fast_attention(qkv, self.scale, where, dropout)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
-    def plain(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, dropout: float) -> Tensor:
-        """The reference path, its probabilities shown to `weights`."""
-        weights = self.weights(probabilities(q @ _share(k, q).mT * self.scale, relation.mask()))
-        return F.dropout(weights, dropout) @ _share(v, q)
+    def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
+        """`reference_attention` with dropout; the probabilities pass through `weights`."""
+        q, k, v = qkv.repeated()
+        return F.dropout(self.weights(probabilities(q @ k.mT * self.scale, where.dense())), dropout) @ v
 
 
 class SelfAttention(_Heads):
-    """Every token asks, and every token answers. Queries, keys and values are one matrix, in this order."""
+    """Each token attends to the tokens of its own sequence. Queries, keys and values are one matrix, in this order."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int, position: Any = None):
         super().__init__(settings, d_model, d_head)
@@ -241,43 +261,44 @@ class SelfAttention(_Heads):
         self.qkv = Linear(d_model, *self.widths, bias=settings.bias != "none")
         self.relative_keys = self.relative_values = None
         if isinstance(position, Relative):
-            self.always_plain = True  # relative values are weighted by the probabilities, which only the reference has
+            self.always_reference = True  # the probabilities weight the relative values, and no fused kernel has them
             self.relative_keys = nn.Parameter(torch.empty(position.rows, d_head))
             self.relative_values = nn.Parameter(torch.empty(position.rows, d_head))
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the relative vectors, in range as Xavier has it, whatever the other weights are."""
+        """Draw the relative vectors from Xavier's range, however the other weights are drawn."""
         for table in (self.relative_keys, self.relative_values):
             if table is not None:
                 nn.init.xavier_uniform_(table)
 
-    def forward(self, x: Tensor, relation: Relation, past: Past | None = None) -> Tensor:
+    def forward(self, x: Tensor, where: AttentionMask, past: Past | None = None) -> Tensor:
         """x (batch, time, d_model) → (batch, time, d_model); `past` gives the keys and values that came before."""
         q, k, v = self.qkv(x).split(self.widths, -1)
         q, k, v = self.split(q, self.heads), self.split(k, self.kv_heads), self.split(v, self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if relation.angles is not None:
-            q, k = relation.position.turn(q, relation.angles), relation.position.turn(k, relation.angles)
+        if where.angles is not None:
+            q, k = where.position.rotate(q, where.angles), where.position.rotate(k, where.angles)
         if past is not None:
             k, v = past.extend(k, v)
-        return self.attend(q, k, v, relation)
+        return self.attend(QKV(q, k, v), where)
 
-    def plain(self, q: Tensor, k: Tensor, v: Tensor, relation: Relation, dropout: float) -> Tensor:
+    def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
         """The reference path; with relative vectors, softmax(q(k + a_k)ᵀ)(v + a_v) (Shaw et al. 2018, eq. 3–4)."""
         if self.relative_keys is None or self.relative_values is None:
-            return super().plain(q, k, v, relation, dropout)
-        distances = relation.position.distances(relation.queries, relation.keys)
+            return super().reference(qkv, where, dropout)
+        q, k, v = qkv.repeated()
+        distances = where.position.distances(where.queries, where.keys)
         assert distances is not None
         near_keys = F.embedding(distances, self.relative_keys)  # (B or 1, T, S, d_head)
         near_values = F.embedding(distances, self.relative_values)
-        scores = q @ _share(k, q).mT + torch.einsum("bhtd,btsd->bhts", q, near_keys.expand(q.shape[0], -1, -1, -1))
-        kept = F.dropout(self.weights(probabilities(scores * self.scale, relation.mask())), dropout)
-        return kept @ _share(v, q) + torch.einsum("bhts,btsd->bhtd", kept, near_values.expand(q.shape[0], -1, -1, -1))
+        scores = q @ k.mT + torch.einsum("bhtd,btsd->bhts", q, near_keys.expand(q.shape[0], -1, -1, -1))
+        kept = F.dropout(self.weights(probabilities(scores * self.scale, where.dense())), dropout)
+        return kept @ v + torch.einsum("bhts,btsd->bhtd", kept, near_values.expand(q.shape[0], -1, -1, -1))
 
 
 class CrossAttention(_Heads):
-    """Every token of one sequence asks, the tokens of another answer (Bahdanau et al. 2015; Vaswani et al. 2017)."""
+    """Each token of one sequence attends to those of another (Bahdanau et al. 2015; Vaswani et al. 2017)."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__(settings, d_model, d_head)
@@ -285,13 +306,13 @@ class CrossAttention(_Heads):
         self.q = Linear(d_model, self.heads * d_head, bias=settings.bias != "none")
         self.kv = Linear(d_model, keys, keys, bias=settings.bias != "none")
 
-    def memory(self, source: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """source (batch, source time, d_model) → its keys and values, each (batch, kv_heads, source time, d_head)."""
         k, v = self.kv(source).chunk(2, dim=-1)
         k, v = self.split(k, self.kv_heads), self.split(v, self.kv_heads)
         return (k if self.k_norm is None else self.k_norm(k)), v
 
-    def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], relation: Relation) -> Tensor:
-        """x (batch, time, d_model) asks `memory` → (batch, time, d_model)."""
+    def forward(self, x: Tensor, source: tuple[Tensor, Tensor], where: AttentionMask) -> Tensor:
+        """x (batch, time, d_model) attends to a source's keys and values → (batch, time, d_model)."""
         q = self.split(self.q(x), self.heads)
-        return self.attend(q if self.q_norm is None else self.q_norm(q), *memory, relation)
+        return self.attend(QKV(q if self.q_norm is None else self.q_norm(q), *source), where)

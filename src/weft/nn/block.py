@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from weft.nn import feedforward, norm
-from weft.nn.attention import CrossAttention, Past, Relation, SelfAttention
+from weft.nn.attention import AttentionMask, CrossAttention, Past, SelfAttention
 from weft.nn.config import Block as BlockConfig
 
 
@@ -23,12 +23,12 @@ class Sublayer(nn.Module):
         """(batch, time, d_model) → (batch, time, d_model)."""
         y = f(self.norm(x) if self.norm is not None and self.pre else x)
         y = x + self.dropout(y) if self.residual else self.dropout(y)
-        # under autocast a norm gives fp32, but what goes on to the next sublayer stays as narrow as it came
+        # under autocast a norm returns fp32; what the next sublayer reads keeps the type of x
         return self.norm(y).to(x.dtype) if self.norm is not None and not self.pre else y
 
 
 class Block(nn.Module):
-    """Self-attention, attention to a memory where there is one, feed-forward."""
+    """Self-attention, cross-attention where there is a source, feed-forward."""
 
     def __init__(self, settings: BlockConfig, cross: bool):
         super().__init__()
@@ -43,15 +43,17 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        relation: Relation,
+        where: AttentionMask,
         past: Past | None = None,
-        memory: tuple[Tensor, Tensor] | None = None,
-        source: Relation | None = None,
+        source: tuple[tuple[Tensor, Tensor], AttentionMask] | None = None,
     ) -> Tensor:
-        """x (batch, time, d_model) → (batch, time, d_model). `memory` is this layer's keys and values of the source."""
-        x = self.attention_skip(x, lambda h: self.attention(h, relation, past))
+        """x (batch, time, d_model) → (batch, time, d_model).
+
+        `source` is what cross-attention reads: this layer's keys and values of the source, and the mask over them.
+        """
+        x = self.attention_skip(x, lambda h: self.attention(h, where, past))
         if self.cross is not None and self.cross_skip is not None:
-            assert memory is not None and source is not None
-            attend = self.cross
-            x = self.cross_skip(x, lambda h: attend(h, memory, source))
+            assert source is not None
+            attend, (keys_values, over) = self.cross, source
+            x = self.cross_skip(x, lambda h: attend(h, keys_values, over))
         return self.feedforward_skip(x, self.feedforward)

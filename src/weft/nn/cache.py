@@ -1,26 +1,14 @@
-"""Keys and values of what was read, so that nothing is computed twice."""
+"""Keys and values of the tokens that were read, so that they are computed once."""
 
 import torch
 from torch import Tensor
 
 
 class KeyValueCache:
-    """Room for `max_len` keys and values of every layer and row, allocated once.
+    """Keys and values of every layer and row: store (layers, 2, batch, kv_heads, max_len, d_head), allocated once."""
 
-    store (layers, 2, batch, kv_heads, max_len, d_head).
-    """
-
-    def __init__(
-        self,
-        layers: int,
-        batch: int,
-        kv_heads: int,
-        max_len: int,
-        d_head: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        self.store = torch.zeros(layers, 2, batch, kv_heads, max_len, d_head, dtype=dtype, device=device)
+    def __init__(self, store: Tensor):
+        self.store = store
 
     def reorder(self, index: Tensor) -> None:
         """Row i becomes a copy of row index[i]."""
@@ -38,7 +26,7 @@ class LayerCache:
         self.keys, self.values, self.places, self.start = keys, values, places, start
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write these (batch, kv_heads, time, d_head) and give all up to the longest row."""
+        """Write these (batch, kv_heads, time, d_head) and return all up to the longest row."""
         stop = self.start + keys.shape[2]
         if self.places is None:
             self.keys[:, :, self.start : stop] = keys

@@ -29,7 +29,7 @@ class LayerNorm(Config):
 class RMSNorm(Config):
     """LayerNorm without the mean and the bias (Zhang and Sennrich 2019).
 
-    The gain is `offset` plus a trained vector; with 1 the vector tells how far the gain is from 1, as in Gemma.
+    The gain is `offset` plus a trained vector; with 1 the vector is the gain's distance from 1, as in Gemma.
     """
 
     kind: Literal["rms"] = "rms"
@@ -45,7 +45,7 @@ Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a position has to know of the stack that it serves."""
+    """What a position encoding has to know of its stack."""
 
     d_model: int
     heads: int
@@ -56,25 +56,25 @@ class Sizes:
 
 
 class PositionConfig(Config):
-    """How a model knows where its tokens stand. A subclass with a `kind` is a variant that recipes can name.
+    """How a model knows the positions of its tokens. A subclass with a `kind` is a variant that recipes can name.
 
-    The class of `nn/position.py` that names a variant as its settings is built for it. What a variant costs is said
-    here, so that it can be counted without a model; nothing, unless the variant says otherwise.
+    `nn/position.py` has a class for each variant, which names its settings. What a variant costs is given here, so
+    that it can be counted without building a model; by default it costs nothing.
     """
 
-    bounded: ClassVar[bool] = False  # no position from `context` on is known
+    bounded: ClassVar[bool] = False  # positions end at `context`
     rotates: ClassVar[bool] = False  # queries and keys are rotated, layer by layer
     kind: str
 
     def check(self, d_model: int, d_head: int) -> None:
-        """Raise ValueError where the sizes do not suit."""
+        """Raise ValueError if the sizes do not fit."""
 
     def parameters(self, sizes: Sizes) -> int:
-        """Weights that a stack gains."""
+        """Weights that it adds to a stack."""
         return 0
 
     def flops(self, sizes: Sizes, length: int, keys: int) -> int:
-        """Operations that a stack gains, forward, for `length` queries that see `keys` keys each."""
+        """Operations that it adds to a stack's forward pass, for `length` queries that see `keys` keys each."""
         return 0
 
     def activations(self, sizes: Sizes, length: int) -> int:
@@ -83,7 +83,7 @@ class PositionConfig(Config):
 
 
 class NoPosition(PositionConfig):
-    """Nothing says where a token stands; a causal mask alone lets a decoder infer some of it."""
+    """No positions; from a causal mask alone a decoder can infer some of them."""
 
     kind: Literal["none"] = "none"
 
@@ -108,7 +108,7 @@ class Sinusoidal(PositionConfig):
 class Learned(PositionConfig):
     """One trained vector a position, added to the embeddings; `context` positions and not one more.
 
-    `offset` rows stand unused in front of the table, as RoBERTa and BART have them.
+    The table begins with `offset` unused rows, as RoBERTa's and BART's do.
     """
 
     bounded: ClassVar[bool] = True
@@ -128,7 +128,7 @@ class Relative(PositionConfig):
 
     @property
     def rows(self) -> int:
-        """Distances that are told apart, from −max_distance to max_distance."""
+        """Distinct distances, from −max_distance to max_distance."""
         return 2 * self.max_distance + 1
 
     def parameters(self, sizes: Sizes) -> int:
@@ -171,7 +171,7 @@ class Llama3Scaling(Config):
 class Rotary(PositionConfig):
     """Queries and keys rotated by their position, so that products see distances only (Su et al. 2021).
 
-    `pairs` says which coordinates rotate together: neighbours as in the paper, or the two halves as in LLaMA
+    `pairs`: which coordinates are rotated together, neighbours as in the paper or the two halves as in LLaMA
     checkpoints.
     """
 
@@ -214,7 +214,7 @@ Position = Annotated[PositionConfig, AnyKind()]
 class Attention(Config):
     """Multi-head attention (Vaswani et al. 2017, §3.2); fewer `kv_heads` than `heads` is grouped-query attention.
 
-    `d_head` defaults to d_model / heads, `scale` to 1/√d_head. `window` keeps each token to that many last ones.
+    `d_head` defaults to d_model / heads, `scale` to 1/√d_head. With `window`, a token sees only the last so many.
     """
 
     heads: PositiveInt
@@ -264,11 +264,11 @@ FeedForward = Annotated[Plain | Gated, Field(discriminator="kind")]
 class Block(Config):
     """One layer of a Transformer: attention and feed-forward, each with its norm and its skip connection.
 
-    `placement` is where the norm stands: before each sublayer, after the residual sum, or nowhere.
-    `residual = false` takes the skip connections away, to see what they are for.
+    `placement`: the norm comes before each sublayer, after the residual sum, or not at all.
+    `residual = false` removes the skip connections, to show what they are for.
     """
 
-    model_config = ConfigDict(defer_build=True)  # positions may still be declared below
+    model_config = ConfigDict(defer_build=True)  # further positions may be declared below
 
     d_model: PositiveInt
     attention: Attention
@@ -299,7 +299,7 @@ class Block(Config):
 
 
 class NormalInit(Config):
-    """Normal weights; what writes into the residual stream is shrunk by 1/√(2·layers) if `depth_scaled` (GPT-2)."""
+    """Normal weights; those that write into the residual stream times 1/√(2·layers) if `depth_scaled` (GPT-2)."""
 
     kind: Literal["normal"] = "normal"
     std: PositiveFloat = 0.02
@@ -315,14 +315,28 @@ class XavierInit(Config):
 Init = Annotated[NormalInit | XavierInit, Field(discriminator="kind")]
 
 
+# ---- losses
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """What is added to −log p: label smoothing ε (Szegedy et al. 2016) and z-loss ζ (Chowdhery et al. 2022, §5)."""
+
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.smoothing or self.z_loss)
+
+
 # ---- adapters
 
 
 class LoRA(Config):
-    """Low-rank additions to matrices that stay as they are: W x + (alpha / rank) B A x (Hu et al. 2022).
+    """Low-rank additions to frozen matrices: W x + (alpha / rank) B A x (Hu et al. 2022).
 
     `targets` are patterns of the names of linear layers in blocks, such as "*.attention.qkv" or "*.feedforward.*";
-    absent: every one of attention. `head` trains the head as well, which one that was never trained needs.
+    by default, all those of attention. `head` trains the head as well, as a new head needs.
     """
 
     kind: Literal["lora"] = "lora"

@@ -42,7 +42,7 @@ def _by_hand(x: Tensor) -> bool:
 
 
 def _before(out: Tensor, share: Tensor) -> Tensor:
-    """x, from x · share; 0 where nothing was let through, and the gradient is 0 too."""
+    """x, from x · share; 0 where the share is 0, and so is the gradient."""
     return out / share.clamp(min=torch.finfo(share.dtype).tiny)
 
 

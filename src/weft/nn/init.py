@@ -14,7 +14,7 @@ from weft.nn.config import Init, NormalInit, XavierInit
 
 @dataclass(frozen=True)
 class Initialiser:
-    """How the weights of a Transformer begin: what its settings say, and the sizes that this depends on.
+    """How the weights of a Transformer are drawn: its settings, and the sizes that they depend on.
 
     `layers` counts the blocks that write into one residual stream, for GPT-2's 1/√(2·layers).
     """
@@ -25,7 +25,7 @@ class Initialiser:
 
     @torch.no_grad()
     def matrix(self, weight: Tensor, into_residual: bool = False) -> None:
-        """Fill a matrix (out, in); `into_residual` says that what it gives is added to the residual stream."""
+        """Fill a matrix (out, in); `into_residual` if its output is added to the residual stream."""
         match self.settings:
             case NormalInit(std=std, depth_scaled=scaled):
                 weight.normal_(std=std * (2 * self.layers) ** -0.5 if scaled and into_residual else std)
@@ -47,9 +47,9 @@ class Initialiser:
 
 
 def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...] = ()) -> None:
-    """Every module inside `model` that has weights of its own fills them, by its `reset_parameters(init)`.
+    """Each module inside `model` that has weights of its own fills them, by its `reset_parameters(init)`.
 
-    They go in the order of `model.modules()`, those of a type in `first` before all others.
+    They do so in the order of `model.modules()`, those of a type in `first` before all others.
     """
     parts = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
     for part in sorted(parts, key=lambda part: not isinstance(part, first)):
@@ -57,14 +57,14 @@ def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...
 
 
 @contextmanager
-def hollow() -> Iterator[None]:
-    """Models built in here have shapes and no numbers (torch's meta device); whoever builds them fills them."""
-    with torch.device("meta"), _Undrawn():
+def empty_weights() -> Iterator[None]:
+    """What is built here has shapes and no numbers (torch's meta device); a file or `reset_parameters` fills them."""
+    with torch.device("meta"), _NoDraws():
         yield
 
 
-class _Undrawn(TorchFunctionMode):
-    """Draws nothing: to draw what has no memory, torch would import its compiler first, which takes seconds."""
+class _NoDraws(TorchFunctionMode):
+    """Skips random draws: on the meta device torch would import its compiler for them, which takes seconds."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

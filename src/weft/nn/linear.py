@@ -1,7 +1,7 @@
-"""Linear layers and tables of embeddings that begin as a model's settings say.
+"""Linear layers and tables of embeddings that are initialised as a model's settings say.
 
-Their constructors draw too, as torch's do, and `reset_parameters(init)` draws over it once the whole model stands. The
-first draw stays because it moves the random numbers on: a seed goes on giving the weights that it always gave.
+Their constructors draw weights too, as torch's do, and `reset_parameters(init)` draws again once the whole model is
+built. The first draw is kept because it advances the random generator: a seed still gives the weights it always gave.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from weft.nn.init import Initialiser
 class Linear(nn.Linear):
     """x Wᵀ + b. Several heights in `outputs` are several matrices, one above the other, so that x is read once.
 
-    `into_residual` says that the result is added to the residual stream, which some initialisations want to know.
+    `into_residual`: the result is added to the residual stream, on which some initialisations depend.
     """
 
     def __init__(self, inputs: int, *outputs: int, bias: bool = True, into_residual: bool = False, device: Any = None):

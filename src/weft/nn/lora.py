@@ -20,9 +20,9 @@ def block_linears(model: nn.Module) -> dict[str, Linear]:
 class LowRank(Linear):
     """W x + (alpha / rank) B A x, where A and B learn and W, with its bias, does not (Hu et al. 2022, §4.1).
 
-    B begins as zeros, so that the layer begins as it was. Where several matrices lie in one (`heights`), each has an A
-    and a B of its own: `a` (matrices · rank, in_features) and `b` (out_features, rank) hold them one above the other.
-    The weight keeps its name, so that the model's own weights are found where they were.
+    B is 0 at first, so that the layer computes what it did before. Where several matrices lie in one (`heights`), each
+    has an A and a B of its own: `a` (matrices · rank, in_features) and `b` (out_features, rank) hold them one above the
+    other. The weight keeps its name, so that the model's own weights keep theirs.
     """
 
     def __init__(self, linear: Linear, settings: LoRA):
@@ -44,7 +44,7 @@ class LowRank(Linear):
             self._reset_addition()
 
     def _reset_addition(self) -> None:
-        nn.init.kaiming_uniform_(self.a, a=5**0.5)  # as nn.Linear begins
+        nn.init.kaiming_uniform_(self.a, a=5**0.5)  # as nn.Linear's weights
         nn.init.zeros_(self.b)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which layers an adapter stands beside, by their names alone."""
+"""Which layers an adapter is added to, by their names."""
 
 import re
 from collections.abc import Iterable

@@ -12,41 +12,57 @@ For logits z of a row with target t, Z = Σ exp z, smoothing ε and z-loss weigh
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Logits held at a time: few enough to be nothing, many enough for good matrix products.
+from weft.nn.config import LossTerms
+
+# Logits held at a time: few enough to be negligible, many enough for efficient products.
 CPU_LOGITS = 1 << 22  # 16 MiB in fp32
 GPU_SHARE = 128  # one logit for so many bytes of a GPU's memory: in 16 bits 1/64 of it, and the gradient needs no more
 ALIGNED = 128  # on a GPU the table is filled up to a multiple of so many rows: odd sizes take slow products
 
-ChunkLoss = Callable[[Tensor, Tensor, Tensor, int, float, float], tuple[Tensor, Tensor, Tensor]]
+
+PLAIN = LossTerms()
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0) -> Tensor:
+class Readout(NamedTuple):
+    """What the logits are a product of: features (…, D), weight (V, D) and bias (V,)."""
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+ChunkLoss = Callable[[Tensor, Tensor, Tensor, int, LossTerms], tuple[Tensor, Tensor, Tensor]]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, terms: LossTerms = PLAIN) -> Tensor:
     """The loss of each row. logits (N, V), targets (N,); gives (N,) in fp32."""
     logits = logits.float()
     log_z = logits.logsumexp(-1)
-    loss = log_z - (1.0 - smoothing) * logits.gather(-1, targets[:, None]).squeeze(-1)
-    if smoothing:
-        loss = loss - smoothing * logits.mean(-1)
-    if z_loss:
-        loss = loss + z_loss * log_z.square()
+    loss = log_z - (1.0 - terms.smoothing) * logits.gather(-1, targets[:, None]).squeeze(-1)
+    if terms.smoothing:
+        loss = loss - terms.smoothing * logits.mean(-1)
+    if terms.z_loss:
+        loss = loss + terms.z_loss * log_z.square()
     return loss
 
 
 def chunk_loss(
-    logits: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, smoothing: float, z_loss: float
+    logits: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, terms: LossTerms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ weights · loss, Σ weights · −log p, and the first one's gradient by the logits, in their type.
 
-    logits (N, V or more), which are used up; targets and weights (N,). Columns from `vocab_size` on are no words and
-    get gradient 0. One exponential serves the loss and its gradient. `loss_kernel.py` does the same on a GPU.
+    logits (N, V or more), which are overwritten; targets and weights (N,). Columns from `vocab_size` on are not words,
+    and their gradient is 0. One exponential serves the loss and its gradient. `loss_kernel.py` does the same on a GPU.
     """
+    smoothing, z_loss = terms.smoothing, terms.z_loss
     exact = logits.float()
     words = torch.arange(logits.shape[-1], device=logits.device) < vocab_size if logits.shape[-1] > vocab_size else None
     at_target = exact.gather(-1, targets[:, None])
@@ -85,22 +101,24 @@ def gpu_chunk_loss() -> ChunkLoss:
     return fused_chunk_loss
 
 
+@dataclass(frozen=True)
+class _Chunks:
+    """What the loss is asked for, besides the readout: targets and weights (N,), `rows` of them at a time."""
+
+    targets: Tensor
+    weights: Tensor
+    terms: LossTerms
+    rows: int
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Loss and gradients in one pass over the chunks; backward only scales what forward found, in place, once."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        weights: Tensor,
-        smoothing: float,
-        z_loss: float,
-        rows: int,
-        chunk: ChunkLoss,
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, chunks: _Chunks
     ) -> tuple[Tensor, Tensor]:
+        chunk = gpu_chunk_loss() if features.is_cuda else chunk_loss
         need_features, need_weight, need_bias = ctx.needs_input_grad[:3]
         vocab_size = weight.shape[0]
         extra = _filling(vocab_size, features)
@@ -111,10 +129,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and need_bias else None
         total = features.new_zeros((), dtype=torch.float32)
         plain = features.new_zeros((), dtype=torch.float32)
-        for begin in range(0, features.shape[0], rows):
-            part = slice(begin, begin + rows)
+        for begin in range(0, features.shape[0], chunks.rows):
+            part = slice(begin, begin + chunks.rows)
             logits = F.linear(features[part], table, offset)
-            loss, nll, gradient = chunk(logits, targets[part], weights[part], vocab_size, smoothing, z_loss)
+            loss, nll, gradient = chunk(logits, chunks.targets[part], chunks.weights[part], vocab_size, chunks.terms)
             total += loss
             plain += nll
             if d_bias is not None:
@@ -136,7 +154,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         found, ctx.found = ctx.found, None
         assert found is not None, "the gradients were scaled in place; a second backward pass needs a second forward"
         scaled = [None if d is None else d.mul_(scale).to(t) for d, t in zip(found, ctx.dtypes, strict=True)]
-        return *scaled, None, None, None, None, None, None
+        return *scaled, None
 
 
 def _filling(vocab_size: int, features: Tensor) -> int:
@@ -172,34 +190,28 @@ def chunk_rows(features: Tensor, vocab_size: int) -> int:
 
 
 def linear_cross_entropy(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    readout: Readout,
     targets: Tensor,
     mask: Tensor | None = None,
-    smoothing: float = 0.0,
-    z_loss: float = 0.0,
+    terms: LossTerms = PLAIN,
     rows: int | None = None,
-    chunk: ChunkLoss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of logits = features · weightᵀ + bias where `mask` is true, and the summed plain −log p.
 
-    features (N, D), weight (V, D), bias (V,), targets (N,), mask (N,) bool; `rows` logits are held at a time, and
-    `chunk` finds their loss and gradient (the device's fastest, unless given). Only the first result has a gradient,
-    and can be led back once.
+    features (…, D); targets (…,); mask (…,) bool. `rows` logits are held at a time. Only the first result has a
+    gradient, and backward can be called on it once.
     """
-    rows = chunk_rows(features, weight.shape[0]) if rows is None else rows
-    if chunk is None:
-        chunk = gpu_chunk_loss() if features.is_cuda else chunk_loss
+    features, weight, bias = readout
+    features, targets = features.flatten(0, -2), targets.flatten()
     device = features.device.type
     if torch.is_autocast_enabled(device):  # what a linear layer would do
         features = features.to(torch.get_autocast_dtype(device))
     weights = targets.new_ones(targets.shape, dtype=torch.float32)
     if mask is not None:
+        mask = mask.flatten()
         weights = mask.float()
-        features = features.masked_fill(~mask[:, None], 0.0)  # whatever stands there, not even 0 · inf gets out
+        features = features.masked_fill(~mask[:, None], 0.0)  # whatever is there: 0 · inf would be NaN
+    chunks = _Chunks(targets, weights, terms, chunk_rows(features, weight.shape[0]) if rows is None else rows)
     with torch.autocast(device, enabled=False):
-        total, plain = _LinearCrossEntropy.apply(
-            features, weight, bias, targets, weights, smoothing, z_loss, rows, chunk
-        )
+        total, plain = _LinearCrossEntropy.apply(features, weight, bias, chunks)
     return total, plain

@@ -1,4 +1,4 @@
-"""Loss and gradient of a chunk of logits in one GPU kernel; `loss.chunk_loss` says the same in plain torch.
+"""Loss and gradient of a chunk of logits in one GPU kernel; `loss.chunk_loss` is the same in plain torch.
 
 A program takes a row. It reads the row once for the maximum and the sum of exponentials, side by side (Milakov and
 Gimelshein 2018), and once more to put the gradient where the logits were. Rows of 50,000 words in 16 bits are 100 kB,
@@ -9,6 +9,8 @@ import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
+
+from weft.nn.config import LossTerms
 
 WIDEST = 8192  # columns that a program holds at a time
 PER_WARP = 512  # of them for each warp: 16 a thread, which is two of the widest loads
@@ -77,7 +79,7 @@ def _row(  # type: ignore[no-untyped-def]
 
 
 def fused_chunk_loss(
-    logits: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, smoothing: float, z_loss: float
+    logits: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, terms: LossTerms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `loss.chunk_loss` gives; the gradient stands where the logits (N, V or more) were."""
     rows, width = logits.shape
@@ -94,9 +96,9 @@ def fused_chunk_loss(
             logits.stride(0),
             width,
             vocab_size,
-            smoothing,
-            z_loss,
-            SMOOTH=smoothing > 0.0,
+            terms.smoothing,
+            terms.z_loss,
+            SMOOTH=terms.smoothing > 0.0,
             BLOCK=block,
             num_warps=max(1, block // PER_WARP),
         )

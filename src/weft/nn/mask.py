@@ -1,4 +1,4 @@
-"""Which keys a query may see, said once and drawn as each kernel wants it.
+"""Which keys a query may see, described once and laid out as each kernel needs it.
 
 A place is the index of a token in its row, counted from the row's start; positions, which may restart with every
 packed document, are another matter (`nn/position.py`).
@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Visibility:
-    """The rule for one attention: query (batch, time) against key (batch, source time).
+class Mask:
+    """The mask of one attention: query (batch, time) against key (batch, source time).
 
     causal: no query sees a later key, except inside the prefix.
     window: a query sees the last `window` keys, its own among them.
@@ -21,8 +21,8 @@ class Visibility:
     real (batch, source time): False where a key is padding.
     documents: ids of the query's and the key's document, (batch, time) and (batch, source time); packed
         documents never see each other.
-    behind: so many keys stand before the first query's own, as when a cache came before.
-    places (batch, time): where the queries stand, if not at behind … behind + time − 1 in every row.
+    offset: so many keys come before the first query's own, those of a cache.
+    places (batch, time): the queries' own, if not offset … offset + time − 1 in every row.
     """
 
     causal: bool
@@ -30,30 +30,30 @@ class Visibility:
     prefix: Tensor | None = None
     real: Tensor | None = None
     documents: tuple[Tensor, Tensor] | None = None
-    behind: int = 0
+    offset: int = 0
     places: Tensor | None = None
 
     @property
-    def everything(self) -> bool:
+    def full(self) -> bool:
         """Every query sees every key."""
         return not self.causal and self.window is None and self.real is None and self.documents is None
 
     @property
-    def plainly_causal(self) -> bool:
+    def triangular(self) -> bool:
         """The lower triangle and nothing else, which kernels draw for themselves."""
-        return self.continued and not self.behind
+        return self.continued and not self.offset
 
     @property
     def continued(self) -> bool:
-        """The same with `behind` keys before the triangle, which all queries see."""
+        """The same with `offset` keys before the triangle, which all queries see."""
         extra = (self.window, self.prefix, self.real, self.documents, self.places)
         return self.causal and all(e is None for e in extra)
 
-    def sees(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The rule as a function of indices (row, head, query, key), as FlexAttention asks for it."""
+    def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The mask as a function of indices (row, head, query, key), as FlexAttention takes it."""
 
-        def rule(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            place = query + self.behind if self.places is None else self.places[row, query]
+        def mask_mod(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            place = query + self.offset if self.places is None else self.places[row, query]
             seen = key <= place if self.causal else key >= 0
             if self.window is not None:
                 seen = seen & (key > place - self.window)
@@ -67,25 +67,25 @@ class Visibility:
                 seen = seen & (self.documents[0][row, query] == self.documents[1][row, key])
             return seen
 
-        return rule
+        return mask_mod
 
     @property
     def rows(self) -> int:
-        """Rows that the rule tells apart."""
+        """Rows that have masks of their own."""
         documents = None if self.documents is None else self.documents[0]
         return max([1, *[p.shape[0] for p in (self.prefix, self.real, self.places, documents) if p is not None]])
 
     def dense(self, queries: slice, keys: slice, device: torch.device) -> Tensor:
-        """The rule for some queries and keys as a bool mask (rows, 1, time, source time), True where a key is seen."""
+        """The mask of some queries and keys as bools (rows, 1, time, source time), True where a key is seen."""
         row = torch.arange(self.rows, device=device)[:, None, None]
         query = torch.arange(queries.start, queries.stop, device=device)[None, :, None]
         key = torch.arange(keys.start, keys.stop, device=device)[None, None, :]
-        return self.sees()(row, row, query, key).expand(self.rows, -1, -1)[:, None]
+        return self.mask_mod()(row, row, query, key).expand(self.rows, -1, -1)[:, None]
 
-    def reach(self, queries: slice, keys: int) -> slice:
+    def key_range(self, queries: slice, keys: int) -> slice:
         """The keys, of so many, that a run of queries can see at most; all, once places are not plain indices."""
         if self.places is not None or self.prefix is not None:
             return slice(0, keys)
-        first, last = queries.start + self.behind, queries.stop + self.behind
+        first, last = queries.start + self.offset, queries.stop + self.offset
         window = keys if self.window is None else self.window
         return slice(max(0, first - window + 1), min(keys, last if self.causal else last + window - 1))

@@ -1,8 +1,8 @@
-"""How a model knows where its tokens stand.
+"""How a model knows the positions of its tokens.
 
-A position takes part in up to three places, and each kind fills in its own:
-`embed` adds to the token embeddings, `turn` rotates queries and keys, `bias` adds to the attention scores.
-`Relative` (Shaw et al. 2018) keeps a table in every layer, so the attention holds it; here it only gives distances.
+A position encoding acts in up to three places, and each kind fills in its own:
+`embed` adds to the token embeddings, `rotate` rotates queries and keys, `bias` adds to the attention scores.
+`Relative` (Shaw et al. 2018) has tables in every layer, so the attention holds them; here it only gives distances.
 """
 
 import math
@@ -18,14 +18,14 @@ from weft.nn.init import Initialiser
 
 
 class Position(nn.Module):
-    """No position at all, and the default of every place that a kind leaves alone.
+    """No position at all, and the default wherever a kind does not act.
 
-    A kind names its settings, `class Learned(Position, settings=config.Learned)`, is built from them and from the
-    stack's `Sizes`, and fills its weights, where it has any, in `reset_parameters(init)`.
+    A kind names its settings, `class Learned(Position, settings=config.Learned)`, is built from them and the stack's
+    `Sizes`, and fills its weights, if it has any, in `reset_parameters(init)`.
     """
 
     classes: ClassVar[dict[type[config.PositionConfig], Callable[[Any, config.Sizes], "Position"]]] = {}
-    biases: ClassVar[bool] = False  # whether `bias` gives anything
+    biases: ClassVar[bool] = False  # whether a kind has a `bias` of its own
 
     def __init_subclass__(cls, settings: type[config.PositionConfig]) -> None:
         super().__init_subclass__()
@@ -33,19 +33,19 @@ class Position(nn.Module):
         cls.biases = cls.bias is not Position.bias
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (batch, time, d_model) with what belongs to positions (batch or 1, time) added."""
+        """x (batch, time, d_model) plus what positions (batch or 1, time) add to it."""
         return x
 
     def angles(self, positions: Tensor, longest: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """cos and sin, each (batch or 1, 1, time, d_head/2), of how far tokens at `positions` are turned.
+        """cos and sin, each (batch or 1, 1, time, d_head/2), of how far tokens at `positions` are rotated.
 
-        `longest` bounds the sequence that is read, without asking the device.
+        `longest` is an upper bound of the sequence's length, known without waiting for the device.
         """
         return None
 
-    def turn(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """x (batch, heads, time, d_head), turned."""
-        raise AssertionError("only rotary positions turn")
+    def rotate(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """x (batch, heads, time, d_head), rotated."""
+        raise AssertionError("a position that gives angles rotates by them")
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """What to add to the scores: (batch or 1, heads, time, source time) from both sides' positions."""
@@ -74,9 +74,9 @@ def _(x: Tensor) -> Tensor:
 
 
 def once(x: Tensor) -> Tensor:
-    """x, computed once also where a compiler fuses: else every layer computes the same sines again, number by number.
+    """x, computed once even under a compiler that fuses: else every layer would compute the same sines again.
 
-    That costs many times what reading them does. An exported model has none of this: no one else knows the operation.
+    That costs many times what reading them does. Exported models go without: the operation exists in weft alone.
     """
     return _kept(x) if torch.compiler.is_dynamo_compiling() else x
 
@@ -115,21 +115,21 @@ class Learned(Position, settings=config.Learned):
         self.weight = nn.Parameter(torch.empty(sizes.context + settings.offset, sizes.d_model))
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the table as that of the tokens."""
+        """Draw the table as the tokens' embeddings are drawn."""
         init.table(self.weight)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) plus its rows of the table."""
-        # The time alone bounds positions from below; a cache checks the rest before it reads (`models/transformer.py`).
+        # Only the time is known on the host; with a cache, `start` has checked the length (`models/transformer.py`).
         if x.shape[1] > self.context:
             raise ModelError(
-                f"{x.shape[1]} tokens are more than the {self.context} positions this model learned (context)"
+                f"{x.shape[1]} tokens exceed the {self.context} positions that this model has learned (model.context)"
             )
         return x + nn.functional.embedding(positions + self.offset, self.weight)
 
 
 class Rotary(Position, settings=config.Rotary):
-    """Pairs of coordinates turned by position × frequency (Su et al. 2021)."""
+    """Pairs of coordinates rotated by position × frequency (Su et al. 2021)."""
 
     def __init__(self, settings: config.Rotary, sizes: config.Sizes):
         super().__init__()
@@ -149,8 +149,8 @@ class Rotary(Position, settings=config.Rotary):
         if isinstance(scaling, config.LinearScaling):
             return theta / scaling.factor
         if isinstance(scaling, config.Llama3Scaling):
-            turns = scaling.original_context * theta / (2 * math.pi)
-            keep = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+            periods = scaling.original_context * theta / (2 * math.pi)
+            keep = ((periods - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
             return (1 - keep) * theta / scaling.factor + keep * theta
         return theta
 
@@ -160,7 +160,7 @@ class Rotary(Position, settings=config.Rotary):
         angle = positions[:, None, :, None].to(wide) * self.frequencies(longest, positions.device).to(wide)
         return once(angle.cos().to(dtype)), once(angle.sin().to(dtype))
 
-    def turn(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    def rotate(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x (batch, heads, time, d_head), each pair (a, b) → (a cos − b sin, b cos + a sin)."""
         # token by token, as the projection left them: what attention gives then lies the same way, and needs no copy
         x, cos, sin = (t.transpose(1, 2) for t in (x, *angles))
@@ -194,7 +194,7 @@ class T5Bias(Position, settings=config.T5Bias):
         self.weight = nn.Parameter(torch.empty(settings.buckets, sizes.heads))
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the table as that of the tokens."""
+        """Draw the table as the tokens' embeddings are drawn."""
         init.table(self.weight)
 
     def bucket(self, distance: Tensor) -> Tensor:

@@ -2,15 +2,16 @@
 
 A stack is one of PyTorch's own recurrent modules, for their fused kernels. All of them name their weights alike:
 layer l has `weight_ih_l{l}` (W_ax of the lecture), `weight_hh_l{l}` (W_ah) and two biases, `bias_ih_l{l}` and
-`bias_hh_l{l}`, which stand in a sum where the lecture has the one b_a. Both are kept, and counted, so that weights
+`bias_hh_l{l}`, whose sum is the lecture's one b_a. Both are kept, and counted, so that weights
 can be exchanged with PyTorch; for Elman and LSTM the second adds nothing but its parameters.
 
-What a stack remembers between two tokens is one tensor, `memory` (parts, layers, batch, d_model). An LSTM has two
-parts, the hidden and the cell state; the others have the hidden state alone.
+A stack passes one tensor on from one token to the next, its state (parts, layers, batch, d_model). An LSTM's has two
+parts, the hidden and the cell state; the others' is the hidden state alone.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,11 @@ class SigmoidElman(nn.RNNBase):
     """Elman's network with the logistic function, which PyTorch has no kernel for: the lecture's loop, written out."""
 
     def __init__(self, d_input: int, d_model: int, layers: int, dropout: float = 0.0):
-        # The mode only says how many gates the weights hold: one, as for tanh.
+        # The mode only determines how many gates the weights have: one, as for tanh.
         super().__init__("RNN_TANH", d_input, d_model, layers, batch_first=True, dropout=dropout)
 
     def forward(
-        self, inputs: Tensor | PackedSequence, memory: Tensor | None = None
+        self, inputs: Tensor | PackedSequence, state: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """inputs (batch, time, d_input) or packed → hidden states (batch, time, d_model), the last (layers, batch, …).
 
@@ -45,7 +46,7 @@ class SigmoidElman(nn.RNNBase):
         for layer, (W_ax, W_ah, b_ax, b_ah) in enumerate(self.all_weights):
             if layer:
                 steps = [F.dropout(x, self.dropout, self.training) for x in steps]
-            h = steps[0].new_zeros(len(steps[0]), self.hidden_size) if memory is None else memory[layer]
+            h = steps[0].new_zeros(len(steps[0]), self.hidden_size) if state is None else state[layer]
             outputs = []
             for x in steps:
                 new = torch.sigmoid(F.linear(h[: len(x)], W_ah, b_ah) + F.linear(x, W_ax, b_ax))
@@ -58,46 +59,59 @@ class SigmoidElman(nn.RNNBase):
         return torch.stack(list(steps), dim=1), torch.stack(last)
 
 
-def recurrence(
-    cell: Cell, d_input: int, d_model: int, layers: int = 1, dropout: float = 0.0, activation: Sigma = "tanh"
-) -> nn.RNNBase:
-    """A stack that reads from left to right. `dropout` falls between layers; `activation` is Elman's σ."""
-    between = dropout if layers > 1 else 0.0
-    if cell == "lstm":
-        return nn.LSTM(d_input, d_model, layers, batch_first=True, dropout=between)
-    if cell == "gru":
-        return nn.GRU(d_input, d_model, layers, batch_first=True, dropout=between)
-    if activation == "sigmoid":
-        return SigmoidElman(d_input, d_model, layers, dropout=between)
-    return nn.RNN(d_input, d_model, layers, nonlinearity=activation, batch_first=True, dropout=between)
+@dataclass(frozen=True)
+class Layers:
+    """So many recurrent layers of d_model coordinates over inputs of d_input; `dropout` falls between them."""
+
+    d_input: int
+    d_model: int
+    layers: int = 1
+    dropout: float = 0.0
+
+    def build(self, kind: Callable[..., nn.RNNBase], **options: Any) -> nn.RNNBase:
+        """One of PyTorch's recurrent modules, or one with the same arguments."""
+        between = self.dropout if self.layers > 1 else 0.0
+        return kind(self.d_input, self.d_model, self.layers, dropout=between, **options)
 
 
-def bidirectional(cell: Cell, d_input: int, d_model: int, layers: int = 1, dropout: float = 0.0) -> nn.RNNBase:
+def recurrence(cell: Cell, sizes: Layers, activation: Sigma = "tanh") -> nn.RNNBase:
+    """A stack that reads from left to right. `activation` is Elman's σ."""
+    match cell:
+        case "lstm":
+            return sizes.build(nn.LSTM, batch_first=True)
+        case "gru":
+            return sizes.build(nn.GRU, batch_first=True)
+        case "elman" if activation == "sigmoid":
+            return sizes.build(SigmoidElman)
+        case "elman":
+            return sizes.build(nn.RNN, batch_first=True, nonlinearity=activation)
+
+
+def bidirectional(cell: Cell, sizes: Layers) -> nn.RNNBase:
     """A stack that reads both ways (Schuster and Paliwal 1997): d_model coordinates each way, forwards first."""
     kind = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
-    between = dropout if layers > 1 else 0.0
-    return kind(d_input, d_model, layers, batch_first=True, dropout=between, bidirectional=True)
+    return sizes.build(kind, batch_first=True, bidirectional=True)
 
 
 def parts(stack: nn.RNNBase) -> int:
-    """How many vectors a layer remembers."""
+    """How many vectors a layer's state has."""
     return 2 if isinstance(stack, nn.LSTM) else 1
 
 
-def read(stack: nn.RNNBase, inputs: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Read inputs (batch, time, d_input) on from memory (parts, layers, batch, d_model), or from nothing.
+def read(stack: nn.RNNBase, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Read inputs (batch, time, d_input) on from a state (parts, layers, batch, d_model), or from zeros.
 
-    Hidden states of the top layer (batch, time, d_model), and the memory after the last token.
+    Hidden states of the top layer (batch, time, d_model), and the state after the last token.
     """
     if isinstance(stack, nn.LSTM):
-        hidden, last = stack(inputs, None if memory is None else (memory[0].contiguous(), memory[1].contiguous()))
+        hidden, last = stack(inputs, None if state is None else (state[0].contiguous(), state[1].contiguous()))
         return hidden, torch.stack(last)
-    hidden, last = stack(inputs, None if memory is None else memory[0].contiguous())
+    hidden, last = stack(inputs, None if state is None else state[0].contiguous())
     return hidden, last[None]
 
 
 def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor) -> Tensor:
-    """Hidden states (batch, time, d_model) of rows that hold several documents: each is read from nothing.
+    """Hidden states (batch, time, d_model) of rows that hold several documents: each is read from zeros.
 
     inputs (batch, time, d_input); documents (batch, time) numbers them, a change of number is a boundary.
     """
@@ -109,7 +123,7 @@ def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor) -> Tens
 
 
 def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor) -> Tensor:
-    """Hidden states (batch, time, …) of padded rows: padding is stepped over, and gets zeros.
+    """Hidden states (batch, time, …) of padded rows: padding is skipped, and gets zeros.
 
     inputs (batch, time, d_input); mask (batch, time), True where a token is real, on whichever side the padding is.
     """

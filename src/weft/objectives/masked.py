@@ -26,15 +26,14 @@ def masked_loss(model: LanguageModel, batch: Batch) -> Loss:
     count = batch.count  # known on the host, so that the device isn't asked
     places = torch.nonzero_static(batch.loss_mask.flatten(), size=count)[:, 0]
     chosen = features.flatten(0, 1)[places][None]
-    chosen, weight, bias = model.readout(chosen)  # type: ignore[operator]
-    loss, nll = linear_cross_entropy(chosen.flatten(0, 1), weight, bias, batch.targets.flatten()[places])
+    loss, nll = linear_cross_entropy(model.readout(chosen), batch.targets.flatten()[places])  # type: ignore[operator]
     extras = {"nll": nll}
-    if batch.follows is not None and batch.follows_weight is not None:
-        logits = model.output.follows(features, None)  # type: ignore[union-attr,operator]
-        losses = F.cross_entropy(logits.float(), batch.follows, reduction="none")
-        follows = (losses * batch.follows_weight).sum()
-        loss, extras["nll"] = loss + follows, nll + follows.detach()
-        extras["next_correct"] = (logits.argmax(-1) == batch.follows).sum()
+    if batch.next_sentence is not None and batch.next_sentence_weight is not None:
+        logits = model.output.next_sentence(features, None)  # type: ignore[union-attr,operator]
+        losses = F.cross_entropy(logits.float(), batch.next_sentence, reduction="none")
+        next_loss = (losses * batch.next_sentence_weight).sum()
+        loss, extras["nll"] = loss + next_loss, nll + next_loss.detach()
+        extras["next_correct"] = (logits.argmax(-1) == batch.next_sentence).sum()
     return loss, count, extras
 
 

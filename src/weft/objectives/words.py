@@ -12,13 +12,12 @@ from weft.decode.config import Beam, Sampling
 from weft.decode.translate import translate
 from weft.evaluate.loss import mean_loss
 from weft.models.base import LanguageModel
-from weft.nn.loss import cross_entropy, linear_cross_entropy
+from weft.nn.config import LossTerms
+from weft.nn.loss import Readout, cross_entropy, linear_cross_entropy
 from weft.objectives.objective import Objective, model_inputs
 from weft.progress import Advance
 from weft.recipe.objective import WordObjective
 from weft.training.objective import Loss
-
-Readout = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]  # features, table and bias of the logits
 
 
 def word_loss(settings: WordObjective, model: LanguageModel, batch: Batch) -> Loss:
@@ -26,19 +25,18 @@ def word_loss(settings: WordObjective, model: LanguageModel, batch: Batch) -> Lo
 
     The extra `nll` is the plain −log p without smoothing and z-loss, of which perplexity is made.
     """
-    smoothing, z_loss = settings.smoothing, settings.z_loss
+    terms = LossTerms(settings.smoothing, settings.z_loss)
     targets = batch.targets.flatten()
     mask = batch.loss_mask.flatten() if batch.loss_mask is not None else None
     count = targets.numel() if mask is None else mask.sum()
     features = model.features(batch.tokens, **model_inputs(batch))
-    readout: Readout | None = getattr(model, "readout", None)
+    readout: Callable[[Tensor], Readout] | None = getattr(model, "readout", None)
     if readout is not None:
-        features, weight, bias = readout(features)
-        loss, nll = linear_cross_entropy(features.flatten(0, 1), weight, bias, targets, mask, smoothing, z_loss)
+        loss, nll = linear_cross_entropy(readout(features), targets, mask, terms)
         return loss, count, {"nll": nll}
     logits = model.head(features).flatten(0, 1)
-    losses = cross_entropy(logits, targets, smoothing, z_loss)
-    plain = cross_entropy(logits.detach(), targets) if smoothing or z_loss else losses.detach()
+    losses = cross_entropy(logits, targets, terms)
+    plain = cross_entropy(logits.detach(), targets) if terms else losses.detach()
     if mask is not None:
         losses, plain = torch.where(mask, losses, 0.0), torch.where(mask, plain, 0.0)
     return losses.sum(), count, {"nll": plain.sum()}

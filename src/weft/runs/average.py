@@ -12,11 +12,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.errors import RunError
 from weft.files import replacing_folder
+from weft.models.renamed import current_name
 from weft.runs import checkpoint, tensors
 
 NAME = "averaged"
@@ -65,21 +67,21 @@ def _newest_whole(folder: Path, last: int) -> list[tuple[Path, dict[str, str]]]:
 def _mean(files: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of each tensor, summed in 64 bits, in the type it has; whole numbers as the last file has them."""
     sums: dict[str, Tensor] = {}
+    types: dict[str, torch.dtype] = {}
     for number, file in enumerate(files):
         with safe_open(file, "pt") as opened:
-            names = set(opened.keys())
-            if number and names != set(sums):
+            names = {current_name(name): name for name in opened.keys()}  # noqa: SIM118
+            if number and set(names) != set(sums):
                 raise RunError(f"{file}: other weights than in the checkpoint before it, so they have no mean")
-            for name in names:
-                tensor = opened.get_tensor(name)
+            for name, stored in names.items():
+                tensor = opened.get_tensor(stored)
                 if not number or not tensor.is_floating_point():
                     sums[name] = tensor.double() if tensor.is_floating_point() else tensor.clone()
                 elif tensor.shape != sums[name].shape:
                     raise RunError(f"{file}: {name} has another shape than in the checkpoint before it")
                 else:
                     sums[name] += tensor
-    with safe_open(files[-1], "pt") as opened:
-        types = {name: opened.get_tensor(name).dtype for name in sums}
+                types[name] = tensor.dtype
     return {
         name: (total / len(files)).to(types[name]) if total.is_floating_point() else total
         for name, total in sums.items()

@@ -24,6 +24,7 @@ from torch import Tensor, nn, optim
 
 from weft import files
 from weft.errors import DamageError, RunError
+from weft.models.renamed import current_name
 from weft.runs import tensors
 from weft.runs.snapshot import (
     Snapshot,
@@ -268,9 +269,14 @@ def newest_before(folder: Path, step: int) -> Path | None:
 def load_weights(path: Path, model: nn.Module) -> None:
     """Put a checkpoint's weights into `model`, wherever it is. The checkpoint was verified before."""
     tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
-    found = tensors.load(path / "model.safetensors")
-    found |= {alias: found[name] for alias, name in tied.items()}
+    found = _load(path / "model.safetensors")
+    found |= {current_name(alias): found[current_name(name)] for alias, name in tied.items()}
     _fill(path, model, found, assign=False)
+
+
+def _load(file: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint's file by the names that parameters have today."""
+    return {current_name(name): tensor for name, tensor in tensors.each(file)}
 
 
 def _fill(path: Path, model: nn.Module, found: Mapping[str, Tensor], assign: bool) -> None:
@@ -284,7 +290,7 @@ def _fill(path: Path, model: nn.Module, found: Mapping[str, Tensor], assign: boo
 
 
 def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
-    """Give a model that was built `hollow` a checkpoint's weights, straight on `device`, one by one, hashed on the way.
+    """Give a model with empty weights those of a checkpoint, straight on `device`, one by one, hashed on the way.
 
     On a CPU they are the file's own pages until they are written to, so no second copy is held. All weights take the
     type that most have, in which the model then computes; a CPU widens 16 bits to 32, for few multiply those fast.
@@ -297,7 +303,7 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
         dtype = torch.float32
     sums = manifest["files"][file.name]["sha256"]
     found = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        current_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in tensors.placed(file, device, sums)
     }
     _fill(path, model, found, assign=True)
@@ -311,6 +317,6 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Sav
         kind, own = state.get("optimizer"), type(optimizer).__name__
         if kind is not None and kind != own:
             raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
-        load_optimizer_state(optimizer, model, tensors.load(path / "state/optimizer.safetensors"))
+        load_optimizer_state(optimizer, model, _load(path / "state/optimizer.safetensors"))
     restore_random_state(tensors.load(path / "state/random.safetensors"))
     return Saved(path, state["step"], state["notes"])

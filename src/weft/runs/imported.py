@@ -18,6 +18,7 @@ from weft.interop.bundle import LazyWeights, ModelBundle, counted, lazily
 from weft.interop.untrusted import read_object
 from weft.interop.weight_map import shapes
 from weft.models.config import Model
+from weft.models.renamed import current_name
 from weft.progress import bar
 from weft.recipe.config import Recipe
 from weft.runs.checkpoint import checkpoint_name, link, seal
@@ -87,6 +88,7 @@ def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
     stored = _stored(path / safetensors.SINGLE)
     tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
     weights = {**stored, **{name: stored[original] for name, original in tied.items()}}
+    weights = {current_name(name): read for name, read in weights.items()}
     missing = [name for name in shapes(model) if name not in weights]
     if missing:
         raise RunError(f"{path}: '{missing[0]}' is missing, but the model in config.toml has it")

@@ -12,14 +12,14 @@ from weft.errors import ConfigError, RunError
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import TransformerConfig
-from weft.nn.init import hollow
+from weft.nn.init import empty_weights
 from weft.recipe.config import Recipe
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, open_run
 from weft.training.finetune import add_adapters, merged
 
 # what a pretrained head holds that the next head can continue with: BERT's pooler (Devlin et al. 2019, §3.2)
-HANDED_ON = {"output.follows.pooler.": "output.pooler."}
+HANDED_ON = {"output.next_sentence.pooler.": "output.pooler."}
 
 
 def first_model(recipe: Recipe) -> LanguageModel:
@@ -45,7 +45,7 @@ def load_model(
 
     def filled(path: Path) -> LanguageModel:
         if isinstance(recipe.model, TransformerConfig) and recipe.adapter is None:
-            with hollow():
+            with empty_weights():
                 model: LanguageModel = build(recipe.model)
             checkpoint.place_weights(path, model, torch.device(device))
             return model

@@ -23,8 +23,7 @@ from weft.decode.fast.engine_graphs import PagedStep
 from weft.decode.generate import device_of
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State
-from weft.models.transformer import Memory as SourceMemory
-from weft.models.transformer import Transformer, TransformerState
+from weft.models.transformer import SourceCache, Transformer, TransformerState
 
 HORIZON = 64  # tokens that rows side by side can read before their state is made anew
 CALL = 16  # a call of the model costs about as much as reading so many tokens more in one that is made anyway
@@ -90,8 +89,8 @@ class Paged:
         layers, kv_heads = len(model.decoder.blocks), settings.attention.groups
         self.blocks = Blocks(layers, blocks, block, kv_heads, settings.d_head, table.dtype, table.device)
         self.tables: dict[int, Table] = {}
-        self.sources: dict[int, SourceMemory] = {}
-        self.joined: tuple[list[int], SourceMemory, Tensor] | None = None
+        self.sources: dict[int, SourceCache] = {}
+        self.joined: tuple[list[int], SourceCache, Tensor] | None = None
         # the tables as the device reads them, a row each; behind a text's blocks stands `nowhere`
         self.numbers = np.full((rows, blocks), self.blocks.nowhere, dtype=np.int64)
         self.row: dict[int, int] = {}
@@ -129,8 +128,8 @@ class Paged:
             except BaseException:
                 self.release(text)
                 raise
-            assert state.memory is not None
-            self.sources[text.number] = state.memory
+            assert state.source_cache is not None
+            self.sources[text.number] = state.source_cache
         return True
 
     def reserve(self, text: Text, tokens: int) -> bool:
@@ -194,7 +193,7 @@ class Paged:
         state.longest, state.even = longest, min(reads) == longest
         return _advanced(self.model, state, texts, counts)
 
-    def _source(self, texts: Sequence[Text]) -> tuple[SourceMemory | None, Tensor | None]:
+    def _source(self, texts: Sequence[Text]) -> tuple[SourceCache | None, Tensor | None]:
         """The sources' keys and values in one batch, padded; they change only with the rows."""
         if not self.sources:
             return None, None

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from weft.models.bahdanau import Alignment, Encoded
+from weft.models.bahdanau import AlignedStates, Encoded
 from weft.models.base import State
 from weft.models.ngram import Recent
-from weft.models.recurrent import Tape
+from weft.models.recurrent import HiddenStates
 
 
 @singledispatch
@@ -40,28 +40,28 @@ def _(first: Recent, others: Sequence[Recent], model: Any, room: int) -> State:
 
 
 @join.register
-def _(first: Tape, others: Sequence[Tape], model: Any, room: int) -> State:
-    memory = _memories((first, *others))
-    joined = model.start(memory.shape[2], room)
-    joined.record(0, memory)
+def _(first: HiddenStates, others: Sequence[HiddenStates], model: Any, room: int) -> State:
+    now = _current((first, *others))
+    joined = model.start(now.shape[2], room)
+    joined.keep(now, 0)
     return joined
 
 
 @join.register
-def _(first: Alignment, others: Sequence[Alignment], model: Any, room: int) -> State:
+def _(first: AlignedStates, others: Sequence[AlignedStates], model: Any, room: int) -> State:
     states = (first, *others)
     longest = max(each.source.mask.shape[1] for each in states)
     annotations, keys, mask = (
         torch.cat([_widened(getattr(each.source, name), longest) for each in states])
         for name in ("annotations", "keys", "mask")
     )
-    source = Encoded(annotations, keys, mask, _memories(states))
-    return Alignment(len(mask), room, model.decoder, source)
+    source = Encoded(annotations, keys, mask, _current(states))
+    return AlignedStates(len(mask), room, model.decoder, source)
 
 
-def _memories(states: Sequence[Tape]) -> Tensor:
+def _current(states: Sequence[HiddenStates]) -> Tensor:
     """What the stack remembers now, (parts, layers, batch, d_model)."""
-    return torch.cat([each.recall() for each in states], dim=2)
+    return torch.cat([each.current() for each in states], dim=2)
 
 
 def _widened(source: Tensor, time: int) -> Tensor:

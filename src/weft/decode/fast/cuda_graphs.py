@@ -49,7 +49,7 @@ class _Bucket(TransformerState):
     """A state as one step of fixed shape sees it: the first `seen` places, of which each row fills its own part."""
 
     def __init__(self, state: TransformerState, seen: int):
-        super().__init__(state.cache, state.lengths.shape[0], seen, state.memory, state.source_mask)
+        super().__init__(state.cache, state.lengths.shape[0], seen, state.source_cache, state.source_mask)
         self.lengths = state.lengths
         self.even = False  # lengths are known to the device alone
         self.longest = seen - 1

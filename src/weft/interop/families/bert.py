@@ -52,8 +52,8 @@ BERT_HEADS: Heads = {
     "nsp": (*module("output.pooler.dense", "bert.pooler.dense"), *module("output.out", "cls.seq_relationship")),
     "mlm+nsp": (
         *_bert_words("output.words"),
-        *module("output.follows.pooler.dense", "bert.pooler.dense"),
-        *module("output.follows.out", "cls.seq_relationship"),
+        *module("output.next_sentence.pooler.dense", "bert.pooler.dense"),
+        *module("output.next_sentence.out", "cls.seq_relationship"),
     ),
     "sequence": (*module("output.pooler.dense", "bert.pooler.dense"), *module("output.out", "classifier")),
     "token": module("output.out", "classifier"),

@@ -1,0 +1,90 @@
+"""Checkpoints of version 0.1 go on under the names that parameters have today."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn, optim
+
+from weft.models.build import build
+from weft.models.presets import bert
+from weft.models.renamed import RENAMED, current_name
+from weft.nn.init import empty_weights
+from weft.runs import checkpoint
+from weft.runs.average import average_checkpoints
+
+
+def pretrained(seed: int) -> tuple[nn.Module, optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = build(bert(1, 16, 2, 32, 16))
+    optimizer = optim.AdamW(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return model, optimizer
+
+
+def as_in_0_1(path: Path) -> None:
+    """Give the tensors of a checkpoint the names that 0.1 gave them."""
+    for file in (path / "model.safetensors", path / "state/optimizer.safetensors"):
+        found = load_file(file)
+        older = {name.replace(new, old): value for name, value in found.items() for old, new in RENAMED.items()}
+        assert older.keys() != found.keys()
+        save_file(older, file)
+    (path / "manifest.json").unlink()
+    checkpoint.seal(path, checkpoint.step_of(path), {})
+
+
+def moments(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, torch.Tensor]:
+    return {
+        f"{kind}/{name}": optimizer.state[parameter][kind]
+        for name, parameter in model.named_parameters()
+        for kind in ("exp_avg", "exp_avg_sq", "step")
+    }
+
+
+def same(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert mine.keys() == other.keys()
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = checkpoint.save(tmp_path, 7, *pretrained(0), {}, keep=1)
+    as_in_0_1(path)
+    return path
+
+
+def test_weights_and_moments(saved: Path) -> None:
+    expected, expected_optimizer = pretrained(0)
+    model, optimizer = pretrained(1)
+    checkpoint.verify(saved)
+    checkpoint.load(saved, model, optimizer)
+    same(model.state_dict(), expected.state_dict())
+    same(moments(model, optimizer), moments(expected, expected_optimizer))
+
+
+def test_weights_alone(saved: Path) -> None:
+    with empty_weights():
+        model = build(bert(1, 16, 2, 32, 16))
+    checkpoint.place_weights(saved, model, torch.device("cpu"))
+    same(model.state_dict(), pretrained(0)[0].state_dict())
+
+
+def test_a_mean_over_both_versions(saved: Path) -> None:
+    other, optimizer = pretrained(1)
+    checkpoint.save(saved.parent, 8, other, optimizer, {}, keep=2)
+    path, steps = average_checkpoints(saved.parent, 2)
+    assert steps == [7, 8]
+    model = build(bert(1, 16, 2, 32, 16))
+    checkpoint.load_weights(path, model)
+    first, second = pretrained(0)[0].state_dict(), other.state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, (first[name] + second[name]) / 2)
+
+
+def test_other_names_stay() -> None:
+    assert current_name("exp_avg/output.follows.out.weight") == "exp_avg/output.next_sentence.out.weight"
+    assert current_name("decoder.output.follows.weight") == "decoder.output.follows.weight"
+    assert current_name("scale/loss") == "scale/loss"
