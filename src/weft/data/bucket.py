@@ -93,14 +93,6 @@ class Buckets:
             yield self._order[start + permute(places, stop - start, turns, self.seed + 7919 * (cell + 1))]
             first, cell = min(last, stop), cell + 1
 
-    def padding(self) -> float:
-        """The share of padding in all that the first epoch's batches hold."""
-        padded = 0
-        for step in range(self.steps_per_epoch):
-            batch = self.lengths[self.rows(step)]
-            padded += len(batch) * int(batch.max(axis=0).sum())
-        return 1 - int(self.lengths.sum()) / max(padded, 1)
-
 
 def _cells(
     lengths: Array, rows: Array, size: int | None, tokens: int | None, backwards: bool = False

@@ -1,6 +1,6 @@
-"""Batches from examples: pairs to translate, sentences with a label or a tag a word, twins, and conversations.
+"""Batches from examples: pairs to translate, sentences with a label or a tag a word, contrastive pairs, conversations.
 
-Each kind of batch names the fields it reads, has a function that tells how long examples become in it (what `Buckets`
+Each kind of batch names the fields it reads, has a function for how long examples become in it (what `Buckets`
 wants), and cuts what is longer than `length` tokens, never a special token. Padding is the tokenizer's own.
 """
 
@@ -46,9 +46,9 @@ def pairs_batch(
     sources = [ids[:room] for ids in _ids(examples, "source", rows)]
     targets = [ids[:room] for ids in _ids(examples, "target", rows)]
     read, real = pad([[*ids, reading.need("eos")] for ids in sources], reading.pad_id)
-    said, _ = pad([[bos, *ids] for ids in targets], tokenizer.pad_id)
+    tokens, _ = pad([[bos, *ids] for ids in targets], tokenizer.pad_id)
     wanted, counts = pad([[*ids, eos] for ids in targets], tokenizer.pad_id)
-    return Batch(said, wanted, loss_mask=counts, source=Source(read, real))
+    return Batch(tokens, wanted, loss_mask=counts, source=Source(read, real))
 
 
 # ---- one sentence or two in a frame: fields `first` and, for a pair, `second`
@@ -118,7 +118,7 @@ def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 def _room(length: int | None, specials: int) -> int | None:
     if length is not None and length <= specials:
-        raise DataError(f"length {length} leaves no room for text beside {specials} special tokens; raise it")
+        raise DataError(f"batch.length = {length}: too short for any text beside {specials} special tokens; raise it")
     return None if length is None else length - specials
 
 
@@ -146,17 +146,17 @@ def labelled_batch(examples: Examples, rows: Rows, tokenizer: Tokenizer, *, leng
     return Batch(tokens, targets, mask=mask, segments=segments)
 
 
-def twins_batch(examples: Examples, rows: Rows, tokenizer: Tokenizer, *, length: int | None = None) -> Batch:
+def contrastive_batch(examples: Examples, rows: Rows, tokenizer: Tokenizer, *, length: int | None = None) -> Batch:
     """Two texts that belong together, each in a frame of its own: tokens and mask, and the other one as the source.
 
-    The target of row i is i: its twin among all others (B,).
+    The target of row i is i: its own partner among all of the batch (B,).
     """
     tokens, mask, _ = framed(_ids(examples, "first", rows), None, tokenizer, length=length)
     other = framed(_ids(examples, "second", rows), None, tokenizer, length=length)
     return Batch(tokens, torch.arange(len(tokens)), mask=mask, source=Source(other.tokens, other.mask))
 
 
-def twins_lengths(examples: Examples, tokenizer: Tokenizer, length: int | None = None) -> Array:
+def contrastive_lengths(examples: Examples, tokenizer: Tokenizer, length: int | None = None) -> Array:
     """(examples, 2): tokens of both texts in their frames."""
     both = np.stack([examples.lengths("first"), examples.lengths("second")], axis=1)
     return _framed_lengths(both, 1, tokenizer, length)
@@ -184,7 +184,7 @@ def tagged_example(tokenizer: Tokenizer, words: Sequence[str], tags: Sequence[in
         begun |= set() if word is None else {word}
     lost = [repr(word) for number, word in enumerate(words) if number not in begun]
     if lost:
-        raise DataError(f"a word that the tokenizer makes no token of: {lost[0]}")
+        raise DataError(f"the tokenizer makes no token of the word {lost[0]}")
     return {"first": ids, "tags": marks}
 
 
@@ -204,7 +204,7 @@ def tagged_batch(examples: Examples, rows: Rows, tokenizer: Tokenizer, *, length
 
 
 def chat_example(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> dict[str, list[int]]:
-    """The tokens of a conversation, and 1 for each that the assistant said."""
+    """The tokens of a conversation, and 1 for each of the assistant's own."""
     ids, replies = encode_chat(tokenizer, messages)
     return {"tokens": ids, "replies": replies}
 
@@ -222,12 +222,12 @@ def chat_batch(examples: Examples, rows: Rows, tokenizer: Tokenizer, *, length: 
     tokens = [ids[: length + 1] for ids in _ids(examples, "tokens", rows)]
     replies = [ids[: length + 1] for ids in _ids(examples, "replies", rows)]
     batch = packed(tokens, length, tokenizer.pad_id)
-    said = packed(replies, length, 0)  # the same lengths, hence the same places
+    own = packed(replies, length, 0)  # the same lengths, hence the same places
     assert batch.loss_mask is not None
     return Batch(
         batch.tokens,
         batch.targets,
-        loss_mask=batch.loss_mask & said.targets.bool(),
+        loss_mask=batch.loss_mask & own.targets.bool(),
         positions=batch.positions,
         documents=batch.documents,
     )

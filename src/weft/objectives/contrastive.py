@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.data.batch import Batch
-from weft.data.collate import twins_batch, twins_lengths
+from weft.data.collate import contrastive_batch, contrastive_lengths
 from weft.data.examples import Examples, encoded
 from weft.data.table import Kind, Row
 from weft.evaluate.objective import mean_loss
@@ -39,10 +39,10 @@ class TwinCraft:
         return encoded(rows, tokenizers.target, texts={"first": self.goal.first, "second": self.goal.second})
 
     def lengths(self, examples: Examples, recipe: Recipe, tokenizers: Tokenizers) -> npt.NDArray[np.int64]:
-        return twins_lengths(examples, tokenizers.target, recipe.batch.length)
+        return contrastive_lengths(examples, tokenizers.target, recipe.batch.length)
 
     def batch(self, examples: Examples, rows: npt.NDArray[np.int64], recipe: Recipe, tokenizers: Tokenizers) -> Batch:
-        return twins_batch(examples, rows, tokenizers.target, length=recipe.batch.length)
+        return contrastive_batch(examples, rows, tokenizers.target, length=recipe.batch.length)
 
     def figures(self, model: LanguageModel, batches: Iterable[Batch], recipe: Recipe) -> dict[str, float]:
         """The loss: the mean −log p of the right twin among those of its batch."""

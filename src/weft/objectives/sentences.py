@@ -7,7 +7,8 @@ from typing import Any
 from weft.data.batch import Batch
 from weft.data.corrupt import Masking
 from weft.data.examples import Examples, write_examples
-from weft.data.sentences import Sentences, pairs_masked_batch
+from weft.data.sampler import rows
+from weft.data.sentences import Sentences, next_sentence_batch
 from weft.data.shards import Side
 from weft.data.split import Piece, split_pieces, train_texts
 from weft.errors import DataError, RunError
@@ -63,7 +64,8 @@ class SentenceLesson:
 
         def make(step: int, rank: int, ranks: int) -> Batch:
             # every process draws all rows of the step: the second task is weighed by the targets in all of them
-            return pairs_masked_batch(train, masking, step - 1, size, rank, ranks, seed=recipe.seed, length=length)
+            drawn = next_sentence_batch(train, masking, rows(step - 1, size), seed=recipe.seed, length=length)
+            return drawn if ranks == 1 else drawn.split(ranks)[rank]
 
         batches = Feed(
             make=make,
@@ -84,7 +86,7 @@ class SentenceLesson:
                 return
             wanted = held.per_epoch(length) if most is None else min(held.per_epoch(length), most // length)
             for step in range(max(1, wanted // few)):
-                yield pairs_masked_batch(held, masking, step, few, seed=recipe.seed + 1, length=length)
+                yield next_sentence_batch(held, masking, rows(step, few), seed=recipe.seed + 1, length=length)
 
         def figures(model: LanguageModel, most: int | None) -> dict[str, float]:
             return mean_loss(objective, model, some(most))

@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.data.batch import Batch, evaluation_batches
 from weft.data.config import Part
-from weft.data.corrupt import Masking, Spans, masked_batch, spans_batch
+from weft.data.corrupt import Masking, SpanCorruption, masked_batch, spans_batch
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.sampler import rows
 from weft.data.shards import INDEX, Shards, Tokens
@@ -178,7 +178,7 @@ def _spoiler(recipe: Recipe, tokenizer: Tokenizer, seed: int) -> tuple[Spoil, in
         masking = Masking.of(tokenizer, goal.rate, goal.whole_words)
         return lambda batch, numbers: masked_batch(batch, numbers, masking, seed), masking.frame
     assert isinstance(goal, goals.Spans)
-    spans = Spans.of(tokenizer, goal.rate, goal.mean)
+    spans = SpanCorruption.of(tokenizer, goal.rate, goal.mean)
     return lambda batch, numbers: spans_batch(batch.tokens.numpy(), numbers, spans, seed), 0
 
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from weft.data.batch import Batch, mixture_batch, windows_batch
+from weft.data.batch import Batch, windows_batch
 from weft.data.mixture import Mixture
-from weft.data.sampler import Windows
+from weft.data.sampler import Windows, rows
 from weft.data.shards import Tokens
 from weft.errors import ConfigError
 from weft.parallel.ranks import Ranks
@@ -100,9 +100,7 @@ def feed(recipe: Recipe, corpus: Corpus | Sequence[Corpus]) -> Feed:
     apart = recipe.data.document_mask
 
     def make(step: int, rank: int, ranks: int) -> Batch:
-        if len(texts) == 1:
-            return windows_batch(texts[0], mixture.windows[0], step - 1, size, rank, ranks, document_mask=apart)
-        return mixture_batch(texts, mixture, step - 1, size, rank, ranks, document_mask=apart)
+        return windows_batch(texts, mixture, rows(step - 1, size, rank, ranks), document_mask=apart)
 
     return Feed(
         make=make,
