@@ -35,6 +35,11 @@ def is_text(text: str) -> bool:
     return True
 
 
+def utf8_size(text: str) -> int:
+    """The bytes that a text takes in a file."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
 def check_place(path: Path) -> None:
     """Refuse, before any work is done, a place where no file can be written; nothing is made there yet."""
     there = path.parent

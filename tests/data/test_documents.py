@@ -297,7 +297,7 @@ def test_hub_datasets_are_read_file_by_file(monkeypatch: pytest.MonkeyPatch, tmp
         raise ConnectionError("no route to host\nand a long story")
 
     hub.HfApi = lambda: types.SimpleNamespace(list_repo_files=unreachable)
-    with pytest.raises(DataError, match=r"not to be had from the hub: no route to host$"):
+    with pytest.raises(DataError, match=r"the hub does not give it: no route to host$"):
         texts("hub:a/b")
 
 

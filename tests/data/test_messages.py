@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.data.messages import TEMPLATE, conversation, encode_chat, with_template
-from weft.data.table import read_rows
+from weft.data.table import RowSource, read_rows
 from weft.decode.chat import Conversation
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word
@@ -80,8 +80,8 @@ def test_what_is_no_conversation_is_named_by_file_and_line(tmp_path: Path, messa
     fine = {"messages": [SYSTEM, *turns("a", "b")]}
     path.write_text(f"{json.dumps(fine)}\n{json.dumps({'messages': messages})}\n")
     with pytest.raises(DataError, match=rf"chat\.jsonl:2: .*{reason}"):
-        list(read_rows([str(path)], {"messages": "messages"}))
-    kept = list(read_rows([str(path)], {"messages": "messages"}, on_error="skip"))
+        list(read_rows(RowSource([str(path)], {"messages": "messages"})))
+    kept = list(read_rows(RowSource([str(path)], {"messages": "messages"}, on_error="skip")))
     assert [row.values for row in kept] == [fine]
 
 

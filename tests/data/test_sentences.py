@@ -1,6 +1,8 @@
 """Pairs of sentences: whole passages, half of which follow one another, whatever the batch."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.data.config import HashSplit, NoSplit, TextSource
 from weft.data.corrupt import Masking
 from weft.data.sampler import Array, rows
-from weft.data.sentences import Pairs, Sentences, next_sentence_batch, sentence_pairs
+from weft.data.sentences import (
+    Pairs,
+    Sentences,
+    document_sentences,
+    next_sentence_batch,
+    sentence_examples,
+    sentence_pairs,
+)
+from weft.data.split import split_sections
 from weft.errors import DataError, TokenizerError
+from weft.text.config import Byte
+from weft.text.tokenizer import build_tokenizer
 
 many = settings(max_examples=80, deadline=None)
 
@@ -137,3 +150,25 @@ def test_what_gives_no_pairs() -> None:
         next_sentence_batch(sentences, Masking(0.15, 90, 4, np.array([4])), [0, 1], seed=0, length=16)
     with pytest.raises(DataError, match=r"batch\.length = 4"):
         next_sentence_batch(sentences, BERT, [0, 1], seed=0, length=4)
+
+
+def test_sentences_of_both_sides_in_one_pass(tmp_path: Path) -> None:
+    """As if each side were read alone; a sentence goes on from section to section of its document."""
+    words = ["One sentence stands here.", "Is it long?", "Well, not so very long!", "It ends at last."]
+    rows = [" ".join(words[(n + k) % 4] for k in range(n % 7)) for n in range(60)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    (tmp_path / "b.txt").write_text(" ".join(words * 400))
+    tokenizer = build_tokenizer(Byte(), [])
+    half = HashSplit(fraction=0.4)
+    for source, split in (("a.jsonl", half), ("b.txt", half), ("b.txt", NoSplit())):
+        text = TextSource([str(tmp_path / source)], split)
+        found = list(document_sentences(split_sections(text)))
+        for side in ("train", "validation"):
+            mine = (section for section in split_sections(text) if section.side == side)
+            assert [one for one in found if one[0] == side] == list(document_sentences(mine))
+        examples = list(sentence_examples(text, tokenizer))
+        spelled = [(side, tokenizer.decode(row["tokens"]), row["document"]) for side, row in examples]
+        assert spelled == found and len(found) > 100
+        assert {side for side, _, _ in found} == ({"train"} if isinstance(split, NoSplit) else {"train", "validation"})
+    whole = "".join(sentence for _, sentence, _ in found)
+    assert whole.replace(" ", "") == "".join(words * 400).replace(" ", "")

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.config import validate
-from weft.data.config import NoSplit
+from weft.data.config import NoSplit, TextSource
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Tokens
 from weft.decode.beam import search_texts
@@ -192,9 +192,8 @@ class Run:
         if data is not None:
             sources = [data] if isinstance(data, str) else list(data)
             with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-                shards = prepare_shards(
-                    sources, Path(folder) / "data", self.tokenizer, validation=NoSplit(), column=self.config.data.column
-                )
+                text = TextSource(sources, NoSplit(), self.config.data.column)
+                shards = prepare_shards(text, Path(folder) / "data", self.tokenizer)
                 return self._score([shards.train], stride)
         texts = held_out(corpora(self.config, RunFolder(self.path)))
         if not texts:

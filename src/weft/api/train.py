@@ -14,7 +14,7 @@ import torch
 
 from weft.api.run import Run, beam, device_of, load, load_tokenizers, sampling
 from weft.config import merge, validate
-from weft.data.config import HashSplit, Split
+from weft.data.config import HashSplit, Split, TextSource
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
@@ -49,10 +49,10 @@ def prepare(
 ) -> Shards:
     """Turn text into token shards in the folder `out`, with a finished tokenizer or one trained on this text."""
     sources = [sources] if isinstance(sources, str) else list(sources)
-    split = validation or HashSplit()
+    text = TextSource(sources, validation or HashSplit(), column)
     if not isinstance(tokenizer, Tokenizer):
-        tokenizer = build_tokenizer(tokenizer, train_texts(sources, split, column=column), progress=True)
-    return prepare_shards(sources, out, tokenizer, validation=split, column=column)
+        tokenizer = build_tokenizer(tokenizer, train_texts(text), progress=True)
+    return prepare_shards(text, out, tokenizer)
 
 
 # ---- training

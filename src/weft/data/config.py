@@ -3,6 +3,8 @@
 Nothing here imports torch or numpy: a recipe is read and checked at once.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -46,6 +48,15 @@ class NoSplit(Config):
 
 
 Split = Annotated[HashSplit | TailSplit | FilesSplit | NoSplit, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Text to read: where it is, what of it is held out, and the column that holds it where it is a table."""
+
+    sources: Sequence[str]
+    validation: Split = field(default_factory=HashSplit)
+    column: str = "text"
 
 
 class Part(Config):
@@ -97,3 +108,7 @@ class Data(Config):
         if self.sources or self.prepared is not None:
             return (Part(sources=self.sources, prepared=self.prepared),)
         return self.mixture
+
+    def text(self, part: Part) -> TextSource:
+        """What is read of one part."""
+        return TextSource(part.sources, self.validation, self.column)

@@ -17,6 +17,7 @@ from typing import Any
 from weft.data.rows import csv_table, json_lines, json_values, parquet, tsv_table
 from weft.data.streams import PACKED, blocks, decode
 from weft.errors import DataError, suggestion
+from weft.text import builtin
 
 SECTION = 16 * 1024  # bytes of text in a section, at most
 
@@ -35,7 +36,7 @@ READABLE = f"{' '.join(SUFFIXES)} (also with .gz or .zst)"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document, or a section of a long one; `ends` tells that the document ends with it."""
+    """A document, or a section of a long one; `ends` where the document ends with it."""
 
     text: str
     source: str
@@ -109,7 +110,7 @@ def _in_folder(folder: str) -> list[str]:
         if _made_by_weft(parent, names):
             folders.clear()
             continue
-        found += [os.path.join(parent, name) for name in names if _suffix(name) in SUFFIXES and name[0] != "."]
+        found += [os.path.join(parent, name) for name in names if format_of(name) in SUFFIXES and name[0] != "."]
     if not found and os.path.exists(os.path.join(folder, "plan.json")):
         raise DataError(
             f"{folder}: tokens that were prepared already, no text; train on them with data.prepared={folder}"
@@ -127,15 +128,15 @@ def _made_by_weft(folder: str, names: Sequence[str]) -> bool:
     return {"config.toml", "tokenizer.json"} <= set(names)
 
 
-def _suffix(name: str) -> str:
-    """The suffix that tells the format, without a .gz or .zst after it; "" when there is none."""
+def format_of(name: str) -> str:
+    """The suffix of the format, without a .gz or .zst after it; "" when there is none."""
     path = Path(name.lower())
     return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
 
 
 def _kind(name: str) -> str:
     """The format's suffix of a file that was named outright; a name without a suffix is text."""
-    suffix = _suffix(name)
+    suffix = format_of(name)
     if suffix not in ("", *SUFFIXES):
         raise DataError(f"{name}: unknown suffix '{suffix}'; weft reads {READABLE}, and text from '-'")
     return suffix
@@ -144,21 +145,20 @@ def _kind(name: str) -> str:
 def _names_hub(source: str) -> bool:
     """`owner/name` is a dataset on the hub unless it looks like a path that was mistyped."""
     owner = source.partition("/")[0]
-    known = _suffix(source) in SUFFIXES or source.endswith(PACKED)
+    known = format_of(source) in SUFFIXES or source.endswith(PACKED)
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source)) and not known and not os.path.isdir(owner)
 
 
 def stamps(sources: Sequence[str]) -> list[list[Any]]:
     """[name, size in bytes, what changes when the content does] for each file. Nobody knows what '-' will hold."""
-    return [_stamp(name) for name in files(sources)]
+    return [stamp(name) for name in files(sources)]
 
 
-def _stamp(name: str) -> list[Any]:
+def stamp(name: str) -> list[Any]:
+    """The same for a single file."""
     if name == "-":
         return [name, 256 * 1024, uuid.uuid4().hex]
     if name.startswith("builtin:"):
-        from weft.text import builtin
-
         corpus = builtin.corpus(name)
         return [name, sum(len(text.encode()) for text in corpus.documents), corpus.sha256]
     if name.startswith("hub:"):
@@ -175,8 +175,6 @@ def _stamp(name: str) -> list[Any]:
 
 def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
     if name.startswith("builtin:"):
-        from weft.text import builtin
-
         for text in builtin.documents(name):
             yield from _sections_of(text, name)
         return
@@ -258,9 +256,7 @@ def _download(repository: str) -> Iterator[str]:
             f"{repository}: no such file here; as a hub dataset it needs huggingface_hub: pip install 'weft[hub]'"
         ) from None
     try:
-        names = sorted(huggingface_hub.HfApi().list_repo_files(repository, repo_type="dataset"))
-        data = [n for n in names if _suffix(n) in (".txt", *ROWS) and os.path.basename(n) != "dataset_infos.json"]
-        data = [n for n in data if "train" in n] or data
+        data = _data_files(huggingface_hub.HfApi().list_repo_files(repository, repo_type="dataset"))
         if not data:
             raise DataError(f"{repository}: the hub dataset holds no file that weft reads: {READABLE}")
         for name in data:
@@ -269,4 +265,22 @@ def _download(repository: str) -> Iterator[str]:
         raise
     except Exception as error:  # the client, its HTTP library and the system each have errors of their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"{repository}: no such file here, and not to be had from the hub: {reason}") from None
+        raise DataError(f"{repository}: no such file here, and the hub does not give it: {reason}") from None
+
+
+def hub_sizes(name: str) -> list[tuple[str, int]]:
+    """(file, bytes) of what would be read of `hub:NAME`, as far as the hub says so; reading tells what is wrong."""
+    try:
+        import huggingface_hub
+
+        repository = name.removeprefix("hub:")
+        listed = huggingface_hub.HfApi().dataset_info(repository, files_metadata=True).siblings
+    except Exception:  # no client, no connection, no such dataset
+        return []
+    sizes = {file.rfilename: file.size or 0 for file in listed or ()}
+    return [(file, sizes[file]) for file in _data_files(sizes)]
+
+
+def _data_files(names: Iterable[str]) -> list[str]:
+    data = [n for n in sorted(names) if format_of(n) in (".txt", *ROWS) and os.path.basename(n) != "dataset_infos.json"]
+    return [n for n in data if "train" in n] or data

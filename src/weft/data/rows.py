@@ -7,6 +7,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -55,13 +56,13 @@ def json_line_rows(name: str) -> Iterator[tuple[int, Any]]:
 
 def json_values(name: str, column: str) -> Iterator[str | None]:
     """The text of the items of a JSON list, or of JSON objects one after another."""
-    for line, value in json_rows(name):
+    for line, value in json_rows(Growing(name)):
         yield _field(value, column, f"{name}: line {line}")
 
 
-def json_rows(name: str) -> Iterator[tuple[int, Any]]:
+def json_rows(text: "Growing") -> Iterator[tuple[int, Any]]:
     """(line, value) of the items of a JSON list, or of values one after another, parsed as the file is read."""
-    text = _Growing(name)
+    name = text.name
     listed = text.take("[")
     while text.peek():
         if listed and text.take("]"):
@@ -76,7 +77,7 @@ def json_rows(name: str) -> Iterator[tuple[int, Any]]:
         raise DataError(f"{name}: line {text.line} is not valid JSON: the list never ends")
 
 
-class _Growing:
+class Growing:
     """JSON text of which the part from `at` on is still to be parsed, and more comes in as it is needed."""
 
     def __init__(self, name: str) -> None:
@@ -85,6 +86,12 @@ class _Growing:
         self.text = ""
         self.at = 0
         self.line = 1
+        self._before = 0  # characters that `text` held and holds no more
+
+    @property
+    def taken(self) -> int:
+        """How many characters of the file are parsed."""
+        return self._before + self.at
 
     def grow(self) -> bool:
         """Adds at least as much as there is, so that parsing again and again stays linear; False at the end."""
@@ -93,6 +100,7 @@ class _Growing:
         while wanted > 0 and (piece := next(self.more, "")):
             pieces.append(piece)
             wanted -= len(piece)
+        self._before += self.at
         self.text, self.at = "".join(pieces), 0
         return len(pieces) > 1
 
@@ -195,23 +203,35 @@ def parquet(name: str, column: str) -> Iterator[str | None]:
 
 def parquet_rows(name: str, columns: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
     """(row, values) of a Parquet file, a few rows at a time; None: every column."""
+    number = 0
+    with _parquet(name) as table:
+        names = table.schema_arrow.names
+        for column in columns or ():
+            if column not in names:
+                raise DataError(f"{name}: has {missing(column, names)}")
+        for rows in table.iter_batches(batch_size=256, columns=columns):
+            for row in rows.to_pylist():
+                number += 1
+                yield number, row
+
+
+def parquet_sample(name: str, most: int) -> tuple[int, list[dict[str, Any]]]:
+    """How many rows a Parquet file has, and its first ones."""
+    with _parquet(name) as table:
+        first = next(table.iter_batches(batch_size=most), None)
+        return table.metadata.num_rows, [] if first is None else first.to_pylist()
+
+
+@contextmanager
+def _parquet(name: str) -> Iterator[Any]:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise DataError(f"{name}: Parquet needs pyarrow: pip install 'weft[parquet]'") from None
-    number = 0
     try:
         with seekable(name) as stream:
-            table = pyarrow.parquet.ParquetFile(stream)
-            names = table.schema_arrow.names
-            for column in columns or ():
-                if column not in names:
-                    raise DataError(f"{name}: has {missing(column, names)}")
-            for rows in table.iter_batches(batch_size=256, columns=columns):
-                for row in rows.to_pylist():
-                    number += 1
-                    yield number, row
+            yield pyarrow.parquet.ParquetFile(stream)
     except pyarrow.ArrowException as error:
         raise DataError(f"{name}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
     except OSError as error:

@@ -5,7 +5,9 @@ A pair depends on the seed and on its number among all samples of the run, and o
 `data/corrupt.py`, which masks its words.
 """
 
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,11 +15,47 @@ import numpy.typing as npt
 import torch
 
 from weft.data.batch import Batch
+from weft.data.config import TextSource
 from weft.data.corrupt import PAIRING, Flags, Masking
 from weft.data.sampler import Array, draw, permute, streams
+from weft.data.shards import Side
+from weft.data.split import Section, split_sections
 from weft.errors import DataError, TokenizerError
+from weft.text.sentences import split_sentences
+from weft.text.tokenizer import Tokenizer
 
 SHORTER = 0.1  # of the sentence pairs
+CHUNK = 512  # sentences that are encoded together
+
+
+def sentence_examples(text: TextSource, tokenizer: Tokenizer) -> Iterator[tuple[Side, dict[str, Any]]]:
+    """Every sentence of a text that has a token, its side and its document's number there: what `write_sides` takes."""
+    waiting: list[tuple[Side, str, int]] = []
+    for sentence in chain(document_sentences(split_sections(text)), [None]):
+        if sentence is not None:
+            waiting.append(sentence)
+        if len(waiting) == CHUNK or sentence is None:
+            encoded = tokenizer.encode_batch([words for _, words, _ in waiting])
+            for ids, (side, _, document) in zip(encoded, waiting, strict=True):
+                if ids:
+                    yield side, {"tokens": ids, "document": document}
+            waiting = []
+
+
+def document_sentences(sections: Iterable[Section]) -> Iterator[tuple[Side, str, int]]:
+    """(side, sentence, document) of all sentences. The last one of a section may go on in the document's next."""
+    last: dict[Side, Section] = {}
+    rest: dict[Side, str] = {"train": "", "validation": ""}
+    for section in sections:
+        side, before = section.side, last.get(section.side)
+        if before is not None and (before.ends or before.document != section.document):
+            yield from ((side, sentence, before.document) for sentence in split_sentences(rest[side]))
+            rest[side] = ""
+        *whole, rest[side] = split_sentences(rest[side] + section.text) or [""]
+        yield from ((side, sentence, section.document) for sentence in whole)
+        last[side] = section
+    for side, before in last.items():
+        yield from ((side, sentence, before.document) for sentence in split_sentences(rest[side]))
 
 
 class SentenceSource(Protocol):

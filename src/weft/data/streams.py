@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import IO
 
+import zstandard
+
 from weft.errors import DataError
 
 BLOCK = 1024 * 1024  # bytes read at once
@@ -21,7 +23,7 @@ def blocks(name: str) -> Iterator[bytes]:
     offset, shown = 0, _shown(name)
     try:
         with _open(name) as stream:
-            for block in _unpacked(stream, name):
+            for block in unpacked(stream, name):
                 if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
                     raise DataError(f"{shown}: is UTF-16 text; save it as UTF-8")
                 if (zero := block.find(0)) >= 0:
@@ -42,7 +44,8 @@ def _open(name: str) -> AbstractContextManager[IO[bytes]]:
     return nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb")
 
 
-def _unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
+def unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """The bytes of an open file, as its name says it is packed. Damage raises what the unpacking library raises."""
     if name.lower().endswith(".gz"):
         with gzip.GzipFile(fileobj=stream, mode="rb") as inner:
             yield from iter(lambda: inner.read(BLOCK), b"")
@@ -54,8 +57,6 @@ def _unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 def _unzstd(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Frame after frame. The input goes in 4 KiB at a time, which bounds what one step can give out."""
-    import zstandard
-
     waiting = stream.read(4096)
     whole = True  # an empty file is no frame, hence not a broken one
     try:
@@ -76,15 +77,15 @@ def seekable(name: str) -> IO[bytes]:
     """A Parquet file is read from its end, so a compressed one is unpacked to a temporary file first."""
     if not name.lower().endswith(PACKED):
         return open(name, "rb")
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    copy = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
     try:
         with open(name, "rb") as stream:
-            for block in _unpacked(stream, name):
-                unpacked.write(block)
+            for block in unpacked(stream, name):
+                copy.write(block)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{name}: truncated or damaged gzip: {error}") from None
-    unpacked.seek(0)
-    return unpacked
+    copy.seek(0)
+    return copy
 
 
 def decode(text: bytes, name: str, offset: int) -> str:

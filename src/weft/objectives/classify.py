@@ -9,7 +9,8 @@ import torch
 
 from weft.data.batch import Batch
 from weft.data.collate import framed, labelled_batch, sentence_lengths
-from weft.data.examples import Examples, encoded, label_names
+from weft.data.examples import Examples, encoded
+from weft.data.labels import label_names
 from weft.data.table import Kind, Row
 from weft.errors import ConfigError, DataError
 from weft.evaluate.classification import classified, correlated
@@ -91,7 +92,7 @@ class LabelCraft(_Sentences):
 class ScoreCraft(_Sentences):
     """A number."""
 
-    answer_kind = "score"
+    answer_kind = "number"
 
     def __init__(self, goal: Score):
         self.goal: Score = goal

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from weft.data.batch import Batch
 from weft.data.bucket import Buckets
 from weft.data.examples import Examples, write_examples
+from weft.data.row_split import split_rows
 from weft.data.shards import Side
-from weft.data.table import Kind, Row, Skipped, split_rows
+from weft.data.table import Kind, Row, RowSource, Skipped
 from weft.errors import DataError, RunError
 from weft.models.base import LanguageModel
 from weft.objectives.objective import Ending, Material, Tokenizers, check_cut
@@ -120,7 +121,7 @@ class RowLesson:
         folder.data.mkdir(parents=True, exist_ok=True)
         for side in _sides(recipe):
             counted = skipped if side == "train" else Skipped()  # both sides come from one reading of all rows
-            rows = (row for where, row in _rows(recipe, craft, counted) if where == side)
+            rows = (row for row in _rows(recipe, craft, counted) if row.side == side)
             write_examples(_file(folder, side), craft.examples(recipe, rows, tokenizers), notes=notes)
         if skipped.total:
             say(f"rows that could not be read: {skipped}")
@@ -176,22 +177,16 @@ def judged(
         begin = end
 
 
-def _rows(recipe: Recipe, craft: Craft, skipped: Skipped) -> Iterator[tuple[Side, Row]]:
+def _rows(recipe: Recipe, craft: Craft, skipped: Skipped) -> Iterator[Row]:
     data = recipe.data
     if data.prepared is not None or data.mixture:
         raise DataError(f"data: the goal '{recipe.objective.kind}' reads rows; name their files in data.sources")
-    return split_rows(
-        data.sources,
-        craft.columns(),
-        data.validation,
-        targets=data.targets,
-        on_error=data.on_error,
-        skipped=skipped,
-    )
+    source = RowSource(data.sources, craft.columns(), data.targets, data.on_error)
+    return split_rows(source, data.validation, skipped)
 
 
 def _train_rows(recipe: Recipe, craft: Craft) -> Iterator[Row]:
-    return (row for side, row in _rows(recipe, craft, Skipped()) if side == "train")
+    return (row for row in _rows(recipe, craft, Skipped()) if row.side == "train")
 
 
 def _sides(recipe: Recipe) -> tuple[Side, ...]:

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from weft.data.batch import Batch
+from weft.data.config import TextSource
 from weft.data.corrupt import Masking
 from weft.data.examples import Examples, write_examples
 from weft.data.sampler import rows
 from weft.data.sentences import Sentences, next_sentence_batch
 from weft.data.shards import Side
-from weft.data.split import Piece, split_pieces, train_texts
+from weft.data.split import Section, split_sections, train_texts
 from weft.errors import DataError, RunError
 from weft.evaluate.objective import mean_loss
 from weft.models.base import LanguageModel
@@ -33,7 +34,7 @@ class SentenceLesson:
 
     def texts(self, recipe: Recipe, side: str = "target") -> Iterator[str]:
         """The training text."""
-        return train_texts(_sources(recipe), recipe.data.validation, column=recipe.data.column)
+        return train_texts(_text(recipe))
 
     def measure(self, recipe: Recipe) -> TextFacts:
         """Bytes of text."""
@@ -99,10 +100,10 @@ class SentenceLesson:
         )
 
 
-def _sources(recipe: Recipe) -> tuple[str, ...]:
+def _text(recipe: Recipe) -> TextSource:
     if recipe.data.prepared is not None or recipe.data.mixture:
-        raise DataError("data: sentences are told apart in text; name the text in data.sources, not prepared tokens")
-    return recipe.data.sources
+        raise DataError("data: sentences are found in text; name the text in data.sources, not prepared tokens")
+    return recipe.data.text(recipe.data.parts[0])
 
 
 def _sentences(recipe: Recipe, side: Side, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
@@ -124,17 +125,17 @@ def _encoded(sentences: list[tuple[str, int]], tokenizer: Tokenizer) -> Iterator
 
 def _told_apart(recipe: Recipe, side: Side) -> Iterator[tuple[str, int]]:
     """Sentences and their documents. A document comes in sections; its last sentence so far may go on in the next."""
-    last: Piece | None = None
+    last: Section | None = None
     rest = ""
-    for piece in split_pieces(_sources(recipe), recipe.data.validation, column=recipe.data.column):
-        if piece.split != side:
+    for section in split_sections(_text(recipe)):
+        if section.side != side:
             continue
-        if last is not None and (last.ends or last.document != piece.document):
+        if last is not None and (last.ends or last.document != section.document):
             yield from ((sentence, last.document) for sentence in split_sentences(rest))
             rest = ""
-        *whole, rest = split_sentences(rest + piece.text) or [""]
-        yield from ((sentence, piece.document) for sentence in whole)
-        last = piece
+        *whole, rest = split_sentences(rest + section.text) or [""]
+        yield from ((sentence, section.document) for sentence in whole)
+        last = section
     if last is not None:
         yield from ((sentence, last.document) for sentence in split_sentences(rest))
 

@@ -43,7 +43,7 @@ class TextLesson:
     def texts(self, recipe: Recipe, side: str = "target") -> Iterator[str]:
         """The training text of all parts."""
         for part in recipe.data.parts:
-            yield from train_texts(part.sources, recipe.data.validation, column=recipe.data.column)
+            yield from train_texts(recipe.data.text(part))
 
     def measure(self, recipe: Recipe) -> TextFacts:
         """Bytes of text, of prepared parts too."""
@@ -59,9 +59,7 @@ class TextLesson:
             shutil.rmtree(folder.data)
         for part, place in zip(recipe.data.parts, _places(recipe, folder), strict=True):
             if part.prepared is None:
-                prepare_shards(
-                    part.sources, place, tokenizer, validation=recipe.data.validation, column=recipe.data.column
-                )
+                prepare_shards(recipe.data.text(part), place, tokenizer)
         for part, corpus in zip(recipe.data.parts, corpora(recipe, folder), strict=True):
             if corpus.index.tokenizer != tokenizer.fingerprint:
                 raise DataError(
@@ -96,7 +94,7 @@ class TextLesson:
 def _measure(recipe: Recipe, part: Part) -> TextFacts:
     if part.prepared is not None:
         return TextFacts(Shards.open(part.prepared).train.bytes)
-    return measure(train_texts(part.sources, recipe.data.validation, column=recipe.data.column))
+    return measure(train_texts(recipe.data.text(part)))
 
 
 def _places(recipe: Recipe, folder: RunFolder) -> list[Path]:

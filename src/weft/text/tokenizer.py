@@ -23,7 +23,7 @@ from weft.text import tokenizer_config, vocabularies
 from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig
 from weft.text.template import render
 from weft.text.token_bytes import BYTE_TOKEN, TextStream, TokenBytes
-from weft.text.training import learn, look_alikes, utf8_size
+from weft.text.training import learn, look_alikes, refuse_surrogates
 
 os.register_at_fork(after_in_child=lambda: os.environ.__setitem__("TOKENIZERS_PARALLELISM", "false"))
 
@@ -198,7 +198,7 @@ class Tokenizer:
         """Why these texts cannot be encoded."""
         try:
             for text in texts:
-                utf8_size(text)
+                refuse_surrogates(text)
         except TokenizerError as refusal:
             return refusal
         for text in texts:

@@ -13,6 +13,7 @@ from typing import assert_never
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.errors import TokenizerError
+from weft.files import utf8_size
 from weft.progress import bar
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
 from weft.text.token_bytes import byte_letters, byte_tokens
@@ -65,6 +66,7 @@ class _Reading:
         characters = 0
         with bar("tokenizer: reading text", None, unit="bytes", wanted=self._progress) as advance:
             for text in self._texts:
+                refuse_surrogates(text)
                 advance(utf8_size(text))
                 self.alphabet.update(text)
                 characters += len(text)
@@ -80,12 +82,12 @@ def _nothing() -> None:
     return None
 
 
-def utf8_size(text: str) -> int:
-    """The bytes of a text; an error where it holds half of a UTF-16 pair, which is no character and has no UTF-8."""
+def refuse_surrogates(text: str) -> None:
+    """An error where a text holds half of a UTF-16 pair, which is no character and has no UTF-8."""
     if text.isascii():
-        return len(text)
+        return
     try:
-        return len(text.encode("utf-8"))
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         found = f"U+{ord(text[error.start]):04X}"
         raise TokenizerError(
