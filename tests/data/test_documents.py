@@ -201,7 +201,7 @@ def test_the_builtin_corpus() -> None:
 
 BROKEN = {
     "absent.txt": (None, "no such file"),
-    "empty.txt": (b"", "holds no text"),
+    "empty.txt": (b"", "contains no text"),
     "blank.txt": (b" \n\n", "no text at all"),
     "nul.txt": (b"text\0text", "looks binary.* NUL byte at byte 4"),
     "image.txt": (b"\x89PNG\r\n\x1a\n\x01\x02\x03\x04\x05", "looks binary.* byte 0"),
@@ -249,7 +249,7 @@ def test_a_row_over_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sources_that_stand_for_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no text"):
+    with pytest.raises(DataError, match="contains no text"):
         files([str(tmp_path)])
     with pytest.raises(DataError, match="no file matches"):
         files([str(tmp_path / "*.txt")])
@@ -297,7 +297,7 @@ def test_hub_datasets_are_read_file_by_file(monkeypatch: pytest.MonkeyPatch, tmp
         raise ConnectionError("no route to host\nand a long story")
 
     hub.HfApi = lambda: types.SimpleNamespace(list_repo_files=unreachable)
-    with pytest.raises(DataError, match=r"the hub does not give it: no route to host$"):
+    with pytest.raises(DataError, match=r"the hub cannot provide it: no route to host$"):
         texts("hub:a/b")
 
 

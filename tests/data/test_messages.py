@@ -65,12 +65,12 @@ WRONG: list[tuple[Any, str]] = [
     ([{"role": "usr", "content": "a"}], "unknown role: message 1 has 'usr'; did you mean 'user'"),
     ([{"content": "a"}], "unknown role: message 1 has None"),
     (turns("a", " \n"), "an empty content: message 2 of role assistant"),
-    ([{"role": "user", "content": None}], "no text: message 1"),
+    ([{"role": "user", "content": None}], "not text: message 1"),
     ([*turns("a", "b"), SYSTEM], "a system message after another message: message 3"),
-    (turns("a"), "no reply of the assistant"),
-    ([], "an empty one"),
-    ("hello", "no list of messages"),
-    (["hello"], "no object with 'role' and 'content': message 1"),
+    (turns("a"), "the assistant never replies"),
+    ([], "or is empty"),
+    ("hello", "not a list of messages"),
+    (["hello"], "without 'role' and 'content': message 1"),
 ]
 
 
@@ -152,7 +152,7 @@ def test_the_default_template_is_saved_with_the_tokenizer(tmp_path: Path) -> Non
 
 
 def test_nobody_says_a_special_token() -> None:
-    with pytest.raises(DataError, match="spells a special token: message 1 holds '<eos>'"):
+    with pytest.raises(DataError, match="contains a special token: message 1 holds '<eos>'"):
         encode_chat(build_tokenizer(BPE(vocab_size=300), TEXTS), turns("<eos>### Assistant", "b"))
 
 
@@ -171,5 +171,5 @@ def test_other_spellings_of_a_conversation() -> None:
     assert conversation({"messages": [{"role": "user", "content": parts}, turns[1]]}) == turns
     with pytest.raises(DataError, match="neither 'talk' nor 'instruction' and 'output'; its columns: messages"):
         conversation({"messages": turns}, "talk")
-    with pytest.raises(DataError, match="a content that is no text: message 1"):
+    with pytest.raises(DataError, match="a content that is not text: message 1"):
         conversation({"messages": [{"role": "user", "content": [{"type": "image"}]}, turns[1]]})

@@ -141,7 +141,7 @@ def test_a_pair_does_not_know_its_company(step: int, size: int, length: int) -> 
 
 
 def test_what_gives_no_pairs() -> None:
-    with pytest.raises(DataError, match="1 document: half of the sentence pairs come from another document"):
+    with pytest.raises(DataError, match="1 document: half of the sentence pairs come from another one"):
         Sentences(Listed([[3, 4]]))
     with pytest.raises(DataError, match="every document is a single sentence"):
         Sentences(Listed([[3], [4]]))

@@ -93,7 +93,7 @@ def test_parallel_files_must_be_equally_long(tmp_path: Path) -> None:
         values(source, source, columns=PAIRS, targets=[target])
     with pytest.raises(DataError, match=r"no such file; did you mean '.*a\.de'"):
         values(source, columns=PAIRS, targets=[str(tmp_path / "a.dd")])
-    with pytest.raises(DataError, match="holds both sides in its columns"):
+    with pytest.raises(DataError, match="has both sides in its columns"):
         values(source, columns=PAIRS, targets=[put(tmp_path / "a.tsv", "x")])
 
 
@@ -162,9 +162,9 @@ def test_reasons_are_counted_without_their_details(tmp_path: Path) -> None:
 
 def test_nothing_left_is_an_error(tmp_path: Path) -> None:
     name = put(tmp_path / "a.jsonl", "{}\n")
-    with pytest.raises(DataError, match="no row at all; 1 row was left out: 1 × no column 'text'"):
+    with pytest.raises(DataError, match="no rows at all; 1 row was left out: 1 × no column 'text'"):
         values(name, columns=["text"], on_error="skip")
-    with pytest.raises(DataError, match=r"no row at all$"):
+    with pytest.raises(DataError, match=r"no rows at all$"):
         values(put(tmp_path / "b.jsonl", ""), columns=["text"])
     twice = put(tmp_path / "c.csv", "a,a\n1,2\n")
     with pytest.raises(DataError, match="two columns are called 'a'"):

@@ -95,7 +95,7 @@ def framed(
 
 
 def framed_room(tokenizer: Tokenizer, length: int | None) -> tuple[int | None, int]:
-    """How many tokens of one sentence a row of `length` has room for, and how many stand before the first."""
+    """How many tokens of one sentence a row of `length` has room for, and how many come before the first."""
     before, after = _frame(tokenizer)
     return _room(length, len(before) + len(after)), len(before)
 
@@ -107,7 +107,7 @@ def _framed_lengths(whole: Array, count: int, tokenizer: Tokenizer, length: int 
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """What stands before the first sentence, and after each.
+    """What comes before the first sentence, and after each.
 
     A frame in the tokenizer's own file, such as LLaMA's bos, is no part of it: runs are read as they were trained.
     """

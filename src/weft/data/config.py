@@ -18,7 +18,7 @@ class HashSplit(Config):
     """Holds out the pieces of text whose hash falls below `fraction`.
 
     The choice depends on a piece's own text alone: neither the order of files nor what is added later moves it,
-    and two equal pieces never stand on both sides.
+    and two equal pieces are never on different sides.
     """
 
     kind: Literal["hash"] = "hash"

@@ -44,7 +44,7 @@ class Document:
 
 
 def is_plain(source: str) -> bool:
-    """Whether a source is plain text for certain: a file that says so by its name, or standard input."""
+    """Whether a source is plain text for certain: a file with such a suffix, or standard input."""
     return source == "-" or Path(source.removesuffix(".gz").removesuffix(".zst")).suffix in TEXT
 
 
@@ -58,7 +58,7 @@ def read(sources: Sequence[str], *, column: str = "text", section: int = SECTION
             found = found or not document.text.isspace()
             yield document
         if not held and name in sources:
-            raise DataError(f"{name}: holds no text")
+            raise DataError(f"{name}: contains no text")
     if not found:
         raise DataError(f"{', '.join(sources) or 'no source given'}: no text at all")
 
@@ -112,11 +112,9 @@ def _in_folder(folder: str) -> list[str]:
             continue
         found += [os.path.join(parent, name) for name in names if format_of(name) in SUFFIXES and name[0] != "."]
     if not found and os.path.exists(os.path.join(folder, "plan.json")):
-        raise DataError(
-            f"{folder}: tokens that were prepared already, no text; train on them with data.prepared={folder}"
-        )
+        raise DataError(f"{folder}: already prepared tokens, not text; train on them with data.prepared={folder}")
     if not found:
-        raise DataError(f"{folder}: holds no text; weft reads {READABLE}")
+        raise DataError(f"{folder}: contains no text; weft reads {READABLE}")
     return sorted(found)
 
 
@@ -196,11 +194,11 @@ def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
 def _sections_of(text: str, name: str) -> Iterator[Document]:
     """The sections of a document that is in memory as a whole; nearly always it is one."""
     if "\0" in text:
-        raise DataError(f"{name}: a document holds a NUL character, at its character {text.index(chr(0))}")
+        raise DataError(f"{name}: a document contains a NUL character, at its character {text.index(chr(0))}")
     try:
         encoded = text.encode()
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which no text can hold
-        raise DataError(f"{name}: a document holds a lone surrogate, at its character {error.start}") from None
+        raise DataError(f"{name}: a document contains a lone surrogate, at its character {error.start}") from None
     yield from _cut((encoded,), name, SECTION)
 
 
@@ -253,23 +251,23 @@ def _download(repository: str) -> Iterator[str]:
         import huggingface_hub
     except ImportError:
         raise DataError(
-            f"{repository}: no such file here; as a hub dataset it needs huggingface_hub: pip install 'weft[hub]'"
+            f"{repository}: no such file here; a hub dataset needs huggingface_hub: pip install 'weft[hub]'"
         ) from None
     try:
         data = _data_files(huggingface_hub.HfApi().list_repo_files(repository, repo_type="dataset"))
         if not data:
-            raise DataError(f"{repository}: the hub dataset holds no file that weft reads: {READABLE}")
+            raise DataError(f"{repository}: the hub dataset contains no file that weft reads: {READABLE}")
         for name in data:
             yield huggingface_hub.hf_hub_download(repository, name, repo_type="dataset")
     except DataError:
         raise
     except Exception as error:  # the client, its HTTP library and the system each have errors of their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"{repository}: no such file here, and the hub does not give it: {reason}") from None
+        raise DataError(f"{repository}: no such file here, and the hub cannot provide it: {reason}") from None
 
 
 def hub_sizes(name: str) -> list[tuple[str, int]]:
-    """(file, bytes) of what would be read of `hub:NAME`, as far as the hub says so; reading tells what is wrong."""
+    """(file, bytes) of what would be read of `hub:NAME`, as far as the hub says; an error is left to the reading."""
     try:
         import huggingface_hub
 

@@ -33,7 +33,7 @@ Array = npt.NDArray[np.int64]
 Example = Mapping[str, Sequence[int] | int | float]
 BLOCK = 1 << 20  # bytes copied or checked at once
 CHUNK = 1024  # texts that are encoded together
-UNKNOWN = "0" * 64  # what stands for the checksum in what it is the checksum of
+UNKNOWN = "0" * 64  # in place of the checksum while it is computed
 TYPES: dict[str, np.dtype[Any]] = {
     "U16": np.dtype("<u2"),
     "I32": np.dtype("<i4"),
@@ -108,9 +108,9 @@ class Examples:
         return self._ids[field]
 
     def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
-        """Reads everything and compares checksums, unless a note beside the file calls it whole.
+        """Reads everything and compares checksums, unless a note says that the file was whole before.
 
-        `advance` hears how many bytes were read. What is whole is noted, so that it costs once.
+        `advance` is called with the number of bytes read. What is whole is noted, so that it costs once.
         """
         header, metadata = _header(self.path)
         if verified.is_noted(self.path, metadata.sha256):
@@ -245,7 +245,7 @@ class _Spill:
         assert row.ndim == 1
         if row.size:
             self.low, self.high = min(self.low, int(row.min())), max(self.high, int(row.max()))
-        assert self.low >= -(2**31) and self.high < 2**31, f"ids from {self.low} to {self.high}: no 32-bit numbers"
+        assert self.low >= -(2**31) and self.high < 2**31, f"ids from {self.low} to {self.high}: not 32-bit numbers"
         self.stream.write(row.astype("<i4").tobytes())
         self.offsets.append(self.offsets[-1] + len(row))
 
@@ -297,7 +297,7 @@ def _header(path: Path) -> tuple[Header, Metadata]:
         raise DataError(f"{path}: not a file of examples that this weft reads: {reason}") from None
     odd = next((name for name, at in header.tensors.items() if at.dtype not in TYPES or len(at.shape) != 1), None)
     if odd is not None:
-        raise DataError(f"{path}: not a file of examples that this weft reads: '{odd}' is no list of numbers it writes")
+        raise DataError(f"{path}: not a file of examples that this weft reads: '{odd}' is not a list of numbers")
     return header, metadata
 
 

@@ -20,8 +20,8 @@ from weft.text import tasks
 def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) -> Iterator[Row]:
     """Every row with its side, in reading order; with `files` the validation rows come last.
 
-    `hash` looks at what is asked about alone, at neither labels nor numbers nor `target`, so that no question stands on
-    both sides. Built-in tasks hold out items by themselves, after the rest.
+    `hash` looks at the inputs alone, at neither labels nor numbers nor `target`, so that no input is on both sides.
+    Built-in tasks hold out items by themselves, after the rest.
     """
     skipped = Skipped() if skipped is None else skipped
     own = source.targets or isinstance(split, NoSplit | FilesSplit)

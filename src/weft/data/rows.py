@@ -21,13 +21,13 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What stands in the place of a row that cannot be read, though those after it can."""
+    """In place of a row that cannot be read, though those after it can."""
 
     reason: str
 
 
 def missing(column: str, known: Iterable[str]) -> str:
-    """What is said where a column is not among the known ones."""
+    """The message for a column that is not among the known ones."""
     known = list(known)
     near = get_close_matches(column, known, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""

@@ -83,7 +83,7 @@ class Sentences:
         self.borders = np.append(self.borders, len(numbers))
         if self.documents < 2:
             raise DataError(
-                f"{self.documents} document: half of the sentence pairs come from another document; give two or more"
+                f"{self.documents} document: half of the sentence pairs come from another one; provide two or more"
             )
         if not len(self.leading):
             raise DataError("every document is a single sentence: there is no next one; join them, or mask words only")

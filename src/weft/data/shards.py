@@ -168,7 +168,7 @@ class Shards:
         return tokenizer
 
     def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
-        """Reads what no note calls whole and compares checksums; `advance` hears how many bytes were read.
+        """Reads everything and compares checksums, except for files noted as whole; `advance` gets the bytes read.
 
         What is whole is noted in the folder, so that it costs once.
         """

@@ -31,7 +31,7 @@ class Section:
 def split_sections(text: TextSource, section: int | None = None) -> Iterator[Section]:
     """All text in reading order, each section, of at most `section` bytes, on its side.
 
-    A document's number grows where a document ends, and where the section before stands on the other side.
+    A document's number grows where a document ends, and where the section before is on the other side.
     """
     numbers: dict[Side, int] = {"train": -1, "validation": -1}
     successor: dict[Side, int] = {"train": -1, "validation": -1}  # the section that would go on with the document

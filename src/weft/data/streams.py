@@ -45,7 +45,7 @@ def _open(name: str) -> AbstractContextManager[IO[bytes]]:
 
 
 def unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """The bytes of an open file, as its name says it is packed. Damage raises what the unpacking library raises."""
+    """The bytes of an open file, unpacked as its suffix says. Damage raises the unpacking library's own errors."""
     if name.lower().endswith(".gz"):
         with gzip.GzipFile(fileobj=stream, mode="rb") as inner:
             yield from iter(lambda: inner.read(BLOCK), b"")
@@ -89,19 +89,19 @@ def seekable(name: str) -> IO[bytes]:
 
 
 def decode(text: bytes, name: str, offset: int) -> str:
-    """Bytes as text; `offset` is where they stand in the file, for the message if they aren't UTF-8."""
+    """Bytes as text; `offset` is their place in the file, for the message if they aren't UTF-8."""
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"byte {offset + error.start} (0x{text[error.start]:02x})"
         controls = sum(byte < 32 and byte not in b"\t\n\f\r" for byte in text)
         if controls * 50 > len(text):
-            raise DataError(f"{_shown(name)}: looks binary, not text: no valid UTF-8 at {where}") from None
+            raise DataError(f"{_shown(name)}: looks binary, not text: invalid UTF-8 at {where}") from None
         raise DataError(f"{_shown(name)}: not valid UTF-8 at {where}; save it as UTF-8 (iconv -t utf-8)") from None
 
 
 def lines(name: str) -> Iterator[str]:
-    """Lines with their ends, as text. A line ends at \\n alone: a \\r may stand inside a quoted field."""
+    """Lines with their ends, as text. A line ends at \\n alone: a \\r may be part of a quoted field."""
     pieces: list[bytes] = []  # of the line that no block has ended yet
     held = offset = 0
     number = 1

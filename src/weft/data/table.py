@@ -53,7 +53,7 @@ class RowSource:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The wanted columns of a row, where it stands (`file.tsv:17`), and which side of the split it is on."""
+    """The wanted columns of a row, its place (`file.tsv:17`), and its side of the split."""
 
     values: dict[str, Any]
     where: str
@@ -62,7 +62,7 @@ class Row:
 
 @dataclass
 class Skipped:
-    """How many rows were left out, and why. A reason is what an error says up to its first colon or semicolon."""
+    """How many rows were left out, and why. A reason is an error's text up to its first colon or semicolon."""
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)  # where each reason was met first
@@ -105,7 +105,7 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
         yield Row(values, where, side)
     if not found:
         named = ", ".join(source.sources) or "no source given"
-        raise DataError(f"{named}: no row at all" + (f"; {skipped}" if skipped.total > before else ""))
+        raise DataError(f"{named}: no rows at all" + (f"; {skipped}" if skipped.total > before else ""))
 
 
 # ---- records: a mapping for each row of a file
@@ -119,7 +119,7 @@ def _records(sources: Sequence[str], kinds: Mapping[str, Kind], side: Side) -> I
 
 def _file(name: str, kinds: Mapping[str, Kind], side: Side) -> Iterator[tuple[int, Any]]:
     if name.startswith("hub:"):
-        raise DataError(f"{name.removeprefix('hub:')}: no such file; rows of a hub dataset are read from a copy of it")
+        raise DataError(f"{name.removeprefix('hub:')}: no such file; to read rows of a hub dataset, download it first")
     if name.startswith("builtin:"):
         return enumerate(_builtin(name.removeprefix("builtin:"), side), 1)
     match ".jsonl" if name == "-" else format_of(name):
@@ -195,7 +195,7 @@ def text_files(sources: Sequence[str]) -> list[str]:
     found: list[str] = []
     for source in sources:
         if format_of(source) in (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"):
-            raise DataError(f"{source}: a table holds both sides in its columns; leave the target files out")
+            raise DataError(f"{source}: a table has both sides in its columns; leave out the target files")
         if os.path.isfile(source):
             found.append(source)
         elif matches := sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path)):
@@ -217,15 +217,10 @@ def _lines(name: str) -> Iterator[str]:
 def _value(record: Any, column: str, kind: Kind) -> Any:
     if kind == "messages":
         return conversation(record, column)
-    if isinstance(record, str):
-        record = {"text": record}
-    elif isinstance(record, list):
-        record = {str(place): value for place, value in enumerate(record)}
-    elif not isinstance(record, Mapping):
-        raise DataError(f"a row is an object with columns: this one is {type(record).__name__}")
-    if column not in record and kind != "optional":
-        raise DataError(missing(column, record))
-    value = record.get(column)
+    columns = _columns(record)
+    if column not in columns and kind != "optional":
+        raise DataError(missing(column, columns))
+    value = columns.get(column)
     match kind:
         case "text":
             return _text(value, column, empty=False)
@@ -236,10 +231,17 @@ def _value(record: Any, column: str, kind: Kind) -> Any:
         case "number":
             return _number(value, column)
         case "words":
-            words = value.split() if isinstance(value, str) else value
-            if not isinstance(words, list) or not words:
-                raise DataError(f"'{column}' is not a list of words, or an empty one")
-            return [_label(word, column) for word in words]
+            return _words(value, column)
+
+
+def _columns(record: Any) -> Mapping[str, Any]:
+    if isinstance(record, str):
+        return {"text": record}
+    if isinstance(record, list):
+        return {str(place): value for place, value in enumerate(record)}
+    if not isinstance(record, Mapping):
+        raise DataError(f"a row is an object with columns: this one is {type(record).__name__}")
+    return record
 
 
 def _text(value: Any, column: str, *, empty: bool) -> str:
@@ -254,6 +256,13 @@ def _text(value: Any, column: str, *, empty: bool) -> str:
     if not value and not empty:
         raise DataError(f"'{column}' is empty")
     return value
+
+
+def _words(value: Any, column: str) -> list[str]:
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, list) or not words:
+        raise DataError(f"'{column}' is not a list of words, or is empty")
+    return [_label(word, column) for word in words]
 
 
 def _label(value: Any, column: str) -> str:

@@ -72,7 +72,7 @@ class _Reading:
                 characters += len(text)
                 yield text
         if not characters:
-            raise TokenizerError("there is no text to train the tokenizer on; give it at least one character")
+            raise TokenizerError("there is no text to train the tokenizer on; provide at least one character")
         self.at_end()
         learning = f"tokenizer: learning from {characters:,} characters"
         self._bars.enter_context(bar(learning, None, wanted=self._progress))
@@ -91,7 +91,7 @@ def refuse_surrogates(text: str) -> None:
     except UnicodeEncodeError as error:
         found = f"U+{ord(text[error.start]):04X}"
         raise TokenizerError(
-            f"the text holds a lone surrogate, {found} at character {error.start}: no Unicode text"
+            f"the text contains a lone surrogate, {found} at character {error.start}, which is not a character"
         ) from None
 
 
@@ -119,14 +119,14 @@ def _lowercase(wanted: bool) -> normalizers.Normalizer | None:
 
 
 def _too_small(asked: int, needed: int, why: str) -> TokenizerError:
-    return TokenizerError(f"tokenizer.vocab_size = {asked}: too small; {why} need {needed} at least")
+    return TokenizerError(f"tokenizer.vocab_size = {asked}: too small; {why} need at least {needed}")
 
 
 def _fit(asked: int | None, supported: int) -> int:
     """The size to take: what was asked for, where the text supports it."""
     if asked is not None and asked > supported:
         raise TokenizerError(
-            f"tokenizer.vocab_size = {asked}: the text supports {supported} at most; ask for fewer or give it more text"
+            f"tokenizer.vocab_size = {asked}: the text supports {supported} at most; lower it, or add text"
         )
     return supported if asked is None else asked
 
@@ -158,7 +158,7 @@ def _word(config: Word, texts: _Reading) -> Tokenizer:
     found = backend.get_vocab()
     words = sorted(found, key=found.__getitem__)  # the trainer's ids: by frequency, then by code point
     if not words:
-        raise TokenizerError("there is no text to train the tokenizer on; it holds white space only")
+        raise TokenizerError("there is no text to train the tokenizer on, only white space")
     if config.vocab_size is not None and config.vocab_size <= len(specials):
         raise _too_small(config.vocab_size, len(specials) + 1, f"{len(specials)} special tokens and a word")
     words = words[: _fit(config.vocab_size, len(specials) + len(words)) - len(specials)]
@@ -229,7 +229,7 @@ def _wordpiece(config: WordPiece, texts: _Reading) -> Tokenizer:
     """Pair merges over words whose beginning is marked; a piece without the mark continues a word.
 
     The library's own trainer numbers the ## characters as it meets them, which differs from run to run, and keeps
-    only those it met. Here every character stands in the vocabulary in both forms (lecture 3: no word is unknown).
+    only those it met. Here every character is in the vocabulary in both forms (lecture 3: no word is unknown).
     """
     assert config.specials.unk is not None
     asked = config.vocab_size or DEFAULT_SIZE
@@ -248,7 +248,7 @@ def _wordpiece(config: WordPiece, texts: _Reading) -> Tokenizer:
     pieces = sorted(found, key=found.__getitem__)
     alphabet = sorted(piece for piece in pieces if len(piece) == 1 and piece != WORD_START)
     if not alphabet:
-        raise TokenizerError("there is no text to train the tokenizer on; it holds white space only")
+        raise TokenizerError("there is no text to train the tokenizer on, only white space")
     inside = [char for char in alphabet if len(cutter.pre_tokenize_str(f"a{char}")) == 1]
     fixed = [*specials, *alphabet, *(f"##{char}" for char in inside)]
     if asked < len(fixed):
