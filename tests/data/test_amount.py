@@ -1,4 +1,4 @@
-"""How much text there is, told from the files without reading them."""
+"""How much text there is, from the files without reading them."""
 
 import csv
 import gzip

@@ -199,9 +199,9 @@ def test_words_and_tags_must_match() -> None:
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=9), st.integers(4, 20))
 def test_packed_conversations_keep_apart(sizes: list[tuple[int, int]], length: int) -> None:
     rows = []
-    for number, (asked, said) in enumerate(sizes):
-        ids = [100 * (number + 1) + place for place in range(asked + said)]
-        rows.append({"tokens": ids, "replies": [0] * asked + [1] * said})
+    for number, (asked, replied) in enumerate(sizes):
+        ids = [100 * (number + 1) + place for place in range(asked + replied)]
+        rows.append({"tokens": ids, "replies": [0] * asked + [1] * replied})
     examples = held.examples(rows)
     batch = chat_batch(examples, range(len(rows)), PLAIN, length=length)
     assert batch.tokens.shape[1] == length

@@ -255,8 +255,8 @@ def test_spans_put_back_give_the_text(length: int, rate: float, mean: float, see
     assert len(target) == noise + spans + 2
     assert source[-1] == target[-1] == EOS
     assert target[-2] == marks[spans]
-    told = np.split(target[:-2], np.flatnonzero(target[:-2] < 900))[1:]
-    lost = {int(part[0]): part[1:].tolist() for part in told}
+    parts = np.split(target[:-2], np.flatnonzero(target[:-2] < 900))[1:]
+    lost = {int(part[0]): part[1:].tolist() for part in parts}
     assert list(lost) == marks[:spans].tolist()
     assert all(lost.values())
     back = [token for id in source[:-1].tolist() for token in lost.get(id, [id])]

@@ -16,9 +16,9 @@ from typing import Any
 
 import zstandard
 
-from weft.data.documents import files, format_of, hub_sizes
+from weft.data.documents import files, hub_sizes
 from weft.data.rows import Growing, json_rows, parquet_sample
-from weft.data.streams import PACKED, lines, unpacked
+from weft.data.streams import PACKED, format_of, lines, unpacked
 from weft.errors import DataError
 from weft.files import utf8_size
 from weft.text import builtin, tasks

@@ -14,23 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.data.rows import csv_table, json_lines, json_values, parquet, tsv_table
-from weft.data.streams import PACKED, blocks, decode
+from weft.data.rows import TABLES, Malformed, missing, records
+from weft.data.streams import PACKED, blocks, decode, format_of
 from weft.errors import DataError, suggestion
 from weft.text import builtin
 
 SECTION = 16 * 1024  # bytes of text in a section, at most
 
 TEXT = (".txt", ".md")
-ROWS = {
-    ".jsonl": json_lines,
-    ".ndjson": json_lines,
-    ".json": json_values,
-    ".csv": csv_table,
-    ".tsv": tsv_table,
-    ".parquet": parquet,
-}
-SUFFIXES = (*TEXT, *ROWS)
+SUFFIXES = (*TEXT, *TABLES)
 READABLE = f"{' '.join(SUFFIXES)} (also with .gz or .zst)"
 
 
@@ -126,12 +118,6 @@ def _made_by_weft(folder: str, names: Sequence[str]) -> bool:
     return {"config.toml", "tokenizer.json"} <= set(names)
 
 
-def format_of(name: str) -> str:
-    """The suffix of the format, without a .gz or .zst after it; "" when there is none."""
-    path = Path(name.lower())
-    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
-
-
 def _kind(name: str) -> str:
     """The format's suffix of a file that was named outright; a name without a suffix is text."""
     suffix = format_of(name)
@@ -181,11 +167,24 @@ def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
             yield from _read_one(path, column, section)
         return
     kind = "" if name == "-" else _kind(name)
-    if kind in ROWS:
-        for row in ROWS[kind](name, column):
-            yield from _sections_of(row or "", name)
+    if kind in TABLES:
+        for number, row in records(name, [column]):
+            yield from _sections_of(_field(row, column, f"{name}:{number}"), name)
     else:
         yield from _cut(blocks(name), name, section)
+
+
+def _field(row: Any, column: str, where: str) -> str:
+    """The text of a row that is an object, or a string itself. No value is no text."""
+    if isinstance(row, Malformed):
+        raise DataError(f"{where}: {row.reason}")
+    if isinstance(row, dict):
+        if column not in row:
+            raise DataError(f"{where}: {missing(column, row)}")
+        row = row[column]
+    if row is not None and not isinstance(row, str):
+        raise DataError(f"{where}: '{column}' holds {type(row).__name__}, not text")
+    return row or ""
 
 
 # ---- sections
@@ -280,5 +279,6 @@ def hub_sizes(name: str) -> list[tuple[str, int]]:
 
 
 def _data_files(names: Iterable[str]) -> list[str]:
-    data = [n for n in sorted(names) if format_of(n) in (".txt", *ROWS) and os.path.basename(n) != "dataset_infos.json"]
-    return [n for n in data if "train" in n] or data
+    readable = [name for name in sorted(names) if format_of(name) in (".txt", *TABLES)]
+    data = [name for name in readable if os.path.basename(name) != "dataset_infos.json"]
+    return [name for name in data if "train" in name] or data

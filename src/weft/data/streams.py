@@ -7,6 +7,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import IO
 
 import zstandard
@@ -16,6 +17,12 @@ from weft.errors import DataError
 BLOCK = 1024 * 1024  # bytes read at once
 ROW_LIMIT = 256 * 1024 * 1024  # bytes of one row of JSON or CSV, which has to be in memory as a whole
 PACKED = (".gz", ".zst")
+
+
+def format_of(name: str) -> str:
+    """The suffix of the format, without a .gz or .zst after it; "" when there is none."""
+    path = Path(name.lower())
+    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
 
 
 def blocks(name: str) -> Iterator[bytes]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-from weft.data.documents import files, format_of
+from weft.data.documents import files
 from weft.data.messages import conversation
-from weft.data.rows import Growing, Malformed, csv_rows, json_line_rows, json_rows, missing, parquet_rows, tsv_rows
+from weft.data.rows import TABLES, Malformed, missing, records
 from weft.data.shards import Side
-from weft.data.streams import lines
+from weft.data.streams import format_of, lines
 from weft.errors import DataError, suggestion
 from weft.files import is_text
 from weft.text import builtin, tasks
@@ -122,43 +122,10 @@ def _file(name: str, kinds: Mapping[str, Kind], side: Side) -> Iterator[tuple[in
         raise DataError(f"{name.removeprefix('hub:')}: no such file; to read rows of a hub dataset, download it first")
     if name.startswith("builtin:"):
         return enumerate(_builtin(name.removeprefix("builtin:"), side), 1)
-    match ".jsonl" if name == "-" else format_of(name):
-        case ".jsonl" | ".ndjson":
-            return json_line_rows(name)
-        case ".json":
-            return json_rows(Growing(name))
-        case ".csv":
-            return _table(csv_rows(name), name, kinds)
-        case ".tsv":
-            return _table(tsv_rows(name), name, kinds)
-        case ".parquet":
-            every = any(kind in ("optional", "messages") for kind in kinds.values())
-            return parquet_rows(name, None if every else list(kinds))
-        case _:
-            return ((number, {"text": line}) for number, line in enumerate(_lines(name), 1))
-
-
-def _table(
-    rows: Iterator[tuple[int, list[str] | Malformed]], name: str, kinds: Mapping[str, Kind]
-) -> Iterator[tuple[int, Any]]:
-    header: list[str] | None = None
-    numbered = all(column.isdecimal() for column in kinds)
-    for number, row in rows:
-        if isinstance(row, Malformed):
-            uneven = Malformed(f"does not have the {len(header or ())} fields of the first line")
-            yield number, uneven if numbered else row
-        elif header is None:
-            header = [str(place) for place in range(len(row))] if numbered else row
-            if len(set(header)) < len(header):
-                twice = next(column for column in header if header.count(column) > 1)
-                raise DataError(f"{name}: two columns are called '{twice}'")
-            for column, kind in kinds.items():
-                if column not in header and kind not in ("optional", "messages"):
-                    raise DataError(f"{name}: {missing(column, header)}")
-            if numbered:
-                yield number, dict(zip(header, row, strict=True))
-        else:
-            yield number, dict(zip(header, row, strict=True))
+    if name != "-" and format_of(name) not in TABLES:
+        return ((number, {"text": line}) for number, line in enumerate(_lines(name), 1))
+    needed = [column for column, kind in kinds.items() if kind not in ("optional", "messages")]
+    return records(name, needed, every=len(needed) < len(kinds))
 
 
 def _builtin(name: str, side: Side) -> Iterator[Mapping[str, Any]]:
@@ -194,7 +161,7 @@ def text_files(sources: Sequence[str]) -> list[str]:
     """Text files whatever their suffix is: parallel ones are called after their languages."""
     found: list[str] = []
     for source in sources:
-        if format_of(source) in (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"):
+        if format_of(source) in TABLES:
             raise DataError(f"{source}: a table has both sides in its columns; leave out the target files")
         if os.path.isfile(source):
             found.append(source)
