@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from weft.data.config import HashSplit
+from weft.data.config import HashSplit, TextSource
 from weft.data.documents import read
 from weft.data.prepare import BATCH, prepare
 from weft.data.split import section_for
@@ -54,7 +54,7 @@ def direct(file: Path, tokenizer: Path, method: str) -> int:
 
 def weft(file: Path, tokenizer: Path) -> int:
     with tempfile.TemporaryDirectory(dir=file.parent) as out:
-        shards = prepare([str(file)], Path(out) / "out", Tokenizer.load(tokenizer), validation=HashSplit())
+        shards = prepare(TextSource([str(file)], HashSplit()), Path(out) / "out", Tokenizer.load(tokenizer))
         return sum(shard.tokens for shard in shards.index.shards)
 
 

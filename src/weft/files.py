@@ -27,12 +27,17 @@ THREADS = min(16, os.cpu_count() or 1)
 
 
 def is_text(text: str) -> bool:
-    """Whether a string can be written as UTF-8: bytes that were not, and half of a pair, stand in it as surrogates."""
+    """Whether a string can be written as UTF-8: bytes that were not, and halves of pairs, are surrogates in it."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
+
+
+def utf8_size(text: str) -> int:
+    """The bytes that a text takes in a file."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def check_place(path: Path) -> None:
@@ -157,7 +162,7 @@ def _lock(handle: int) -> None:
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # some network folders have no locks; there we trust whoever starts processes
+    except OSError as error:  # some network folders have no locks; there it is up to the person who starts processes
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
 
@@ -166,7 +171,7 @@ def _lock(handle: int) -> None:
 
 
 def sha256(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:
-    """The SHA-256 of a file; `advance` hears how many bytes were read."""
+    """The SHA-256 of a file; `advance` is called with the number of bytes read."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):

@@ -1,7 +1,7 @@
 """The header of a safetensors file, read without torch: which tensors are in it, and where each lies.
 
 The file is eight bytes with the length of the header, the header in JSON, and the tensors one after another without a
-gap. A file may come from strangers: all that the header says is checked against the file's size before it is believed.
+gap. A file may come from strangers: the header is checked against the file's size before anything in it is used.
 """
 
 import json
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Header:
-    """What a header says. Tensors come as they follow each other; `text` is the header to the letter."""
+    """A parsed header. Tensors are in the order of the file; `text` is the header to the letter."""
 
     text: str
     metadata: dict[str, str]
@@ -55,7 +55,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse_header(raw: bytes) -> Header:
-    """What the text of a header says; ValueError with the reason where it is none."""
+    """A header from its bytes; ValueError with the reason where it is not one."""
     try:
         text = raw.decode()
         tree = json.loads(text)

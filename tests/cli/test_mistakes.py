@@ -36,7 +36,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "book.txt: holds no text"),
+        (b"", "book.txt: contains no text"),
         (b"\x7fELF\x00\x01\x02\x00" * 50, "book.txt: looks binary"),
         (b"fine until \xff here\n" * 9, "book.txt: not valid UTF-8 at byte 11"),
         (b"hi", "book.txt: too short to learn from"),

@@ -11,14 +11,12 @@ from weft.data.batch import (
     Batch,
     Source,
     evaluation_batches,
-    mixture_batch,
     packed,
     pad,
-    truncate,
     windows_batch,
 )
 from weft.data.mixture import Mixture
-from weft.data.sampler import Windows
+from weft.data.sampler import Windows, rows
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)
@@ -29,18 +27,18 @@ SEQUENCES = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=30), min_
 def test_windows_hold_inputs_and_the_next_tokens() -> None:
     tokens = held.tokens(np.arange(1000))
     windows = Windows(1000, 16, seed=4)
-    batch = windows_batch(tokens, windows, step=3, batch=8)
+    batch = windows_batch([tokens], Mixture((windows,), (1,)), rows(3, 8))
     assert batch.tokens.shape == batch.targets.shape == (8, 16)
     assert torch.equal(batch.targets, batch.tokens + 1)
     assert batch.tokens[:, 0].tolist() == windows.starts(np.arange(24, 32)).tolist()
     assert (batch.loss_mask, batch.positions, batch.documents, batch.count) == (None, None, None, 128)
-    parts = [windows_batch(tokens, windows, 3, 8, rank, 2).tokens for rank in range(2)]
+    parts = [windows_batch([tokens], Mixture((windows,), (5,)), rows(3, 8, rank, 2)).tokens for rank in range(2)]
     assert torch.equal(torch.cat(parts), batch.tokens)
 
 
-def test_documents_are_told_apart_in_windows() -> None:
+def test_documents_are_kept_apart_in_windows() -> None:
     tokens = held.tokens(np.arange(12), starts=(0, 3, 8), sizes=(3, 5, 4))
-    batch = windows_batch(tokens, Windows(12, 11), step=0, batch=1, document_mask=True)
+    batch = windows_batch([tokens], Mixture((Windows(12, 11),), (1,)), [0], document_mask=True)
     assert batch.documents is not None
     assert batch.positions is not None
     assert batch.loss_mask is not None
@@ -54,19 +52,17 @@ def test_documents_are_told_apart_in_windows() -> None:
 def test_rows_of_a_mixture_come_from_their_texts() -> None:
     texts = [held.tokens(np.arange(200)), held.tokens(np.arange(1000, 1200))]
     mixture = Mixture((Windows(200, 8), Windows(200, 8)), (3, 1))
-    batch = mixture_batch(texts, mixture, step=0, batch=16)
+    batch = windows_batch(texts, mixture, rows(0, 16))
     assert (batch.tokens[:, 0] >= 1000).sum() == 4
     assert torch.equal(batch.targets, batch.tokens + 1)
 
 
 @many
-@given(st.integers(2, 200), st.integers(1, 20), st.integers(1, 5), st.integers(1, 3))
-def test_evaluation_scores_each_token_once(count: int, length: int, batch: int, ranks: int) -> None:
-    tokens = held.tokens(np.arange(count))
-    served = [list(evaluation_batches(tokens, length, batch, rank, ranks)) for rank in range(ranks)]
-    targets = [t for batches in served for b in batches for t in b.targets.flatten().tolist()]
-    assert sorted(targets) == list(range(1, count))
-    assert all(len(b.tokens) <= batch and b.count == b.targets.numel() for batches in served for b in batches)
+@given(st.integers(2, 200), st.integers(1, 20), st.integers(1, 5))
+def test_evaluation_scores_each_token_once(count: int, length: int, batch: int) -> None:
+    batches = list(evaluation_batches(held.tokens(np.arange(count)), length, batch))
+    assert [t for b in batches for t in b.targets.flatten().tolist()] == list(range(1, count))
+    assert all(len(b.tokens) <= batch and b.count == b.targets.numel() for b in batches)
 
 
 def test_a_batch_is_split_by_rows_and_moved_as_a_whole() -> None:
@@ -131,4 +127,3 @@ def test_what_cannot_be_padded() -> None:
         packed([[1, 2]], 4, None)
     with pytest.raises(DataError, match="3 tokens doesn't fit into 2"):
         pad([[1, 2, 3]], 0, 2)
-    assert pad(truncate([[1, 2, 3]], 2), 0, 2)[0].tolist() == [[1, 2]]

@@ -12,6 +12,8 @@ from weft.data.collate import (
     chat_batch,
     chat_example,
     chat_lengths,
+    contrastive_batch,
+    contrastive_lengths,
     framed,
     labelled_batch,
     pairs_batch,
@@ -19,8 +21,6 @@ from weft.data.collate import (
     sentence_lengths,
     tagged_batch,
     tagged_example,
-    twins_batch,
-    twins_lengths,
 )
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word, WordPiece
@@ -71,11 +71,11 @@ def test_lengths_are_those_of_the_batch(rows: list[tuple[list[int], list[int]]],
             mask = labelled_batch(examples, everyone, tokenizer, length=room).mask
             assert mask is not None
             assert sentence_lengths(examples, tokenizer, room).tolist() == mask.sum(1).tolist()
-        twins = twins_batch(both, everyone, tokenizer, length=room)
-        assert twins.source is not None
-        assert twins.mask is not None
-        widths = torch.stack([twins.mask.sum(1), twins.source.mask.sum(1)], dim=1)
-        assert twins_lengths(both, tokenizer, room).tolist() == widths.tolist()
+        pair = contrastive_batch(both, everyone, tokenizer, length=room)
+        assert pair.source is not None
+        assert pair.mask is not None
+        widths = torch.stack([pair.mask.sum(1), pair.source.mask.sum(1)], dim=1)
+        assert contrastive_lengths(both, tokenizer, room).tolist() == widths.tolist()
 
 
 def test_a_budget_holds_for_the_tensors_themselves() -> None:
@@ -135,9 +135,9 @@ def test_labels_and_scores() -> None:
     assert batch.segments is not None
 
 
-def test_twins() -> None:
+def test_contrastive_pairs() -> None:
     examples = held.examples([{"first": [4], "second": [5, 6]}, {"first": [7], "second": [8]}])
-    batch = twins_batch(examples, [0, 1], PLAIN)
+    batch = contrastive_batch(examples, [0, 1], PLAIN)
     eos, pad = PLAIN.need("eos"), PLAIN.need("pad")
     assert batch.tokens.tolist() == [[4, eos], [7, eos]]
     assert batch.source is not None
@@ -148,7 +148,7 @@ def test_twins() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(DataError, match="no padding token"):
         framed([[1], [2, 3]], None, UNPADDED)
-    with pytest.raises(DataError, match="length 3 leaves no room for text beside 3 special tokens"):
+    with pytest.raises(DataError, match=r"batch\.length = 3: too short for any text beside 3 special tokens"):
         framed([[1]], [[2]], BERT, length=3)
     with pytest.raises(TokenizerError, match="no bos token"):
         pairs_batch(held.examples([{"source": [1], "target": [2]}]), [0], BERT)
@@ -188,7 +188,7 @@ def test_tags_follow_the_frame_and_the_cut() -> None:
 def test_words_and_tags_must_match() -> None:
     with pytest.raises(DataError, match="2 words have 1 tags"):
         tagged_example(BERT, ["a", "b"], [0])
-    with pytest.raises(DataError, match=r"makes no token of: '\\x01'"):
+    with pytest.raises(DataError, match=r"makes no token of the word '\\x01'"):
         tagged_example(BERT, ["a", "\x01"], [0, 1])
 
 
@@ -199,9 +199,9 @@ def test_words_and_tags_must_match() -> None:
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=9), st.integers(4, 20))
 def test_packed_conversations_keep_apart(sizes: list[tuple[int, int]], length: int) -> None:
     rows = []
-    for number, (asked, said) in enumerate(sizes):
-        ids = [100 * (number + 1) + place for place in range(asked + said)]
-        rows.append({"tokens": ids, "replies": [0] * asked + [1] * said})
+    for number, (asked, replied) in enumerate(sizes):
+        ids = [100 * (number + 1) + place for place in range(asked + replied)]
+        rows.append({"tokens": ids, "replies": [0] * asked + [1] * replied})
     examples = held.examples(rows)
     batch = chat_batch(examples, range(len(rows)), PLAIN, length=length)
     assert batch.tokens.shape[1] == length

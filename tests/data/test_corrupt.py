@@ -16,7 +16,7 @@ from weft.data.corrupt import (
     CUTTING,
     MASKING,
     Masking,
-    Spans,
+    SpanCorruption,
     corrupt_spans,
     mask_words,
     masked_batch,
@@ -25,6 +25,7 @@ from weft.data.corrupt import (
     spans_batch,
     word_starts,
 )
+from weft.data.mixture import Mixture
 from weft.data.sampler import Windows, Words, rows, streams
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
@@ -65,15 +66,7 @@ def test_what_masking_touches(ids: list[int], rate: float, begins: list[bool], s
     starts = np.array([begins[: len(ids)]], dtype=bool)
     special = np.isin(row, BERT.special_ids)
     for given_starts in (None, starts):
-        inputs, chosen = mask_words(
-            row,
-            rate=rate,
-            mask_id=MASK_ID,
-            vocab_size=90,
-            special_ids=BERT.special_ids,
-            starts=given_starts,
-            streams=one(seed),
-        )
+        inputs, chosen = mask_words(row, replace(BERT, rate=rate), one(seed), given_starts)
         assert not (chosen & special).any()
         assert chosen.any() == (~special).any()  # one word at least, where there is one
         assert (inputs[~chosen] == row[~chosen]).all()
@@ -84,9 +77,7 @@ def test_what_masking_touches(ids: list[int], rate: float, begins: list[bool], s
 
 def test_any_ordinary_token_may_be_put_in() -> None:
     row = np.full((1, 40_000), 7)
-    inputs, chosen = mask_words(
-        row, rate=1.0, mask_id=MASK_ID, vocab_size=90, special_ids=BERT.special_ids, streams=one()
-    )
+    inputs, chosen = mask_words(row, replace(BERT, rate=1.0), one())
     assert chosen.all()
     assert set(inputs.ravel().tolist()) == set(range(90)) - {PAD, CLS, SEP, 50}
 
@@ -94,14 +85,8 @@ def test_any_ordinary_token_may_be_put_in() -> None:
 def test_whole_words_share_their_fate() -> None:
     starts = np.tile([True, False, False, False], (1, 5000))
     row = np.tile([11, 12, 13, 14], (1, 5000))
-    inputs, chosen = mask_words(
-        row,
-        mask_id=MASK_ID,
-        vocab_size=10**9,  # so that what is put in is never what stood there
-        special_ids=BERT.special_ids,
-        starts=starts,
-        streams=one(),
-    )
+    masking = replace(BERT, vocab_size=10**9)  # so that what is put in is never what stood there
+    inputs, chosen = mask_words(row, masking, one(), starts)
     words = chosen.reshape(-1, 4)
     assert (words.all(1) == words.any(1)).all()
     assert chosen.mean() == pytest.approx(0.15, abs=1e-3)
@@ -116,10 +101,7 @@ def test_a_special_token_ends_a_word() -> None:
     row, starts = np.array([[CLS, 11, 12, SEP, 12, 12, SEP]]), np.array([[False, True, *[False] * 5]])
     seen = set()
     for seed in range(40):
-        _, chosen = mask_words(
-            row, rate=0.3, mask_id=MASK_ID, vocab_size=90, special_ids=BERT.special_ids, starts=starts,
-            streams=one(seed),
-        )  # fmt: skip
+        _, chosen = mask_words(row, replace(BERT, rate=0.3), one(seed), starts)
         seen.add(tuple(chosen[0].tolist()))
     first, second = (False, True, True, False, False, False, False), (False, False, False, False, True, True, False)
     assert seen == {first, second}
@@ -152,7 +134,7 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
 
 def test_a_batch_of_running_text() -> None:
     tokens = held.tokens(np.arange(500) % 40 + 5, starts=(0, 100, 230))
-    plain = windows_batch(tokens, Windows(500, 30, seed=1), step=3, batch=6)
+    plain = windows_batch([tokens], Mixture((Windows(500, 30, seed=1),), (1,)), rows(3, 6))
     masked = masked_batch(plain, rows(3, 6), BERT, seed=9)
     assert masked.tokens.shape == masked.targets.shape == (6, 32)
     assert torch.equal(masked.targets[:, 1:-1], plain.tokens)
@@ -168,7 +150,7 @@ def test_a_batch_of_running_text() -> None:
 
 def test_documents_stay_apart_around_the_frame() -> None:
     tokens = held.tokens(np.arange(12) + 5, starts=(0, 3, 8))
-    plain = windows_batch(tokens, Windows(12, 11), step=0, batch=1, document_mask=True)
+    plain = windows_batch([tokens], Mixture((Windows(12, 11),), (1,)), [0], document_mask=True)
     masked = masked_batch(plain, [0], BERT, seed=0)
     assert masked.documents is not None
     assert masked.positions is not None
@@ -184,12 +166,11 @@ def equal(one: Batch, other: Batch) -> bool:
 
 def test_a_row_is_masked_alike_in_any_batch_and_anew_each_time() -> None:
     tokens = held.tokens(np.arange(5, 505) % 85 + 5)
-    windows = Windows(500, 30, seed=1)
+    mixture = Mixture((Windows(500, 30, seed=1),), (1,))
 
     def batch(step: int, size: int, rank: int = 0, ranks: int = 1) -> Batch:
-        return masked_batch(
-            windows_batch(tokens, windows, step, size, rank, ranks), rows(step, size, rank, ranks), BERT, seed=2
-        )
+        samples = rows(step, size, rank, ranks)
+        return masked_batch(windows_batch([tokens], mixture, samples), samples, BERT, seed=2)
 
     whole = batch(1, 8)
     halves = [batch(1, 8, rank, 2) for rank in range(2)]
@@ -250,6 +231,7 @@ def test_masking_of_a_tokenizer() -> None:
 
 EOS = 1
 SENTINELS = np.arange(100, 200)
+T5 = SpanCorruption(0.15, 3.0, SENTINELS, EOS, start_id=0)
 
 
 @pytest.mark.parametrize(
@@ -267,15 +249,14 @@ def test_spans_put_back_give_the_text(length: int, rate: float, mean: float, see
     ids = np.arange(1000, 1000 + length)
     marks = np.arange(100, 900)
     noise, spans = span_counts(length, rate, mean)
-    (source,), (target,) = corrupt_spans(
-        ids[None], rate=rate, mean=mean, sentinels=marks, eos=EOS, streams=streams([0], seed, CUTTING)
-    )
+    corruption = SpanCorruption(rate, mean, marks, EOS, start_id=0)
+    (source,), (target,) = corrupt_spans(ids[None], corruption, streams([0], seed, CUTTING))
     assert len(source) == length - noise + spans + 1
     assert len(target) == noise + spans + 2
     assert source[-1] == target[-1] == EOS
     assert target[-2] == marks[spans]
-    told = np.split(target[:-2], np.flatnonzero(target[:-2] < 900))[1:]
-    lost = {int(part[0]): part[1:].tolist() for part in told}
+    parts = np.split(target[:-2], np.flatnonzero(target[:-2] < 900))[1:]
+    lost = {int(part[0]): part[1:].tolist() for part in parts}
     assert list(lost) == marks[:spans].tolist()
     assert all(lost.values())
     back = [token for id in source[:-1].tolist() for token in lost.get(id, [id])]
@@ -285,7 +266,7 @@ def test_spans_put_back_give_the_text(length: int, rate: float, mean: float, see
 def test_spans_lie_anywhere() -> None:
     """Every token but the first is cut out about as often as any other."""
     texts = np.tile(np.arange(1000, 1100), (2000, 1))
-    sources, _ = corrupt_spans(texts, sentinels=SENTINELS, eos=EOS, streams=streams(range(2000), 0, CUTTING))
+    sources, _ = corrupt_spans(texts, T5, streams(range(2000), 0, CUTTING))
     times = 2000 - np.bincount(sources[sources >= 1000] - 1000, minlength=100)
     assert times[0] == 0  # the text begins with something
     assert times[10:90] / 2000 == pytest.approx(np.full(80, 0.15), abs=0.05)
@@ -299,16 +280,14 @@ def test_a_batch_of_spans() -> None:
         TEXTS,
     )
     assert sentinels(tokenizer).tolist() == [tokenizer.id(f"<extra_id_{n}>") for n in range(9)]
-    spans = Spans.of(tokenizer)
+    spans = SpanCorruption.of(tokenizer)
     texts = np.arange(20, 100).reshape(2, 40)
     batch = spans_batch(texts, [4, 5], spans, seed=1)
     assert batch.source is not None
     assert batch.source.mask.all()
     assert batch.loss_mask is None
     for row in range(2):
-        (source,), (target,) = corrupt_spans(
-            texts[row : row + 1], sentinels=spans.sentinels, eos=spans.eos_id, streams=streams([4 + row], 1, CUTTING)
-        )
+        (source,), (target,) = corrupt_spans(texts[row : row + 1], spans, streams([4 + row], 1, CUTTING))
         assert batch.source.tokens[row].tolist() == source.tolist()
         assert batch.targets[row].tolist() == target.tolist()
         assert batch.tokens[row].tolist() == [tokenizer.pad_id, *target[:-1].tolist()]
@@ -322,4 +301,4 @@ def test_what_gives_no_spans() -> None:
     with pytest.raises(
         DataError, match=r"300 tokens lose 15 spans, but the tokenizer has 9 sentinels .* 16 are needed"
     ):
-        corrupt_spans(np.arange(300)[None], sentinels=SENTINELS[:9], eos=EOS, streams=one())
+        corrupt_spans(np.arange(300)[None], replace(T5, sentinels=SENTINELS[:9]), one())

@@ -201,24 +201,24 @@ def test_the_builtin_corpus() -> None:
 
 BROKEN = {
     "absent.txt": (None, "no such file"),
-    "empty.txt": (b"", "holds no text"),
+    "empty.txt": (b"", "contains no text"),
     "blank.txt": (b" \n\n", "no text at all"),
     "nul.txt": (b"text\0text", "looks binary.* NUL byte at byte 4"),
     "image.txt": (b"\x89PNG\r\n\x1a\n\x01\x02\x03\x04\x05", "looks binary.* byte 0"),
     "latin.txt": (b"plain text, caf\xe9 au lait", r"not valid UTF-8 at byte 15 \(0xe9\)"),
     "wide.txt": ("text".encode("utf-16"), "UTF-16"),
     "data.pdf": (b"%PDF", r"unknown suffix '\.pdf'"),
-    "line.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2 is not valid JSON"),
+    "line.jsonl": (b'{"text": "a"}\n{"text": \n', "jsonl:2: is not valid JSON"),
     "column.jsonl": (b'{"content": "a", "id": 1}', "no column 'text'; its columns: content, id"),
-    "number.jsonl": (b'{"text": 3}', "line 1: 'text' holds int"),
+    "number.jsonl": (b'{"text": 3}', "jsonl:1: 'text' holds int"),
     "surrogate.jsonl": (b'{"text": "\\ud800"}', "lone surrogate"),
-    "deep.jsonl": (b"[" * 100_000, "line 1 is not valid JSON"),
+    "deep.jsonl": (b"[" * 100_000, "jsonl:1: is not valid JSON"),
     "list.json": (b'[{"text": "a"},\n{"text": "b"}', "line 2 is not valid JSON: ',' or ']' expected"),
     "comma.json": (b'["a"\n"b"]', "line 2 is not valid JSON"),
     "cut.json": (b'["a",\n{"text": "b', "line 2 is not valid JSON"),
     "after.json": (b'["a"] x', "after the end of the list"),
     "column.csv": (b"id,body\n1,x\n", "no column 'text'; its columns: id, body"),
-    "fields.csv": (b"text,n\na,1\nb\n", "line 3 has 1 fields, the header has 2"),
+    "fields.csv": (b"text,n\na,1\nb\n", "csv:3: has 1 fields, the header has 2"),
     "quote.csv": (b'text\n"never closed\n', "line 2 cannot be read as a table"),
     "column.parquet": (as_parquet(), "no column 'body'"),
     "damaged.parquet": (as_parquet()[:-20], "not a readable Parquet file"),
@@ -249,7 +249,7 @@ def test_a_row_over_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sources_that_stand_for_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no text"):
+    with pytest.raises(DataError, match="contains no text"):
         files([str(tmp_path)])
     with pytest.raises(DataError, match="no file matches"):
         files([str(tmp_path / "*.txt")])
@@ -297,7 +297,7 @@ def test_hub_datasets_are_read_file_by_file(monkeypatch: pytest.MonkeyPatch, tmp
         raise ConnectionError("no route to host\nand a long story")
 
     hub.HfApi = lambda: types.SimpleNamespace(list_repo_files=unreachable)
-    with pytest.raises(DataError, match=r"not to be had from the hub: no route to host$"):
+    with pytest.raises(DataError, match=r"the hub cannot provide it: no route to host$"):
         texts("hub:a/b")
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data import held
 
-from weft.data.examples import Examples, encoded, label_names, write_examples, write_sides
+from weft.data.examples import Examples, encode_rows, encoded, write_examples, write_sides
+from weft.data.labels import Labels, label_names
 from weft.data.shards import Side
 from weft.data.table import Row
 from weft.errors import DataError
@@ -180,3 +181,59 @@ def test_rows_of_text_become_examples() -> None:
 def test_labels_have_an_order() -> None:
     assert label_names(["b", "a", "b"]) == ["a", "b"]
     assert label_names(["10", "2", "-1"]) == ["-1", "2", "10"]
+
+
+def labelled(*rows: tuple[Side, str]) -> list[Row]:
+    return [Row({"kind": label}, f"x:{n}", side) for n, (side, label) in enumerate(rows)]
+
+
+@pytest.mark.parametrize("names", [None, ["b", "a", "c"]])
+def test_labels_are_numbered_in_one_pass(tmp_path: Path, names: list[str] | None) -> None:
+    rows = labelled(("validation", "c"), ("train", "b"), ("train", "c"), ("train", "a"), ("validation", "a"))
+    kind, tags = Labels("kind", names), Labels("tags", names)
+    paths: dict[Side, Path] = {"train": tmp_path / "train", "validation": tmp_path / "validation"}
+
+    def make(some: Any) -> list[dict[str, Any]]:
+        return [
+            {"label": kind.number(row.values["kind"], row), "tags": [-1, tags.number(row.values["kind"], row)]}
+            for row in some
+        ]
+
+    found = write_sides(paths, encode_rows(iter(rows), make), labels={"label": kind, "tags": tags})
+    order = names or ["a", "b", "c"]
+    assert kind.names == tags.names == order
+    for side, examples in found.items():
+        expected = [order.index(row.values["kind"]) for row in rows if row.side == side]
+        assert examples.values("label").tolist() == expected
+        assert [examples.ids("tags", n).tolist() for n in range(len(examples))] == [[-1, n] for n in expected]
+        examples.verify()
+
+
+def test_a_label_that_no_training_row_has_is_refused() -> None:
+    labels = Labels("kind")
+    for row in labelled(("validation", "c"), ("train", "b"), ("validation", "d"), ("train", "c")):
+        labels.number(row.values["kind"], row)
+    with pytest.raises(DataError, match=r"^x:2: 'kind' is 'd', which no training row has; known: b, c$"):
+        _ = labels.names
+    (row,) = labelled(("train", "x"))
+    with pytest.raises(DataError, match=r"^x:0: 'kind' is 'x', which no training row has; known: b, a$"):
+        Labels("kind", ["b", "a"]).number("x", row)
+
+
+def test_what_is_whole_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    examples = write_examples(path, SOME)
+    heard: list[int] = []
+    examples.verify(heard.append)
+    assert sum(heard) > 0
+    again: list[int] = []
+    Examples.open(path).verify(again.append)
+    assert again == []
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DataError, match="differs from its checksum"):
+        Examples.open(path).verify()
+    write_examples(path, SOME[:2]).verify(again.append)
+    assert sum(again) > 0
+    (tmp_path / "verified.json").write_text("[" * 100_000)
+    Examples.open(path).verify()

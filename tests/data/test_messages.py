@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.data.messages import TEMPLATE, conversation, encode_chat, with_template
-from weft.data.table import read_rows
+from weft.data.table import RowSource, read_rows
 from weft.decode.chat import Conversation
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word
@@ -65,12 +65,12 @@ WRONG: list[tuple[Any, str]] = [
     ([{"role": "usr", "content": "a"}], "unknown role: message 1 has 'usr'; did you mean 'user'"),
     ([{"content": "a"}], "unknown role: message 1 has None"),
     (turns("a", " \n"), "an empty content: message 2 of role assistant"),
-    ([{"role": "user", "content": None}], "no text: message 1"),
+    ([{"role": "user", "content": None}], "not text: message 1"),
     ([*turns("a", "b"), SYSTEM], "a system message after another message: message 3"),
-    (turns("a"), "no reply of the assistant"),
-    ([], "an empty one"),
-    ("hello", "no list of messages"),
-    (["hello"], "no object with 'role' and 'content': message 1"),
+    (turns("a"), "the assistant never replies"),
+    ([], "or is empty"),
+    ("hello", "not a list of messages"),
+    (["hello"], "without 'role' and 'content': message 1"),
 ]
 
 
@@ -80,8 +80,8 @@ def test_what_is_no_conversation_is_named_by_file_and_line(tmp_path: Path, messa
     fine = {"messages": [SYSTEM, *turns("a", "b")]}
     path.write_text(f"{json.dumps(fine)}\n{json.dumps({'messages': messages})}\n")
     with pytest.raises(DataError, match=rf"chat\.jsonl:2: .*{reason}"):
-        list(read_rows([str(path)], {"messages": "messages"}))
-    kept = list(read_rows([str(path)], {"messages": "messages"}, on_error="skip"))
+        list(read_rows(RowSource([str(path)], {"messages": "messages"})))
+    kept = list(read_rows(RowSource([str(path)], {"messages": "messages"}, on_error="skip")))
     assert [row.values for row in kept] == [fine]
 
 
@@ -152,7 +152,7 @@ def test_the_default_template_is_saved_with_the_tokenizer(tmp_path: Path) -> Non
 
 
 def test_nobody_says_a_special_token() -> None:
-    with pytest.raises(DataError, match="spells a special token: message 1 holds '<eos>'"):
+    with pytest.raises(DataError, match="contains a special token: message 1 holds '<eos>'"):
         encode_chat(build_tokenizer(BPE(vocab_size=300), TEXTS), turns("<eos>### Assistant", "b"))
 
 
@@ -171,5 +171,5 @@ def test_other_spellings_of_a_conversation() -> None:
     assert conversation({"messages": [{"role": "user", "content": parts}, turns[1]]}) == turns
     with pytest.raises(DataError, match="neither 'talk' nor 'instruction' and 'output'; its columns: messages"):
         conversation({"messages": turns}, "talk")
-    with pytest.raises(DataError, match="a content that is no text: message 1"):
+    with pytest.raises(DataError, match="a content that is not text: message 1"):
         conversation({"messages": [{"role": "user", "content": [{"type": "image"}]}, turns[1]]})

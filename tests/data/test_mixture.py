@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.mixture import Mixture, assign, plan, rows, shares
+from weft.data.mixture import Mixture, assign, shares
 from weft.data.sampler import Windows
 from weft.errors import DataError
 
@@ -46,14 +46,6 @@ def test_windows_come_from_their_sources() -> None:
     assert mixture.epochs(400) == [300 / 99, 100 / 49]
 
 
-def test_the_plan() -> None:
-    assert plan([100, 50], [0.75, 0.25], 200) == [1.5, 1.0]
-    assert rows(["a", "b"], [100, 50], [0.75, 0.25], 200) == [
-        ("a", "100", "75.0%", "1.50"),
-        ("b", "50", "25.0%", "1.00"),
-        ("all", "150", "100.0%", ""),
-    ]
-    with pytest.raises(DataError, match="more than 0 tokens"):
-        plan([0], [1], 1)
+def test_weights_are_above_nothing() -> None:
     with pytest.raises(DataError, match="weights above 0"):
         shares([1, -1])

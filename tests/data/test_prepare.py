@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from weft.data import prepare as preparing
-from weft.data.config import Data, FilesSplit, HashSplit, NoSplit, Part, Split, TailSplit
-from weft.data.prepare import open_data, prepare
+from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, TextSource
+from weft.data.prepare import prepare
 from weft.data.shards import Shards, Tokens
-from weft.data.split import split_pieces, train_texts
+from weft.data.split import split_sections, train_texts
 from weft.errors import DataError
 from weft.text.config import BPE, Byte
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -54,7 +54,7 @@ def spelled(tokens: Tokens, tokenizer: Tokenizer) -> str:
 @pytest.mark.parametrize("split", [NoSplit(), HashSplit(fraction=0.3), TailSplit(fraction=0.2), TailSplit(bytes=999)])
 def test_both_sides_hold_all_text_once(tmp_path: Path, text: Path, split: Split) -> None:
     whole = text.read_text(encoding="utf-8")
-    shards = prepare([str(text)], tmp_path / "out", BYTES, validation=split, shard_tokens=1000)
+    shards = prepare(TextSource([str(text)], split), tmp_path / "out", BYTES, shard_tokens=1000)
     sides = [shards.train] + ([shards.validation] if shards.validation is not None else [])
     assert sum(side.bytes for side in sides) == len(whole.encode())
     assert sum(len(side) for side in sides) == len(whole.encode()) + 1  # bytes are tokens; one document end
@@ -63,14 +63,14 @@ def test_both_sides_hold_all_text_once(tmp_path: Path, text: Path, split: Split)
     shards.verify()
     if isinstance(split, TailSplit):
         assert spelled(sides[0], BYTES) + spelled(sides[1], BYTES) == whole
-    assert sum(s.documents for s in shards.of("train")) == shards.train.document_count
+    assert sum(s.documents for s in shards.of("train")) == shards.train.documents(0, len(shards.train))[-1] + 1
 
 
 def test_the_tail_is_cut_at_the_byte(tmp_path: Path, text: Path) -> None:
     raw = text.read_bytes()
-    shards = prepare([str(text)], tmp_path / "a", BYTES, validation=TailSplit(fraction=0.1))
+    shards = prepare(TextSource([str(text)], TailSplit(fraction=0.1)), tmp_path / "a", BYTES)
     assert 0 <= int(len(raw) * 0.9) - shards.train.bytes <= 3  # at most a character's bytes are moved over
-    held = prepare([str(text)], tmp_path / "b", BYTES, validation=TailSplit(bytes=1234)).validation
+    held = prepare(TextSource([str(text)], TailSplit(bytes=1234)), tmp_path / "b", BYTES).validation
     assert held is not None
     assert 1234 <= held.bytes <= 1237
 
@@ -79,55 +79,52 @@ def test_hash_split_does_not_depend_on_order(tmp_path: Path) -> None:
     rows = [{"text": f"document {n}"} for n in range(300)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, reversed(rows))))
-    held = [
-        {piece.text for piece in split_pieces([str(tmp_path / name)], HashSplit()) if piece.split == "validation"}
-        for name in ("a.jsonl", "b.jsonl")
-    ]
+    texts = [TextSource([str(tmp_path / name)]) for name in ("a.jsonl", "b.jsonl")]
+    held = [{section.text for section in split_sections(text) if section.side == "validation"} for text in texts]
     assert held[0] == held[1]
     assert 15 < len(held[0]) < 50  # 30 are expected
 
 
 def test_documents_end_with_eos_and_have_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "ab"}\n{"text": "c"}\n{"text": "def"}\n')
-    tokens = prepare([str(tmp_path / "a.jsonl")], tmp_path / "out", BYTES, validation=NoSplit(), shard_tokens=3).train
+    tokens = prepare(TextSource([str(tmp_path / "a.jsonl")], NoSplit()), tmp_path / "out", BYTES, shard_tokens=3).train
     eos = BYTES.eos_id
     ids = [id for text in ("ab", "c", "def") for id in [*BYTES.encode(text), eos]]
     assert tokens.read(0, len(tokens)).tolist() == ids
     assert tokens.documents(0, len(tokens)).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2]
-    assert (tokens.document_count, tokens.bytes) == (3, 6)
+    assert tokens.bytes == 6
     assert tokens.read(2, 4).tolist() == ids[2:6]  # over shard borders
-    assert tokens[2:6].tolist() == ids[2:6]
     assert tokens.documents(2, 4).tolist() == [0, 1, 1, 2]
 
 
 def test_a_document_is_broken_where_a_section_is_held_out(text: Path) -> None:
-    pieces = list(split_pieces([str(text)], HashSplit(fraction=0.3)))
+    sections = list(split_sections(TextSource([str(text)], HashSplit(fraction=0.3))))
     for side in ("train", "validation"):
-        mine = [(at, piece) for at, piece in enumerate(pieces) if piece.split == side]
-        for (at, before), (after, piece) in pairwise(mine):
-            assert (piece.document == before.document) == (after == at + 1)
-    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        mine = [(at, section) for at, section in enumerate(sections) if section.side == side]
+        for (at, before), (after, section) in pairwise(mine):
+            assert (section.document == before.document) == (after == at + 1)
+    assert [section.ends for section in sections] == [False] * (len(sections) - 1) + [True]
 
 
 def test_validation_from_files_of_its_own(tmp_path: Path, text: Path) -> None:
     (tmp_path / "held.txt").write_text("held out")
     split = FilesSplit(sources=(str(tmp_path / "held.txt"),))
-    shards = prepare([str(text)], tmp_path / "out", BYTES, validation=split)
+    shards = prepare(TextSource([str(text)], split), tmp_path / "out", BYTES)
     assert shards.validation is not None
     assert spelled(shards.validation, BYTES) == "held out"
-    assert "".join(train_texts([str(text)], split)) == text.read_text(encoding="utf-8")
+    assert "".join(train_texts(TextSource([str(text)], split))) == text.read_text(encoding="utf-8")
 
 
 def test_a_subword_tokenizer_spells_the_text(tmp_path: Path, text: Path) -> None:
-    tokenizer = build_tokenizer(BPE(), train_texts([str(text)], NoSplit()))
-    shards = prepare([str(text)], tmp_path / "out", tokenizer, validation=NoSplit())
+    tokenizer = build_tokenizer(BPE(), train_texts(TextSource([str(text)], NoSplit())))
+    shards = prepare(TextSource([str(text)], NoSplit()), tmp_path / "out", tokenizer)
     assert shards.index.dtype == "uint16"
     assert spelled(shards.train, shards.tokenizer()) == text.read_text(encoding="utf-8")
 
 
 def test_wide_ids_take_four_bytes(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tokenizer, "vocab_size", 70_000)
-    shards = prepare([str(text)], tmp_path / "out", BYTES, validation=NoSplit())
+    shards = prepare(TextSource([str(text)], NoSplit()), tmp_path / "out", BYTES)
     assert shards.index.dtype == "uint32"
     assert spelled(shards.train, BYTES) == text.read_text(encoding="utf-8")
 
@@ -138,7 +135,7 @@ def test_wide_ids_take_four_bytes(tmp_path: Path, text: Path, monkeypatch: pytes
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = prepare([str(text)], tmp_path / "whole", BYTES, shard_tokens=5000)
+    whole = prepare(TextSource([str(text)]), tmp_path / "whole", BYTES, shard_tokens=5000)
     assert len(whole.index.shards) > 3
     note = preparing._note
     for stop in range(len(whole.index.shards)):
@@ -152,17 +149,18 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
 
         monkeypatch.setattr(preparing, "_note", stopping)
         with pytest.raises(KeyboardInterrupt):
-            prepare([str(text)], out, BYTES, shard_tokens=5000)
+            prepare(TextSource([str(text)]), out, BYTES, shard_tokens=5000)
         with pytest.raises(DataError, match="unfinished"):
             Shards.open(out)
         monkeypatch.setattr(preparing, "_note", note)
-        prepare([str(text)], out, BYTES, shard_tokens=5000)
+        prepare(TextSource([str(text)]), out, BYTES, shard_tokens=5000)
         assert contents(out) == contents(tmp_path / "whole")
 
 
 KILLED = """
 import os, signal, sys
 from weft.data import prepare as preparing
+from weft.data.config import TextSource
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
@@ -177,7 +175,7 @@ def noting(out, shard):
         os.kill(os.getpid(), signal.SIGKILL)
 
 preparing._note = noting
-preparing.prepare([sys.argv[1]], sys.argv[2], build_tokenizer(Byte(), ["x"]), shard_tokens=2000)
+preparing.prepare(TextSource([sys.argv[1]]), sys.argv[2], build_tokenizer(Byte(), ["x"]), shard_tokens=2000)
 """
 
 
@@ -186,8 +184,8 @@ def test_a_killed_process_is_continued_to_the_same_bytes(tmp_path: Path, text: P
     done = subprocess.run([sys.executable, "-c", KILLED, str(text), str(tmp_path / "killed")], check=False)
     assert done.returncode == -signal.SIGKILL
     assert len((tmp_path / "killed" / "journal.jsonl").read_text().splitlines()) == 3
-    prepare([str(text)], tmp_path / "killed", BYTES, shard_tokens=2000)
-    prepare([str(text)], tmp_path / "whole", BYTES, shard_tokens=2000)
+    prepare(TextSource([str(text)]), tmp_path / "killed", BYTES, shard_tokens=2000)
+    prepare(TextSource([str(text)]), tmp_path / "whole", BYTES, shard_tokens=2000)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
@@ -197,16 +195,16 @@ def test_the_folder_may_lie_among_the_sources(tmp_path: Path, text: Path) -> Non
     for name in ("config.toml", "tokenizer.json", "metrics.jsonl"):
         (run / name).write_text("{}")
     (tmp_path / "plan.json").write_text('["a document of its own"]')
-    first = prepare([str(tmp_path)], tmp_path / "out", BYTES)
-    assert prepare([str(tmp_path)], tmp_path / "out", BYTES).fingerprint == first.fingerprint
+    first = prepare(TextSource([str(tmp_path)]), tmp_path / "out", BYTES)
+    assert prepare(TextSource([str(tmp_path)]), tmp_path / "out", BYTES).fingerprint == first.fingerprint
     sizes = sum(shard.bytes for shard in first.index.shards)
     assert sizes == text.stat().st_size + len("a document of its own")
 
 
 def test_preparing_again_reads_what_is_there(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = prepare([str(text)], tmp_path / "out", BYTES)
+    first = prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
     monkeypatch.setattr(preparing, "_write", None)
-    assert prepare([str(text)], tmp_path / "out", BYTES).fingerprint == first.fingerprint
+    assert prepare(TextSource([str(text)]), tmp_path / "out", BYTES).fingerprint == first.fingerprint
 
 
 # ---- folders that are something else, and damage
@@ -216,15 +214,15 @@ def test_other_folders_are_refused(tmp_path: Path, text: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.doc").write_text("dear")
     with pytest.raises(DataError, match="holds other files already"):
-        prepare([str(text)], tmp_path / "full", BYTES)
+        prepare(TextSource([str(text)]), tmp_path / "full", BYTES)
     with pytest.raises(DataError, match="is a file"):
-        prepare([str(text)], text, BYTES)
-    prepare([str(text)], tmp_path / "out", BYTES)
+        prepare(TextSource([str(text)]), text, BYTES)
+    prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
     with pytest.raises(DataError, match="differs in: validation"):
-        prepare([str(text)], tmp_path / "out", BYTES, validation=NoSplit())
+        prepare(TextSource([str(text)], NoSplit()), tmp_path / "out", BYTES)
     text.write_text("other text " * 100)
     with pytest.raises(DataError, match="differs in: sources"):
-        prepare([str(text)], tmp_path / "out", BYTES)
+        prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
     assert sorted(path.name for path in (tmp_path / "full").iterdir()) == ["letter.doc"]
 
 
@@ -233,17 +231,17 @@ def test_a_second_process_is_kept_out(tmp_path: Path, text: Path, monkeypatch: p
 
     def twice(*args: object) -> object:
         with pytest.raises(DataError, match="another `weft prepare` is writing"):
-            prepare([str(text)], tmp_path / "out", BYTES)
+            prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
         return write(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(preparing, "_write", twice)
-    prepare([str(text)], tmp_path / "out", BYTES)
+    prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
 
 
 def test_bad_text_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good text " * 1000 + b"\xff")
     with pytest.raises(DataError, match="not valid UTF-8 at byte 10000"):
-        prepare([str(tmp_path / "a.txt")], tmp_path / "out", BYTES, shard_tokens=100)
+        prepare(TextSource([str(tmp_path / "a.txt")]), tmp_path / "out", BYTES, shard_tokens=100)
     assert not (tmp_path / "out").exists()
 
 
@@ -253,31 +251,31 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, text: Path, monkeypatch
 
     monkeypatch.setattr(preparing.ShardWriter, "add", full)
     with pytest.raises(DataError, match="out: cannot be written: No space left on device"):
-        prepare([str(text)], tmp_path / "out", BYTES)
+        prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
     monkeypatch.undo()
-    prepare([str(text)], tmp_path / "out", BYTES).verify()
+    prepare(TextSource([str(text)]), tmp_path / "out", BYTES).verify()
 
 
 @pytest.mark.parametrize("split", [HashSplit(), TailSplit()])
 def test_too_short_a_text(tmp_path: Path, split: Split) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(DataError, match=r"1 bytes of text in 1 sections leave nothing for (train|validation); "):
-        prepare([str(tmp_path / "a.txt")], tmp_path / "out", BYTES, validation=split)
+        prepare(TextSource([str(tmp_path / "a.txt")], split), tmp_path / "out", BYTES)
     with pytest.raises(DataError, match=r"validation\.bytes = 5: the text has 1 bytes"):
-        prepare([str(tmp_path / "a.txt")], tmp_path / "out", BYTES, validation=TailSplit(bytes=5))
+        prepare(TextSource([str(tmp_path / "a.txt")], TailSplit(bytes=5)), tmp_path / "out", BYTES)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("size", [5_000, 50_000])
 def test_a_small_text_can_be_split(tmp_path: Path, size: int) -> None:
     (tmp_path / "a.txt").write_text(paragraphs(size // 100)[:size])
-    shards = prepare([str(tmp_path / "a.txt")], tmp_path / "out", BYTES)
+    shards = prepare(TextSource([str(tmp_path / "a.txt")]), tmp_path / "out", BYTES)
     assert shards.validation is not None
     assert 0.02 < shards.validation.bytes / size < 0.3
 
 
 def test_damage_is_found(tmp_path: Path, text: Path) -> None:
-    shards = prepare([str(text)], tmp_path / "out", BYTES)
+    shards = prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
     file = tmp_path / "out" / "train-00000.tokens"
     raw = bytearray(file.read_bytes())
     raw[100] ^= 1
@@ -300,8 +298,27 @@ def test_damage_is_found(tmp_path: Path, text: Path) -> None:
     assert shards.index.version == 1
 
 
+def test_what_is_whole_is_noted(tmp_path: Path, text: Path) -> None:
+    shards = prepare(TextSource([str(text)]), tmp_path / "out", BYTES, shard_tokens=2000)
+    sizes: list[int] = []
+    shards.verify(sizes.append)
+    files = [path for path in (tmp_path / "out").iterdir() if path.suffix in (".tokens", ".sections")]
+    assert sum(sizes) == sum(path.stat().st_size for path in files) and len(files) > 6
+    again: list[int] = []
+    Shards.open(tmp_path / "out").verify(again.append)
+    assert again == []
+    touched = tmp_path / "out" / "train-00001.tokens"
+    raw = touched.read_bytes()
+    touched.write_bytes(raw)
+    shards.verify(again.append)
+    assert sum(again) == len(raw)
+    touched.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+    with pytest.raises(DataError, match=r"train-00001\.tokens: damaged: its checksum"):
+        shards.verify()
+
+
 def test_a_shard_may_not_name_a_file_elsewhere(tmp_path: Path, text: Path) -> None:
-    prepare([str(text)], tmp_path / "out", BYTES)
+    prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
     index = tmp_path / "out" / "index.json"
     index.write_text(index.read_text().replace('"train-00000"', '"../train-00000"'))
     with pytest.raises(DataError, match=r"shards\.0\.name"):
@@ -309,22 +326,7 @@ def test_a_shard_may_not_name_a_file_elsewhere(tmp_path: Path, text: Path) -> No
 
 
 def test_another_tokenizer_in_the_folder_is_noticed(tmp_path: Path, text: Path) -> None:
-    shards = prepare([str(text)], tmp_path / "out", BYTES)
+    shards = prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
     build_tokenizer(BPE(), ["weft warp loom"]).save(tmp_path / "out")
     with pytest.raises(DataError, match="not the one these tokens were made with"):
         shards.tokenizer()
-
-
-# ---- a recipe's data
-
-
-def test_the_parts_of_a_recipe(tmp_path: Path, text: Path) -> None:
-    (tmp_path / "b.txt").write_text(paragraphs(100, seed=1))
-    prepare([str(text)], tmp_path / "ready", BYTES)
-    parts = (Part(prepared=str(tmp_path / "ready"), weight=3), Part(sources=(str(tmp_path / "b.txt"),)))
-    opened = open_data(Data(mixture=parts), tmp_path / "run", BYTES)
-    assert [shards.path.name for shards in opened] == ["ready", "part-1"]
-    with pytest.raises(DataError, match="another tokenizer"):
-        open_data(Data(prepared=str(tmp_path / "ready")), tmp_path / "run", build_tokenizer(BPE(), ["weft warp"]))
-    with pytest.raises(DataError, match="no text is given"):
-        open_data(Data(), tmp_path / "run", BYTES)

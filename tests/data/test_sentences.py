@@ -1,6 +1,8 @@
 """Pairs of sentences: whole passages, half of which follow one another, whatever the batch."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.data.config import HashSplit, NoSplit, TextSource
 from weft.data.corrupt import Masking
-from weft.data.sampler import Array
-from weft.data.sentences import Pairs, Sentences, pairs_masked_batch, sentence_pairs
+from weft.data.sampler import Array, rows
+from weft.data.sentences import (
+    Pairs,
+    Sentences,
+    document_sentences,
+    next_sentence_batch,
+    sentence_examples,
+    sentence_pairs,
+)
+from weft.data.split import split_sections
 from weft.errors import DataError, TokenizerError
+from weft.text.config import Byte
+from weft.text.tokenizer import build_tokenizer
 
 many = settings(max_examples=80, deadline=None)
 
@@ -44,8 +57,8 @@ class Listed:
 
 
 def passages(sentences: Sentences, pairs: Pairs) -> Iterator[tuple[Array, Array, bool]]:
-    for a, a_length, b, b_length, follows in zip(*pairs, strict=True):
-        yield sentences.tokens[a : a + a_length], sentences.tokens[b : b + b_length], bool(follows)
+    for a, a_length, b, b_length, is_next in zip(*pairs, strict=True):
+        yield sentences.tokens[a : a + a_length], sentences.tokens[b : b + b_length], bool(is_next)
 
 
 @many
@@ -58,14 +71,14 @@ def passages(sentences: Sentences, pairs: Pairs) -> Iterator[tuple[Array, Array,
 )
 def test_pairs_are_passages(documents: list[list[int]], length: int, sample: int) -> None:
     sentences = Sentences(Listed(documents))
-    ((a, b, follows),) = passages(sentences, sentence_pairs(sentences, [sample], 3, length))
+    ((a, b, is_next),) = passages(sentences, sentence_pairs(sentences, [sample], 3, length))
     assert len(a) >= 1
     assert len(b) >= 1
     assert len(a) + len(b) <= length - 3
     for passage in (a, b):
         assert (np.diff(passage) == 1).all()  # in one piece, from one document
-    assert (b[0] == a[-1] + 1) == follows  # other documents' numbers are far off
-    assert follows == (a[0] // 1000 == b[0] // 1000)
+    assert (b[0] == a[-1] + 1) == is_next  # other documents' numbers are far off
+    assert is_next == (a[0] // 1000 == b[0] // 1000)
 
 
 def test_most_pairs_fill_the_row_and_a_tenth_does_not() -> None:
@@ -90,26 +103,26 @@ def test_an_epoch_of_pairs_goes_through_the_text() -> None:
 def test_a_batch_of_pairs() -> None:
     sentences = Sentences(Listed([[7, 5, 9, 4] * 5] * 6))
     masking = Masking(0.15, 9000, MASK_ID, BERT.special_ids, PAD, CLS, SEP)
-    batch = pairs_masked_batch(sentences, masking, 2, 7, seed=5, length=40)
+    batch = next_sentence_batch(sentences, masking, rows(2, 7), seed=5, length=40)
     assert batch.mask is not None
     assert batch.segments is not None
     assert batch.next_sentence is not None
     assert batch.next_sentence_weight is not None
     assert batch.tokens.shape == batch.targets.shape == batch.segments.shape == (7, 40)
     drawn = sentence_pairs(sentences, range(14, 21), 5, 40)
-    for row, (a, b, follows) in enumerate(passages(sentences, drawn)):
+    for row, (a, b, is_next) in enumerate(passages(sentences, drawn)):
         expected = [CLS, *a.tolist(), SEP, *b.tolist(), SEP]
         real = batch.mask[row]
         assert batch.targets[row][real].tolist() == expected
         assert batch.segments[row][real].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
-        assert batch.next_sentence[row] == follows
+        assert batch.follows[row] == is_next
         assert (batch.targets[row][~real] == PAD).all()
         assert (batch.tokens[row][~real] == PAD).all()
         assert (batch.segments[row][~real] == 0).all()
     assert batch.loss_mask is not None
     assert not batch.loss_mask[torch.isin(batch.targets, torch.tensor(BERT.special_ids))].any()
-    assert float(batch.next_sentence_weight.sum()) == pytest.approx(batch.count)
-    parts = [pairs_masked_batch(sentences, masking, 2, 7, rank, 3, seed=5, length=40) for rank in range(3)]
+    assert float(batch.follows_weight.sum()) == pytest.approx(batch.count)
+    parts = batch.split(3)
     assert torch.equal(torch.cat([part.tokens for part in parts]), batch.tokens)
     weights = torch.cat([part.next_sentence_weight for part in parts if part.next_sentence_weight is not None])
     assert torch.equal(weights, batch.next_sentence_weight)  # of the whole step, not of the rank's share
@@ -120,20 +133,42 @@ def test_a_batch_of_pairs() -> None:
 def test_a_pair_does_not_know_its_company(step: int, size: int, length: int) -> None:
     sentences = Sentences(Listed([[7, 5, 9, 4] * 3, [2], [30, 1]]))
     masking = Masking(0.15, 9000, MASK_ID, BERT.special_ids, PAD, CLS, SEP)
-    whole = pairs_masked_batch(sentences, masking, step, size, seed=5, length=length)
+    whole = next_sentence_batch(sentences, masking, rows(step, size), seed=5, length=length)
     for row in range(size):
-        alone = pairs_masked_batch(sentences, masking, step * size + row, 1, seed=5, length=length)
-        for name in ("tokens", "targets", "loss_mask", "mask", "segments", "next_sentence"):
+        alone = next_sentence_batch(sentences, masking, [step * size + row], seed=5, length=length)
+        for name in ("tokens", "targets", "loss_mask", "mask", "segments", "follows"):
             assert torch.equal(getattr(alone, name)[0], getattr(whole, name)[row])
 
 
 def test_what_gives_no_pairs() -> None:
-    with pytest.raises(DataError, match="1 document: half of the sentence pairs come from another document"):
+    with pytest.raises(DataError, match="1 document: half of the sentence pairs come from another one"):
         Sentences(Listed([[3, 4]]))
     with pytest.raises(DataError, match="every document is a single sentence"):
         Sentences(Listed([[3], [4]]))
     sentences = Sentences(Listed([[3, 4], [4]]))
     with pytest.raises(TokenizerError, match="cls, sep and pad"):
-        pairs_masked_batch(sentences, Masking(0.15, 90, 4, np.array([4])), 0, 2, seed=0, length=16)
+        next_sentence_batch(sentences, Masking(0.15, 90, 4, np.array([4])), [0, 1], seed=0, length=16)
     with pytest.raises(DataError, match=r"batch\.length = 4"):
-        pairs_masked_batch(sentences, BERT, 0, 2, seed=0, length=4)
+        next_sentence_batch(sentences, BERT, [0, 1], seed=0, length=4)
+
+
+def test_sentences_of_both_sides_in_one_pass(tmp_path: Path) -> None:
+    """As if each side were read alone; a sentence goes on from section to section of its document."""
+    words = ["One sentence stands here.", "Is it long?", "Well, not so very long!", "It ends at last."]
+    rows = [" ".join(words[(n + k) % 4] for k in range(n % 7)) for n in range(60)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    (tmp_path / "b.txt").write_text(" ".join(words * 400))
+    tokenizer = build_tokenizer(Byte(), [])
+    half = HashSplit(fraction=0.4)
+    for source, split in (("a.jsonl", half), ("b.txt", half), ("b.txt", NoSplit())):
+        text = TextSource([str(tmp_path / source)], split)
+        found = list(document_sentences(split_sections(text)))
+        for side in ("train", "validation"):
+            mine = (section for section in split_sections(text) if section.side == side)
+            assert [one for one in found if one[0] == side] == list(document_sentences(mine))
+        examples = list(sentence_examples(text, tokenizer))
+        spelled = [(side, tokenizer.decode(row["tokens"]), row["document"]) for side, row in examples]
+        assert spelled == found and len(found) > 100
+        assert {side for side, _, _ in found} == ({"train"} if isinstance(split, NoSplit) else {"train", "validation"})
+    whole = "".join(sentence for _, sentence, _ in found)
+    assert whole.replace(" ", "") == "".join(words * 400).replace(" ", "")

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.data import rows as rows_module
 from weft.data.config import FilesSplit, HashSplit, NoSplit, TailSplit
-from weft.data.table import Columns, Row, Skipped, read_rows, split_rows
+from weft.data.row_split import Seen, split_rows
+from weft.data.table import Columns, Row, RowSource, Skipped, read_rows
 from weft.errors import DataError
 
 PAIRS: Columns = ("source", "target")
@@ -21,8 +23,8 @@ def put(path: Path, content: str | bytes) -> str:
     return str(path)
 
 
-def values(*sources: str, columns: Columns, **more: Any) -> list[dict[str, Any]]:
-    return [row.values for row in read_rows(list(sources), columns, **more)]
+def values(*sources: str, columns: Columns, skipped: Skipped | None = None, **more: Any) -> list[dict[str, Any]]:
+    return [row.values for row in read_rows(RowSource(sources, columns, **more), skipped=skipped)]
 
 
 # ---- formats
@@ -30,7 +32,7 @@ def values(*sources: str, columns: Columns, **more: Any) -> list[dict[str, Any]]
 
 def test_a_table_with_a_header_says_where_each_row_stands(tmp_path: Path) -> None:
     name = put(tmp_path / "a.tsv", 'text\tlabel\n"so it goes \tsad\n\nwell \tglad\n')
-    rows = list(read_rows([name], {"label": "label", "text": "text"}))
+    rows = list(read_rows(RowSource([name], {"label": "label", "text": "text"})))
     assert rows == [
         Row({"label": "sad", "text": '"so it goes'}, f"{name}:2"),
         Row({"label": "glad", "text": "well"}, f"{name}:4"),
@@ -43,7 +45,7 @@ def test_numbers_are_places_in_a_table_without_a_header(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.tsv: no column '4'; its columns: 0, 1, 2, 3"):
         values(name, columns=["4"])
     uneven = put(tmp_path / "b.tsv", "a\t1\nb\n")
-    with pytest.raises(DataError, match=r"b\.tsv:2: has not the 2 fields of the first line"):
+    with pytest.raises(DataError, match=r"b\.tsv:2: does not have the 2 fields of the first line"):
         values(uneven, columns=["0"])
 
 
@@ -70,7 +72,7 @@ def test_parquet(tmp_path: Path) -> None:
     name = str(tmp_path / "a.parquet")
     table = pyarrow.table({"text": ["a", "b"], "score": [0.5, 2], "words": [["x"], ["y", "z"]]})
     parquet.write_table(table, name)
-    rows = list(read_rows([name], {"text": "text", "score": "score", "words": "words", "more": "optional"}))
+    rows = list(read_rows(RowSource([name], {"text": "text", "score": "number", "words": "words", "more": "optional"})))
     assert rows[1] == Row({"text": "b", "score": 2.0, "words": ["y", "z"], "more": ""}, f"{name}:2")
     with pytest.raises(DataError, match="no column 'scores'; did you mean 'score'"):
         values(name, columns=["scores"])
@@ -78,7 +80,7 @@ def test_parquet(tmp_path: Path) -> None:
 
 def test_parallel_files_of_any_suffix(tmp_path: Path) -> None:
     source, target = put(tmp_path / "a.en", "one\r\ntwo\n"), put(tmp_path / "a.de", "eins\nzwei")
-    rows = list(read_rows([source], PAIRS, targets=[target]))
+    rows = list(read_rows(RowSource([source], PAIRS, [target])))
     assert [row.values for row in rows] == [{"source": "one", "target": "eins"}, {"source": "two", "target": "zwei"}]
     assert rows[1].where == f"{source}:2, {target}:2"
 
@@ -91,7 +93,7 @@ def test_parallel_files_must_be_equally_long(tmp_path: Path) -> None:
         values(source, source, columns=PAIRS, targets=[target])
     with pytest.raises(DataError, match=r"no such file; did you mean '.*a\.de'"):
         values(source, columns=PAIRS, targets=[str(tmp_path / "a.dd")])
-    with pytest.raises(DataError, match="holds both sides in its columns"):
+    with pytest.raises(DataError, match="has both sides in its columns"):
         values(source, columns=PAIRS, targets=[put(tmp_path / "a.tsv", "x")])
 
 
@@ -100,12 +102,12 @@ def test_a_text_file_has_a_row_a_line(tmp_path: Path) -> None:
 
 
 def test_built_in_tasks_hold_out_items_by_themselves() -> None:
-    held = list(split_rows(["builtin:reverse"], PAIRS, HashSplit()))
-    train, validation = ({row.values["source"] for side, row in held if side == one} for one in ("train", "validation"))
+    held = list(split_rows(RowSource(["builtin:reverse"], PAIRS), HashSplit()))
+    train, validation = ({row.values["source"] for row in held if row.side == side} for side in ("train", "validation"))
     assert train
     assert validation
     assert not train & validation
-    assert held[0][1].where == "builtin:reverse:1"
+    assert held[0].where == "builtin:reverse:1"
     with pytest.raises(DataError, match="no such task or corpus; did you mean 'reverse'"):
         values("builtin:revers", columns=PAIRS)
 
@@ -143,26 +145,26 @@ def test_a_wrong_row_is_named_by_file_and_line(tmp_path: Path, line: str, messag
 
 
 @pytest.mark.parametrize("wrong", ["x", "nan", "inf", "", "1e999"])
-def test_a_score_is_a_finite_number(tmp_path: Path, wrong: str) -> None:
+def test_a_number_is_finite(tmp_path: Path, wrong: str) -> None:
     name = put(tmp_path / "a.csv", f"id,score\n1,0.25\n2,{wrong}\n")
-    with pytest.raises(DataError, match=r"a\.csv:3: 'score' is (no finite number|empty)"):
-        values(name, columns={"score": "score"})
-    assert values(name, columns={"score": "score"}, on_error="skip") == [{"score": 0.25}]
+    with pytest.raises(DataError, match=r"a\.csv:3: 'score' is (not a finite number|empty)"):
+        values(name, columns={"score": "number"})
+    assert values(name, columns={"score": "number"}, on_error="skip") == [{"score": 0.25}]
 
 
 def test_reasons_are_counted_without_their_details(tmp_path: Path) -> None:
     name = put(tmp_path / "a.csv", "id,score\n1,a\n2,b\n3,\n4,1\n")
     skipped = Skipped()
-    list(read_rows([name], {"score": "score"}, on_error="skip", skipped=skipped))
-    assert skipped.counts == {"'score' is no finite number": 2, "'score' is empty": 1}
+    list(read_rows(RowSource([name], {"score": "number"}, on_error="skip"), skipped=skipped))
+    assert skipped.counts == {"'score' is not a finite number": 2, "'score' is empty": 1}
     assert str(Skipped()) == "no row was left out"
 
 
 def test_nothing_left_is_an_error(tmp_path: Path) -> None:
     name = put(tmp_path / "a.jsonl", "{}\n")
-    with pytest.raises(DataError, match="no row at all; 1 row was left out: 1 × no column 'text'"):
+    with pytest.raises(DataError, match="no rows at all; 1 row was left out: 1 × no column 'text'"):
         values(name, columns=["text"], on_error="skip")
-    with pytest.raises(DataError, match=r"no row at all$"):
+    with pytest.raises(DataError, match=r"no rows at all$"):
         values(put(tmp_path / "b.jsonl", ""), columns=["text"])
     twice = put(tmp_path / "c.csv", "a,a\n1,2\n")
     with pytest.raises(DataError, match="two columns are called 'a'"):
@@ -195,10 +197,10 @@ def test_the_hash_split_depends_on_what_is_asked_alone(tmp_path_factory: Any, te
     def sides(order: list[str]) -> dict[str, set[str]]:
         put(path, "".join(json.dumps({"text": text, "label": n}) + "\n" for n, text in enumerate(order)))
         found: dict[str, set[str]] = {}
-        rows = split_rows([str(path)], {"text": "text", "label": "label"}, HashSplit(fraction=0.5))
+        rows = split_rows(RowSource([str(path)], {"text": "text", "label": "label"}), HashSplit(fraction=0.5))
         with contextlib.suppress(DataError):  # at the end, where all rows are on one side
-            for side, row in rows:
-                found.setdefault(row.values["text"], set()).add(side)
+            for row in rows:
+                found.setdefault(row.values["text"], set()).add(row.side)
         assert found.keys() == set(order)
         return found
 
@@ -211,26 +213,52 @@ def test_the_hash_split_depends_on_what_is_asked_alone(tmp_path_factory: Any, te
 
 def test_the_share_that_is_held_out(tmp_path: Path) -> None:
     name = put(tmp_path / "a.jsonl", "".join(f'{{"text": "row {n}"}}\n' for n in range(2000)))
-    share = Counter(side for side, _ in split_rows([name], ["text"], HashSplit(fraction=0.2)))
+    source = RowSource([name], ["text"])
+    share = Counter(row.side for row in split_rows(source, HashSplit(fraction=0.2)))
     assert 320 < share["validation"] < 480
-    tail = list(split_rows([name], ["text"], TailSplit(fraction=0.1)))
-    assert [side for side, _ in tail] == ["train"] * 1800 + ["validation"] * 200
-    few = list(split_rows([name], ["text"], TailSplit(bytes=9)))
-    assert [side for side, _ in few] == ["train"] * 1998 + ["validation"] * 2
-    assert {side for side, _ in split_rows([name], ["text"], NoSplit())} == {"train"}
+    tail = list(split_rows(source, TailSplit(fraction=0.1)))
+    assert [row.side for row in tail] == ["train"] * 1800 + ["validation"] * 200
+    few = list(split_rows(source, TailSplit(bytes=9)))
+    assert [row.side for row in few] == ["train"] * 1998 + ["validation"] * 2
+    assert {row.side for row in split_rows(source, NoSplit())} == {"train"}
+
+
+def test_a_tail_is_measured_once_while_its_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = put(tmp_path / "a.jsonl", "".join(f'{{"text": "row {n}"}}\n' for n in range(100)))
+    source, read = RowSource([name], ["text"]), []
+    lines = rows_module.lines
+    monkeypatch.setattr(rows_module, "lines", lambda name: read.append(name) or lines(name))
+    assert sum(row.side == "train" for row in split_rows(source, TailSplit())) == 90
+    assert len(read) == 2
+    assert sum(row.side == "train" for row in split_rows(source, TailSplit())) == 90
+    assert len(read) == 3
+    put(tmp_path / "a.jsonl", "".join(f'{{"text": "row {n}"}}\n' for n in range(200)))
+    assert sum(row.side == "train" for row in split_rows(source, TailSplit())) == 180
+    pair = [put(tmp_path / f"a.{language}", "one\ntwo\n" * 10) for language in ("en", "de")]
+    parallel = RowSource(pair[:1], PAIRS, pair[1:])
+    assert [row.side for row in split_rows(parallel, TailSplit())] == ["train"] * 18 + ["validation"] * 2
+
+
+def test_what_went_by(tmp_path: Path) -> None:
+    name = put(tmp_path / "a.jsonl", "".join(f'{{"text": "row {n}", "label": {n % 3}}}\n' for n in range(300)))
+    source, seen = RowSource([name], {"text": "text", "label": "label"}), Seen()
+    rows = list(seen.watch(split_rows(source, HashSplit()), lambda row: [row.values["label"]]))
+    assert rows == list(split_rows(source, HashSplit()))
+    assert seen.rows == Counter(row.side for row in rows) and seen.rows.total() == 300
+    assert seen.labels == {"0", "1", "2"}
 
 
 def test_validation_from_files_of_its_own(tmp_path: Path) -> None:
     source, target = put(tmp_path / "a.en", "one\n"), put(tmp_path / "a.de", "eins\n")
     more, other = put(tmp_path / "b.en", "two\n"), put(tmp_path / "b.de", "zwei\n")
     split = FilesSplit(sources=(more,), targets=(other,))
-    rows = list(split_rows([source], PAIRS, split, targets=[target]))
-    assert [(side, row.values["target"]) for side, row in rows] == [("train", "eins"), ("validation", "zwei")]
+    rows = list(split_rows(RowSource([source], PAIRS, [target]), split))
+    assert [(row.side, row.values["target"]) for row in rows] == [("train", "eins"), ("validation", "zwei")]
 
 
 def test_too_few_rows_to_split(tmp_path: Path) -> None:
     name = put(tmp_path / "a.jsonl", '{"text": "a"}\n')
     with pytest.raises(DataError, match=r"1 rows leave none for \w+ \(validation.kind = 'hash'\)"):
-        list(split_rows([name], ["text"], HashSplit()))
+        list(split_rows(RowSource([name], ["text"]), HashSplit()))
     with pytest.raises(DataError, match=r"validation\.bytes = 99: the rows have 1 bytes"):
-        list(split_rows([name], ["text"], TailSplit(bytes=99)))
+        list(split_rows(RowSource([name], ["text"]), TailSplit(bytes=99)))

@@ -3,7 +3,7 @@
 To see it: python -m pytest tests/lectures/test_f02_batch.py -s
 """
 
-from weft.data.batch import pad, truncate
+from weft.data.batch import pad
 from weft.text.config import Specials, Word
 from weft.text.tokenizer import build_tokenizer
 
@@ -31,7 +31,7 @@ MATRIX = [
 
 
 def test_the_slide_matrix() -> None:
-    cut = [" ".join(words) for words in truncate([line.split() for line in SENTENCES.splitlines()], BLOCK)]
+    cut = [" ".join(line.split()[:BLOCK]) for line in SENTENCES.splitlines()]
     tokenizer = build_tokenizer(Word(order="codepoint", specials=Specials(pad="<PAD>")), cut)
     assert tokenizer.vocab_size == 57
     known = {"<PAD>": 0, "Even": 1, "In": 2, "It": 3, "The": 4, "We'll": 5, "a": 6, "will": 54, "worst": 55, "you": 56}

@@ -6,7 +6,7 @@ To see it: python -m pytest tests/lectures/test_f10_masking.py -s
 import numpy as np
 import pytest
 
-from weft.data.corrupt import MASKING, mask_words
+from weft.data.corrupt import MASKING, Masking, mask_words
 from weft.data.sampler import streams
 
 ROWS, LENGTH, VOCABULARY = 1984, 512, 30522  # [CLS] 252 tokens [SEP] 253 tokens, padded [SEP]: 10⁶ ordinary tokens
@@ -20,14 +20,8 @@ def test_frequencies_over_a_million_tokens(whole_words: bool) -> None:
     tokens = draw.integers(1000, VOCABULARY, (ROWS, LENGTH))
     tokens[:, 0], tokens[:, 253], tokens[:, -4], tokens[:, -3:] = CLS, SEP, SEP, PAD
     starts = draw.random((ROWS, LENGTH)) < 0.7
-    inputs, chosen = mask_words(
-        tokens,
-        mask_id=MASK,
-        vocab_size=VOCABULARY,
-        special_ids=SPECIAL,
-        starts=starts if whole_words else None,
-        streams=streams(range(ROWS), 0, MASKING),
-    )
+    masking = Masking(0.15, VOCABULARY, MASK, SPECIAL)
+    inputs, chosen = mask_words(tokens, masking, streams(range(ROWS), 0, MASKING), starts if whole_words else None)
 
     special = np.isin(tokens, SPECIAL)
     ordinary = int((~special).sum())

@@ -9,19 +9,22 @@ would be 18 %. The table doesn't say why.
 
 import pytest
 
-from weft.data.mixture import plan, rows
+from weft.data.mixture import Mixture
+from weft.data.sampler import Windows
 
 NAMES = ["Common Crawl (filtered)", "WebText2", "Books1", "Books2", "Wikipedia"]
 TOKENS = [410e9, 19e9, 12e9, 55e9, 3e9]
 WEIGHTS = [0.60, 0.22, 0.08, 0.08, 0.03]
 SLIDE = [0.44, 2.9, 1.9, 0.43, 3.4]
 TOTAL = 300e9
+LENGTH = 2048
 
 
 def test_epochs_beside_the_slides() -> None:
-    epochs = plan(TOKENS, WEIGHTS, TOTAL)
-    for row, slide in zip(rows(NAMES, TOKENS, WEIGHTS, TOTAL), [*SLIDE, ""], strict=True):
-        print("{:<24}{:>18}{:>8}{:>7}".format(*row), "slide:", slide)
+    mixture = Mixture(tuple(Windows(round(tokens), LENGTH) for tokens in TOKENS), tuple(WEIGHTS))
+    epochs = mixture.epochs(round(sum(WEIGHTS) * TOTAL / LENGTH))  # the weights are of 300 B, whatever they sum to
+    for name, tokens, weight, ours, slide in zip(NAMES, TOKENS, WEIGHTS, epochs, SLIDE, strict=True):
+        print(f"{name:<24}{tokens:>18,.0f}{weight:>8.1%}{ours:>7.2f} slide: {slide}")
     assert epochs == pytest.approx([0.439, 3.474, 2.0, 0.436, 3.0], abs=5e-4)
     half_percent = [0.005 * TOTAL / tokens for tokens in TOKENS]
     differing = [
@@ -34,4 +37,3 @@ def test_epochs_beside_the_slides() -> None:
 
 def test_the_weights_sum_to_101_percent() -> None:
     assert sum(WEIGHTS) == pytest.approx(1.01)
-    assert rows(NAMES, TOKENS, WEIGHTS, TOTAL)[-1][2] == "101.0%"

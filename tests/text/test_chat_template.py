@@ -94,9 +94,9 @@ def test_the_text_is_that_of_transformers(plain: Tokenizer, template: str, reply
     chatty = with_template(plain, template)
     chatty.save(tmp_path)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    told = theirs.apply_chat_template(TALK, tokenize=False, add_generation_prompt=reply)
-    assert len(told) > 50
-    assert chatty.chat(TALK, reply=reply) == told
+    rendered = theirs.apply_chat_template(TALK, tokenize=False, add_generation_prompt=reply)
+    assert len(rendered) > 50
+    assert chatty.chat(TALK, reply=reply) == rendered
 
 
 def test_the_date_is_todays(plain: Tokenizer) -> None:
@@ -227,10 +227,10 @@ def test_the_reason_is_given(plain: Tokenizer) -> None:
 )
 def test_nothing_but_text_is_in_reach(plain: Tokenizer, reach: str) -> None:
     try:
-        told = with_template(plain, "{{ " + reach + " }}").chat(TALK)
+        rendered = with_template(plain, "{{ " + reach + " }}").chat(TALK)
     except TokenizerError as error:
-        told = str(error)
-    assert not any(word in told for word in ("class '", "function", "module", "object at", "__name__"))
+        rendered = str(error)
+    assert not any(word in rendered for word in ("class '", "function", "module", "object at", "__name__"))
 
 
 def test_a_template_of_any_length_and_text_of_any_kind(plain: Tokenizer) -> None:
@@ -243,15 +243,15 @@ def test_a_template_of_any_length_and_text_of_any_kind(plain: Tokenizer) -> None
 def test_threads_and_forks_get_their_own_answers(plain: Tokenizer) -> None:
     chatty = with_template(plain, "{{ messages[0].content * 1000 }}")
 
-    def told(n: int) -> bool:
+    def rendered(n: int) -> bool:
         return chatty.chat([{"role": "user", "content": f"{n} "}]) == f"{n} " * 1000
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(told, range(200)))
+        assert all(pool.map(rendered, range(200)))
     child = os.fork()
     if child == 0:
-        os._exit(0 if all(map(told, range(100))) else 1)
-    assert all(map(told, range(100, 200)))
+        os._exit(0 if all(map(rendered, range(100))) else 1)
+    assert all(map(rendered, range(100, 200)))
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -284,7 +284,7 @@ def test_a_long_conversation_is_no_bomb(plain: Tokenizer) -> None:
     [
         ("[" * 100_000, "not valid JSON: nested too deeply"),
         ('{"a":' * 100_000, "not valid JSON: nested too deeply"),
-        ('{"chat_template": "\\ud800"}', "chat_template: the text holds a lone surrogate"),
+        ('{"chat_template": "\\ud800"}', "chat_template: contains a lone surrogate"),
     ],
 )
 def test_settings_that_are_none(plain: Tokenizer, settings: str, says: str, tmp_path: Path) -> None:

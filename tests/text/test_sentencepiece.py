@@ -174,13 +174,13 @@ def test_sentencepiece_agrees(kind: str, options: dict[str, object], tmp_path: P
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (PIECES[:-3] + PLAIN, "no SentencePiece model"),
+        (PIECES[:-3] + PLAIN, "not a SentencePiece model"),
         ((PIECES + PLAIN)[:-1], "truncated"),
         (PIECES[len(piece("<unk>", 0, UNKNOWN)) :] + PLAIN, "no unknown piece"),
-        (PIECES + piece("a") + PLAIN, "stands in it twice"),
+        (PIECES + piece("a") + PLAIN, "occurs twice"),
         (PIECES + piece("x", float("nan")), "damaged"),
         (PIECES + piece("x", 0, 9), "damaged"),
-        (PIECES + block(1, block(1, b"\xff\xfe")), "no UTF-8"),
+        (PIECES + block(1, block(1, b"\xff\xfe")), "not UTF-8"),
         (PIECES + block(2, number(3, 3)), "kind word is not supported"),
         (PIECES + block(2, number(24, 1)), "end of words"),
         (PIECES + block(3, number(5, 0)), "escape_whitespaces"),
@@ -188,7 +188,7 @@ def test_sentencepiece_agrees(kind: str, options: dict[str, object], tmp_path: P
         (PIECES + block(3, block(2, b"\xff\xff\xff\x7f....")), "cut short"),
         (PIECES + block(3, block(2, struct.pack("<I", 8) + b"\xff" * 12)), "not a tokenizer|damaged"),
         (PIECES + b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "truncated"),
-        (PIECES + block(2, block(3, b"x")), "field 3 is no number"),
+        (PIECES + block(2, block(3, b"x")), "field 3 is not a number"),
     ],
 )
 def test_one_line_for_a_bad_file(data: bytes, expected: str, tmp_path: Path) -> None:

@@ -244,5 +244,5 @@ def test_a_task_that_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "PATIENCE", 50)
     coin = tasks.Task("coin", "a coin", ("side",), lambda rng, mine: {"side": rng.below(2)})
     monkeypatch.setitem(tasks._TASKS, "coin", coin)
-    with pytest.raises(DataError, match="builtin:coin: 3 rows are more than there are to draw; 2 came"):
+    with pytest.raises(DataError, match="builtin:coin: 3 rows are more than there are; it has 2"):
         list(tasks.rows("coin", "train", 3))

@@ -64,7 +64,7 @@ def test_a_known_number_of_ranks_tells_pattern_and_specials() -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (rank_file(RANKS), "269 ranks are of no known vocabulary; say how text is cut with pattern, one of gpt2"),
+        (rank_file(RANKS), "269 ranks match no known vocabulary; set pattern, how text is split, to one of gpt2"),
         (rank_file(RANKS)[:900], "the byte .* has no rank|not a token in base64"),
         (rank_file(RANKS) + b"YQ== 7\n", "line 270 repeats a token"),
         (rank_file(RANKS) + b"YWE9 7\n", "two tokens have one rank"),

@@ -94,7 +94,7 @@ def test_absent_and_binary_files(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json in this folder"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TokenizerError, match="no UTF-8 text"):
+    with pytest.raises(TokenizerError, match="not UTF-8 text"):
         Tokenizer.load(tmp_path)
 
 

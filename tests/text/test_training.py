@@ -129,7 +129,7 @@ def test_an_empty_corpus(config: TrainedConfig, nothing: list[str]) -> None:
 
 @pytest.mark.parametrize("config", [Word(), WordPiece()], ids=lambda c: c.kind)
 def test_white_space_holds_no_words(config: TrainedConfig) -> None:
-    with pytest.raises(TokenizerError, match="holds white space only"):
+    with pytest.raises(TokenizerError, match="only white space"):
         build_tokenizer(config, ["  \n"])
 
 
@@ -147,10 +147,10 @@ def test_a_vocabulary_larger_than_the_text_supports(
 def test_a_vocabulary_too_small_for_the_alphabet(
     kind: str, texts: list[str], configs: dict[str, TrainedConfig]
 ) -> None:
-    with pytest.raises(TokenizerError, match=r"vocab_size = 3: too small; .* need (\d+) at least") as raised:
+    with pytest.raises(TokenizerError, match=r"vocab_size = 3: too small; .* need at least (\d+)") as raised:
         build_tokenizer(configs[kind].replace(vocab_size=3), texts)
-    needed = int(str(raised.value).split("need ")[1].split()[0])
-    with pytest.raises(TokenizerError, match=f"need {needed} at least"):
+    needed = int(str(raised.value).split("at least ")[1].split()[0])
+    with pytest.raises(TokenizerError, match=f"need at least {needed}"):
         build_tokenizer(configs[kind].replace(vocab_size=needed - 1), texts)
     assert build_tokenizer(configs[kind].replace(vocab_size=needed), texts).vocab_size == needed
 

@@ -57,7 +57,7 @@ def test_gpt2(names: tuple[str, str], tmp_path: Path, tokenizers: dict[str, Toke
         assert [tokenizer.encode(text) for text in texts[:4]] == [tokenizers["bpe"].encode(text) for text in texts[:4]]
         assert tokenizer.eos_id == tokenizers["bpe"].eos_id
     written(tmp_path, ["a zzz"], names[1])
-    with pytest.raises(TokenizerError, match="line 1: 'a zzz' is no merge"):
+    with pytest.raises(TokenizerError, match="line 1: 'a zzz' does not merge"):
         Tokenizer.load(tmp_path)
     vocab.write_text('{"a": 0, "b": 0}')
     with pytest.raises(TokenizerError, match="each token an id of its own"):
@@ -88,9 +88,9 @@ def test_a_tokenizer_json_wins_under_any_name(tmp_path: Path, tokenizers: dict[s
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"", "no vocab.txt"),
-        (b"just\nsome\ntext\n", "no vocab.txt with"),
-        ("\n".join([*BERT, "the"]).encode(), "'the' stands in the vocabulary twice"),
+        (b"", "not a vocab.txt"),
+        (b"just\nsome\ntext\n", "not a vocab.txt with"),
+        ("\n".join([*BERT, "the"]).encode(), "'the' occurs twice in the vocabulary"),
         (b"\x00\xff\xfe\x81" * 9, "neither a SentencePiece model"),
         (b"\x80\x02}q\x00.", "neither a SentencePiece model"),
     ],
@@ -100,5 +100,5 @@ def test_one_line_for_a_bad_file(data: bytes, expected: str, tmp_path: Path) -> 
     with pytest.raises(TokenizerError, match=expected) as error:
         Tokenizer.load(tmp_path / "bad.txt")
     assert "\n" not in str(error.value)
-    with pytest.raises(TokenizerError, match="is for rank files"):
+    with pytest.raises(TokenizerError, match="applies to rank files"):
         Tokenizer.load(written(tmp_path, BERT), "gpt2")

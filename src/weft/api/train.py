@@ -7,13 +7,13 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from weft.api.run import Run, load
 from weft.config import assignments, merge, validate
-from weft.data.config import HashSplit, Split
+from weft.data.config import HashSplit, Split, TextSource
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
@@ -49,10 +49,10 @@ def prepare(
 ) -> Shards:
     """Turn text into token shards in the folder `out`, with a finished tokenizer or one trained on this text."""
     sources = [sources] if isinstance(sources, str) else list(sources)
-    split = validation or HashSplit()
+    text = TextSource(sources, validation or HashSplit(), column)
     if not isinstance(tokenizer, Tokenizer):
-        tokenizer = build_tokenizer(tokenizer, train_texts(sources, split, column=column), progress=True)
-    return prepare_shards(sources, out, tokenizer, validation=split, column=column)
+        tokenizer = build_tokenizer(tokenizer, train_texts(text), progress=True)
+    return prepare_shards(text, out, tokenizer)
 
 
 # ---- training
@@ -157,21 +157,19 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
     objective = objectives.build(recipe, folder)
     _refuse_too_short(objective)
     config, choices = _tokenizer_settings(recipe, objective, device)
-    chosen_size = any(choice.key == "tokenizer.vocab_size" for choice in choices)
-    try:
-        target = build_tokenizer(
-            config, objective.texts(None if recipe.source_tokenizer is None else "target"), progress=True
-        )
-    except TokenizerError:
-        if not chosen_size:
-            raise
+    side: Literal["target"] | None = None if recipe.source_tokenizer is None else "target"
+    if choices and choices[-1].key == "tokenizer.vocab_size":  # our choice, which gives way where text is short
+        chosen: int = choices[-1].value
         config = config.replace(vocab_size=None)
-        target = build_tokenizer(
-            config, objective.texts(None if recipe.source_tokenizer is None else "target"), progress=True
-        )
+        try:
+            target = build_tokenizer(config, objective.texts(side), progress=True, most=chosen)
+        except TokenizerError:  # it has more characters than that
+            target = build_tokenizer(config, objective.texts(side), progress=True)
         config = config.replace(vocab_size=target.vocab_size)
-        smaller = Choice("tokenizer.vocab_size", target.vocab_size, "all that this text supports")
-        choices = [*choices[:-1], smaller]
+        if target.vocab_size != chosen:
+            choices[-1] = Choice("tokenizer.vocab_size", target.vocab_size, "all that this text supports")
+    else:
+        target = build_tokenizer(config, objective.texts(side), progress=True)
     if recipe.init is not None and target.fingerprint != Tokenizer.load(recipe.init).fingerprint:
         raise ConfigError(
             f"tokenizer: another one than that of init = '{recipe.init}', whose weights know only their own tokens; "

@@ -43,7 +43,7 @@ Predictions = Iterator[tuple[str, dict[str, Any]]]  # a line, and the same for J
 
 def _predictions(run: "Run", file: str, column: str | None, second: str | None) -> Predictions:
     """A label or a number for each text, or pair of texts."""
-    from weft.data.table import read_rows
+    from weft.data.table import RowSource, read_rows
     from weft.errors import ConfigError
     from weft.evaluate.embedding import read_texts
 
@@ -55,7 +55,7 @@ def _predictions(run: "Run", file: str, column: str | None, second: str | None) 
     elif file == "-":
         raise ConfigError(f"{run.path}: expects pairs of texts; name a file with the columns '{one}' and '{two}'")
     else:
-        rows = list(read_rows([file], [one, two]))
+        rows = list(read_rows(RowSource([file], [one, two])))
         texts, others = [row.values[one] for row in rows], [row.values[two] for row in rows]
     if objective.kind == "regress":
         for text, number in zip(texts, run.rate(texts, others), strict=True):
@@ -68,7 +68,7 @@ def _predictions(run: "Run", file: str, column: str | None, second: str | None) 
 
 def _tags(run: "Run", file: str, column: str | None, second: str | None) -> Predictions:
     """A tag for each word."""
-    from weft.data.table import read_rows
+    from weft.data.table import RowSource, read_rows
     from weft.errors import ConfigError
     from weft.evaluate.embedding import read_texts
 
@@ -78,7 +78,7 @@ def _tags(run: "Run", file: str, column: str | None, second: str | None) -> Pred
         sentences = [text.split() for text in read_texts(file, column or "text")]
     else:
         name = column or str(getattr(run.config.objective, "words", "words"))
-        sentences = [row.values[name] for row in read_rows([file], {name: "words"})]
+        sentences = [row.values[name] for row in read_rows(RowSource([file], {name: "words"}))]
     for words, tags in zip(sentences, run.tag(sentences), strict=True):
         plain = " ".join(f"{word}/{tag}" for word, (tag, _) in zip(words, tags, strict=True))
         yield plain, {"words": words, "tags": [tag for tag, _ in tags], "probabilities": [share for _, share in tags]}

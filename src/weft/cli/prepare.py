@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from weft.data.config import Split
+    from weft.data.config import Split, TextSource
     from weft.data.shards import Shards
     from weft.text.tokenizer import Tokenizer
 
@@ -29,15 +29,15 @@ def prepare(
     ] = None,
 ) -> None:
     """Turn text into token shards that training reads straight from disk."""
+    from weft.data.config import TextSource
     from weft.data.documents import is_plain
     from weft.data.prepare import prepare as write
     from weft.errors import ConfigError
 
     if column is not None and all(map(is_plain, sources)):
         raise ConfigError(f"--column {column}: {sources[0]} is plain text, which has no columns")
-    split, named = _split(validation), column or "text"
-    chosen = _tokenizer(sources, tokenizer, vocab, split, named)
-    _report(write(sources, out, chosen, validation=split, column=named))
+    text = TextSource(sources, _split(validation), column or "text")
+    _report(write(text, out, _tokenizer(text, tokenizer, vocab)))
 
 
 def _split(validation: str) -> "Split":
@@ -51,7 +51,7 @@ def _split(validation: str) -> "Split":
     return validate(HashSplit, {"fraction": share}, "--validation") if share else NoSplit()
 
 
-def _tokenizer(sources: list[str], name: str, vocab: int | None, split: "Split", column: str) -> "Tokenizer":
+def _tokenizer(text: "TextSource", name: str, vocab: int | None) -> "Tokenizer":
     """A finished tokenizer by its path, or one of a kind, trained on the training side of the text."""
     from pydantic import TypeAdapter
 
@@ -74,9 +74,9 @@ def _tokenizer(sources: list[str], name: str, vocab: int | None, split: "Split",
         config = validate(type(config), {"kind": name, "vocab_size": vocab}, "--vocab")
     if name == "byte":  # nothing to learn
         return build_tokenizer(config, [])
-    if "-" in sources:
+    if "-" in text.sources:
         raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
-    return build_tokenizer(config, train_texts(sources, split, column=column), progress=True)
+    return build_tokenizer(config, train_texts(text), progress=True)
 
 
 def _report(shards: "Shards") -> None:

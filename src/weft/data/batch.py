@@ -10,11 +10,12 @@ from itertools import chain, pairwise
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from weft.data.mixture import Mixture
-from weft.data.sampler import Array, Windows, rows, sequential
+from weft.data.sampler import Array, sequential
 from weft.data.shards import Tokens
 from weft.errors import DataError
 
@@ -105,54 +106,28 @@ class Batch(_Tensors):
 
 
 def windows_batch(
-    tokens: Tokens,
-    windows: Windows,
-    step: int,
-    batch: int,
-    rank: int = 0,
-    ranks: int = 1,
-    *,
-    document_mask: bool = False,
+    texts: Sequence[Tokens], mixture: Mixture, samples: npt.ArrayLike, *, document_mask: bool = False
 ) -> Batch:
-    """The rows (B/ranks, length) that `rank` trains on at `step`."""
-    starts = windows.starts(rows(step, batch, rank, ranks))
-    return _stack([tokens], np.zeros_like(starts), starts, windows.length, document_mask)
-
-
-def mixture_batch(
-    texts: Sequence[Tokens],
-    mixture: Mixture,
-    step: int,
-    batch: int,
-    rank: int = 0,
-    ranks: int = 1,
-    *,
-    document_mask: bool = False,
-) -> Batch:
-    """As `windows_batch`, each row from one of several texts."""
-    sources, starts = mixture.locate(rows(step, batch, rank, ranks))
+    """The windows (B, length) that these samples (B,) of the run are, each from one of the texts."""
+    sources, starts = mixture.locate(samples)
     return _stack(texts, sources, starts, mixture.windows[0].length, document_mask)
 
 
-def evaluation_batches(
-    tokens: Tokens, length: int, batch: int, rank: int = 0, ranks: int = 1, *, document_mask: bool = False
-) -> Iterator[Batch]:
-    """Every token but the first as a target exactly once, in order; batch i goes to rank i mod ranks.
+def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batch]:
+    """Every token but the first as a target exactly once, in order.
 
     Full windows come `batch` at a time; what is left at the end is one shorter row, so nothing is padded.
     """
     waiting: list[int] = []
-    number = 0
     last = (len(tokens) - 2) // length * length  # where the last window starts
     for start, inputs in sequential(len(tokens), length):
         if inputs == length:
             waiting.append(start)
         if waiting and (len(waiting) == batch or start == last):
-            if number % ranks == rank:
-                yield _stack([tokens], np.zeros(len(waiting), dtype=np.int64), np.array(waiting), length, document_mask)
-            waiting, number = [], number + 1
-        if inputs < length and number % ranks == rank:
-            yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([start]), inputs, document_mask)
+            yield _stack([tokens], np.zeros(len(waiting), dtype=np.int64), np.array(waiting), length, False)
+            waiting = []
+        if inputs < length:
+            yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([start]), inputs, False)
 
 
 def _stack(texts: Sequence[Tokens], sources: Array, starts: Array, length: int, document_mask: bool) -> Batch:
@@ -186,11 +161,6 @@ def _restarting(documents: Array) -> Array:
 
 
 # ---- from separate sequences
-
-
-def truncate(sequences: Sequence[Sequence[Any]], length: int) -> list[list[Any]]:
-    """Each sequence's first `length` items: words before a vocabulary is built from them, or ids after."""
-    return [list(sequence[:length]) for sequence in sequences]
 
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int | None, length: int | None = None) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ class Buckets:
         assert (size is None) != (tokens is None), "a batch has a size or a budget of tokens"
         assert self.lengths.ndim == 2
         if not len(self.lengths):
-            raise DataError("there are no examples to make batches of")
+            raise DataError("there are no examples to batch")
         if tokens is not None:
             self._refuse_long(tokens)
         count = len(self.lengths)
@@ -84,7 +84,7 @@ class Buckets:
         return taken[rank * len(taken) // ranks : (rank + 1) * len(taken) // ranks]
 
     def _cell_rows(self, first: int, last: int, epoch: int) -> Iterator[Array]:
-        """What stands at the places `first` … `last` of an epoch's line, cell by cell."""
+        """The examples at places `first` … `last` of an epoch's line, cell by cell."""
         cell = int(np.searchsorted(self._starts, first, side="right")) - 1
         while first < last:
             start, stop = int(self._starts[cell]), int(self._starts[cell + 1])
@@ -92,14 +92,6 @@ class Buckets:
             turns = np.full(len(places), epoch)
             yield self._order[start + permute(places, stop - start, turns, self.seed + 7919 * (cell + 1))]
             first, cell = min(last, stop), cell + 1
-
-    def padding(self) -> float:
-        """The share of padding in all that the first epoch's batches hold."""
-        padded = 0
-        for step in range(self.steps_per_epoch):
-            batch = self.lengths[self.rows(step)]
-            padded += len(batch) * int(batch.max(axis=0).sum())
-        return 1 - int(self.lengths.sum()) / max(padded, 1)
 
 
 def _cells(

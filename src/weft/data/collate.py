@@ -66,7 +66,7 @@ def text_length(length: int | None, specials: int) -> int | None:
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """What stands before the first sentence, and after each.
+    """What comes before the first sentence, and after each.
 
     A frame in the tokenizer's own file, such as LLaMA's bos, is no part of it: runs are read as they were trained.
     """

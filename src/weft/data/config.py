@@ -3,6 +3,8 @@
 Nothing here imports torch or numpy: a recipe is read and checked at once.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,7 +18,7 @@ class HashSplit(Config):
     """Holds out the pieces of text whose hash falls below `fraction`.
 
     The choice depends on a piece's own text alone: neither the order of files nor what is added later moves it,
-    and two equal pieces never stand on both sides.
+    and two equal pieces are never on different sides.
     """
 
     kind: Literal["hash"] = "hash"
@@ -46,6 +48,15 @@ class NoSplit(Config):
 
 
 Split = Annotated[HashSplit | TailSplit | FilesSplit | NoSplit, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Text to read: where it is, what of it is held out, and the column that holds it where it is a table."""
+
+    sources: Sequence[str]
+    validation: Split = field(default_factory=HashSplit)
+    column: str = "text"
 
 
 class Part(Config):
@@ -97,3 +108,12 @@ class Data(Config):
         if self.sources or self.prepared is not None:
             return (Part(sources=self.sources, prepared=self.prepared),)
         return self.mixture
+
+    @property
+    def training_share(self) -> float:
+        """The share of the sources that is trained on."""
+        return 1 - self.validation.fraction if isinstance(self.validation, HashSplit | TailSplit) else 1.0
+
+    def text(self, part: Part) -> TextSource:
+        """What is read of one part."""
+        return TextSource(part.sources, self.validation, self.column)

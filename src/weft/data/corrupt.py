@@ -1,4 +1,4 @@
-"""Text that is spoiled on purpose, for a model to mend: masked words, missing spans.
+"""Text that is corrupted on purpose, for a model to restore: masked words, missing spans.
 
 What happens to a row depends on the seed and on the row's number among all samples of the run, and on nothing else:
 not on the batch, the process or the step that it is in. So a text is masked anew each time it is read, and a resumed
@@ -7,7 +7,6 @@ run, or one with another number of processes, sees the same rows.
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +16,7 @@ from torch import Tensor
 from weft.data.batch import Batch, Source
 from weft.data.sampler import Array, Words, draw, streams
 from weft.errors import DataError, TokenizerError
-
-if TYPE_CHECKING:
-    from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Tokenizer
 
 Flags = npt.NDArray[np.bool_]
 MASKED, REPLACED = 0.8, 0.1  # of the chosen words; the others stay (Devlin et al. 2019, §3.1)
@@ -29,80 +26,11 @@ MASKING, PAIRING, CUTTING = range(3, 6)  # what a row's random numbers are for; 
 # ---- masked words
 
 
-def mask_words(
-    ids: Array,
-    *,
-    rate: float = 0.15,
-    mask_id: int,
-    vocab_size: int,
-    special_ids: Array,
-    starts: Flags | None = None,
-    streams: Words,
-) -> tuple[Array, Flags]:
-    """BERT's masking (Devlin et al. 2019, §3.1) of ids (B, T): what the model reads, and where it is asked, (B, T).
-
-    `rate` of a row's words are chosen, one at least. Of these 80 % become `mask_id`, 10 % any ordinary token, 10 %
-    stay. Special tokens (ascending) are never chosen, and never put in. Every token is a word, unless `starts` (B, T)
-    says where words begin: then all tokens of a word are chosen together and share its fate. What happens to a row is
-    drawn from its stream (B,) alone, and special tokens after it change nothing.
-    """
-    special = np.isin(ids, special_ids)
-    begins = np.ones(ids.shape, dtype=bool) if starts is None else starts | special
-    begins[:, 0] = True
-    begins[:, 1:] |= special[:, :-1]
-    heads = begins & ~special  # the first token of each word, for which its numbers are drawn
-    words = heads.sum(axis=1)
-    # the part after the point is drawn, so that on average it is `rate` exactly
-    count = np.clip((rate * words + draw(streams, 0)).astype(np.int64), np.minimum(words, 1), words)
-    places = np.arange(ids.shape[1])
-    lots = np.where(heads, draw(streams[:, None], 1 + 3 * places), 1.0)
-    last = np.sort(lots, axis=1)[np.arange(len(ids)), count - 1]  # 1.0 where there is no word
-    chosen = heads & (lots <= last[:, None])
-    head = np.broadcast_to(places, ids.shape)
-    if starts is not None:
-        head = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
-        chosen = np.take_along_axis(chosen, head, axis=1)
-
-    row, place = np.nonzero(chosen)
-    fate = draw(streams[row], 2 + 3 * head[row, place])
-    inputs = ids.copy()
-    masked, replaced = fate < MASKED, (fate >= MASKED) & (fate < MASKED + REPLACED)
-    inputs[row[masked], place[masked]] = mask_id
-    row, place = row[replaced], place[replaced]
-    drawn = (draw(streams[row], 3 + 3 * place) * (vocab_size - len(special_ids))).astype(np.int64)
-    # the n-th ordinary token: n, and one more for each special token that is passed on the way there
-    inputs[row, place] = drawn + np.searchsorted(special_ids - np.arange(len(special_ids)), drawn, side="right")
-    return inputs, chosen
-
-
-# first bytes of characters that are signs, or belong to scripts without spaces (U+2000 to U+9FFF, U+10000 and on)
-APART = frozenset([0xC2, *range(0xE2, 0xEA), *range(0xF0, 0xF5)])
-
-
-def word_starts(tokenizer: "Tokenizer") -> Flags:
-    """Which tokens begin a word, (vocab_size,): those that bring white space along, signs, and Chinese characters.
-
-    What a tokenizer writes in front of a word (`Ġ`, `▁`) and within one (`##`) is all in the text that its tokens give.
-    """
-    starts = np.ones(tokenizer.vocab_size, dtype=bool)
-    for id in range(tokenizer.vocab_size):
-        try:
-            text = tokenizer.token_bytes(id)
-        except TokenizerError:  # a number that the vocabulary leaves out
-            continue
-        first = text.decode("utf-8", "ignore")[:1]
-        if text[:1].isalnum() or (first.isalnum() and text[0] not in APART):
-            starts[id] = False
-        elif not first and text:  # part of a character
-            starts[id] = text[0] in APART
-    return starts
-
-
 @dataclass(frozen=True)
 class Masking:
     """How words are masked, and the ids of the tokenizer that it takes.
 
-    `special_ids` ascend; `starts` (vocab_size,) tells which tokens begin a word, where whole words are masked.
+    `special_ids` ascend; `starts` (vocab_size,) marks the tokens that begin a word, where whole words are masked.
     """
 
     rate: float
@@ -115,7 +43,7 @@ class Masking:
     starts: Flags | None = None
 
     @classmethod
-    def of(cls, tokenizer: "Tokenizer", rate: float = 0.15, whole_words: bool = False) -> "Masking":
+    def of(cls, tokenizer: Tokenizer, rate: float = 0.15, whole_words: bool = False) -> "Masking":
         """The masking of a tokenizer that has a mask token."""
         mask_id, special = tokenizer.need("mask"), set(tokenizer.special_tokens.values())
         if len(special) >= tokenizer.vocab_size:
@@ -138,22 +66,76 @@ class Masking:
 
     def mask(self, ids: Array, samples: npt.ArrayLike, seed: int) -> tuple[Array, Flags]:
         """`mask_words` on the ids (B, T) of these samples (B,)."""
-        return mask_words(
-            ids,
-            rate=self.rate,
-            mask_id=self.mask_id,
-            vocab_size=self.vocab_size,
-            special_ids=self.special_ids,
-            starts=None if self.starts is None else self.starts[ids],
-            streams=streams(samples, seed, MASKING),
-        )
+        starts = None if self.starts is None else self.starts[ids]
+        return mask_words(ids, self, streams(samples, seed, MASKING), starts)
+
+
+def mask_words(ids: Array, masking: Masking, streams: Words, starts: Flags | None = None) -> tuple[Array, Flags]:
+    """BERT's masking (Devlin et al. 2019, §3.1) of ids (B, T): what the model reads, and where it predicts, (B, T).
+
+    A share `masking.rate` of a row's words is chosen, one at least. Of these 80 % become the mask token, 10 % any
+    ordinary token, 10 % stay. Special tokens are never chosen, and never put in. Every token is a word, unless `starts`
+    (B, T) marks where words begin: then all tokens of a word are chosen together and treated alike. What happens to a
+    row is drawn from its stream (B,) alone, and special tokens after it change nothing.
+    """
+    special = np.isin(ids, masking.special_ids)
+    begins = np.ones(ids.shape, dtype=bool) if starts is None else starts | special
+    begins[:, 0] = True
+    begins[:, 1:] |= special[:, :-1]
+    heads = begins & ~special  # the first token of each word, for which its numbers are drawn
+    words = heads.sum(axis=1)
+    # the part after the point is drawn, so that on average it is `rate` exactly
+    count = np.clip((masking.rate * words + draw(streams, 0)).astype(np.int64), np.minimum(words, 1), words)
+    places = np.arange(ids.shape[1])
+    lots = np.where(heads, draw(streams[:, None], 1 + 3 * places), 1.0)
+    last = np.sort(lots, axis=1)[np.arange(len(ids)), count - 1]  # 1.0 where there is no word
+    chosen = heads & (lots <= last[:, None])
+    head = np.broadcast_to(places, ids.shape)
+    if starts is not None:
+        head = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+        chosen = np.take_along_axis(chosen, head, axis=1)
+
+    row, place = np.nonzero(chosen)
+    fate = draw(streams[row], 2 + 3 * head[row, place])
+    inputs = ids.copy()
+    masked, replaced = fate < MASKED, (fate >= MASKED) & (fate < MASKED + REPLACED)
+    inputs[row[masked], place[masked]] = masking.mask_id
+    row, place = row[replaced], place[replaced]
+    special_ids = masking.special_ids
+    drawn = (draw(streams[row], 3 + 3 * place) * (masking.vocab_size - len(special_ids))).astype(np.int64)
+    # the n-th ordinary token: n, and one more for each special token that is passed on the way there
+    inputs[row, place] = drawn + np.searchsorted(special_ids - np.arange(len(special_ids)), drawn, side="right")
+    return inputs, chosen
+
+
+# first bytes of characters that are signs, or belong to scripts without spaces (U+2000 to U+9FFF, U+10000 and on)
+APART = frozenset([0xC2, *range(0xE2, 0xEA), *range(0xF0, 0xF5)])
+
+
+def word_starts(tokenizer: Tokenizer) -> Flags:
+    """Which tokens begin a word, (vocab_size,): those that bring white space along, signs, and Chinese characters.
+
+    What a tokenizer writes in front of a word (`Ġ`, `▁`) and within one (`##`) is all in the text that its tokens give.
+    """
+    starts = np.ones(tokenizer.vocab_size, dtype=bool)
+    for id in range(tokenizer.vocab_size):
+        try:
+            text = tokenizer.token_bytes(id)
+        except TokenizerError:  # a number that the vocabulary leaves out
+            continue
+        first = text.decode("utf-8", "ignore")[:1]
+        if text[:1].isalnum() or (first.isalnum() and text[0] not in APART):
+            starts[id] = False
+        elif not first and text:  # part of a character
+            starts[id] = text[0] in APART
+    return starts
 
 
 def masked_batch(batch: Batch, samples: npt.ArrayLike, masking: Masking, seed: int) -> Batch:
     """A batch of text (B, T), as `windows_batch` gives it, with words masked; `samples` (B,) number its rows.
 
-    The targets are the tokens themselves. Rows become [CLS] row [SEP] where the tokenizer has both, so that the text
-    should be `masking.frame` tokens shorter than the rows are to be.
+    The targets are the tokens themselves. Rows become [CLS] row [SEP] where the tokenizer has both, so the text
+    should be `masking.frame` tokens shorter than the rows.
     """
     framed = _framed(batch, masking) if masking.frame else batch
     inputs, chosen = masking.mask(framed.tokens.numpy(), samples, seed)
@@ -180,8 +162,8 @@ def _framed(batch: Batch, masking: Masking) -> Batch:
 # ---- missing spans
 
 
-def sentinels(tokenizer: "Tokenizer") -> Array:
-    """The ids of the special tokens `<extra_id_0>`, `<extra_id_1>`, …, which stand for spans that were cut out."""
+def sentinels(tokenizer: Tokenizer) -> Array:
+    """The ids of the special tokens `<extra_id_0>`, `<extra_id_1>`, …, which stand for the spans that were cut out."""
     numbered = {
         int(found[1]): id
         for token, id in tokenizer.special_tokens.items()
@@ -205,23 +187,33 @@ def span_counts(length: int, rate: float = 0.15, mean: float = 3.0) -> tuple[int
     return noise, min(max(round(noise / mean), 1), noise, length - noise)
 
 
-def corrupt_spans(
-    ids: Array,
-    *,
-    rate: float = 0.15,
-    mean: float = 3.0,
-    sentinels: Array,
-    eos: int,
-    streams: Words,
-) -> tuple[Array, Array]:
-    """T5's span corruption (Raffel et al. 2020, §3.1.4) of ids (B, T): what is read, and what is to be written.
+@dataclass(frozen=True)
+class SpanCorruption:
+    """How spans are cut out, and the ids of the tokenizer that it takes; `start_id` is what writing begins with."""
 
-    `rate` of the tokens are cut out in spans of `mean` tokens on average. A sentinel stands for each of them in the
-    source (B, S); the target (B, U) says them after their sentinels, and one sentinel more. Both end with `eos`. What
-    is cut out of a row is drawn from its stream (B,).
+    rate: float
+    mean: float
+    sentinels: Array
+    eos_id: int
+    start_id: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, rate: float = 0.15, mean: float = 3.0) -> "SpanCorruption":
+        """For a tokenizer with sentinels and an eos token. Writing begins with bos, or with pad as T5's does."""
+        start = tokenizer.need("pad") if tokenizer.bos_id is None else tokenizer.bos_id
+        return cls(rate, mean, sentinels(tokenizer), tokenizer.need("eos"), start)
+
+
+def corrupt_spans(ids: Array, corruption: SpanCorruption, streams: Words) -> tuple[Array, Array]:
+    """T5's span corruption (Raffel et al. 2020, §3.1.4) of ids (B, T): what the encoder reads, and the targets.
+
+    A share `rate` of the tokens is cut out, in spans of `mean` tokens on average. A sentinel stands for each of them in
+    the source (B, S); the target (B, U) holds them after their sentinels, and one sentinel more. Both end with eos.
+    What is cut out of a row is drawn from its stream (B,).
     """
+    sentinels, eos = corruption.sentinels, corruption.eos_id
     size, length = ids.shape
-    noise, spans = span_counts(length, rate, mean)
+    noise, spans = span_counts(length, corruption.rate, corruption.mean)
     if spans >= len(sentinels):
         raise DataError(
             f"{length} tokens lose {spans} spans, but the tokenizer has {len(sentinels)} sentinels (<extra_id_0> …), "
@@ -240,11 +232,11 @@ def corrupt_spans(
     source[:, :-1] = marked[~lost | (border[:, :-1] > 0)].reshape(size, -1)
 
     marks = np.cumsum(cut, axis=1) - cut + np.arange(spans)  # where their sentinels stand in the target
-    said = np.ones((size, noise + spans + 2), dtype=bool)
-    said[row, marks] = said[:, -2:] = False
-    target = np.full(said.shape, eos)
+    ordinary = np.ones((size, noise + spans + 2), dtype=bool)
+    ordinary[row, marks] = ordinary[:, -2:] = False
+    target = np.full(ordinary.shape, eos)
     target[row, marks], target[:, -2] = sentinels[:spans], sentinels[spans]
-    target[said] = ids[lost]
+    target[ordinary] = ids[lost]
     return source, target
 
 
@@ -255,36 +247,12 @@ def _segments(items: int, segments: int, streams: Words, which: int) -> Array:
     return np.diff(borders, axis=1, prepend=0, append=items)
 
 
-@dataclass(frozen=True)
-class Spans:
-    """How spans are cut out, and the ids of the tokenizer that it takes; `start` is what writing begins with."""
-
-    rate: float
-    mean: float
-    sentinels: Array
-    eos_id: int
-    start_id: int
-
-    @classmethod
-    def of(cls, tokenizer: "Tokenizer", rate: float = 0.15, mean: float = 3.0) -> "Spans":
-        """For a tokenizer with sentinels and an eos token. Writing begins with bos, or with pad as T5's does."""
-        start = tokenizer.need("pad") if tokenizer.bos_id is None else tokenizer.bos_id
-        return cls(rate, mean, sentinels(tokenizer), tokenizer.need("eos"), start)
-
-
-def spans_batch(ids: Array, samples: npt.ArrayLike, spans: Spans, seed: int) -> Batch:
-    """Texts (B, T) with spans cut out as sources, and the spans as what is to be written; `samples` (B,) number them.
+def spans_batch(ids: Array, samples: npt.ArrayLike, corruption: SpanCorruption, seed: int) -> Batch:
+    """Texts (B, T) with spans cut out as sources, and the spans as targets; `samples` (B,) number them.
 
     Texts of one length stay of one length, and need no padding.
     """
-    source, target = corrupt_spans(
-        ids,
-        rate=spans.rate,
-        mean=spans.mean,
-        sentinels=spans.sentinels,
-        eos=spans.eos_id,
-        streams=streams(samples, seed, CUTTING),
-    )
+    source, target = corrupt_spans(ids, corruption, streams(samples, seed, CUTTING))
     read, written = torch.from_numpy(source), torch.from_numpy(target)
-    started = torch.cat([torch.full((len(written), 1), spans.start_id), written[:, :-1]], dim=1)
+    started = torch.cat([torch.full((len(written), 1), corruption.start_id), written[:, :-1]], dim=1)
     return Batch(started, written, source=Source(read, torch.ones(read.shape, dtype=torch.bool)))

@@ -14,28 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.data.rows import csv_table, json_lines, json_values, parquet, tsv_table
-from weft.data.streams import PACKED, blocks, decode
+from weft.data.rows import TABLES, Malformed, missing, records
+from weft.data.streams import PACKED, blocks, decode, format_of
 from weft.errors import DataError, suggestion
+from weft.text import builtin
 
 SECTION = 16 * 1024  # bytes of text in a section, at most
 
 TEXT = (".txt", ".md")
-ROWS = {
-    ".jsonl": json_lines,
-    ".ndjson": json_lines,
-    ".json": json_values,
-    ".csv": csv_table,
-    ".tsv": tsv_table,
-    ".parquet": parquet,
-}
-SUFFIXES = (*TEXT, *ROWS)
+SUFFIXES = (*TEXT, *TABLES)
 READABLE = f"{' '.join(SUFFIXES)} (also with .gz or .zst)"
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document, or a section of a long one; `ends` tells that the document ends with it."""
+    """A document, or a section of a long one; `ends` where the document ends with it."""
 
     text: str
     source: str
@@ -43,7 +36,7 @@ class Document:
 
 
 def is_plain(source: str) -> bool:
-    """Whether a source is plain text for certain: a file that says so by its name, or standard input."""
+    """Whether a source is plain text for certain: a file with such a suffix, or standard input."""
     return source == "-" or Path(source.removesuffix(".gz").removesuffix(".zst")).suffix in TEXT
 
 
@@ -57,7 +50,7 @@ def read(sources: Sequence[str], *, column: str = "text", section: int = SECTION
             found = found or not document.text.isspace()
             yield document
         if not held and name in sources:
-            raise DataError(f"{name}: holds no text")
+            raise DataError(f"{name}: contains no text")
     if not found:
         raise DataError(f"{', '.join(sources) or 'no source given'}: no text at all")
 
@@ -109,13 +102,11 @@ def _in_folder(folder: str) -> list[str]:
         if _made_by_weft(parent, names):
             folders.clear()
             continue
-        found += [os.path.join(parent, name) for name in names if _suffix(name) in SUFFIXES and name[0] != "."]
+        found += [os.path.join(parent, name) for name in names if format_of(name) in SUFFIXES and name[0] != "."]
     if not found and os.path.exists(os.path.join(folder, "plan.json")):
-        raise DataError(
-            f"{folder}: tokens that were prepared already, no text; train on them with data.prepared={folder}"
-        )
+        raise DataError(f"{folder}: already prepared tokens, not text; train on them with data.prepared={folder}")
     if not found:
-        raise DataError(f"{folder}: holds no text; weft reads {READABLE}")
+        raise DataError(f"{folder}: contains no text; weft reads {READABLE}")
     return sorted(found)
 
 
@@ -127,15 +118,9 @@ def _made_by_weft(folder: str, names: Sequence[str]) -> bool:
     return {"config.toml", "tokenizer.json"} <= set(names)
 
 
-def _suffix(name: str) -> str:
-    """The suffix that tells the format, without a .gz or .zst after it; "" when there is none."""
-    path = Path(name.lower())
-    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
-
-
 def _kind(name: str) -> str:
     """The format's suffix of a file that was named outright; a name without a suffix is text."""
-    suffix = _suffix(name)
+    suffix = format_of(name)
     if suffix not in ("", *SUFFIXES):
         raise DataError(f"{name}: unknown suffix '{suffix}'; weft reads {READABLE}, and text from '-'")
     return suffix
@@ -144,21 +129,20 @@ def _kind(name: str) -> str:
 def _names_hub(source: str) -> bool:
     """`owner/name` is a dataset on the hub unless it looks like a path that was mistyped."""
     owner = source.partition("/")[0]
-    known = _suffix(source) in SUFFIXES or source.endswith(PACKED)
+    known = format_of(source) in SUFFIXES or source.endswith(PACKED)
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source)) and not known and not os.path.isdir(owner)
 
 
 def stamps(sources: Sequence[str]) -> list[list[Any]]:
     """[name, size in bytes, what changes when the content does] for each file. Nobody knows what '-' will hold."""
-    return [_stamp(name) for name in files(sources)]
+    return [stamp(name) for name in files(sources)]
 
 
-def _stamp(name: str) -> list[Any]:
+def stamp(name: str) -> list[Any]:
+    """The same for a single file."""
     if name == "-":
         return [name, 256 * 1024, uuid.uuid4().hex]
     if name.startswith("builtin:"):
-        from weft.text import builtin
-
         corpus = builtin.corpus(name)
         return [name, sum(len(text.encode()) for text in corpus.documents), corpus.sha256]
     if name.startswith("hub:"):
@@ -175,8 +159,6 @@ def _stamp(name: str) -> list[Any]:
 
 def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
     if name.startswith("builtin:"):
-        from weft.text import builtin
-
         for text in builtin.documents(name):
             yield from _sections_of(text, name)
         return
@@ -185,11 +167,24 @@ def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
             yield from _read_one(path, column, section)
         return
     kind = "" if name == "-" else _kind(name)
-    if kind in ROWS:
-        for row in ROWS[kind](name, column):
-            yield from _sections_of(row or "", name)
+    if kind in TABLES:
+        for number, row in records(name, [column]):
+            yield from _sections_of(_field(row, column, f"{name}:{number}"), name)
     else:
         yield from _cut(blocks(name), name, section)
+
+
+def _field(row: Any, column: str, where: str) -> str:
+    """The text of a row that is an object, or a string itself. No value is no text."""
+    if isinstance(row, Malformed):
+        raise DataError(f"{where}: {row.reason}")
+    if isinstance(row, dict):
+        if column not in row:
+            raise DataError(f"{where}: {missing(column, row)}")
+        row = row[column]
+    if row is not None and not isinstance(row, str):
+        raise DataError(f"{where}: '{column}' holds {type(row).__name__}, not text")
+    return row or ""
 
 
 # ---- sections
@@ -198,11 +193,11 @@ def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
 def _sections_of(text: str, name: str) -> Iterator[Document]:
     """The sections of a document that is in memory as a whole; nearly always it is one."""
     if "\0" in text:
-        raise DataError(f"{name}: a document holds a NUL character, at its character {text.index(chr(0))}")
+        raise DataError(f"{name}: a document contains a NUL character, at its character {text.index(chr(0))}")
     try:
         encoded = text.encode()
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which no text can hold
-        raise DataError(f"{name}: a document holds a lone surrogate, at its character {error.start}") from None
+        raise DataError(f"{name}: a document contains a lone surrogate, at its character {error.start}") from None
     yield from _cut((encoded,), name, SECTION)
 
 
@@ -255,18 +250,35 @@ def _download(repository: str) -> Iterator[str]:
         import huggingface_hub
     except ImportError:
         raise DataError(
-            f"{repository}: no such file here; as a hub dataset it needs huggingface_hub: pip install 'weft[hub]'"
+            f"{repository}: no such file here; a hub dataset needs huggingface_hub: pip install 'weft[hub]'"
         ) from None
     try:
-        names = sorted(huggingface_hub.HfApi().list_repo_files(repository, repo_type="dataset"))
-        data = [n for n in names if _suffix(n) in (".txt", *ROWS) and os.path.basename(n) != "dataset_infos.json"]
-        data = [n for n in data if "train" in n] or data
+        data = _data_files(huggingface_hub.HfApi().list_repo_files(repository, repo_type="dataset"))
         if not data:
-            raise DataError(f"{repository}: the hub dataset holds no file that weft reads: {READABLE}")
+            raise DataError(f"{repository}: the hub dataset contains no file that weft reads: {READABLE}")
         for name in data:
             yield huggingface_hub.hf_hub_download(repository, name, repo_type="dataset")
     except DataError:
         raise
     except Exception as error:  # the client, its HTTP library and the system each have errors of their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"{repository}: no such file here, and not to be had from the hub: {reason}") from None
+        raise DataError(f"{repository}: no such file here, and the hub cannot provide it: {reason}") from None
+
+
+def hub_sizes(name: str) -> list[tuple[str, int]]:
+    """(file, bytes) of what would be read of `hub:NAME`, as far as the hub says; an error is left to the reading."""
+    try:
+        import huggingface_hub
+
+        repository = name.removeprefix("hub:")
+        listed = huggingface_hub.HfApi().dataset_info(repository, files_metadata=True).siblings
+    except Exception:  # no client, no connection, no such dataset
+        return []
+    sizes = {file.rfilename: file.size or 0 for file in listed or ()}
+    return [(file, sizes[file]) for file in _data_files(sizes)]
+
+
+def _data_files(names: Iterable[str]) -> list[str]:
+    readable = [name for name in sorted(names) if format_of(name) in (".txt", *TABLES)]
+    data = [name for name in readable if os.path.basename(name) != "dataset_infos.json"]
+    return [name for name in data if "train" in name] or data

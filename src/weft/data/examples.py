@@ -20,6 +20,8 @@ import numpy.typing as npt
 from pydantic import Field, ValidationError
 
 from weft.config import Config
+from weft.data import verified
+from weft.data.labels import Labels
 from weft.data.shards import Side
 from weft.data.table import Row
 from weft.errors import DataError
@@ -31,7 +33,7 @@ Array = npt.NDArray[np.int64]
 Example = Mapping[str, Sequence[int] | int | float]
 BLOCK = 1 << 20  # bytes copied or checked at once
 CHUNK = 1024  # texts that are encoded together
-UNKNOWN = "0" * 64  # what stands for the checksum in what it is the checksum of
+UNKNOWN = "0" * 64  # in place of the checksum while it is computed
 TYPES: dict[str, np.dtype[Any]] = {
     "U16": np.dtype("<u2"),
     "I32": np.dtype("<i4"),
@@ -106,8 +108,13 @@ class Examples:
         return self._ids[field]
 
     def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
-        """Reads everything and compares checksums; `advance` hears how many bytes were read."""
+        """Reads everything and compares checksums, unless a note says that the file was whole before.
+
+        `advance` is called with the number of bytes read. What is whole is noted, so that it costs once.
+        """
         header, metadata = _header(self.path)
+        if verified.is_noted(self.path, metadata.sha256):
+            return
         digest = _header_digest(json.loads(header.text))
         try:
             with self.path.open("rb") as stream:
@@ -119,6 +126,7 @@ class Examples:
             raise DataError(f"{self.path}: cannot be read: {error.strerror}") from None
         if digest.hexdigest() != metadata.sha256:
             raise DataError(f"{self.path}: damaged: its content differs from its checksum; make it again")
+        verified.note({self.path: metadata.sha256})
 
 
 # ---- writing
@@ -130,12 +138,17 @@ def write_examples(path: str | Path, rows: Iterable[Example], *, notes: Mapping[
 
 
 def write_sides(
-    paths: Mapping[Side, Path], examples: Iterable[tuple[Side, Example]], *, notes: Mapping[str, Any] | None = None
+    paths: Mapping[Side, Path],
+    examples: Iterable[tuple[Side, Example]],
+    *,
+    notes: Mapping[str, Any] | None = None,
+    labels: Mapping[str, Labels] | None = None,
 ) -> dict[Side, Examples]:
     """Writes the examples of each side to a file of its own, in one pass, and opens them; others are passed over.
 
     Every example of a side has the same fields: a sequence of whole numbers is a field of ids, a number a field of
-    numbers. What is held in memory is a few bytes an example. `notes` is anything that JSON can hold.
+    numbers. What is held in memory is a few bytes an example. `notes` is anything that JSON can hold. Fields of
+    `labels` hold the numbers that those gave, and get the final ones; negative numbers stay.
     """
     with ExitStack() as stack:
         writers = {side: _Writer(path) for side, path in paths.items()}
@@ -153,7 +166,8 @@ def write_sides(
                 path = paths[side]
                 if not writer.count:
                     raise DataError(f"{path}: there is no example to write")
-                writer.write(stack.enter_context(replacing(path)), notes or {})
+                orders = {field: own.order for field, own in (labels or {}).items()}
+                writer.write(stack.enter_context(replacing(path)), notes or {}, orders)
             stack.close()  # in their places at last, both
         except OSError as error:
             raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
@@ -180,7 +194,7 @@ class _Writer:
             column.append(row[key])  # type: ignore[arg-type]  # a number, as in the first row
         self.count += 1
 
-    def write(self, stream: IO[bytes], notes: Mapping[str, Any]) -> None:
+    def write(self, stream: IO[bytes], notes: Mapping[str, Any], orders: Mapping[str, Array]) -> None:
         text = json.dumps(notes, ensure_ascii=False, sort_keys=True)
         metadata = Metadata(count=str(self.count), notes=text, sha256=UNKNOWN)
         header: dict[str, Any] = {"__metadata__": metadata.model_dump()}
@@ -199,9 +213,10 @@ class _Writer:
             add(f"{key}.offsets", "I64", self.count + 1, [np.array(spill.offsets, dtype="<i8").tobytes()])
         for key, column in self._values.items():
             dtype = "I64" if all(isinstance(value, Integral) for value in column) else "F64"
-            add(f"{key}.values", dtype, self.count, [np.array(column, dtype=TYPES[dtype]).tobytes()])
+            numbers = _reordered(np.array(column, dtype=TYPES[dtype]), orders.get(key))
+            add(f"{key}.values", dtype, self.count, [numbers.tobytes()])
         for key, spill in sorted(self._spills.items(), key=lambda item: item[1].dtype):
-            add(f"{key}.ids", spill.dtype, spill.offsets[-1], spill.blocks())
+            add(f"{key}.ids", spill.dtype, spill.offsets[-1], spill.blocks(orders.get(key)))
 
         digest = _header_digest(header)
         stream.write(_header_bytes(header))
@@ -230,7 +245,7 @@ class _Spill:
         assert row.ndim == 1
         if row.size:
             self.low, self.high = min(self.low, int(row.min())), max(self.high, int(row.max()))
-        assert self.low >= -(2**31) and self.high < 2**31, f"ids from {self.low} to {self.high}: no 32-bit numbers"
+        assert self.low >= -(2**31) and self.high < 2**31, f"ids from {self.low} to {self.high}: not 32-bit numbers"
         self.stream.write(row.astype("<i4").tobytes())
         self.offsets.append(self.offsets[-1] + len(row))
 
@@ -238,10 +253,17 @@ class _Spill:
     def dtype(self) -> str:
         return "U16" if self.low >= 0 and self.high < 1 << 16 else "I32"
 
-    def blocks(self) -> Iterator[bytes]:
+    def blocks(self, order: Array | None) -> Iterator[bytes]:
         self.stream.seek(0)
         for block in iter(lambda: self.stream.read(BLOCK), b""):
-            yield np.frombuffer(block, "<i4").astype(TYPES[self.dtype]).tobytes()
+            yield _reordered(np.frombuffer(block, "<i4"), order).astype(TYPES[self.dtype]).tobytes()
+
+
+def _reordered(numbers: npt.NDArray[Any], order: Array | None) -> npt.NDArray[Any]:
+    """Numbers that labels had for now as their final ones."""
+    if order is None:
+        return numbers
+    return np.where(numbers < 0, numbers, order[np.maximum(numbers, 0)]).astype(numbers.dtype)
 
 
 def _header_bytes(header: Mapping[str, Any]) -> bytes:
@@ -275,7 +297,7 @@ def _header(path: Path) -> tuple[Header, Metadata]:
         raise DataError(f"{path}: not a file of examples that this weft reads: {reason}") from None
     odd = next((name for name, at in header.tensors.items() if at.dtype not in TYPES or len(at.shape) != 1), None)
     if odd is not None:
-        raise DataError(f"{path}: not a file of examples that this weft reads: '{odd}' is no list of numbers it writes")
+        raise DataError(f"{path}: not a file of examples that this weft reads: '{odd}' is not a list of numbers")
     return header, metadata
 
 
@@ -340,6 +362,17 @@ def encoded(
             yield example
 
 
+def encode_rows(
+    rows: Iterable[Row], make: Callable[[Sequence[Row]], Iterable[Example]]
+) -> Iterator[tuple[Side, Example]]:
+    """The example that `make` gives for each row, with the row's side, as `write_sides` takes them.
+
+    `make` gets some rows at a time, for tokenizers like many texts at once.
+    """
+    for chunk in in_chunks(rows):
+        yield from zip((row.side for row in chunk), make(chunk), strict=True)
+
+
 def in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Rows some at a time, as a tokenizer likes them."""
     chunk: list[Row] = []
@@ -350,11 +383,3 @@ def in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
             chunk = []
     if chunk:
         yield chunk
-
-
-def label_names(labels: Iterable[str]) -> list[str]:
-    """All labels once, in an order that doesn't depend on theirs: as numbers if all are, else as text."""
-    names = set(labels)
-    if all(name.lstrip("-").isdecimal() for name in names):
-        return sorted(names, key=int)
-    return sorted(names)

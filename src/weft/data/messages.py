@@ -2,7 +2,7 @@
 
 A conversation is a list of {role, content} messages: one from the system may come first, then a user speaks before the
 assistant does. A user may speak twice in a row, as people do; the assistant may not, for nothing asked for the second
-message. How turns are framed is the tokenizer's chat template, the same that `weft chat` writes them with.
+message. Turns are framed by the tokenizer's chat template, the same that `weft chat` uses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ TEMPLATE = (
 def conversation(record: Any, column: str = "messages") -> list[Message]:
     """The messages of a row: those in `column`, or what `instruction`, `input` (may be absent) and `output` make.
 
-    Messages may also say who speaks with `from` and `value` (human, gpt), and what in several parts of text. Raises
-    DataError with the reason alone; who reads the file knows where.
+    Messages may also be written with `from` and `value` (human, gpt), and their content as several parts of text.
+    Raises DataError with the reason alone; the reader of the file adds the place.
     """
     if not isinstance(record, Mapping):
         raise DataError(f"a conversation is an object with '{column}', not {type(record).__name__}")
@@ -47,8 +47,8 @@ def conversation(record: Any, column: str = "messages") -> list[Message]:
 SPEAKERS = {"human": "user", "gpt": "assistant"}
 
 
-def _said(message: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Who says what in a message, in either spelling."""
+def _turn(message: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The role and the content of a message, in either spelling."""
     role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
     if isinstance(content, list) and all(
         isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
@@ -60,29 +60,37 @@ def _said(message: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _checked(messages: Any, column: str) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        raise DataError(f"'{column}' is no list of messages, or an empty one")
+        raise DataError(f"'{column}' is not a list of messages, or is empty")
     turns: list[Message] = []
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping):
-            raise DataError(f"a message is no object with 'role' and 'content': message {number}")
-        role, content = _said(message)
-        if role not in ROLES:
-            raise DataError(f"unknown role: message {number} has {role!r}; {suggestion(str(role), ROLES)}")
-        if not isinstance(content, str):
-            raise DataError(f"a content that is no text: message {number} of role {role}")
-        if not content.strip():
-            raise DataError(f"an empty content: message {number} of role {role}")
-        before = turns[-1]["role"] if turns else None
-        if role == "system" and before is not None:
-            raise DataError(f"a system message after another message: message {number}; it may come first alone")
-        if role == "assistant" and before in (None, "system"):
-            raise DataError(f"the assistant speaks first: message {number}; a user has to ask before")
-        if role == "assistant" and before == "assistant":
-            raise DataError(f"the assistant speaks twice in a row: message {number}; join the two")
-        turns.append({"role": role, "content": content})
+        turn = _checked_turn(message, number)
+        _check_order(turns[-1]["role"] if turns else None, turn["role"], number)
+        turns.append(turn)
     if all(turn["role"] != "assistant" for turn in turns):
-        raise DataError("no reply of the assistant to learn from")
+        raise DataError("the assistant never replies: nothing to learn from")
     return turns
+
+
+def _checked_turn(message: Any, number: int) -> Message:
+    if not isinstance(message, Mapping):
+        raise DataError(f"a message without 'role' and 'content': message {number}")
+    role, content = _turn(message)
+    if role not in ROLES:
+        raise DataError(f"unknown role: message {number} has {role!r}; {suggestion(str(role), ROLES)}")
+    if not isinstance(content, str):
+        raise DataError(f"a content that is not text: message {number} of role {role}")
+    if not content.strip():
+        raise DataError(f"an empty content: message {number} of role {role}")
+    return {"role": role, "content": content}
+
+
+def _check_order(before: str | None, role: str, number: int) -> None:
+    if role == "system" and before is not None:
+        raise DataError(f"a system message after another message: message {number}; it may only come first")
+    if role == "assistant" and before in (None, "system"):
+        raise DataError(f"the assistant speaks first: message {number}; a user must ask before")
+    if role == "assistant" and before == "assistant":
+        raise DataError(f"the assistant speaks twice in a row: message {number}; join the two")
 
 
 @lru_cache(maxsize=4)
@@ -114,7 +122,7 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> 
         closes = number == len(messages) - 1
         closed = text if closes else tokenizer.chat(messages[: number + 1], reply=False)
         if not text.startswith(closed):
-            raise TokenizerError("the chat template rewrites earlier turns, so that the replies can't be told apart")
+            raise TokenizerError("the chat template rewrites earlier turns, so the replies cannot be located")
         start = _common(ids, tokenizer.encode(tokenizer.chat(messages[:number], reply=True), specials=True))
         stop = len(ids) if closes else _common(ids, tokenizer.encode(closed, specials=True))
         stop = _without_gap(tokenizer, ids, start, stop)
@@ -125,12 +133,12 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> 
 
 
 def _refuse_marks(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> None:
-    """A rendered conversation is read with its special tokens, so nobody may say one."""
+    """A rendered conversation is read with its special tokens, so no message may contain one."""
     marks = tokenizer.special_tokens
     for number, message in enumerate(messages, 1):
         for mark in marks:
             if mark in message["content"]:
-                raise DataError(f"a content that spells a special token: message {number} holds '{mark}'")
+                raise DataError(f"a content that contains a special token: message {number} holds '{mark}'")
 
 
 def _common(ids: Sequence[int], other: Sequence[int]) -> int:

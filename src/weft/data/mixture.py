@@ -76,26 +76,3 @@ class Mixture:
         """How often each source has been read once this many windows were served in all."""
         total = sum(parts := shares(self.weights))
         return [windows.epoch(samples * part / total) for windows, part in zip(self.windows, parts, strict=True)]
-
-
-def plan(tokens: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
-    """Epochs of each source in a training of `total` tokens: weight × total ÷ tokens.
-
-    The weights count as they are. If they don't sum to 1, neither do the parts to `total`; `rows` shows the sum.
-    """
-    assert len(tokens) == len(weights)
-    if min(tokens, default=0) <= 0:
-        raise DataError(f"tokens {list(tokens)}: every source of a mixture needs more than 0 tokens")
-    return [weight * total / count for count, weight in zip(tokens, weights, strict=True)]
-
-
-def rows(
-    names: Sequence[str], tokens: Sequence[float], weights: Sequence[float], total: float
-) -> list[tuple[str, str, str, str]]:
-    """The plan as a table: source, tokens, weight, epochs; the last row is the sum, from which a slip shows."""
-    epochs = plan(tokens, weights, total)
-    table = [
-        (name, f"{count:,.0f}", f"{weight:.1%}", f"{epoch:.2f}")
-        for name, count, weight, epoch in zip(names, tokens, weights, epochs, strict=True)
-    ]
-    return [*table, ("all", f"{sum(tokens):,.0f}", f"{sum(weights):.1%}", "")]

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from weft.data.config import Data, FilesSplit, HashSplit, Split
+from weft.data.amount import amount
+from weft.data.config import FilesSplit, TextSource
 from weft.data.documents import stamps
 from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for, write_index
-from weft.data.split import Piece, check_sides, section_for, split_pieces
+from weft.data.split import Section, check_sides, section_for, split_sections
 from weft.errors import DataError, WeftError
 from weft.files import locked, sync, write_text
-from weft.progress import bar
+from weft.progress import Advance, bar
 from weft.text.tokenizer import Tokenizer
 
 JOURNAL = "journal.jsonl"
@@ -31,18 +32,15 @@ AHEAD = 2  # batches being encoded: one's ids are turned into an array while the
 
 
 def prepare(
-    sources: Sequence[str],
+    text: TextSource,
     out: str | Path,
     tokenizer: Tokenizer,
     *,
-    validation: Split | None = None,
-    column: str = "text",
     shard_tokens: int = SHARD_TOKENS,
     progress: bool = True,
 ) -> Shards:
-    """Writes the sources' tokens to the folder `out`; one that the same call left unfinished is continued."""
-    split = HashSplit() if validation is None else validation
-    plan = _plan(sources, split, column, shard_tokens, tokenizer)
+    """Writes the tokens of a text to the folder `out`; one that the same call left unfinished is continued."""
+    plan = _plan(text, shard_tokens, tokenizer)
     out = Path(out)
     try:
         done = _begin(out, plan)
@@ -50,19 +48,19 @@ def prepare(
             return Shards.open(out)
         with locked(out / PLAN):
             tokenizer.save(out)
-            pieces = split_pieces(sources, split, column=column, section=plan["section"])
-            with bar("preparing", _total(plan), unit="bytes", wanted=progress) as advance:
-                try:
-                    shards = _write(out, pieces, tokenizer, done, shard_tokens, advance)
-                    check_sides(shards, split)
-                except WeftError:  # the text itself is wrong: what began with this call goes with it
-                    if not done:
-                        _discard(out)
-                    raise
-            ordered = tuple(sorted(shards, key=lambda shard: shard.name))
             size = tokenizer.vocab_size
-            index = Index(dtype=dtype_for(size), vocab_size=size, tokenizer=tokenizer.fingerprint, shards=ordered)
-            write_index(out, index)
+            dtype = dtype_for(size)
+            try:
+                with bar("preparing", _total(text), unit="bytes", wanted=progress) as advance:
+                    sections = _counted(split_sections(text, plan["section"]), advance)
+                    shards = _write(out, _encoded(_remaining(sections, done), tokenizer, dtype), done, shard_tokens)
+                check_sides(shards, text.validation)
+            except WeftError:  # the text itself is wrong: what began with this call goes with it
+                if not done:
+                    _discard(out)
+                raise
+            ordered = tuple(sorted(shards, key=lambda shard: shard.name))
+            write_index(out, Index(dtype=dtype, vocab_size=size, tokenizer=tokenizer.fingerprint, shards=ordered))
             (out / JOURNAL).unlink()
     except BlockingIOError:
         raise DataError(f"{out}: another `weft prepare` is writing there; wait for it") from None
@@ -71,41 +69,20 @@ def prepare(
     return Shards.open(out)
 
 
-def open_data(data: Data, folder: str | Path, tokenizer: Tokenizer, *, progress: bool = True) -> list[Shards]:
-    """The tokens of each of a recipe's parts, in order: prepared folders as they are, sources prepared in `folder`.
-
-    Every part must have been made with this tokenizer.
-    """
-    opened = []
-    for number, part in enumerate(data.parts):
-        if part.prepared is not None:
-            shards = Shards.open(part.prepared)
-        else:
-            place = Path(folder) / f"part-{number}" if len(data.parts) > 1 else folder
-            shards = prepare(
-                part.sources, place, tokenizer, validation=data.validation, column=data.column, progress=progress
-            )
-        if shards.index.tokenizer != tokenizer.fingerprint:
-            raise DataError(f"{shards.path}: was prepared with another tokenizer; use its own, or prepare it again")
-        opened.append(shards)
-    if not opened:
-        raise DataError("no text is given; name files with --data, or set data.sources in the recipe")
-    return opened
-
-
 # ---- the folder: plan, lock, journal
 
 
-def _plan(sources: Sequence[str], split: Split, column: str, shard_tokens: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def _plan(text: TextSource, shard_tokens: int, tokenizer: Tokenizer) -> dict[str, Any]:
     """All that decides the bytes to be written, as JSON would give it back."""
+    split = text.validation
     plan = {
         "format": "weft plan",
         "version": 1,
-        "sources": stamps(sources),
+        "sources": stamps(text.sources),
         "validation": split.model_dump(),
         "validation_sources": stamps(split.sources) if isinstance(split, FilesSplit) else [],
-        "column": column,
-        "section": section_for(sources),
+        "column": text.column,
+        "section": section_for(text.sources),
         "shard_tokens": shard_tokens,
         "tokenizer": tokenizer.fingerprint,
     }
@@ -175,15 +152,15 @@ def _discard(out: Path) -> None:
 # ---- encoding and writing
 
 
-def _write(
-    out: Path, pieces: Iterable[Piece], tokenizer: Tokenizer, done: list[Shard], shard_tokens: int, advance: Any
-) -> list[Shard]:
-    """Encodes what `done` doesn't hold and writes it; all shards, old and new."""
+Encoded = tuple[Section, npt.NDArray[Any]]
+
+
+def _write(out: Path, encoded: Iterable[Encoded], done: list[Shard], shard_tokens: int) -> list[Shard]:
+    """Writes the shards that are not done yet; all of them, old and new."""
     for path in out.glob("*.partial"):
         path.unlink()
     write_text(out / JOURNAL, "".join(shard.model_dump_json() + "\n" for shard in done))
     shards = list(done)
-    dtype = dtype_for(tokenizer.vocab_size)
     writers: dict[Side, ShardWriter] = {}
 
     def finish(side: Side) -> None:
@@ -192,14 +169,13 @@ def _write(
         _note(out, shards[-1])
 
     try:
-        for piece, ids in _encoded(_remaining(pieces, done, advance), tokenizer, dtype):
-            if piece.split not in writers:
-                number = sum(shard.split == piece.split for shard in shards)
-                writers[piece.split] = ShardWriter(out, piece.split, number, dtype)
-            writers[piece.split].add(ids, piece.size, piece.document)
-            advance(piece.size)
-            if writers[piece.split].tokens >= shard_tokens:
-                finish(piece.split)
+        for section, ids in encoded:
+            side = section.side
+            if side not in writers:
+                writers[side] = ShardWriter(out, side, sum(shard.split == side for shard in shards), ids.dtype)
+            writers[side].add(ids, section.size, section.document)
+            if writers[side].tokens >= shard_tokens:
+                finish(side)
         for side in sorted(writers):
             finish(side)
     finally:
@@ -208,32 +184,37 @@ def _write(
     return shards
 
 
-def _remaining(pieces: Iterable[Piece], done: Sequence[Shard], advance: Any) -> Iterator[Piece]:
-    """The pieces that no finished shard holds: a split's shards hold its first sections."""
+def _counted(sections: Iterable[Section], advance: Advance) -> Iterator[Section]:
+    for section in sections:
+        advance(section.size)
+        yield section
+
+
+def _remaining(sections: Iterable[Section], done: Sequence[Shard]) -> Iterator[Section]:
+    """What no finished shard holds: a split's shards hold its first sections."""
     held: dict[Side, int] = {"train": 0, "validation": 0}
     for shard in done:
         held[shard.split] += shard.sections
-    for piece in pieces:
-        if held[piece.split] > 0:
-            held[piece.split] -= 1
-            advance(piece.size)
+    for section in sections:
+        if held[section.side] > 0:
+            held[section.side] -= 1
         else:
-            yield piece
+            yield section
 
 
-def _encoded(pieces: Iterable[Piece], tokenizer: Tokenizer, dtype: str) -> Iterator[tuple[Piece, npt.NDArray[Any]]]:
-    """Each piece with its ids, in order. Rust encodes on all cores while this thread reads and writes."""
+def _encoded(sections: Iterable[Section], tokenizer: Tokenizer, dtype: str) -> Iterator[Encoded]:
+    """Each section with its ids, in order. Rust encodes on all cores while this thread reads and writes."""
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
 
-    def encode(batch: list[Piece]) -> list[npt.NDArray[Any]]:
-        rows = tokenizer.encode_batch([piece.text for piece in batch])
-        rows = [row + end if piece.ends else row for piece, row in zip(batch, rows, strict=True)]
+    def encode(batch: list[Section]) -> list[npt.NDArray[Any]]:
+        rows = tokenizer.encode_batch([section.text for section in batch])
+        rows = [row + end if section.ends else row for section, row in zip(batch, rows, strict=True)]
         return [np.fromiter(row, dtype=dtype, count=len(row)) for row in rows]
 
-    waiting: deque[tuple[list[Piece], Future[list[npt.NDArray[Any]]]]] = deque()
+    waiting: deque[tuple[list[Section], Future[list[npt.NDArray[Any]]]]] = deque()
     with ThreadPoolExecutor(AHEAD, thread_name_prefix="encode") as pool:
         try:
-            for batch in _batches(pieces):
+            for batch in _batches(sections):
                 waiting.append((batch, pool.submit(encode, batch)))
                 while len(waiting) > 2 * AHEAD:
                     ready, rows = waiting.popleft()
@@ -244,12 +225,12 @@ def _encoded(pieces: Iterable[Piece], tokenizer: Tokenizer, dtype: str) -> Itera
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(sections: Iterable[Section]) -> Iterator[list[Section]]:
+    batch: list[Section] = []
     size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += piece.size
+    for section in sections:
+        batch.append(section)
+        size += section.size
         if size >= BATCH:
             yield batch
             batch, size = [], 0
@@ -257,8 +238,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _total(plan: dict[str, Any]) -> int | None:
-    """Bytes of text to read, where that is known: what a packed file holds is not, before it is read."""
-    known = plan["sources"] + plan["validation_sources"]
-    plain = all(name.endswith((".txt", ".md")) or name.startswith("builtin:") for name, *_ in known)
-    return sum(size for _, size, _ in known) if plain else None
+def _total(text: TextSource) -> int | None:
+    """About how many bytes of text there are to read."""
+    held = text.validation.sources if isinstance(text.validation, FilesSplit) else ()
+    return (amount(text.sources, [text.column]) + amount(held, [text.column])).bytes or None

@@ -1,17 +1,17 @@
-"""Rows from JSON Lines, JSON, CSV, TSV and Parquet, one by one: whole, or the text of one column (None: no value).
-
-A whole row comes with the number of its line (in Parquet of the row itself), counted from 1.
+"""Rows from JSON Lines, JSON, CSV, TSV and Parquet, one by one, each with the number of its line, counted from 1 (in
+Parquet that of the row itself).
 """
 
 import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from weft.data.streams import ROW_LIMIT, characters, lines, seekable
+from weft.data.streams import ROW_LIMIT, characters, format_of, lines, seekable
 from weft.errors import DataError
 
 _DECODER = json.JSONDecoder()
@@ -20,25 +20,39 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What stands in the place of a row that cannot be read, though those after it can."""
+    """In place of a row that cannot be read, though those after it can."""
 
     reason: str
 
 
 def missing(column: str, known: Iterable[str]) -> str:
-    """What is said where a column is not among the known ones."""
+    """The message for a column that is not among the known ones."""
     known = list(known)
     near = get_close_matches(column, known, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return f"no column '{column}'; {hint}its columns: {', '.join(known)}"
 
 
-def json_lines(name: str, column: str) -> Iterator[str | None]:
-    """The text of a JSON object (or string) a line; empty lines are passed over."""
-    for number, value in json_line_rows(name):
-        if isinstance(value, Malformed):
-            raise DataError(f"{name}: line {number} {value.reason}")
-        yield _field(value, column, f"{name}: line {number}")
+TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+
+
+def records(name: str, columns: Sequence[str], *, every: bool = False) -> Iterator[tuple[int, Any]]:
+    """(number, row) of a file in one of the formats of TABLES, as the file's suffix says; '-' is JSON Lines.
+
+    `columns` are refused where a table lacks them; those that are all whole numbers are places in a table without a
+    header. `every` other column of a Parquet file is read too.
+    """
+    match ".jsonl" if name == "-" else format_of(name):
+        case ".jsonl" | ".ndjson":
+            return json_line_rows(name)
+        case ".json":
+            return json_rows(Growing(name))
+        case ".csv":
+            return _table(csv_rows(name), name, columns)
+        case ".tsv":
+            return _table(tsv_rows(name), name, columns)
+        case _:
+            return parquet_rows(name, None if every else columns, columns)
 
 
 def json_line_rows(name: str) -> Iterator[tuple[int, Any]]:
@@ -53,15 +67,9 @@ def json_line_rows(name: str) -> Iterator[tuple[int, Any]]:
         yield number, value
 
 
-def json_values(name: str, column: str) -> Iterator[str | None]:
-    """The text of the items of a JSON list, or of JSON objects one after another."""
-    for line, value in json_rows(name):
-        yield _field(value, column, f"{name}: line {line}")
-
-
-def json_rows(name: str) -> Iterator[tuple[int, Any]]:
+def json_rows(text: "Growing") -> Iterator[tuple[int, Any]]:
     """(line, value) of the items of a JSON list, or of values one after another, parsed as the file is read."""
-    text = _Growing(name)
+    name = text.name
     listed = text.take("[")
     while text.peek():
         if listed and text.take("]"):
@@ -76,7 +84,7 @@ def json_rows(name: str) -> Iterator[tuple[int, Any]]:
         raise DataError(f"{name}: line {text.line} is not valid JSON: the list never ends")
 
 
-class _Growing:
+class Growing:
     """JSON text of which the part from `at` on is still to be parsed, and more comes in as it is needed."""
 
     def __init__(self, name: str) -> None:
@@ -85,6 +93,12 @@ class _Growing:
         self.text = ""
         self.at = 0
         self.line = 1
+        self._before = 0  # characters that `text` held and holds no more
+
+    @property
+    def taken(self) -> int:
+        """How many characters of the file are parsed."""
+        return self._before + self.at
 
     def grow(self) -> bool:
         """Adds at least as much as there is, so that parsing again and again stays linear; False at the end."""
@@ -93,6 +107,7 @@ class _Growing:
         while wanted > 0 and (piece := next(self.more, "")):
             pieces.append(piece)
             wanted -= len(piece)
+        self._before += self.at
         self.text, self.at = "".join(pieces), 0
         return len(pieces) > 1
 
@@ -130,27 +145,6 @@ def _reason(error: Exception) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def _field(value: Any, column: str, where: str) -> str | None:
-    """The text of a row that is an object, or a string itself. No value is no text."""
-    if isinstance(value, dict):
-        if column not in value:
-            raise DataError(f"{where} has {missing(column, value)}")
-        value = value[column]
-    if value is None or isinstance(value, str):
-        return value
-    raise DataError(f"{where}: '{column}' holds {type(value).__name__}, not text")
-
-
-def csv_table(name: str, column: str) -> Iterator[str | None]:
-    """The texts of one column of comma-separated values with a header."""
-    return _column(csv_rows(name), name, column)
-
-
-def tsv_table(name: str, column: str) -> Iterator[str | None]:
-    """The texts of one column of tab-separated values with a header."""
-    return _column(tsv_rows(name), name, column)
-
-
 def csv_rows(name: str) -> Iterator[tuple[int, list[str] | Malformed]]:
     """(line, fields) of comma-separated values; a quoted field may hold commas and line ends."""
     csv.field_size_limit(ROW_LIMIT)
@@ -177,41 +171,62 @@ def _even(rows: Any, name: str) -> Iterator[tuple[int, list[str] | Malformed]]:
         raise DataError(f"{name}: line {rows.line_num} cannot be read as a table: {error}") from None
 
 
-def _column(rows: Iterator[tuple[int, list[str] | Malformed]], name: str, column: str) -> Iterator[str | None]:
-    header: Any = next(rows, (1, []))[1]
-    if header and column not in header:
-        raise DataError(f"{name}: has {missing(column, header)}")
+def _table(
+    rows: Iterator[tuple[int, list[str] | Malformed]], name: str, columns: Sequence[str]
+) -> Iterator[tuple[int, Any]]:
+    header: list[str] | None = None
+    numbered = all(column.isdecimal() for column in columns) and len(columns) > 0
     for number, row in rows:
         if isinstance(row, Malformed):
-            raise DataError(f"{name}: line {number} {row.reason}")
-        yield row[header.index(column)]
+            uneven = Malformed(f"does not have the {len(header or ())} fields of the first line")
+            yield number, uneven if numbered else row
+            continue
+        if header is None:
+            header = [str(place) for place in range(len(row))] if numbered else row
+            _check_header(header, name, columns)
+            if not numbered:
+                continue
+        yield number, dict(zip(header, row, strict=True))
 
 
-def parquet(name: str, column: str) -> Iterator[str | None]:
-    """The texts of a column of a Parquet file."""
-    for _, row in parquet_rows(name, [column]):
-        yield _field(row, column, f"{name}: a row")
+def _check_header(header: Sequence[str], name: str, columns: Sequence[str]) -> None:
+    for column in columns:
+        if column not in header:
+            raise DataError(f"{name}: {missing(column, header)}")
+        if header.count(column) > 1:
+            raise DataError(f"{name}: two columns are called '{column}'")
 
 
-def parquet_rows(name: str, columns: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def parquet_rows(
+    name: str, columns: Sequence[str] | None, needed: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """(row, values) of a Parquet file, a few rows at a time; None: every column."""
+    number = 0
+    with _parquet(name) as table:
+        _check_header(table.schema_arrow.names, name, needed)
+        for rows in table.iter_batches(batch_size=256, columns=columns):
+            for row in rows.to_pylist():
+                number += 1
+                yield number, row
+
+
+def parquet_sample(name: str, most: int) -> tuple[int, list[dict[str, Any]]]:
+    """How many rows a Parquet file has, and its first ones."""
+    with _parquet(name) as table:
+        first = next(table.iter_batches(batch_size=most), None)
+        return table.metadata.num_rows, [] if first is None else first.to_pylist()
+
+
+@contextmanager
+def _parquet(name: str) -> Iterator[Any]:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise DataError(f"{name}: Parquet needs pyarrow: pip install 'weft[parquet]'") from None
-    number = 0
     try:
         with seekable(name) as stream:
-            table = pyarrow.parquet.ParquetFile(stream)
-            names = table.schema_arrow.names
-            for column in columns or ():
-                if column not in names:
-                    raise DataError(f"{name}: has {missing(column, names)}")
-            for rows in table.iter_batches(batch_size=256, columns=columns):
-                for row in rows.to_pylist():
-                    number += 1
-                    yield number, row
+            yield pyarrow.parquet.ParquetFile(stream)
     except pyarrow.ArrowException as error:
         raise DataError(f"{name}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
     except OSError as error:

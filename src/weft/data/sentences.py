@@ -1,10 +1,14 @@
-"""Pairs of sentences, half of which follow one another: what BERT learns from (Devlin et al. 2019, §3.1).
+"""Pairs of sentences, the second of which is the next one in half of them: BERT's next-sentence task (Devlin et al.
+2019, §3.1).
 
-What a pair is depends on the seed and on its number among all samples of the run, and on nothing else, as in
+A pair depends on the seed and on its number among all samples of the run, and on nothing else, as in
 `data/corrupt.py`, which masks its words.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,11 +16,58 @@ import numpy.typing as npt
 import torch
 
 from weft.data.batch import Batch
+from weft.data.config import TextSource
 from weft.data.corrupt import PAIRING, Flags, Masking
-from weft.data.sampler import Array, draw, permute, rows, streams
+from weft.data.sampler import Array, draw, permute, streams
+from weft.data.shards import Side
+from weft.data.split import Section, split_sections
 from weft.errors import DataError, TokenizerError
+from weft.text.sentences import split_sentences
+from weft.text.tokenizer import Tokenizer
 
 SHORTER = 0.1  # of the sentence pairs
+CHUNK = 512  # sentences that are encoded together
+
+
+def sentence_examples(
+    text: TextSource, tokenizer: Tokenizer, read: Counter[Side]
+) -> Iterator[tuple[Side, dict[str, Any]]]:
+    """Every sentence of a text that has a token, its side and its document's number there: what `write_sides` takes.
+
+    `read` counts the bytes of each side.
+    """
+
+    def counted() -> Iterator[Section]:
+        for section in split_sections(text):
+            read[section.side] += section.size
+            yield section
+
+    waiting: list[tuple[Side, str, int]] = []
+    for sentence in chain(document_sentences(counted()), [None]):
+        if sentence is not None:
+            waiting.append(sentence)
+        if len(waiting) == CHUNK or sentence is None:
+            encoded = tokenizer.encode_batch([words for _, words, _ in waiting])
+            for ids, (side, _, document) in zip(encoded, waiting, strict=True):
+                if ids:
+                    yield side, {"tokens": ids, "document": document}
+            waiting = []
+
+
+def document_sentences(sections: Iterable[Section]) -> Iterator[tuple[Side, str, int]]:
+    """(side, sentence, document) of all sentences. The last one of a section may go on in the document's next."""
+    last: dict[Side, Section] = {}
+    rest: dict[Side, str] = {"train": "", "validation": ""}
+    for section in sections:
+        side, before = section.side, last.get(section.side)
+        if before is not None and (before.ends or before.document != section.document):
+            yield from ((side, sentence, before.document) for sentence in split_sentences(rest[side]))
+            rest[side] = ""
+        *whole, rest[side] = split_sentences(rest[side] + section.text) or [""]
+        yield from ((side, sentence, section.document) for sentence in whole)
+        last[side] = section
+    for side, before in last.items():
+        yield from ((side, sentence, before.document) for sentence in split_sentences(rest[side]))
 
 
 class SentenceSource(Protocol):
@@ -30,7 +81,7 @@ class SentenceSource(Protocol):
 
 
 class Sentences:
-    """Sentences that know their documents: what next-sentence pairs are drawn from."""
+    """Sentences with their documents: what next-sentence pairs are drawn from."""
 
     def __init__(self, source: SentenceSource) -> None:
         """Refuses a source from which no pair can be drawn."""
@@ -44,10 +95,10 @@ class Sentences:
         self.borders = np.append(self.borders, len(numbers))
         if self.documents < 2:
             raise DataError(
-                f"{self.documents} document: half of the sentence pairs come from another document; give two or more"
+                f"{self.documents} document: half of the sentence pairs come from another one; provide two or more"
             )
         if not len(self.leading):
-            raise DataError("every document is a single sentence: none follows another; join them, or mask words only")
+            raise DataError("every document is a single sentence: there is no next one; join them, or mask words only")
 
     @property
     def documents(self) -> int:
@@ -56,7 +107,7 @@ class Sentences:
 
     @cached_property
     def leading(self) -> Array:
-        """The sentences that another one of the same document follows."""
+        """The sentences that have a next one in the same document."""
         last = np.zeros(len(self.ends), dtype=bool)
         last[self.borders[1:] - 1] = True
         return np.flatnonzero(~last)
@@ -75,7 +126,7 @@ class Sentences:
         return permute(place, count, epoch, seed) * self.ends[-1] // count
 
     def first(self, tokens: Array) -> Array:
-        """The sentences that hold these tokens, or the nearest before them that another one follows."""
+        """The sentences that hold these tokens, or the nearest before them that have a next one."""
         sentences = np.searchsorted(self.ends, tokens, side="right")
         return self.leading[np.maximum(np.searchsorted(self.leading, sentences, side="right") - 1, 0)]
 
@@ -96,17 +147,17 @@ class Sentences:
 
 
 class Pairs(NamedTuple):
-    """Two passages a row, each as its first token among all and how many it has, and whether b follows a: (B,)."""
+    """Two passages a row, each as its first token among all and how many it has, and whether b comes next: (B,)."""
 
     a: Array
     a_length: Array
     b: Array
     b_length: Array
-    next_sentence: Flags
+    is_next: Flags
 
 
 def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, length: int) -> Pairs:
-    """For each sample two passages that fit into [CLS] a [SEP] b [SEP] of `length` tokens, and whether b follows a.
+    """For each sample two passages that fit into [CLS] a [SEP] b [SEP] of `length` tokens, and whether b comes next.
 
     As BERT draws them (Devlin et al. 2019, §3.1 and appendix A.2): whole sentences up to the length, or in a tenth of
     the pairs up to a shorter one, cut in two at random. Half the time the second part is given up for sentences of
@@ -126,40 +177,30 @@ def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, leng
     stop = np.maximum(stop, first + 2)  # two sentences at least, however long
     middle = between(first + 1, stop, 3)
     a, a_length = sentences.start(first), sentences.start(middle) - sentences.start(first)
-    next_sentence = draw(own, 4) < 0.5
+    is_next = draw(own, 4) < 0.5
     document = np.searchsorted(sentences.borders, first, side="right") - 1
     other = between(0, sentences.documents - 1, 5)
     other += other >= document
     anywhere = between(sentences.borders[other], sentences.borders[other + 1], 6)
     begin, end = sentences.passage(anywhere, np.maximum(1, target - a_length))
-    begin, end = np.where(next_sentence, middle, begin), np.where(next_sentence, stop, end)
+    begin, end = np.where(is_next, middle, begin), np.where(is_next, stop, end)
     b, b_length = sentences.start(begin), sentences.ends[end - 1] - sentences.start(begin)
     b_length = np.minimum(b_length, np.maximum(room - a_length, room // 2))
     lost = np.maximum(0, a_length + b_length - room)
-    return Pairs(a + lost, a_length - lost, b, b_length, next_sentence)
+    return Pairs(a + lost, a_length - lost, b, b_length, is_next)
 
 
-def pairs_masked_batch(
-    sentences: Sentences,
-    masking: Masking,
-    step: int,
-    batch: int,
-    rank: int = 0,
-    ranks: int = 1,
-    *,
-    seed: int,
-    length: int,
+def next_sentence_batch(
+    sentences: Sentences, masking: Masking, samples: npt.ArrayLike, *, seed: int, length: int
 ) -> Batch:
-    """Rows (B/ranks, length) of [CLS] a [SEP] b [SEP] and padding, words masked: what BERT reads at `step`.
+    """Rows (B, length) of [CLS] a [SEP] b [SEP] and padding, words masked: what BERT reads at a step.
 
-    All rows of the step are drawn, whatever the rank: the weight of the second task depends on how many targets there
-    are in all of them.
+    `samples` are all of the step's: the weight of the second task depends on how many targets there are in all rows.
     """
     if masking.cls_id is None or masking.sep_id is None or masking.pad_id is None:
         raise TokenizerError("sentence pairs need a tokenizer with cls, sep and pad tokens, as wordpiece has them")
     if length < 5:
         raise DataError(f"batch.length = {length}: [CLS] a [SEP] b [SEP] needs 5 tokens at least")
-    samples = rows(step, batch)
     pairs = sentence_pairs(sentences, samples, seed, length)
     place = np.arange(length)
     middle, end = (pairs.a_length + 1)[:, None], (pairs.a_length + pairs.b_length + 2)[:, None]  # where [SEP] stands
@@ -170,13 +211,12 @@ def pairs_masked_batch(
     ids = np.where(special, np.where(real, masking.sep_id, masking.pad_id), ids)
     ids[:, 0] = masking.cls_id
     inputs, chosen = masking.mask(ids, samples, seed)
-    whole = Batch(
+    return Batch(
         torch.from_numpy(inputs),
         torch.from_numpy(ids),
         loss_mask=torch.from_numpy(chosen),
         mask=torch.from_numpy(real),
         segments=torch.from_numpy(second.astype(np.int64)),
-        next_sentence=torch.from_numpy(pairs.next_sentence.astype(np.int64)),
-        next_sentence_weight=torch.full((batch,), float(chosen.sum()) / batch),
+        next_sentence=torch.from_numpy(pairs.is_next.astype(np.int64)),
+        next_sentence_weight=torch.full((len(ids),), float(chosen.sum()) / len(ids)),
     )
-    return whole if ranks == 1 else whole.split(ranks)[rank]

@@ -9,21 +9,19 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, NonNegativeInt, ValidationError
 
 from weft.config import Config
+from weft.data import verified
 from weft.errors import DataError
-from weft.files import put, sha256, sync, write_text
-
-if TYPE_CHECKING:
-    import torch
-
-    from weft.text.tokenizer import Tokenizer
+from weft.files import THREADS, put, sha256, sync, write_text
+from weft.text.tokenizer import Tokenizer
 
 Ids = npt.NDArray[np.int64]
 Side = Literal["train", "validation"]
@@ -60,7 +58,7 @@ def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def _little(dtype: str) -> np.dtype[Any]:
+def _little(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
 
 
@@ -73,17 +71,6 @@ class Tokens:
         self._shards = list(shards)
         self._sections = list(sections)
         self._starts = np.cumsum([0, *(len(shard) for shard in shards)])
-
-    @classmethod
-    def from_array(
-        cls, ids: npt.ArrayLike, starts: Sequence[int] = (0,), sizes: Sequence[int] | None = None
-    ) -> "Tokens":
-        """Tokens in memory. `starts` are the documents' first tokens, `sizes` their UTF-8 bytes (0 if not given)."""
-        whole = np.asarray(ids, dtype=np.int64)
-        assert whole.ndim == 1
-        assert sizes is None or len(sizes) == len(starts)
-        sections = np.array([starts, sizes or [0] * len(starts), range(len(starts))], dtype=np.int64)
-        return cls([whole], [sections])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -130,23 +117,10 @@ class Tokens:
             shard += 1
         return spans
 
-    def __getitem__(self, span: slice) -> "torch.Tensor":
-        """A slice as a torch tensor of int64."""
-        import torch
-
-        start, stop, step = span.indices(len(self))
-        assert step == 1
-        return torch.from_numpy(self.read(start, max(stop - start, 0)))
-
     @property
     def bytes(self) -> int:
         """The UTF-8 bytes of the text these tokens spell, for bits per byte."""
         return sum(int(section[1].sum()) for section in self._sections)
-
-    @property
-    def document_count(self) -> int:
-        """How many documents there are; a part that the split cut out of a document counts as one."""
-        return max((int(section[2, -1]) + 1 for section in self._sections if section.size), default=0)
 
 
 class Shards:
@@ -186,26 +160,34 @@ class Shards:
         index = self.index.model_dump_json()
         return hashlib.sha256(index.encode()).hexdigest()
 
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer that made these tokens, from the same folder."""
-        from weft.text.tokenizer import Tokenizer
-
         tokenizer = Tokenizer.load(self.path)
         if tokenizer.fingerprint != self.index.tokenizer:
             raise DataError(f"{self.path}: tokenizer.json is not the one these tokens were made with; prepare it again")
         return tokenizer
 
     def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
-        """Reads everything and compares checksums; `advance` hears how many bytes were read."""
-        for shard in self.index.shards:
-            for file, expected in (("tokens", shard.tokens_sha256), ("sections", shard.sections_sha256)):
-                path = self.path / f"{shard.name}.{file}"
-                try:
-                    found = sha256(path, advance)
-                except OSError as error:
-                    raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-                if found != expected:
-                    raise DataError(f"{path}: damaged: its checksum differs from the index; prepare the folder again")
+        """Reads everything and compares checksums, except for files noted as whole; `advance` gets the bytes read.
+
+        What is whole is noted in the folder, so that it costs once.
+        """
+        expected = {self.path / f"{shard.name}.tokens": shard.tokens_sha256 for shard in self.index.shards}
+        expected |= {self.path / f"{shard.name}.sections": shard.sections_sha256 for shard in self.index.shards}
+        todo = {path: checksum for path, checksum in expected.items() if not verified.is_noted(path, checksum)}
+
+        def check(path: Path) -> None:
+            try:
+                found = sha256(path, advance)
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+            if found != todo[path]:
+                raise DataError(f"{path}: damaged: its checksum differs from the index; prepare the folder again")
+
+        with ThreadPoolExecutor(THREADS, "verify") as pool:
+            for _ in pool.map(check, todo):
+                pass
+        verified.note(todo)
 
 
 def _read_index(path: Path) -> Index:
@@ -245,9 +227,9 @@ def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArra
 
 
 class ShardWriter:
-    """Writes one shard beside its place; `close` syncs it, puts it there and tells its index line."""
+    """Writes one shard beside its place; `close` syncs it, puts it there and returns its line of the index."""
 
-    def __init__(self, folder: Path, split: Side, number: int, dtype: str) -> None:
+    def __init__(self, folder: Path, split: Side, number: int, dtype: npt.DTypeLike) -> None:
         self.tokens = 0
         self._folder = folder
         self._split = split

@@ -1,49 +1,51 @@
 """Training and validation: each section of text on its side, with its document's number there."""
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit
+from weft.data.amount import amount
+from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, TextSource
 from weft.data.documents import SECTION, Document, read, stamps
 from weft.data.shards import Shard, Side
 from weft.errors import DataError
+from weft.files import utf8_size
 
 SMALLEST_SECTION = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Section:
     """A section of text on its side of the split. `document` counts on that side; `size` is in UTF-8 bytes."""
 
-    split: Side
+    side: Side
     text: str
     size: int
     document: int
     ends: bool
 
 
-def split_pieces(
-    sources: Sequence[str], split: Split, *, column: str = "text", section: int | None = None
-) -> Iterator[Piece]:
-    """All text in reading order, each section on its side.
+def split_sections(text: TextSource, section: int | None = None) -> Iterator[Section]:
+    """All text in reading order, each section, of at most `section` bytes, on its side.
 
-    A document's number grows where a document ends, and where the section before stands on the other side.
+    A document's number grows where a document ends, and where the section before is on the other side.
     """
     numbers: dict[Side, int] = {"train": -1, "validation": -1}
     successor: dict[Side, int] = {"train": -1, "validation": -1}  # the section that would go on with the document
-    section = section_for(sources) if section is None else section
-    for at, (side, document) in enumerate(_sides(sources, split, column, section)):
+    section = section_for(text.sources) if section is None else section
+    for at, (side, document) in enumerate(_sides(text, section)):
         if successor[side] != at:
             numbers[side] += 1
         successor[side] = -1 if document.ends else at + 1
-        yield Piece(side, document.text, _size(document.text), numbers[side], document.ends)
+        yield Section(side, document.text, utf8_size(document.text), numbers[side], document.ends)
 
 
-def train_texts(sources: Sequence[str], split: Split, *, column: str = "text") -> Iterator[str]:
+def train_texts(text: TextSource) -> Iterator[str]:
     """The training side's text, section by section: what a tokenizer may learn from."""
-    return (piece.text for piece in split_pieces(sources, split, column=column) if piece.split == "train")
+    return (section.text for section in split_sections(text) if section.side == "train")
 
 
 def section_for(sources: Sequence[str]) -> int:
@@ -52,32 +54,28 @@ def section_for(sources: Sequence[str]) -> int:
     return min(SECTION, max(SMALLEST_SECTION, total // 256))
 
 
-def _size(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
-
-
-def _sides(sources: Sequence[str], split: Split, column: str, section: int) -> Iterator[tuple[Side, Document]]:
-    documents = read(sources, column=column, section=section)
+def _sides(text: TextSource, section: int) -> Iterator[tuple[Side, Document]]:
+    documents, split = read(text.sources, column=text.column, section=section), text.validation
     if isinstance(split, HashSplit):
         for document in documents:
             digest = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
             held = int.from_bytes(digest, "big") < split.fraction * 2**64
             yield "validation" if held else "train", document
     elif isinstance(split, TailSplit):
-        yield from _tail(documents, _train_bytes(sources, split, column, section))
+        yield from _tail(documents, _train_bytes(text, split, section))
     else:
         for document in documents:
             yield "train", document
         if isinstance(split, FilesSplit):
-            for document in read(split.sources, column=column, section=section):
+            for document in read(split.sources, column=text.column, section=section):
                 yield "validation", document
 
 
-def _train_bytes(sources: Sequence[str], split: TailSplit, column: str, section: int) -> int:
-    """Where the tail begins. The text is read once just to be measured."""
-    if "-" in sources:
+def _train_bytes(text: TextSource, split: TailSplit, section: int) -> int:
+    """Where the tail begins. A text whose size is not known from its files is read once just to be measured."""
+    if "-" in text.sources:
         raise DataError("'-': validation.kind = 'tail' reads the text twice, which standard input can't; name a file")
-    total = sum(_size(document.text) for document in read(sources, column=column, section=section))
+    total = _total(tuple(text.sources), text.column, section, json.dumps(stamps(text.sources)))
     if split.bytes is None:
         return int(total * (1 - split.fraction))
     if split.bytes >= total:
@@ -85,11 +83,20 @@ def _train_bytes(sources: Sequence[str], split: TailSplit, column: str, section:
     return total - split.bytes
 
 
+@lru_cache(maxsize=8)
+def _total(sources: tuple[str, ...], column: str, section: int, stamped: str) -> int:
+    """The bytes of all text, remembered for as long as the files are `stamped` so."""
+    known = amount(sources, [column])
+    if known.exact:
+        return known.bytes
+    return sum(utf8_size(document.text) for document in read(sources, column=column, section=section))
+
+
 def _tail(documents: Iterable[Document], train_bytes: int) -> Iterator[tuple[Side, Document]]:
     """Train until `train_bytes`, then validation; the section in which that falls is cut, not inside a character."""
     left = train_bytes
     for document in documents:
-        size = _size(document.text)
+        size = utf8_size(document.text)
         if 0 < left < size:
             head = document.text.encode()[:left].decode(errors="ignore")
             if head:

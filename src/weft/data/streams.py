@@ -7,7 +7,10 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import IO
+
+import zstandard
 
 from weft.errors import DataError
 
@@ -16,12 +19,18 @@ ROW_LIMIT = 256 * 1024 * 1024  # bytes of one row of JSON or CSV, which has to b
 PACKED = (".gz", ".zst")
 
 
+def format_of(name: str) -> str:
+    """The suffix of the format, without a .gz or .zst after it; "" when there is none."""
+    path = Path(name.lower())
+    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
+
+
 def blocks(name: str) -> Iterator[bytes]:
     """The decompressed bytes of a file, a megabyte at a time, checked for bytes that no text holds."""
     offset, shown = 0, _shown(name)
     try:
         with _open(name) as stream:
-            for block in _unpacked(stream, name):
+            for block in unpacked(stream, name):
                 if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
                     raise DataError(f"{shown}: is UTF-16 text; save it as UTF-8")
                 if (zero := block.find(0)) >= 0:
@@ -42,7 +51,8 @@ def _open(name: str) -> AbstractContextManager[IO[bytes]]:
     return nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb")
 
 
-def _unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
+def unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """The bytes of an open file, unpacked as its suffix says. Damage raises the unpacking library's own errors."""
     if name.lower().endswith(".gz"):
         with gzip.GzipFile(fileobj=stream, mode="rb") as inner:
             yield from iter(lambda: inner.read(BLOCK), b"")
@@ -54,8 +64,6 @@ def _unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 def _unzstd(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Frame after frame. The input goes in 4 KiB at a time, which bounds what one step can give out."""
-    import zstandard
-
     waiting = stream.read(4096)
     whole = True  # an empty file is no frame, hence not a broken one
     try:
@@ -76,31 +84,31 @@ def seekable(name: str) -> IO[bytes]:
     """A Parquet file is read from its end, so a compressed one is unpacked to a temporary file first."""
     if not name.lower().endswith(PACKED):
         return open(name, "rb")
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    copy = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
     try:
         with open(name, "rb") as stream:
-            for block in _unpacked(stream, name):
-                unpacked.write(block)
+            for block in unpacked(stream, name):
+                copy.write(block)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{name}: truncated or damaged gzip: {error}") from None
-    unpacked.seek(0)
-    return unpacked
+    copy.seek(0)
+    return copy
 
 
 def decode(text: bytes, name: str, offset: int) -> str:
-    """Bytes as text; `offset` is where they stand in the file, for the message if they aren't UTF-8."""
+    """Bytes as text; `offset` is their place in the file, for the message if they aren't UTF-8."""
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"byte {offset + error.start} (0x{text[error.start]:02x})"
         controls = sum(byte < 32 and byte not in b"\t\n\f\r" for byte in text)
         if controls * 50 > len(text):
-            raise DataError(f"{_shown(name)}: looks binary, not text: no valid UTF-8 at {where}") from None
+            raise DataError(f"{_shown(name)}: looks binary, not text: invalid UTF-8 at {where}") from None
         raise DataError(f"{_shown(name)}: not valid UTF-8 at {where}; save it as UTF-8 (iconv -t utf-8)") from None
 
 
 def lines(name: str) -> Iterator[str]:
-    """Lines with their ends, as text. A line ends at \\n alone: a \\r may stand inside a quoted field."""
+    """Lines with their ends, as text. A line ends at \\n alone: a \\r may be part of a quoted field."""
     pieces: list[bytes] = []  # of the line that no block has ended yet
     held = offset = 0
     number = 1

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.streams import lines
-from weft.data.table import read_rows
+from weft.data.table import RowSource, read_rows
 from weft.errors import DataError, ModelError
 from weft.explain.hidden import check_readable, frame_for, longest, read
 from weft.models.base import LanguageModel
@@ -69,7 +69,7 @@ def _refuse_no_numbers(vectors: Tensor, rows: Sequence[int]) -> None:
 def read_texts(name: str, column: str = "text") -> list[str]:
     """The texts of a file: one a line, or one a row of a table or of JSON; `-` is standard input, one text a line."""
     if name != "-":
-        return [row.values[column] for row in read_rows([name], [column])]
+        return [row.values[column] for row in read_rows(RowSource([name], [column]))]
     if column != "text":
         raise DataError(f"standard input: one text a line, without a column '{column}'; name a file that has columns")
     found = [line.strip() for line in lines(name)]

@@ -18,7 +18,7 @@ from weft.errors import ConfigError
 from weft.evaluate.classification import label_metrics
 from weft.models.base import LanguageModel
 from weft.objectives.objective import model_inputs
-from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs, in_order
+from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.training.objective import Loss
@@ -116,15 +116,16 @@ class Classify(SequenceObjective[config.Classify]):
         """All labels, in the order of the head's outputs."""
         return self.settings.labels or ()
 
-    def row_labels(self, values: Mapping[str, Any]) -> Iterable[str]:
-        return (values[self.settings.label],)
+    @property
+    def label_column(self) -> str:
+        return self.settings.label
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
-            yield {"label": self.label_ids[row.values[self.settings.label]], **ids}
+            yield {"label": self.label_ids.number(row.values[self.settings.label], row), **ids}
 
     def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
-        return torch.from_numpy(in_order(examples.values("label")[numbers].astype(np.int64), examples, self.labels))
+        return torch.from_numpy(examples.values("label")[numbers].astype(np.int64))
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """Targets (B,) int64."""

@@ -4,16 +4,18 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from weft.data.amount import amount
 from weft.data.batch import Batch
+from weft.data.config import TextSource
 from weft.data.corrupt import Masking
 from weft.data.examples import Examples, write_sides
-from weft.data.sentences import Sentences, pairs_masked_batch
+from weft.data.sampler import rows
+from weft.data.sentences import Sentences, next_sentence_batch, sentence_examples
 from weft.data.shards import Side
-from weft.data.split import Piece, split_pieces, train_texts
+from weft.data.split import train_texts
 from weft.errors import DataError, RunError
 from weft.evaluate.loss import mean_loss
 from weft.models.base import LanguageModel
@@ -21,11 +23,8 @@ from weft.objectives.masked import masked_loss
 from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Results
 from weft.progress import Log
 from weft.recipe import objective as config
-from weft.text.sentences import split_sentences
 from weft.training.loader import Loader, micro_rows
 from weft.training.objective import Loss
-
-CHUNK = 512  # sentences encoded at once
 
 
 class MaskedNext(Objective[config.MaskedNext]):
@@ -37,59 +36,30 @@ class MaskedNext(Objective[config.MaskedNext]):
     usage = "weft train bert-tiny --data rows.tsv objective=classify init={run}"
 
     def amount(self) -> int:
-        """Bytes of the training text."""
-        return sum(len(text.encode()) for text in self.texts())
+        """Bytes of the files, less what is held out."""
+        read = amount(self._text().sources, [self.recipe.data.column]).bytes
+        return round(read * self.recipe.data.training_share)
 
     def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
         """The training text."""
-        return train_texts(self._sources(), self.recipe.data.validation, column=self.recipe.data.column)
+        return train_texts(self._text())
 
     def prepare(self, log: Log) -> Prepared:
         """Sentences of both sides in the run's folder, each with the number of its document."""
         shutil.rmtree(self.folder.data, ignore_errors=True)
         self.folder.data.mkdir(parents=True)
         sides: tuple[Side, ...] = ("train", "validation") if self.recipe.data.validation.kind != "none" else ("train",)
-        amount = Counter[Side]()
-        paths = {side: self._file(side) for side in sides}
-        write_sides(paths, self._examples(amount), notes={"tokenizer": self.tokenizer.fingerprint})
-        return Prepared(amount["train"])
+        read = Counter[Side]()
+        examples = sentence_examples(self._text(), self.tokenizer, read)
+        notes = {"tokenizer": self.tokenizer.fingerprint}
+        write_sides({side: self._file(side) for side in sides}, examples, notes=notes)
+        return Prepared(read["train"])
 
-    def _examples(self, amount: Counter[Side]) -> Iterator[tuple[Side, dict[str, Any]]]:
-        """Every sentence that has a token, with its side and its document's number."""
-        sentences = self._sentences(amount)
-        while some := list(islice(sentences, CHUNK)):
-            encoded = self.tokenizer.encode_batch([sentence for _, sentence, _ in some])
-            for ids, (side, _, document) in zip(encoded, some, strict=True):
-                if ids:
-                    yield side, {"tokens": ids, "document": document}
-
-    def _sentences(self, amount: Counter[Side]) -> Iterator[tuple[Side, str, int]]:
-        """Side, sentence and document. A document comes in sections; its last sentence may go on in the next one."""
-        data = self.recipe.data
-        last: dict[Side, Piece] = {}
-        rest: dict[Side, str] = {"train": "", "validation": ""}
-
-        def cut(side: Side, text: str) -> Iterator[tuple[Side, str, int]]:
-            return ((side, sentence, last[side].document) for sentence in split_sentences(text))
-
-        for piece in split_pieces(self._sources(), data.validation, column=data.column):
-            side = piece.split
-            amount[side] += piece.size
-            before = last.get(side)
-            if before is not None and (before.ends or before.document != piece.document):
-                yield from cut(side, rest[side])
-                rest[side] = ""
-            last[side] = piece
-            *whole, rest[side] = split_sentences(rest[side] + piece.text) or [""]
-            yield from ((side, sentence, piece.document) for sentence in whole)
-        for side in last:
-            yield from cut(side, rest[side])
-
-    def _sources(self) -> tuple[str, ...]:
+    def _text(self) -> TextSource:
         data = self.recipe.data
         if data.prepared is not None or data.mixture:
             raise DataError("data: sentences are found in text; name the text in data.sources, not prepared tokens")
-        return data.sources
+        return TextSource(data.sources, data.validation, data.column)
 
     # ---- batches
 
@@ -124,9 +94,9 @@ class MaskedNext(Objective[config.MaskedNext]):
 
         def make(step: int, rank: int, ranks: int) -> Batch:
             # every process draws all rows of the step: the second task is weighed by the targets in all of them
-            return pairs_masked_batch(
-                train, self.masking, step - 1, size, rank, ranks, seed=self.recipe.seed, length=self.length
-            )
+            samples, seed = rows(step - 1, size), self.recipe.seed
+            whole = next_sentence_batch(train, self.masking, samples, seed=seed, length=self.length)
+            return whole if ranks == 1 else whole.split(ranks)[rank]
 
         return Loader(
             make=make,
@@ -169,4 +139,6 @@ class MaskedNext(Objective[config.MaskedNext]):
         length, few = self.length, max(1, EVALUATED_TOKENS // self.length)
         wanted = sentences.per_epoch(length) if most is None else min(sentences.per_epoch(length), most // length)
         for step in range(max(1, wanted // few)):
-            yield pairs_masked_batch(sentences, self.masking, step, few, seed=self.recipe.seed + 1, length=length)
+            yield next_sentence_batch(
+                sentences, self.masking, rows(step, few), seed=self.recipe.seed + 1, length=length
+            )

@@ -23,7 +23,7 @@ from weft.training.objective import Loss
 class Regress(SequenceObjective[config.Regress]):
     """The squared error of each row's number."""
 
-    answer_kind = "score"
+    answer_kind = "number"
 
     @property
     def answer(self) -> str:

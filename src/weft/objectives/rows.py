@@ -4,21 +4,24 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.data.amount import amount
 from weft.data.batch import Batch
 from weft.data.bucket import Buckets
-from weft.data.examples import Examples, label_names, write_sides
+from weft.data.examples import Examples, encode_rows, write_sides
+from weft.data.labels import Labels
+from weft.data.row_split import split_rows
 from weft.data.shards import Side
-from weft.data.table import Kind, Row, Skipped, split_rows
+from weft.data.table import Kind, Row, RowSource, Skipped
 from weft.errors import DataError, ModelError, RunError
+from weft.files import utf8_size
 from weft.models.base import LanguageModel
 from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Results, model_inputs
 from weft.progress import Log
@@ -27,11 +30,18 @@ from weft.training.loader import Loader, micro_rows
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
-CHUNK = 1024  # rows encoded together
+TEXTUAL = ("text", "words", "messages")  # kinds of columns that hold text
 
 
 class RowObjective(Objective[S]):
-    """Rows with named columns."""
+    """Rows with named columns. One that chooses among labels names their column, and the field that holds their ids."""
+
+    label_ids: Labels
+    label_field: ClassVar[str] = "label"
+
+    @property
+    def label_column(self) -> str:
+        raise AssertionError("an objective with labels names their column")
 
     # ---- what each objective knows of its rows
 
@@ -46,10 +56,6 @@ class RowObjective(Objective[S]):
     @abstractmethod
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         """Some rows as examples, one for each: ids and numbers."""
-
-    def row_labels(self, values: Mapping[str, Any]) -> Iterable[str]:
-        """The labels in a row, where there are any."""
-        return ()
 
     @abstractmethod
     def lengths(self, examples: Examples) -> Numbers:
@@ -66,44 +72,46 @@ class RowObjective(Objective[S]):
     # ---- before the run
 
     def amount(self) -> int:
-        return sum(len(text.encode("utf-8", "surrogatepass")) for text in self.texts())
+        """Bytes of text in the files, less what is held out."""
+        columns = [name for name, kind in self.columns().items() if kind in TEXTUAL]
+        return round(amount(self.recipe.data.sources, columns).bytes * self.recipe.data.training_share)
 
     def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
         """The text of the training rows: of one side, or of both."""
-        for where, row in self._rows(Skipped()):
-            if where == "train":
+        for row in self._rows(Skipped()):
+            if row.side == "train":
                 for one in (side,) if side is not None else ("target", "source"):
                     yield from self.row_texts(row.values, one)
 
     def prepare(self, log: Log) -> Prepared:
         """Examples of both sides in the run's folder. Rows that can't be read are counted, and reported."""
-        skipped, amount = Skipped(), Counter[str]()
+        skipped, read = Skipped(), Counter[str]()
         self.folder.data.mkdir(parents=True, exist_ok=True)
-        notes: dict[str, Any] = {
+        fields: dict[str, Labels] = {}
+        if isinstance(self.settings, LabelObjective):
+            self.label_ids = Labels(self.label_column, self.settings.labels)
+            fields = {self.label_field: self.label_ids}
+        notes = {
             "tokenizer": self.tokenizers.target.fingerprint,
             "source_tokenizer": self.tokenizers.source.fingerprint,
         }
-        given = getattr(self.settings, "labels", None)
-        self.label_ids = LabelIds(given, notes)
-        paths = {side: self._file(side) for side in self._sides}
-        write_sides(paths, self._examples(skipped, amount), notes=notes)
+        examples = encode_rows(self._counted(self._rows(skipped), read), self.encode)
+        write_sides({side: self._file(side) for side in self._sides}, examples, notes=notes, labels=fields)
         if skipped.total:
             log(f"rows that could not be read: {skipped}")
             self.folder.event("skipped", rows=skipped.total, reasons=skipped.counts, first=skipped.first)
-        found = self.label_ids.names() if isinstance(self.settings, LabelObjective) and given is None else None
-        return Prepared(amount["bytes"], amount["rows"], found)
+        names = tuple(self.label_ids.names) if fields else None
+        if names is not None and len(names) < 2:
+            raise DataError(f"the training rows have only the label {', '.join(names)!r}; at least two are needed")
+        return Prepared(read["bytes"], read["rows"], names)
 
-    def _examples(self, skipped: Skipped, amount: Counter[str]) -> Iterator[tuple[Side, dict[str, Any]]]:
-        """Every row as an example, with its side; rows and bytes of the training side are counted on the way."""
-        for chunk in _chunks(self._rows(skipped)):
-            for side, row in chunk:
-                self.label_ids.meet(self.row_labels(row.values), side, row)
-                if side == "train":
-                    texts = self.row_texts(row.values, "target")
-                    amount["rows"] += 1
-                    amount["bytes"] += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-            sides, rows = zip(*chunk, strict=True)
-            yield from zip(sides, self.encode(rows), strict=True)
+    def _counted(self, rows: Iterable[Row], read: Counter[str]) -> Iterator[Row]:
+        """The rows as they are; rows and bytes of the training side are counted on their way."""
+        for row in rows:
+            if row.side == "train":
+                read["rows"] += 1
+                read["bytes"] += sum(utf8_size(text) for text in self.row_texts(row.values, "target"))
+            yield row
 
     def ids(self, rows: Sequence[Row], columns: Mapping[str, str]) -> list[dict[str, Any]]:
         """The ids of some columns of text: for each row, field → ids. columns: field → column."""
@@ -113,18 +121,12 @@ class RowObjective(Objective[S]):
         }
         return [{field: ids[at] for field, ids in encodings.items()} for at in range(len(rows))]
 
-    def _rows(self, skipped: Skipped) -> Iterator[tuple[Side, Row]]:
+    def _rows(self, skipped: Skipped) -> Iterator[Row]:
         data = self.recipe.data
         if data.prepared is not None or data.mixture:
             raise DataError(f"data: objective '{self.settings.kind}' reads rows; name their files in data.sources")
-        return split_rows(
-            data.sources,
-            self.columns(),
-            data.validation,
-            targets=data.targets,
-            on_error=data.on_error,
-            skipped=skipped,
-        )
+        source = RowSource(data.sources, self.columns(), data.targets, data.on_error)
+        return split_rows(source, data.validation, skipped)
 
     # ---- examples
 
@@ -191,60 +193,6 @@ class RowObjective(Objective[S]):
                 end += 1
             yield self.batch(examples, order[begin:end])
             begin = end
-
-
-def _chunks(rows: Iterator[tuple[Side, Row]]) -> Iterator[list[tuple[Side, Row]]]:
-    """As many rows at a time as a tokenizer likes to encode together."""
-    while chunk := list(islice(rows, CHUNK)):
-        yield chunk
-
-
-class LabelIds(dict[str, int]):
-    """An id for each label: its place among the `given` ones, or else the order in which labels are met.
-
-    That order is noted with the examples; `in_order` undoes it. So rows are read once, whatever their labels.
-    """
-
-    def __init__(self, given: Sequence[str] | None, notes: dict[str, Any]):
-        super().__init__((name, at) for at, name in enumerate(given or ()))
-        self._given = given is not None
-        self._trained: set[str] = set()
-        self._elsewhere: dict[str, str] = {}  # where a label was met first outside the training rows
-        self._met: list[str] = []
-        if given is None:
-            notes["labels"] = self._met  # written once all rows are read
-
-    def meet(self, labels: Iterable[str], side: Side, row: Row) -> None:
-        """Take note of a row's labels."""
-        for label in labels:
-            if label not in self:
-                if self._given:
-                    raise self._unknown(label, row.where, self)
-                self[label] = len(self)
-                self._met.append(label)
-            if side == "train":
-                self._trained.add(label)
-            else:
-                self._elsewhere.setdefault(label, row.where)
-
-    def names(self) -> tuple[str, ...]:
-        """All labels of the training rows, in an order that doesn't depend on the rows'."""
-        names = label_names(self._trained)
-        for label, where in self._elsewhere.items():
-            if label not in self._trained:
-                raise self._unknown(label, where, names)
-        if len(names) < 2:
-            raise DataError(f"the training rows have only the label {', '.join(names)!r}; at least two are needed")
-        return tuple(names)
-
-    def _unknown(self, label: str, where: str, known: Iterable[str]) -> DataError:
-        return DataError(f"{where}: the label {label!r} is in no training row; known: {', '.join(list(known)[:12])}")
-
-
-def in_order(ids: npt.NDArray[np.int64], examples: Examples, labels: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Ids of labels as their places among `labels`; the examples note in which order they were met."""
-    met = examples.notes.get("labels")
-    return ids if met is None else np.array([labels.index(name) for name in met])[ids]
 
 
 # ---- what a head outputs

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from weft.data.batch import Batch
-from weft.data.corrupt import Spans as SpanCorruption
-from weft.data.corrupt import spans_batch
+from weft.data.corrupt import SpanCorruption, spans_batch
 from weft.decode.config import Beam, Sampling
 from weft.models.base import LanguageModel
 from weft.objectives.text import CorruptedTextObjective

@@ -16,7 +16,7 @@ from weft.errors import DataError
 from weft.models.base import LanguageModel
 from weft.objectives.classify import classification_metrics
 from weft.objectives.objective import model_inputs
-from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs, in_order
+from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer
@@ -27,6 +27,7 @@ class Tag(RowObjective[config.Tag]):
     """Two columns with as many entries each: words, and their tags. A word's first token carries its tag."""
 
     usage = "weft classify {run} < lines.txt"
+    label_field = "tags"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -40,14 +41,15 @@ class Tag(RowObjective[config.Tag]):
         if side == "target":
             yield " ".join(values[self.settings.words])
 
-    def row_labels(self, values: Mapping[str, Any]) -> Iterable[str]:
-        return values[self.settings.tags]
+    @property
+    def label_column(self) -> str:
+        return self.settings.tags
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row in rows:
             words, tags = row.values[self.settings.words], row.values[self.settings.tags]
             try:
-                yield tagged_example(self.tokenizer, words, [self.label_ids[tag] for tag in tags])
+                yield tagged_example(self.tokenizer, words, [self.label_ids.number(tag, row) for tag in tags])
             except DataError as error:
                 raise DataError(f"{row.where}: {error}") from None
 
@@ -63,8 +65,7 @@ class Tag(RowObjective[config.Tag]):
         for at, n in enumerate(numbers):
             marks = examples.ids("tags", n)[:most]
             tags[at, before : before + len(marks)] = marks
-        targets = in_order(np.maximum(tags, 0), examples, self.labels)
-        return Batch(tokens, torch.from_numpy(targets), loss_mask=torch.from_numpy(tags >= 0), mask=mask)
+        return Batch(tokens, torch.from_numpy(np.maximum(tags, 0)), loss_mask=torch.from_numpy(tags >= 0), mask=mask)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """−log p of the label at each place that the loss mask keeps; targets (B, T) int64."""

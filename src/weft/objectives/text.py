@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from weft.data.batch import Batch, evaluation_batches, mixture_batch, windows_batch
+from weft.data.amount import amount
+from weft.data.batch import Batch, evaluation_batches, windows_batch
 from weft.data.mixture import Mixture
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.sampler import Windows, rows
@@ -29,15 +30,17 @@ class TextObjective(Objective[S]):
     """Documents, part by part of the recipe's data."""
 
     def amount(self) -> int:
-        """Bytes of the training text."""
-        sizes = [Shards.open(part.prepared).train.bytes for part in self.recipe.data.parts if part.prepared is not None]
-        return sum(sizes) + sum(len(text.encode()) for text in self.texts())
+        """Bytes of the files, less what is held out."""
+        data = self.recipe.data
+        read = amount([source for part in data.parts for source in part.sources], [data.column]).bytes
+        folders = [part.prepared for part in data.parts if part.prepared is not None]
+        return round(read * data.training_share) + sum(Shards.open(folder).train.bytes for folder in folders)
 
     def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
         """The training text of all parts."""
         data = self.recipe.data
         for part in data.parts:
-            yield from train_texts(part.sources, data.validation, column=data.column)
+            yield from train_texts(data.text(part))
 
     def prepare(self, log: Log) -> Prepared:
         """Shards for every part that isn't prepared yet."""
@@ -52,7 +55,7 @@ class TextObjective(Objective[S]):
                 )
         for part, place in zip(data.parts, self._places(), strict=True):
             if part.prepared is None:
-                prepare_shards(part.sources, place, self.tokenizer, validation=data.validation, column=data.column)
+                prepare_shards(data.text(part), place, self.tokenizer)
         return Prepared(sum(shards.train.bytes for shards in self.corpora))
 
     def _places(self) -> list[Path]:
@@ -105,9 +108,7 @@ class TextObjective(Objective[S]):
         mixture = Mixture(tuple(Windows(len(text), length, recipe.seed) for text in texts), weights)
 
         def make(step: int, rank: int, ranks: int) -> Batch:
-            if len(texts) == 1:
-                return windows_batch(texts[0], mixture.windows[0], step - 1, size, rank, ranks, document_mask=apart)
-            return mixture_batch(texts, mixture, step - 1, size, rank, ranks, document_mask=apart)
+            return windows_batch(texts, mixture, rows(step - 1, size, rank, ranks), document_mask=apart)
 
         return Loader(
             make=make,

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class SentencePiece:
-    """What a model file says."""
+    """The content of a model file."""
 
     pieces: list[Piece]
     kind: int
@@ -66,7 +66,7 @@ def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tu
     steps = _preparation(model, symbols)
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
-    if model.kind == UNIGRAM:  # what stands in the vocabulary and is no text is never found in one
+    if model.kind == UNIGRAM:  # entries of the vocabulary that are not text are never found in one
         hidden = look_alikes(piece.text for piece in pieces if piece.kind in (CONTROL, UNKNOWN, BYTE))
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(hidden), "isolated")
     ending = [decoders.Strip(" ", 1, 0)] if model.dummy_prefix or model.squeeze else []
@@ -195,9 +195,9 @@ def parse(data: bytes) -> SentencePiece:
 def _check(pieces: list[Piece], trainer: dict[int, int | bytes], preparation: dict[int, int | bytes]) -> None:
     """Refuse what is no vocabulary, and what cannot be given the same ids."""
     if sum(piece.kind == UNKNOWN for piece in pieces) != 1:
-        raise TokenizerError("no SentencePiece model: it has no unknown piece, or several")
+        raise TokenizerError("not a SentencePiece model: it has no unknown piece, or several")
     if len({piece.text for piece in pieces}) < len(pieces):
-        raise TokenizerError("a damaged SentencePiece file: a piece stands in it twice")
+        raise TokenizerError("a damaged SentencePiece file: a piece occurs twice")
     kind = _number(trainer, 3, UNIGRAM)
     if kind not in (UNIGRAM, BPE, CHAR):
         named = "word" if kind == WORD else str(kind)
@@ -216,7 +216,7 @@ def _piece(data: bytes) -> Piece:
     try:
         text = _bytes(fields.get(1, b"")).decode("utf-8")
     except UnicodeDecodeError:
-        raise TokenizerError("a damaged SentencePiece file: a piece is no UTF-8 text") from None
+        raise TokenizerError("a damaged SentencePiece file: a piece is not UTF-8 text") from None
     score = struct.unpack("<f", _bytes(fields.get(2, b"\0" * 4)))[0]
     kind = _number(fields, 3, NORMAL)
     if not text or not NORMAL <= kind <= BYTE or score != score or (kind == BYTE and not BYTE_TOKEN.fullmatch(text)):
@@ -241,9 +241,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             case 5:
                 size = 4
             case _:
-                raise TokenizerError(f"no SentencePiece model: byte {place} begins no field")
+                raise TokenizerError(f"not a SentencePiece model: no field begins at byte {place}")
         if size > len(data) - place:
-            raise TokenizerError(f"no SentencePiece model, or a truncated one: {size} bytes wanted at byte {place}")
+            raise TokenizerError(f"not a SentencePiece model, or a truncated one: no {size} bytes at byte {place}")
         yield key >> 3, data[place : place + size]
         place += size
 
@@ -258,18 +258,18 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, place
-    raise TokenizerError(f"no SentencePiece model, or a truncated one: a number breaks off at byte {place}")
+    raise TokenizerError(f"not a SentencePiece model, or a truncated one: a number breaks off at byte {place}")
 
 
 def _number(fields: Mapping[int, int | bytes], field: int, default: int) -> int:
     """A whole number; negative ones are stored in 64 bits of two's complement."""
     value = fields.get(field, default)
     if not isinstance(value, int):
-        raise TokenizerError(f"no SentencePiece model: field {field} is no number")
+        raise TokenizerError(f"not a SentencePiece model: field {field} is not a number")
     return value - 2**64 if value >= 2**63 else value
 
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise TokenizerError("no SentencePiece model: a number where a text should be")
+        raise TokenizerError("not a SentencePiece model: a number where text should be")
     return value

@@ -6,7 +6,7 @@ something else, so a stop that white space follows is weighed by the word before
 
 import re
 
-# ---- what the words around a stop say
+# ---- the words around a stop
 
 
 def _set(words: str) -> frozenset[str]:
@@ -52,7 +52,7 @@ LOOK_BACK = 40  # characters; a longer word is no abbreviation
 def split_sentences(text: str) -> list[str]:
     """The sentences of a text, in order. Put together they are the text: white space stays with the sentence before.
 
-    A blank line ends a sentence too, whatever stands before it: headings and verses have no stop.
+    A blank line ends a sentence too, whatever comes before it: headings and verses have no stop.
     """
     cased = text != text.lower()
     sentences = []

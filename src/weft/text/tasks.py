@@ -22,7 +22,7 @@ PATIENCE = 20_000  # draws in a row that bring nothing new: then there is nothin
 
 @dataclass(frozen=True)
 class Task:
-    """What a task is, the columns of its rows, and how many rows a side has if nobody says how many."""
+    """What a task is, the columns of its rows, and how many rows a side has by default."""
 
     name: str
     summary: str
@@ -105,7 +105,7 @@ def _drawn(task: Task, split: Split, wanted: int) -> Iterator[Row]:
         if row is None or written in seen:
             idle += 1
             if idle == PATIENCE:
-                raise DataError(f"builtin:{task.name}: {wanted} rows are more than there are to draw; {len(seen)} came")
+                raise DataError(f"builtin:{task.name}: {wanted} rows are more than there are; it has {len(seen)}")
             continue
         idle = 0
         seen.add(written)

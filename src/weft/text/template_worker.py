@@ -1,7 +1,7 @@
 """The process that renders chat templates: a line of JSON in, a line of JSON out, within bounds of time and memory.
 
 The environment is that of transformers: Jinja's sandbox with raise_exception, strftime_now, a tojson that leaves JSON
-as it is, and a tag that marks what the assistant says.
+as it is, and a tag that marks the assistant's turns.
 """
 
 import json
@@ -69,7 +69,7 @@ def _compiled(text: str) -> Template:
 
 
 class Generation(Extension):
-    """`{% generation %} … {% endgeneration %}`, which marks what the assistant says, leaves it as it is."""
+    """`{% generation %} … {% endgeneration %}`, which marks the assistant's turns, changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012
 

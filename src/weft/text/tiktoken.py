@@ -1,7 +1,8 @@
 """Rank files as tiktoken has them: a line a token, its bytes in base64 and its rank, which is its id.
 
 Two neighbours are joined when their union has a rank, the lowest first; so every way to make a token of two others is
-a merge. How text is cut before that, and which special tokens follow, is not in the file: the number of ranks tells.
+a merge. How text is cut before that, and which special tokens there are, follows from the number of ranks: it is not in
+the file.
 """
 
 import base64
@@ -61,14 +62,14 @@ def is_tiktoken(data: bytes) -> bool:
 def to_tokenizer(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer, dict[Role, str]]:
     """The tokenizer of a rank file's content, and its special tokens by role.
 
-    `pattern` names how text is cut; without it a known number of ranks tells. A file of another size gets one special
-    token, `<|endoftext|>`, after its last rank.
+    `pattern` names how text is cut; without it, that follows from a known number of ranks. A file of another size gets
+    one special token, `<|endoftext|>`, after its last rank.
     """
     ranks = parse(data)
     if pattern is None and len(ranks) not in KNOWN:
         known = ", ".join(PATTERNS)
         raise TokenizerError(
-            f"{len(ranks)} ranks are of no known vocabulary; say how text is cut with pattern, one of {known}"
+            f"{len(ranks)} ranks match no known vocabulary; set pattern, how text is split, to one of {known}"
         )
     usual, specials = KNOWN.get(len(ranks), ("gpt2", {END: max(ranks.values()) + 1}))
     letters = {byte: letter for letter, byte in byte_letters().items()}
@@ -107,9 +108,9 @@ def parse(data: bytes) -> dict[bytes, int]:
         try:
             token, value = base64.b64decode(word, validate=True), int(rank)
         except (binascii.Error, ValueError):
-            raise TokenizerError(f"no rank file: line {number} is not a token in base64 and its rank") from None
+            raise TokenizerError(f"not a rank file: line {number} is not a token in base64 and its rank") from None
         if not token or len(token) > LONGEST or token in ranks or not 0 <= value < 2**31:
-            raise TokenizerError(f"a damaged rank file: line {number} repeats a token, or is none")
+            raise TokenizerError(f"a damaged rank file: line {number} repeats a token, or is not one")
         ranks[token] = value
     if len(set(ranks.values())) < len(ranks):
         raise TokenizerError("a damaged rank file: two tokens have one rank")

@@ -71,7 +71,7 @@ class TokenBytes(dict[int, bytes]):
         return self._text(["a", token]).encode()[len(self._text(["a"]).encode()) :]
 
     def _plain(self, token: str) -> bytes | None:
-        """The bytes of a token whose text does not depend on where it stands; None for the others."""
+        """The bytes of a token whose text does not depend on its place; None for the others."""
         if self._letters is not None:
             if all(letter in self._letters for letter in token):
                 return bytes(self._letters[letter] for letter in token)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
-# set, so that the library says nothing when the process forks; a child turns it off, for threads do not survive a fork
+# set, so that the library doesn't warn when the process forks; a child turns it off, for threads do not survive a fork
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 import tokenizers
@@ -23,13 +23,13 @@ from weft.text import tokenizer_config, vocabularies
 from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig
 from weft.text.template import render
 from weft.text.token_bytes import BYTE_TOKEN, TextStream, TokenBytes
-from weft.text.training import learn, look_alikes, utf8_size
+from weft.text.training import DEFAULT_SIZE, learn, look_alikes, refuse_surrogates
 
 os.register_at_fork(after_in_child=lambda: os.environ.__setitem__("TOKENIZERS_PARALLELISM", "false"))
 
 FILE = "tokenizer.json"
 
-# the tokens that play a role in a file which does not say so
+# the tokens that play a role in a file that names no roles
 CUSTOMARY: dict[Role, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]", "<|pad|>"),
     "unk": ("<unk>", "[UNK]"),
@@ -117,7 +117,7 @@ class Tokenizer:
     def load(cls, path: str | Path, pattern: Pattern | None = None) -> Self:
         """From a tokenizer.json or a folder that holds one, with the roles of the tokenizer_config.json beside it.
 
-        Other programs' vocabularies (`vocabularies.py`) are read as well; `pattern` says how a rank file cuts text.
+        Other programs' vocabularies (`vocabularies.py`) are read as well; `pattern` is how a rank file splits text.
         """
         path = Path(path)
         file = path / FILE if path.is_dir() else path
@@ -137,7 +137,7 @@ class Tokenizer:
                 _refuse_holes(backend.get_vocab())
                 text, roles = backend.to_str(), roles or own
             elif pattern is not None:
-                raise TokenizerError(f"pattern = '{pattern}' is for rank files, and this is none")
+                raise TokenizerError(f"pattern = '{pattern}' applies to rank files only, and this is not one")
             return cls.from_json(text, roles, template)
         except TokenizerError as error:
             raise TokenizerError(f"{file}: {error}") from None
@@ -198,7 +198,7 @@ class Tokenizer:
         """Why these texts cannot be encoded."""
         try:
             for text in texts:
-                utf8_size(text)
+                refuse_surrogates(text)
         except TokenizerError as refusal:
             return refusal
         for text in texts:
@@ -359,14 +359,17 @@ class Tokenizer:
         return render(self.chat_template, given)
 
 
-def build_tokenizer(settings: TokenizerConfig, texts: Iterable[str] = (), progress: bool = False) -> Tokenizer:
+def build_tokenizer(
+    settings: TokenizerConfig, texts: Iterable[str] = (), progress: bool = False, most: int = DEFAULT_SIZE
+) -> Tokenizer:
     """The tokenizer that `settings` describe: trained on texts, which are read once, one at a time; or a finished one.
 
-    `progress` shows a bar where stderr is a terminal.
+    Pieces of words are learned up to `most` tokens, or as many as the text supports, where the settings name no
+    `vocab_size`. `progress` shows a bar where stderr is a terminal.
     """
     if isinstance(settings, Pretrained):
         return Tokenizer.load(settings.path, settings.pattern)
-    return Tokenizer(learn(settings, texts, progress), settings.specials.roles())
+    return Tokenizer(learn(settings, texts, progress, most), settings.specials.roles())
 
 
 # ---- reading files that others wrote

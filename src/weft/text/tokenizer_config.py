@@ -1,4 +1,4 @@
-"""tokenizer_config.json, which stands beside a tokenizer.json: special tokens by role, and a chat template."""
+"""tokenizer_config.json, beside a tokenizer.json: special tokens by role, and a chat template."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def write(folder: Path, roles: Mapping[Role, str], chat_template: str | None) ->
 
 
 def read(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
-    """The roles and the chat template that the files beside a tokenizer.json give; None where they say nothing."""
+    """The roles and the chat template in the files beside a tokenizer.json; None where there are none."""
     text = read_text(folder / FILE)
     if text is None:
         return None, read_text(folder / "chat_template.jinja")
@@ -42,7 +42,7 @@ def read(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
             roles[role] = token
     template = _template(settings.get("chat_template"))
     if template is not None and not is_text(template):
-        raise TokenizerError(f"{folder / FILE}: chat_template: the text holds a lone surrogate, which is no character")
+        raise TokenizerError(f"{folder / FILE}: chat_template: contains a lone surrogate, which is not a character")
     return roles, template or read_text(folder / "chat_template.jinja")
 
 
@@ -61,6 +61,6 @@ def read_text(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError:
-        raise TokenizerError(f"{path}: not a tokenizer: no UTF-8 text") from None
+        raise TokenizerError(f"{path}: not a tokenizer: not UTF-8 text") from None
     except OSError as error:
         raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from None

@@ -13,6 +13,7 @@ from typing import assert_never
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.errors import TokenizerError
+from weft.files import utf8_size
 from weft.progress import bar
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
 from weft.text.token_bytes import byte_letters, byte_tokens
@@ -23,8 +24,8 @@ LONGEST_WORD = 1000  # characters of a word that wordpiece cuts; beyond, the gre
 WORD_START = "\ue000"  # private use: BERT's normalizer removes it from texts, so it can mark
 
 
-def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False) -> Tokenizer:
-    """A trained Hugging Face tokenizer with its special tokens in place."""
+def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False, most: int = DEFAULT_SIZE) -> Tokenizer:
+    """A trained Hugging Face tokenizer with its special tokens in place; of `most` tokens where none are asked for."""
     with ExitStack() as bars:
         reading = _Reading(texts, bars, progress)
         match config:
@@ -35,11 +36,11 @@ def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False) -
             case Byte():
                 backend = _byte(config)
             case BPE():
-                backend = _bpe(config, reading)
+                backend = _bpe(config, reading, most)
             case WordPiece():
-                backend = _wordpiece(config, reading)
+                backend = _wordpiece(config, reading, most)
             case Unigram():
-                backend = _unigram(config, reading)
+                backend = _unigram(config, reading, most)
             case _:
                 assert_never(config)
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in config.specials.tokens()])
@@ -65,12 +66,13 @@ class _Reading:
         characters = 0
         with bar("tokenizer: reading text", None, unit="bytes", wanted=self._progress) as advance:
             for text in self._texts:
+                refuse_surrogates(text)
                 advance(utf8_size(text))
                 self.alphabet.update(text)
                 characters += len(text)
                 yield text
         if not characters:
-            raise TokenizerError("there is no text to train the tokenizer on; give it at least one character")
+            raise TokenizerError("there is no text to train the tokenizer on; provide at least one character")
         self.at_end()
         learning = f"tokenizer: learning from {characters:,} characters"
         self._bars.enter_context(bar(learning, None, wanted=self._progress))
@@ -80,16 +82,16 @@ def _nothing() -> None:
     return None
 
 
-def utf8_size(text: str) -> int:
-    """The bytes of a text; an error where it holds half of a UTF-16 pair, which is no character and has no UTF-8."""
+def refuse_surrogates(text: str) -> None:
+    """An error where a text holds half of a UTF-16 pair, which is no character and has no UTF-8."""
     if text.isascii():
-        return len(text)
+        return
     try:
-        return len(text.encode("utf-8"))
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         found = f"U+{ord(text[error.start]):04X}"
         raise TokenizerError(
-            f"the text holds a lone surrogate, {found} at character {error.start}: no Unicode text"
+            f"the text contains a lone surrogate, {found} at character {error.start}, which is not a character"
         ) from None
 
 
@@ -117,14 +119,14 @@ def _lowercase(wanted: bool) -> normalizers.Normalizer | None:
 
 
 def _too_small(asked: int, needed: int, why: str) -> TokenizerError:
-    return TokenizerError(f"tokenizer.vocab_size = {asked}: too small; {why} need {needed} at least")
+    return TokenizerError(f"tokenizer.vocab_size = {asked}: too small; {why} need at least {needed}")
 
 
 def _fit(asked: int | None, supported: int) -> int:
     """The size to take: what was asked for, where the text supports it."""
     if asked is not None and asked > supported:
         raise TokenizerError(
-            f"tokenizer.vocab_size = {asked}: the text supports {supported} at most; ask for fewer or give it more text"
+            f"tokenizer.vocab_size = {asked}: the text supports {supported} at most; lower it, or add text"
         )
     return supported if asked is None else asked
 
@@ -156,7 +158,7 @@ def _word(config: Word, texts: _Reading) -> Tokenizer:
     found = backend.get_vocab()
     words = sorted(found, key=found.__getitem__)  # the trainer's ids: by frequency, then by code point
     if not words:
-        raise TokenizerError("there is no text to train the tokenizer on; it holds white space only")
+        raise TokenizerError("there is no text to train the tokenizer on, only white space")
     if config.vocab_size is not None and config.vocab_size <= len(specials):
         raise _too_small(config.vocab_size, len(specials) + 1, f"{len(specials)} special tokens and a word")
     words = words[: _fit(config.vocab_size, len(specials) + len(words)) - len(specials)]
@@ -202,7 +204,7 @@ def _byte(config: Byte) -> Tokenizer:
     return backend
 
 
-def _bpe(config: BPE, texts: _Reading) -> Tokenizer:
+def _bpe(config: BPE, texts: _Reading, most: int) -> Tokenizer:
     specials = config.specials.tokens()
     if config.vocab_size is not None and config.vocab_size < len(specials) + 256:
         why = f"{len(specials)} special tokens and 256 bytes"
@@ -212,7 +214,7 @@ def _bpe(config: BPE, texts: _Reading) -> Tokenizer:
     backend.pre_tokenizer = _guarded(pre_tokenizers.ByteLevel(add_prefix_space=False), config.specials)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size or DEFAULT_SIZE,
+        vocab_size=config.vocab_size or most,
         min_frequency=FEW,
         special_tokens=specials,
         initial_alphabet=sorted(byte_letters()),
@@ -223,14 +225,14 @@ def _bpe(config: BPE, texts: _Reading) -> Tokenizer:
     return backend
 
 
-def _wordpiece(config: WordPiece, texts: _Reading) -> Tokenizer:
+def _wordpiece(config: WordPiece, texts: _Reading, most: int) -> Tokenizer:
     """Pair merges over words whose beginning is marked; a piece without the mark continues a word.
 
     The library's own trainer numbers the ## characters as it meets them, which differs from run to run, and keeps
-    only those it met. Here every character stands in the vocabulary in both forms (lecture 3: no word is unknown).
+    only those it met. Here every character is in the vocabulary in both forms (lecture 3: no word is unknown).
     """
     assert config.specials.unk is not None
-    asked = config.vocab_size or DEFAULT_SIZE
+    asked = config.vocab_size or most
     specials = config.specials.tokens()
     normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)
     cutter = _guarded(pre_tokenizers.BertPreTokenizer(), config.specials)
@@ -246,7 +248,7 @@ def _wordpiece(config: WordPiece, texts: _Reading) -> Tokenizer:
     pieces = sorted(found, key=found.__getitem__)
     alphabet = sorted(piece for piece in pieces if len(piece) == 1 and piece != WORD_START)
     if not alphabet:
-        raise TokenizerError("there is no text to train the tokenizer on; it holds white space only")
+        raise TokenizerError("there is no text to train the tokenizer on, only white space")
     inside = [char for char in alphabet if len(cutter.pre_tokenize_str(f"a{char}")) == 1]
     fixed = [*specials, *alphabet, *(f"##{char}" for char in inside)]
     if asked < len(fixed):
@@ -266,10 +268,10 @@ def _wordpiece(config: WordPiece, texts: _Reading) -> Tokenizer:
     return backend
 
 
-def _unigram(config: Unigram, texts: _Reading) -> Tokenizer:
+def _unigram(config: Unigram, texts: _Reading, most: int) -> Tokenizer:
     """Kudo's EM from the library, then the bytes put in, and the order of the vocabulary made fixed."""
     assert config.specials.unk is not None
-    asked = config.vocab_size or DEFAULT_SIZE
+    asked = config.vocab_size or most
     specials = config.specials.tokens()
     fixed = [*specials, *byte_tokens()]
     backend = Tokenizer(models.Unigram())

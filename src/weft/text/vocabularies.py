@@ -54,7 +54,7 @@ def read(file: Path, pattern: Pattern | None = None) -> Found:
     if tiktoken.is_tiktoken(data):
         return tiktoken.to_tokenizer(data, pattern)
     if pattern is not None:
-        raise TokenizerError(f"pattern = '{pattern}' is for rank files, and this is none")
+        raise TokenizerError(f"pattern = '{pattern}' applies to rank files only, and this is not one")
     if sentencepiece.is_sentencepiece(data):
         return sentencepiece.to_tokenizer(data)
     try:
@@ -82,10 +82,10 @@ def _bert(text: str) -> Tokenizer:
         lines.pop()
     vocab = {piece: id for id, piece in enumerate(lines)}
     if "[UNK]" not in vocab or not any(piece.startswith("##") for piece in lines):
-        raise TokenizerError("not a tokenizer: no vocab.txt with [UNK] and pieces that begin with ##")
+        raise TokenizerError("not a tokenizer: not a vocab.txt with [UNK] and pieces that begin with ##")
     if len(vocab) < len(lines):
         again = next(piece for id, piece in enumerate(lines) if vocab[piece] != id)
-        raise TokenizerError(f"not a tokenizer: the piece {again!r} stands in the vocabulary twice")
+        raise TokenizerError(f"not a tokenizer: the piece {again!r} occurs twice in the vocabulary")
     cased = any(piece != piece.lower() for piece in lines if not (piece[:1] == "[" and piece[-1:] == "]"))
     backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=BERT_WORD))
     backend.normalizer = normalizers.BertNormalizer(lowercase=not cased)
@@ -112,7 +112,7 @@ def _merged(vocab_file: Path, merges_file: Path) -> Tokenizer:
             continue
         left, _, right = line.rstrip("\r").partition(" ")
         if not all(part in vocab for part in (left, right, left + right)):
-            raise TokenizerError(f"{merges_file.name}, line {number}: {line!r} is no merge of two tokens into a third")
+            raise TokenizerError(f"{merges_file.name}, line {number}: {line!r} does not merge two tokens into a third")
         pairs.append((left, right))
     backend = Tokenizer(models.BPE(vocab, pairs))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,0 +1,209 @@
+"""How much text there is, from the files' sizes and a look at their beginnings: a matter of milliseconds.
+
+A plain file is as long as its text. What a packed file or a table holds is estimated from its beginning, unless that is
+all of it.
+"""
+
+import csv
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import zstandard
+
+from weft.data.documents import files, hub_sizes
+from weft.data.rows import Growing, json_rows, parquet_sample
+from weft.data.streams import PACKED, format_of, lines, unpacked
+from weft.errors import DataError
+from weft.files import utf8_size
+from weft.text import builtin, tasks
+
+SAMPLE = 256 * 1024  # bytes of a table that are looked at
+HEAD = 1024 * 1024  # bytes that are unpacked of a packed file
+AHEAD = 64 * 1024
+ROWS = 200  # rows of a built-in task that are looked at
+UNPACKED = 3.0  # times as large, where nothing better is known
+
+
+@dataclass(frozen=True)
+class Amount:
+    """UTF-8 bytes of text and, where it comes in rows, how many rows. Both are estimates unless `exact`."""
+
+    bytes: int
+    rows: int | None = None
+    exact: bool = True
+
+    def __add__(self, other: "Amount") -> "Amount":
+        rows = None if self.rows is None or other.rows is None else self.rows + other.rows
+        return Amount(self.bytes + other.bytes, rows, self.exact and other.exact)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The beginning of a table: how much was read of it, what was in it, and whether that was all."""
+
+    read: int
+    text: int
+    rows: int
+    whole: bool
+
+
+def amount(sources: Sequence[str], columns: Sequence[str] = ("text",)) -> Amount:
+    """The text of all sources; of tables the text in `columns`. What '-' holds nobody knows: it counts as nothing."""
+    found = [_file(name, columns) for name in files(sources)]
+    return sum(found[1:], start=found[0]) if found else Amount(0)
+
+
+def _file(name: str, columns: Sequence[str]) -> Amount:
+    if name == "-":
+        return Amount(0, exact=False)
+    if name.startswith("builtin:"):
+        return _builtin(name.removeprefix("builtin:"), columns)
+    if name.startswith("hub:"):
+        return Amount(round(sum(size * _unpacking(file) for file, size in hub_sizes(name))), exact=False)
+    try:
+        return _estimated(name, columns)
+    except (OSError, EOFError, csv.Error, zlib.error, zstandard.ZstdError, ValueError, RecursionError):
+        # damage, or a column that is missing: reading the file says so, and where
+        return Amount(round(_size(name) * _unpacking(name)), exact=False)
+
+
+def _size(name: str) -> int:
+    try:
+        return os.path.getsize(name)
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read: {error.strerror}") from None
+
+
+def _unpacking(name: str) -> float:
+    return UNPACKED if name.lower().endswith((*PACKED, ".parquet")) else 1.0
+
+
+def _builtin(name: str, columns: Sequence[str]) -> Amount:
+    if name not in tasks.names():
+        documents = builtin.corpus(name).documents
+        return Amount(sum(map(utf8_size, documents)), len(documents))
+    rows, drawn = tasks.describe(name).train, list(islice(tasks.rows(name, "train"), ROWS))
+    return Amount(_text(drawn, columns) * rows // len(drawn), rows, exact=False)
+
+
+def _estimated(name: str, columns: Sequence[str]) -> Amount:
+    look: dict[str, Callable[[str, Sequence[str]], _Sample]] = {
+        ".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _table, ".tsv": _table,
+    }  # fmt: skip
+    kind = format_of(name)
+    if kind == ".parquet":
+        return _parquet(name, columns)
+    size, exact = _unpacked_size(name)
+    if kind not in look:
+        return Amount(size, exact=exact)
+    found = look[kind](name, columns)
+    if found.whole:
+        return Amount(found.text, found.rows)
+    return Amount(size * found.text // found.read, size * found.rows // found.read, exact=False)
+
+
+# ---- the size of what is inside
+
+
+def _unpacked_size(name: str) -> tuple[int, bool]:
+    """The bytes of a file once it is unpacked, without a byte order mark; and whether that is certain."""
+    size, given, whole = _size(name), 0, True
+    with open(name, "rb") as stream:
+        if not name.lower().endswith(PACKED):
+            return size - 3 * (stream.read(3) == b"\xef\xbb\xbf"), True
+        for block in unpacked(stream, name):
+            given += len(block)
+            # a library reads some kibibytes ahead, which is much where little holds a lot
+            if given >= HEAD and (stream.tell() >= AHEAD or given >= 16 * HEAD):
+                whole = False
+                break
+        if whole:
+            return given, True
+        likely = size * given // stream.tell()
+        noted = _noted_size(stream, name, likely)
+    return (noted if abs(noted - likely) < likely / 2 else likely), False
+
+
+def _noted_size(stream: Any, name: str, likely: int) -> int:
+    """What the file itself notes; of a gzip the last 32 bits of the size, of either that of one frame alone."""
+    if name.lower().endswith(".gz"):
+        stream.seek(-4, os.SEEK_END)
+        (low,) = struct.unpack("<I", stream.read(4))
+        return low + max(0, round((likely - low) / 2**32)) * 2**32
+    stream.seek(0)
+    return zstandard.frame_content_size(stream.read(18))
+
+
+# ---- the beginning of a table
+
+
+def _head(name: str) -> tuple[list[str], bool]:
+    """The first lines of a file, and whether they are all."""
+    taken: list[str] = []
+    size = 0
+    for line in lines(name):
+        if size >= SAMPLE:
+            return taken, False
+        taken.append(line)
+        size += utf8_size(line)
+    return taken, True
+
+
+def _json_lines(name: str, columns: Sequence[str]) -> _Sample:
+    taken, whole = _head(name)
+    rows = [json.loads(line) for line in taken if not line.isspace()]
+    return _Sample(sum(map(utf8_size, taken)), _text(rows, columns), len(rows), whole)
+
+
+def _json(name: str, columns: Sequence[str]) -> _Sample:
+    text = Growing(name)
+    rows = []
+    for _, value in json_rows(text):
+        rows.append(value)
+        if text.taken >= SAMPLE:
+            return _Sample(text.taken, _text(rows, columns), len(rows), whole=False)
+    return _Sample(text.taken, _text(rows, columns), len(rows), whole=True)
+
+
+def _table(name: str, columns: Sequence[str]) -> _Sample:
+    taken, whole = _head(name)
+    quoted: dict[str, Any] = {} if format_of(name) == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    fields = [row for row in csv.reader(taken, **quoted) if row]
+    if not fields:
+        return _Sample(0, 0, 0, whole)
+    numbered = all(column.isdecimal() for column in columns)
+    header = [str(place) for place in range(len(fields[0]))] if numbered else fields.pop(0)
+    rows = [dict(zip(header, row, strict=False)) for row in fields]
+    return _Sample(sum(map(utf8_size, taken)), _text(rows, columns), len(rows), whole)
+
+
+def _parquet(name: str, columns: Sequence[str]) -> Amount:
+    if name.lower().endswith(PACKED):  # it would have to be unpacked as a whole
+        return Amount(round(_size(name) * UNPACKED * UNPACKED), exact=False)
+    count, rows = parquet_sample(name, ROWS)
+    if not rows:
+        return Amount(0, 0)
+    return Amount(_text(rows, columns) * count // len(rows), count, exact=count == len(rows))
+
+
+def _text(rows: Iterable[Any], columns: Sequence[str]) -> int:
+    """Bytes of text in these columns of rows; in all where none of them is there."""
+    total = 0
+    for row in rows:
+        wanted = [row[column] for column in columns if column in row] if isinstance(row, dict) else []
+        total += sum(map(_inside, wanted or [row]))
+    return total
+
+
+def _inside(value: Any) -> int:
+    if isinstance(value, str):
+        return utf8_size(value)
+    if isinstance(value, dict):
+        return sum(map(_inside, value.values()))
+    return sum(map(_inside, value)) if isinstance(value, list) else 0
