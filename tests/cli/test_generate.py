@@ -93,9 +93,9 @@ def test_a_stop_string_is_not_in_the_log_probabilities_either(trained: Path, cap
 
 def test_what_a_model_excludes_is_null_in_json() -> None:
     from weft.decode.bulk import as_json
-    from weft.decode.writing import Completion, Scored
+    from weft.decode.completion import Completion, TokenLogprob
 
-    scored = (Scored(1, "a", -math.inf, (("b", -0.5), ("c", -math.inf))),)
+    scored = (TokenLogprob(1, "a", -math.inf, (("b", -0.5), ("c", -math.inf))),)
     values = as_json(Completion("a", 1, "length", scored))
     assert values["logprobs"] == [{"token": "a", "id": 1, "logprob": None, "top": [["b", -0.5], ["c", None]]}]
 
@@ -368,15 +368,15 @@ def test_a_template_frames_the_turns_and_old_ones_make_room(templated: Path) -> 
     talk.add("one", "1")
     eos = tokenizer.token(tokenizer.need("eos"))
     expected = f"<system>Be kind.{eos}<user>one{eos}<assistant>1{eos}<user>two{eos}<assistant>"
-    assert tokenizer.decode(talk.ids("two"), specials=True) == expected
-    assert talk.ids("two").count(tokenizer.need("eos")) == 4
-    short = Conversation(tokenizer, len(talk.ids("two")) + 5, 10, system="Be kind.")
+    assert tokenizer.decode(talk.prompt("two").ids, specials=True) == expected
+    assert list(talk.prompt("two").ids).count(tokenizer.need("eos")) == 4
+    short = Conversation(tokenizer, len(talk.prompt("two").ids) + 5, 10, system="Be kind.")
     short.add("one", "1")
     kept = f"<system>Be kind.{eos}<user>two{eos}<assistant>"
-    assert tokenizer.decode(short.ids("two"), specials=True) == kept
+    assert tokenizer.decode(short.prompt("two").ids, specials=True) == kept
     with pytest.raises(DataError, match="tokens, but the model can read"):
-        short.ids("long " * 40)
-    assert tokenizer.need("eos") in talk.ends
+        short.prompt("long " * 40)
+    assert tokenizer.need("eos") in talk.prompt("two").stop_ids
 
 
 def test_chat_with_a_template(templated: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

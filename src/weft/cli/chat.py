@@ -40,7 +40,7 @@ def chat(
     from weft.api.train import load, sampling
     from weft.cli.generate import Cut, check_writes
     from weft.decode.chat import Conversation
-    from weft.decode.generate import longest_text
+    from weft.decode.prompt import context_window
     from weft.errors import ConfigError, WeftError
 
     for name, value in (("temperature", temperature), ("seed", seed)):
@@ -51,7 +51,7 @@ def chat(
     )
     loaded = load(run, quantize=quantize)
     check_writes(loaded)
-    conversation = Conversation(loaded.tokenizer, longest_text(loaded.model), max_tokens, system)
+    conversation = Conversation(loaded.tokenizer, context_window(loaded.model), max_tokens, system)
     cut = False  # whether it was said that a reply was cut off
     terminal = sys.stdin.isatty()
     if terminal:
@@ -129,18 +129,16 @@ def _command(line: str, conversation: "Conversation") -> bool:
 
 def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampling", short: "Cut") -> None:
     """Write a reply as it comes. Ctrl-C ends it where it is, and what was written stays part of the conversation."""
-    from weft.decode.writing import write
+    from weft.decode.generate import generate
 
     reply = ""
-    ids, apart = conversation.ids(line), conversation.templated  # a template's reply is a text of its own
-    stream = write(run.model, run.tokenizer, [ids], settings, ends=conversation.ends, apart=apart)
     try:
-        for piece in stream:
-            reply += piece.text
-            sys.stdout.write(piece.text)
+        for chunk in generate(run.model, [conversation.prompt(line)], settings):
+            reply += chunk.text
+            sys.stdout.write(chunk.text)
             sys.stdout.flush()
-            if piece.finish is not None:
-                short.look(reply, piece.tokens, piece.finish)
+            if chunk.finish is not None:
+                short.look(reply, chunk.tokens, chunk.finish)
     except KeyboardInterrupt:
         typer.echo(" …", nl=False)
     conversation.add(line, reply)

@@ -10,9 +10,9 @@ import typer
 
 if TYPE_CHECKING:
     from weft.api.train import Run
+    from weft.decode.completion import Completion
     from weft.decode.config import Beam, Sampling
     from weft.decode.constrain import Pattern
-    from weft.decode.writing import Completion
 
 LONGEST_MATCH = 1000  # tokens that --lookup may ask for
 CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "What the text must keep to", "Many texts", "Speed"
@@ -190,9 +190,9 @@ class Cut:
     """Texts that end before they should: where the model's window is full, or before they match the pattern."""
 
     def __init__(self, run: "Run", settings: "Sampling | Beam", pattern: "Pattern | None" = None):
-        from weft.decode.generate import longest_text
+        from weft.decode.prompt import context_window
 
-        self.window, self.most, self.pattern = longest_text(run.model), settings.max_tokens, pattern
+        self.window, self.most, self.pattern = context_window(run.model), settings.max_tokens, pattern
         self.seen = self.full = self.unmatched = 0
 
     def look(self, text: str, tokens: int, finish: str | None) -> None:
@@ -319,12 +319,12 @@ def _stream(
     first = next(stream, None)  # what can't be done is refused before anything is shown
     sys.stdout.write(prompt)
     text = ""
-    for piece in stream if first is None else chain([first], stream):
-        text += piece.text
-        sys.stdout.write(piece.text)
+    for chunk in stream if first is None else chain([first], stream):
+        text += chunk.text
+        sys.stdout.write(chunk.text)
         sys.stdout.flush()
-        if piece.finish is not None:
-            short.look(text, piece.tokens, piece.finish)
+        if chunk.finish is not None:
+            short.look(text, chunk.tokens, chunk.finish)
     sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -130,26 +130,17 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     return token.clamp(max=logits.shape[-1] - 1)
 
 
-def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Ancestral sampling: tokens (…) drawn from softmax of logits (…, V), all from one CPU generator."""
-    return draw(logits, torch.rand(logits.shape[:-1], dtype=torch.float64, generator=generator))
-
-
-def choose(logits: Tensor, settings: Sampling | Sequence[Sampling], generators: Sequence[torch.Generator]) -> Tensor:
-    """The next token (B,) of each row of logits (B, V), where row i draws from its own CPU generator i."""
-    check_logits(logits)
-    several = [settings] * len(logits) if isinstance(settings, Sampling) else list(settings)
-    drawn = [not each.greedy for each in several]
-    if not any(drawn):
-        return greedy(logits)
-    uniforms = torch.stack(
-        [
-            torch.rand((), dtype=torch.float64, generator=generator) if wanted else torch.zeros((), dtype=torch.float64)
-            for wanted, generator in zip(drawn, generators, strict=True)
-        ]
-    )
-    tokens = draw(filtered(logits, several), uniforms.to(logits.device))
-    return tokens if all(drawn) else torch.where(torch.tensor(drawn, device=logits.device), tokens, greedy(logits))
+def choose(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
+    """The next token of each row of logits (B, V): drawn with the row's own number in [0, 1), or greedy."""
+    drawn = [row for row, each in enumerate(settings) if not each.greedy]
+    if not drawn:
+        return greedy(logits).tolist()
+    numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+    if len(drawn) == len(settings):
+        return draw(filtered(logits, settings), numbers).tolist()
+    index = torch.tensor(drawn, device=logits.device)
+    tokens = draw(filtered(logits[index], [settings[row] for row in drawn]), numbers[index])
+    return greedy(logits).index_copy(0, index, tokens).tolist()
 
 
 def check_logits(logits: Tensor) -> None:
@@ -159,4 +150,4 @@ def check_logits(logits: Tensor) -> None:
         wrong = float(best[~torch.isfinite(best)][0])
         if wrong == -torch.inf:
             raise ModelError("no token is left to choose: the model or the settings exclude all of them here")
-        raise ModelError("the model gives NaN or infinite logits; its training has diverged or its weights are damaged")
+        raise ModelError("the model gives NaN or infinite logits; its training diverged or its weights are damaged")

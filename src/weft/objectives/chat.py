@@ -12,8 +12,8 @@ from weft.data.collate import chat_batch, chat_example, chat_lengths
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.decode.config import Sampling
-from weft.decode.generate import longest_text
-from weft.decode.writing import complete
+from weft.decode.many import complete
+from weft.decode.prompt import Prompt, context_window
 from weft.errors import DataError, WeftError
 from weft.evaluate.objective import mean_loss
 from weft.models.base import LanguageModel
@@ -78,7 +78,7 @@ class ChatCraft:
         self, model: LanguageModel, examples: Examples, batches: Iterable[Batch], recipe: Recipe, tokenizers: Tokenizers
     ) -> Ending:
         """The loss over all conversations held out, and the first replies of some."""
-        tokenizer, window = tokenizers.target, longest_text(model)
+        tokenizer, window = tokenizers.target, context_window(model)
         shown: list[str] = []
         for number in range(len(examples)):
             ids, replies = examples.ids("tokens", number), examples.ids("replies", number)
@@ -87,6 +87,7 @@ class ChatCraft:
                 continue  # no room for an answer
             if len(shown) == SHOWN:
                 break
-            said = complete(model, tokenizer, [asked], Sampling(temperature=0.0, max_tokens=60))[0].text
+            prompt = Prompt.of(tokenizer, asked)
+            said = complete(model, [prompt], Sampling(temperature=0.0, max_tokens=60))[0].text
             shown.append(f"{tokenizer.decode(asked)}{said}")
         return Ending(dict(self.figures(model, batches, recipe)), shown)

@@ -12,7 +12,7 @@ from weft.data.collate import pairs_batch, pairs_lengths
 from weft.data.examples import Examples, in_chunks
 from weft.data.table import Kind, Row
 from weft.decode.config import Sampling
-from weft.decode.translate import translate
+from weft.decode.translate import Translator
 from weft.evaluate.objective import mean_loss
 from weft.evaluate.translation import translated
 from weft.models.base import LanguageModel
@@ -68,14 +68,8 @@ class PairCraft:
         wanted = [tokenizers.target.decode(examples.ids("target", n).tolist()) for n in range(len(examples))]
         length = recipe.batch.length
         assert length is not None
-        told = translate(
-            model,
-            sources,
-            Sampling(temperature=0.0, max_tokens=length),
-            source=tokenizers.source,
-            target=tokenizers.target,
-            length=length,
-        )
+        translator = Translator(model, tokenizers.source, tokenizers.target, length)
+        told = translator.translate(sources, Sampling(temperature=0.0, max_tokens=length))
         measured = translated(told, wanted)
         figures |= measured.numbers() | {"bleu_signature": measured.bleu.signature, "decoding": "greedy"}
         shown = [f"{sources[n]}\n→ {told[n]}" for n in range(min(SHOWN, len(told)))]

@@ -16,7 +16,8 @@ from weft.data.sampler import rows
 from weft.data.shards import INDEX, Shards, Tokens
 from weft.data.split import train_texts
 from weft.decode.config import Sampling
-from weft.decode.writing import complete
+from weft.decode.many import complete
+from weft.decode.prompt import Prompt
 from weft.errors import DataError, RunError
 from weft.evaluate import baseline
 from weft.evaluate.objective import mean_loss
@@ -222,7 +223,7 @@ def score_texts(
 def a_few_words(tokenizer: Tokenizer) -> Callable[[LanguageModel], list[str]]:
     """What the loop asks after each evaluation: a few words, to see in the report how they become better."""
     settings = Sampling(max_tokens=30, temperature=0.8, top_p=0.95)
-    return lambda model: [complete(model, tokenizer, [""], settings)[0].text]
+    return lambda model: [complete(model, [Prompt.of(tokenizer, "")], settings)[0].text]
 
 
 def character_baseline(tokenizer: Tokenizer, found: Sequence[Shards]) -> baseline.Measure:
@@ -252,5 +253,5 @@ def _conclude(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, found:
             "baseline_bits_per_byte": characters.bits_per_byte,
         }
     settings = Sampling(max_tokens=100, temperature=0.8, top_p=0.95)
-    texts = complete(model, tokenizer, [""] * SAMPLES, settings, seeds=range(SAMPLES))
+    texts = complete(model, [Prompt.of(tokenizer, "")] * SAMPLES, settings)
     return Ending(figures, [text.text for text in texts])

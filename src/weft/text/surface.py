@@ -5,6 +5,7 @@ characters at the end, makes decoding a stream the same thing as decoding a list
 """
 
 import codecs
+import copy
 import json
 import re
 from collections.abc import Collection, Iterable
@@ -132,3 +133,9 @@ class TextStream:
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that never got its last bytes."""
         return self._utf8.decode(b"", final=True)
+
+    def copy(self) -> "TextStream":
+        """The same for another text that begins as this one did."""
+        other = copy.copy(self)
+        other._utf8 = copy.copy(self._utf8)
+        return other
