@@ -124,6 +124,8 @@ def test_patterns_and_schemas_by_command(trained: Path, tmp_path: Path, capsys: 
     out = written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}")
     assert out.removeprefix("The ").strip() in {a + b for a in ("cat", "dog") for b in ("cat", "dog")}
     assert written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}", "--lookup", "2") == out
+    beams = written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}", "--beam", "4", "-n", "4")
+    assert sorted(beams.replace("The ", "").strip().split("\n---\n")) == ["catcat", "catdog", "dogcat", "dogdog"]
     (tmp_path / "s.json").write_text('{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}')
     lines = written(capsys, trained, "--json-schema", str(tmp_path / "s.json"), "--n", "3", "--json")
     for each in json.loads(lines)["completions"]:
@@ -148,7 +150,7 @@ def test_a_text_that_ends_before_its_pattern_does_is_told(trained: Path, capsys:
     assert run(["generate", str(trained), "--regex", "a{50}", "--max-tokens", "3", *words]) == 0
     told = capsys.readouterr()
     assert "aaa" in told.out
-    assert told.err == "weft: the text ends before matching the pattern; a larger --max-tokens leaves more room\n"
+    assert told.err == "weft: the text ends before matching the pattern; a larger --max-tokens gives it more tokens\n"
     assert run(["generate", str(trained), "--regex", "a+", "--max-tokens", "3", *words]) == 0
     assert capsys.readouterr().err == ""
 
@@ -276,7 +278,6 @@ def test_a_file_that_holds_something_else_is_left_alone(trained: Path, tmp_path:
         (["--lookup", "2", "--draft", "x"], "exclude each other"),
         (["--draft", "runs/none"], "runs/none: not a run"),
         (["--regex", "(a"], "a group is not closed"),
-        (["--regex", "a", "--beam", "2"], "don't apply to --beam"),
         (["--regex", "a", "--json-schema", "b"], "exclude each other"),
         (["--beam", "2", "--seed", "3"], "--seed doesn't apply to --beam"),
         (["--json-schema", "none.json"], "none.json: No such file"),

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from weft.api.train import Run
-    from weft.cli.generate import Cut
+    from weft.cli.generate import CutShort
     from weft.decode.chat import Conversation
     from weft.decode.config import Sampling
 
@@ -38,7 +38,7 @@ def chat(
     A tokenizer with a chat template frames the turns; without one the model goes on with the text so far.
     """
     from weft.api.train import load, sampling
-    from weft.cli.generate import Cut, check_writes
+    from weft.cli.generate import CutShort, check_writes
     from weft.decode.chat import Conversation
     from weft.decode.prompt import context_window
     from weft.errors import ConfigError, WeftError
@@ -52,7 +52,7 @@ def chat(
     loaded = load(run, quantize=quantize)
     check_writes(loaded)
     conversation = Conversation(loaded.tokenizer, context_window(loaded.model), max_tokens, system)
-    cut = False  # whether it was said that a reply was cut off
+    reported = False  # that a reply was cut short
     terminal = sys.stdin.isatty()
     if terminal:
         frame = "with its chat template" if conversation.templated else "going on with the text so far"
@@ -64,11 +64,11 @@ def chat(
             continue
         try:
             turn = settings.replace(seed=(settings.seed + len(conversation.turns)) % 2**63)
-            short = Cut(loaded, turn)
-            _reply(loaded, conversation, line, turn, short)
-            if short.full and not cut:
-                cut = True
-                short.tell()
+            cut = CutShort(loaded, turn)
+            _reply(loaded, conversation, line, turn, cut)
+            if cut.full and not reported:
+                reported = True
+                cut.report()
         except WeftError as error:
             if not terminal:
                 raise
@@ -127,7 +127,7 @@ def _command(line: str, conversation: "Conversation") -> bool:
     return True
 
 
-def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampling", short: "Cut") -> None:
+def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampling", cut: "CutShort") -> None:
     """Write a reply as it comes. Ctrl-C ends it where it is, and what was written stays part of the conversation."""
     from weft.decode.generate import generate
 
@@ -138,7 +138,7 @@ def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampl
             sys.stdout.write(chunk.text)
             sys.stdout.flush()
             if chunk.finish is not None:
-                short.look(reply, chunk.tokens, chunk.finish)
+                cut.look(reply, chunk.tokens, chunk.finish)
     except KeyboardInterrupt:
         typer.echo(" …", nl=False)
     conversation.add(line, reply)

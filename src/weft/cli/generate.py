@@ -149,8 +149,6 @@ def generate(
         raise _mistake("--draft and --lookup exclude each other")
     if lookup is not None and not 1 <= lookup <= LONGEST_MATCH:
         raise _mistake(f"--lookup {lookup}: expected 1 … {LONGEST_MATCH} tokens")
-    if (regex is not None or json_schema is not None) and beam is not None:
-        raise _mistake("--regex and --json-schema don't apply to --beam")
     if regex is not None and json_schema is not None:
         raise _mistake("--regex and --json-schema exclude each other")
     if out is not None:
@@ -167,26 +165,26 @@ def generate(
     if ban:
         settings = settings.replace(banned=_ids(loaded, ban))
     pattern = _pattern(loaded, regex, json_schema)
-    short = Cut(loaded, settings, pattern)
+    cut = CutShort(loaded, settings, pattern)
     if single:
-        _stream(loaded, prompts[0], settings, pattern, draft, lookup, short)  # type: ignore[arg-type]
+        _stream(loaded, prompts[0], settings, pattern, draft, lookup, cut)  # type: ignore[arg-type]
     elif out is not None or as_json or file is not None:
         asked = {"quantize": quantize, "amateur": amateur and str(amateur), "contrast": contrast}
         notes = {key: value for key, value in asked.items() if value is not None}
         for line in loaded.bulk(prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern, notes=notes):
             for each in json.loads(line)["completions"]:
-                short.look(each["text"], each["tokens"], each["finish"])
+                cut.look(each["text"], each["tokens"], each["finish"])
             if out is None:
                 typer.echo(line)
     else:
         texts = loaded.candidates(prompts, settings, n=n, pattern=pattern)[0]
         for each in texts:
-            short.look(each.text, each.tokens, each.finish)
+            cut.look(each.text, each.tokens, each.finish)
         _show(prompts[0], texts)
-    short.tell()
+    cut.report()
 
 
-class Cut:
+class CutShort:
     """Texts that end before they should: where the model's window is full, or before they match the pattern."""
 
     def __init__(self, run: "Run", settings: "Sampling | Beam", pattern: "Pattern | None" = None):
@@ -201,14 +199,16 @@ class Cut:
         self.full += finish == "length" and tokens < self.most
         self.unmatched += self.pattern is not None and not self.pattern.matches(text)
 
-    def tell(self) -> None:
-        """Say on stderr what was cut off, if anything was."""
+    def report(self) -> None:
+        """Write to stderr what was cut short, if anything was."""
         if self.full:
             which = "" if self.seen == 1 else f"{self.full} of {self.seen} texts "
             typer.echo(f"weft: {which}stopped at the model's {self.window} positions, before --max-tokens", err=True)
         if self.unmatched:
             which = "the text ends" if self.seen == 1 else f"{self.unmatched} of {self.seen} texts end"
-            typer.echo(f"weft: {which} before matching the pattern; a larger --max-tokens leaves more room", err=True)
+            typer.echo(
+                f"weft: {which} before matching the pattern; a larger --max-tokens gives it more tokens", err=True
+            )
 
 
 def check_writes(run: "Run") -> None:
@@ -310,7 +310,7 @@ def _stream(
     pattern: "Pattern | None",
     draft: Path | None,
     lookup: int | None,
-    short: Cut,
+    cut: CutShort,
 ) -> None:
     from weft.api.train import load
 
@@ -324,7 +324,7 @@ def _stream(
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
         if chunk.finish is not None:
-            short.look(text, chunk.tokens, chunk.finish)
+            cut.look(text, chunk.tokens, chunk.finish)
     sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -42,12 +42,7 @@ class _Beginning(NamedTuple):
     ending: Ending
 
 
-class _Candidate(NamedTuple):
-    """A beginning and one token more, with log p of both."""
-
-    logprob: float
-    parent: int
-    token: int
+Candidate = tuple[float, int, int]  # log p of a beginning with one token more, which beginning, which token
 
 
 def beam_search(
@@ -103,7 +98,7 @@ class _Search:
         self.ended: list[Hypothesis] = []
         self.over = False
 
-    def advance(self, candidates: Sequence[_Candidate], unseen: Sequence[float]) -> list[int]:
+    def advance(self, candidates: Sequence[Candidate], unseen: Sequence[float]) -> list[int]:
         """Take one step with the candidates, best first; those K that stay alive, −1 for an empty beam.
 
         `unseen` is what each beam loses for words of the source that it hasn't looked at. A text that ended counts only
@@ -127,7 +122,7 @@ class _Search:
         self.ended.sort(key=lambda hypothesis: -hypothesis.score)
         del self.ended[K:]
         self.alive = alive
-        self.over = not alive or self._settled(max(candidates[place].logprob for place in kept))
+        self.over = not alive or self._settled(max(candidates[place][0] for place in kept))
         if not alive and not self.ended:
             raise ModelError("no text is left to search: the model or the settings exclude every token here")
         return kept + [-1] * (K - len(kept))
@@ -205,10 +200,7 @@ class _Batch:
             unseen = self.settings.coverage_penalty * self.coverage.log_seen()
             left_out = unseen.view(len(self.searches), self.width).tolist()
         found = zip(self.searches, left_out, best.tolist(), parents.tolist(), tokens.tolist(), strict=True)
-        kept = [
-            search.advance([_Candidate(*each) for each in zip(*row, strict=True)], unseen)
-            for search, unseen, *row in found
-        ]
+        kept = [search.advance(list(zip(*row, strict=True)), unseen) for search, unseen, *row in found]
         going = [place for place, search in enumerate(self.searches) if not search.over]
         if not going:
             return False

@@ -1,6 +1,5 @@
 """From tokens to text as they come: whole characters only, and no part of a stop string is ever shown."""
 
-import copy
 from collections.abc import Sequence
 
 from weft.text.tokenizer import Tokenizer
@@ -35,7 +34,8 @@ class Detokenizer:
 
     def copy(self) -> "Detokenizer":
         """Another text that begins as this one did."""
-        other = copy.copy(self)
+        other = object.__new__(Detokenizer)  # a beam search makes many of them
+        other.__dict__.update(self.__dict__)
         other.stream = self.stream.copy()
         return other
 

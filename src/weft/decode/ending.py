@@ -31,23 +31,20 @@ class Ending:
     def push(self, token: int) -> Finish | None:
         """Count a token that was written; why the text ends with it, if it does."""
         self.written += 1
-        finish = self._finish(token)
-        text = self.detokenizer
+        finish: Finish | None = "length" if self.written == self.limit else None
+        if token == self.eos_id:
+            finish = "eos"
+        else:
+            if token in self.stop_ids or (self.detokenizer is not None and self.detokenizer.push(token)):
+                finish = "stop"
+            if self.constraint is not None:
+                self.constraint.push(token)
+                finish = "stop" if self.constraint.over else finish
         # no stop string goes by unseen: what is held back at the end may complete one
+        text = self.detokenizer
         if finish is not None and text is not None and not text.stopped and text.end():
             return "stop"
         return finish
-
-    def _finish(self, token: int) -> Finish | None:
-        if token == self.eos_id:
-            return "eos"
-        stopped = token in self.stop_ids or (self.detokenizer is not None and self.detokenizer.push(token))
-        if self.constraint is not None:
-            self.constraint.push(token)
-            stopped = stopped or self.constraint.over
-        if stopped:
-            return "stop"
-        return "length" if self.written == self.limit else None
 
     def take(self) -> str:
         """The text that may be shown and hasn't been taken yet; none where only ids are written."""
@@ -57,6 +54,8 @@ class Ending:
         """For another text that begins as this one did: a beam."""
         other = object.__new__(Ending)
         other.__dict__.update(self.__dict__)
-        other.constraint = None if self.constraint is None else self.constraint.copy()
-        other.detokenizer = None if self.detokenizer is None else self.detokenizer.copy()
+        if self.constraint is not None:
+            other.constraint = self.constraint.copy()
+        if self.detokenizer is not None:
+            other.detokenizer = self.detokenizer.copy()
         return other

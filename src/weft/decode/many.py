@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from weft.decode.capacity import device_of
+from weft.decode.capacity import FIRST, device_of
 from weft.decode.completion import Completion, gather
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
@@ -13,8 +13,8 @@ from weft.models.transformer import Transformer
 
 ROWS = 256  # texts that the engine writes at a time, at most
 BLOCK_SIZE = 16
+MANY = 32  # texts in one batch from which on the engine is faster
 LONGEST = 1 << 16  # tokens that a text may reach for the engine, which has to hold a whole one
-FIRST = 1 << 10  # tokens of an answer that the engine has blocks for in every row
 
 
 def complete(
@@ -40,7 +40,7 @@ def completions(
     model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], rows: int
 ) -> Iterator[Completion]:
     """The new text of each prompt, in their order, as soon as it is there; at most `rows` are written at a time."""
-    if engine_is_faster(model, prompts, settings):
+    if engine_is_faster(model, prompts, settings, rows):
         yield from _by_engine(model, prompts, settings, seeds, min(rows, ROWS))
         return
     for first in range(0, len(prompts), rows):
@@ -48,17 +48,20 @@ def completions(
         yield from gather(generate(model, some, settings, seeds[first : first + rows]), some)
 
 
-def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling) -> bool:
-    """Whether the engine writes these texts faster than lockstep batches of them.
+def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, rows: int) -> bool:
+    """Whether the engine writes these texts, `rows` at a time, faster than lockstep batches of them.
 
-    It is where prompts are of unequal lengths: lockstep pads them, can't take the CPU fast path, and lets rows run
-    empty while a batch's last texts end. Recurrent and n-gram models have nothing to page, and on a GPU lockstep runs
-    ahead of the host. A text that may grow without bounds is left to lockstep, whose capacity grows with it.
+    Measured with `benchmarks/engine.py` on a CPU: it is where prompts of unequal length are many. Lockstep pads them,
+    can't take the CPU fast path for them, and has fewer and fewer rows while the last texts of a batch end; the engine
+    lets the next ones in. Lockstep is faster where prompts are of one length, or few, and for recurrent and n-gram
+    models, which have nothing to page. On a GPU it runs ahead of the host. A text that may grow very long is left to
+    lockstep as well, whose capacity grows with it.
     """
     if not isinstance(model, Transformer) or model.encoder is not None or device_of(model).type != "cpu":
         return False
+    many = len(prompts) > rows or len(prompts) >= MANY
     unequal = len({len(prompt.ids) for prompt in prompts}) > 1
-    return unequal and max_length(prompts, settings.max_tokens, model) <= LONGEST
+    return many and unequal and max_length(prompts, settings.max_tokens, model) <= LONGEST
 
 
 def _by_engine(

@@ -34,11 +34,6 @@ def presence_penalty(logits: Tensor, counts: Tensor, penalty: Amount) -> Tensor:
     return logits - _column(penalty) * (counts > 0)
 
 
-def bias(logits: Tensor, amounts: Tensor) -> Tensor:
-    """Logits (…, V) plus what the caller adds to some tokens, amounts (…, V)."""
-    return logits + amounts
-
-
 def ban(logits: Tensor, banned: Tensor) -> Tensor:
     """Logits (…, V) with −inf where `banned` (…, V)."""
     return logits.masked_fill(banned, -torch.inf)
@@ -97,7 +92,7 @@ def apply_rules(
         for row, rule in enumerate(rules):
             for token, amount in rule.logit_bias.items():
                 amounts[row, token] = amount
-        logits = bias(logits, amounts)
+        logits = logits + amounts
     if seen is not None:
         logits = _penalised(logits, rules, seen)
     early = [rule.min_tokens > count and eos_id is not None for rule, count in zip(rules, written, strict=True)]

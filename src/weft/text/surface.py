@@ -5,7 +5,6 @@ characters at the end, makes decoding a stream the same thing as decoding a list
 """
 
 import codecs
-import copy
 import json
 import re
 from collections.abc import Collection, Iterable
@@ -16,6 +15,7 @@ import tokenizers
 from weft.errors import TokenizerError
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 def byte_tokens() -> list[str]:
@@ -116,7 +116,7 @@ class TextStream:
         self._surface = surface
         self._skip = skip
         self._begun = begun
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = UTF8("replace")
 
     def push(self, id: int) -> str:
         """The text that this id completes; empty while a character is still missing bytes."""
@@ -136,6 +136,6 @@ class TextStream:
 
     def copy(self) -> "TextStream":
         """The same for another text that begins as this one did."""
-        other = copy.copy(self)
-        other._utf8 = copy.copy(self._utf8)
+        other = TextStream(self._surface, self._skip, self._begun)
+        other._utf8.setstate(self._utf8.getstate())
         return other

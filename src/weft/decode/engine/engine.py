@@ -58,9 +58,11 @@ class Engine:
         self.model, self.tokenizer = model, tokenizer
         self.device, self.window = device_of(model), context_window(model)
         self.vocab_size = choices(model, tokenizer.vocab_size)
-        self.manager: Manager = StateManager(model)
-        if isinstance(model, Transformer):
-            self.manager = BlockManager(model, limits.blocks, limits.block_size, limits.rows)
+        self.manager: Manager = (
+            BlockManager(model, limits.blocks, limits.block_size, limits.rows)
+            if isinstance(model, Transformer)
+            else StateManager(model)
+        )
         self.counts = Counts()
         self.scheduler = Scheduler(self.manager, limits.rows, limits.prefill, self.counts)
         self._stepping = threading.Lock()

@@ -7,15 +7,14 @@ youngest request is preempted: its blocks go to the others, and it is read again
 
 import threading
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from torch import Tensor
-
+from weft.decode.engine.blocks import BlockManager
 from weft.decode.engine.requests import Request
+from weft.decode.engine.states import StateManager
 from weft.errors import WeftError
 
+Manager = BlockManager | StateManager  # what keeps and reads a model's requests
 Work = list[tuple[Request, int]]  # how many tokens of which requests to read
 
 
@@ -28,28 +27,6 @@ class Counts:
     written: int = 0
     preempted: int = 0  # times that a request was preempted
     steps: int = 0
-
-
-class Manager(Protocol):
-    """What keeps a model's requests: a `BlockManager` or a `StateManager`."""
-
-    def check(self, request: Request) -> None:
-        """Refuse a request that can never fit."""
-
-    def awaits(self, request: Request) -> bool:
-        """Whether it pays to admit this request a little later."""
-
-    def admit(self, request: Request, spare: int) -> bool:
-        """Take a request in if its blocks are free, and `spare` more; a prefix others have read counts as read."""
-
-    def extend(self, request: Request, tokens: int) -> bool:
-        """Blocks for so many of its tokens, if there are any."""
-
-    def read(self, requests: Sequence[Request], counts: Sequence[int]) -> Tensor:
-        """Read on, counts[i] tokens of request i; features (requests, …) after the last one of each."""
-
-    def release(self, request: Request) -> None:
-        """Forget a request and free its blocks."""
 
 
 class Scheduler:
