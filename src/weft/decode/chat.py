@@ -1,4 +1,4 @@
-"""A conversation that is longer than a model's window: what was said, and what of it the model reads next."""
+"""A conversation, which may be longer than a model's window, and what of it the model reads next."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from weft.text.tokenizer import Tokenizer
 class Conversation:
     """Turns of a person and a model, as the tokenizer's chat template writes them.
 
-    A tokenizer without a template gets the plain text so far, which the model goes on with. `window` is what the model
+    Without a template the model continues the plain text so far. `window` is what the model
     can read, of which `reserve` tokens stay free for the reply; the oldest turns are left out when they don't fit.
     """
 
@@ -40,7 +40,7 @@ class Conversation:
         self.turns.append((line, reply))
 
     def reset(self) -> None:
-        """Forget all turns; the system's words stay."""
+        """Forget all turns; the system prompt stays."""
         self.turns.clear()
 
     def _templated(self, line: str) -> list[int]:

@@ -43,7 +43,7 @@ class Scheduler:
         self._added = threading.Condition(self._lock)
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
+        """Put a request at the end of the queue."""
         with self._lock:
             self.waiting.append(request)
             self._added.notify_all()

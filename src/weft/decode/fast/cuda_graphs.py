@@ -263,7 +263,7 @@ class DeviceSampler:
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to the device; nobody waits until it is there."""
+    """A tensor on its way to the device; the host doesn't wait until it is there."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -42,7 +42,7 @@ class Stepper:
     def read(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Read tokens (batch, time), of row i the first lengths[i] → features (batch, time, …) for the head.
 
-        For prompts, and for whoever changes the rows after every token.
+        For prompts, and where rows change after every token.
         """
         grow(self.state, tokens.shape[1], self.limit)
         self._step = None
@@ -129,7 +129,7 @@ def cuda_fast_path(model: LanguageModel, state: State) -> CUDAFastPath | None:
 
 
 def _hooked(model: Transformer) -> bool:
-    """Whether somebody looks at the probabilities of attention, which only the plain way computes."""
+    """Whether a hook looks at the probabilities of attention, which only the plain way computes."""
     assert model.decoder is not None
     return any(block.attention.weights._forward_hooks for block in model.decoder.blocks)  # type: ignore[union-attr]
 
