@@ -7,7 +7,7 @@ from tests.decode.small import VOCAB, decoder
 from weft.decode.config import Sampling
 from weft.decode.fast import cuda_graphs as graphs
 from weft.decode.fast.cuda_graphs import GraphStep
-from weft.decode.fast.stepper import Stepper, _shape_is_fixed, cuda_fast_path, llama_like
+from weft.decode.fast.stepper import Stepper, cuda_fast_path, llama_like, shape_is_fixed
 from weft.decode.generate import generate, max_length, read_prompts, run_ahead
 from weft.decode.prompt import Prompt, context_window
 from weft.decode.text import Text
@@ -118,12 +118,12 @@ def test_damaged_weights_are_an_error() -> None:
 
 def test_which_models_have_steps_of_fixed_shape_and_which_are_llamas() -> None:
     model = MODELS["rotary"]
-    assert _shape_is_fixed(model, model.start(1, 64))
+    assert shape_is_fixed(model, model.start(1, 64))
     stretched = decoder(position=Rotary(scaling=DynamicNTK(factor=2.0)))
-    assert _shape_is_fixed(stretched, stretched.start(1, 16))
-    assert not _shape_is_fixed(stretched, stretched.start(1, 17))
+    assert shape_is_fixed(stretched, stretched.start(1, 16))
+    assert not shape_is_fixed(stretched, stretched.start(1, 17))
     recurrent = Recurrent(vocab_size=VOCAB, d_model=8).build().eval()
-    assert not _shape_is_fixed(recurrent, recurrent.start(1, 8))
+    assert not shape_is_fixed(recurrent, recurrent.start(1, 8))
     config = llama(2, 64, 2, 96)
     assert llama_like(config)
     assert llama_like(config.replace(position=Rotary(base=5e5)))

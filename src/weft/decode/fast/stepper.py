@@ -75,7 +75,7 @@ class Stepper:
     def runs_ahead(self) -> bool:
         """Whether tokens can be chosen on the device, so that it needn't wait for the host between two steps."""
         state = self.state
-        return state.lengths.is_cuda and state.max_len == self.limit and _shape_is_fixed(self.model, state)
+        return state.lengths.is_cuda and state.max_len == self.limit and shape_is_fixed(self.model, state)
 
     def run_ahead(self, logits: Tensor, sampler: DeviceSampler, steps: int) -> Iterator[list[int]]:
         """The tokens of all rows, step by step, from the logits (batch, V) after the prompts on; `steps` at most."""
@@ -85,7 +85,7 @@ class Stepper:
 
 
 def _fastest(model: LanguageModel, state: State) -> Step:
-    if state.lengths.is_cuda and _shape_is_fixed(model, state):
+    if state.lengths.is_cuda and shape_is_fixed(model, state):
         assert isinstance(model, Transformer) and isinstance(state, TransformerState)
         return GraphStep(model, state, cuda_fast_path(model, state))
     if cpu_fast_path_fits(model, state):
@@ -134,7 +134,7 @@ def _hooked(model: Transformer) -> bool:
     return any(block.attention.weights._forward_hooks for block in model.decoder.blocks)  # type: ignore[union-attr]
 
 
-def _shape_is_fixed(model: LanguageModel, state: State) -> bool:
+def shape_is_fixed(model: LanguageModel, state: State) -> bool:
     """Whether all steps after `state` are of one shape, as a CUDA graph must be."""
     if not (isinstance(model, Transformer) and isinstance(state, TransformerState)):
         return False
