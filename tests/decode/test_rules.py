@@ -18,7 +18,7 @@ from weft.decode.rules import (
     presence_penalty,
     repetition_penalty,
 )
-from weft.decode.sampling import choose, filtered, min_p, temperature, top_k, top_p, typical
+from weft.decode.sampling import choose, filtered, min_p, top_k, top_p, typical
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.config import Recurrent
@@ -46,7 +46,7 @@ def counts_of(read: Tensor, written: Tensor) -> TokenCounts:
 @pytest.mark.parametrize("amount", [0.2, 0.5, 0.9])
 def test_filters_equal_transformers(logits: Tensor, read: Tensor, amount: float) -> None:
     for ours, theirs in [
-        (temperature(logits, amount), transformers.TemperatureLogitsWarper(amount)),
+        (filtered(logits, [Sampling(temperature=amount)] * B), transformers.TemperatureLogitsWarper(amount)),
         (top_k(logits, int(amount * 20)), transformers.TopKLogitsWarper(int(amount * 20))),
         (top_p(logits, amount), transformers.TopPLogitsWarper(amount)),
         (min_p(logits, amount), transformers.MinPLogitsWarper(amount)),
@@ -119,7 +119,7 @@ def test_rows_with_settings_of_their_own_come_out_as_alone(logits: Tensor, read:
         own = counts_of(read[row : row + 1], written[row : row + 1])
         alone = apply_rules(logits[row : row + 1], [MIXED[row]], own, [2], 0)
         assert torch.equal(alone[0], together[row])
-        assert torch.equal(filtered(alone, MIXED[row])[0], filtered(together, MIXED)[row])
+        assert torch.equal(filtered(alone, [MIXED[row]])[0], filtered(together, MIXED)[row])
         assert choose(alone, [MIXED[row]], uniforms[row : row + 1]) == [drawn[row]]
 
 

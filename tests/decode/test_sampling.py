@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.config import validate
 from weft.decode.config import Sampling
-from weft.decode.sampling import check_logits, choose, draw, filtered, greedy, min_p, temperature, top_k, top_p
+from weft.decode.sampling import check_logits, choose, draw, filtered, greedy, min_p, top_k, top_p
 from weft.errors import ConfigError, ModelError
 
 logit_rows = st.lists(st.lists(st.floats(-20, 20, width=32), min_size=7, max_size=7), min_size=1, max_size=4).map(
@@ -38,12 +38,13 @@ def test_filters_keep_what_their_definitions_say() -> None:
 
 
 def test_temperature_sharpens_and_flattens() -> None:
-    assert torch.allclose(temperature(LOGITS, 0.5).softmax(-1), (LOGITS.exp() ** 2) / (LOGITS.exp() ** 2).sum())
-    assert temperature(LOGITS, 50.0).softmax(-1).max() < 0.21
+    sharp, flat = filtered(LOGITS.expand(2, -1), [Sampling(temperature=0.5), Sampling(temperature=50.0)]).softmax(-1)
+    assert torch.allclose(sharp, (LOGITS.exp() ** 2) / (LOGITS.exp() ** 2).sum())
+    assert flat.max() < 0.21
 
 
 def test_filters_compose_in_the_stated_order() -> None:
-    both = filtered(LOGITS, Sampling(temperature=2.0, top_k=3, top_p=0.7))
+    both = filtered(LOGITS[None], [Sampling(temperature=2.0, top_k=3, top_p=0.7)])[0]
     flat = top_k(LOGITS / 2.0, 3)
     assert torch.equal(both, top_p(flat, 0.7))
     assert kept(both) == [0, 1]

@@ -112,7 +112,7 @@ def test_a_draft_leaves_the_distribution_as_it_is(table: dict[str, object]) -> N
     for before, after in itertools.pairwise(text):
         counts[before, after] += 1
     logits = repetition_penalty(model.table, torch.ones(6, 6, dtype=torch.bool), settings.repetition_penalty)
-    expected = counts.sum(1, keepdim=True) * filtered(logits, settings).double().softmax(-1)
+    expected = counts.sum(1, keepdim=True) * filtered(logits, [settings] * 6).double().softmax(-1)
     possible = expected > 0
     assert float(counts[~possible].sum()) == 0
     many = expected >= 5

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Rules
+from weft.decode.sampling import Amount, column
 from weft.errors import ModelError
-
-Amount = float | Tensor
 
 
 def repetition_penalty(logits: Tensor, seen: Tensor, penalty: Amount) -> Tensor:
@@ -20,18 +19,18 @@ def repetition_penalty(logits: Tensor, seen: Tensor, penalty: Amount) -> Tensor:
 
     Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers.
     """
-    penalty = _column(penalty)
+    penalty = column(penalty, logits)
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def frequency_penalty(logits: Tensor, counts: Tensor, penalty: Amount) -> Tensor:
     """Take `penalty` off logits (…, V) once for each time that a token was written, counts (…, V)."""
-    return logits - _column(penalty) * counts
+    return logits - column(penalty, logits) * counts
 
 
 def presence_penalty(logits: Tensor, counts: Tensor, penalty: Amount) -> Tensor:
     """Take `penalty` off logits (…, V) where a token was written at all, counts (…, V)."""
-    return logits - _column(penalty) * (counts > 0)
+    return logits - column(penalty, logits) * (counts > 0)
 
 
 def ban(logits: Tensor, banned: Tensor) -> Tensor:
@@ -44,10 +43,6 @@ def force(logits: Tensor, token: int) -> Tensor:
     forced = torch.full_like(logits, -torch.inf)
     forced[..., token] = 0.0
     return forced
-
-
-def _column(amount: Amount) -> Amount:
-    return amount.unsqueeze(-1) if isinstance(amount, Tensor) else amount
 
 
 class TokenCounts:

@@ -88,7 +88,7 @@ class Draft:
             if self.settings.greedy:
                 tokens.append(int(greedy(logits)))
             else:
-                ready = filtered(logits, self.settings)
+                ready = filtered(logits, [self.settings])
                 uniform = torch.rand(1, dtype=torch.float64, generator=self.rng)
                 tokens.append(int(draw(ready, uniform.to(ready.device))))
                 rows.append(ready[0].double().softmax(dim=-1))
@@ -161,7 +161,7 @@ def _decide(text: Text, ready: Tensor, guess: Guess, place: int) -> int:
     settings = text.settings
     if guess.probabilities is None or place == len(guess.tokens) or settings.greedy:
         return choose(ready, [settings], [0.0 if settings.greedy else text.uniform()])[0]
-    p = filtered(ready, settings)[0].double().softmax(dim=-1)
+    p = filtered(ready, [settings])[0].double().softmax(dim=-1)
     q, x = guess.probabilities[place].to(p), guess.tokens[place]
     accept, again = text.uniform(), text.uniform()
     if accept * float(q[x]) < float(p[x]):

@@ -63,7 +63,7 @@ class Text:
         """Go on with a token."""
         finish = self.ending.push(token)
         if self.seen is not None:
-            self.seen.written[0, token] += 1
+            self.seen.written[0, token].add_(1)
         return Chunk(self.row, token, self.ending.take(), self.written, finish, *report)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from weft.decode.config import Sampling
 from weft.decode.fast.cuda import CUDAFastPath, has_kernels
-from weft.decode.sampling import check_logits, draw, greedy, min_p, top_k, top_p, typical
+from weft.decode.sampling import Filters, check_logits, draw, greedy, on_device
 from weft.errors import ModelError
 from weft.models.transformer import Transformer, TransformerState
 
@@ -202,29 +202,16 @@ class DeviceSampler:
         drawn = [not each.greedy for each in settings]
         self.any, self.all = any(drawn), all(drawn)
         if self.any:
-            self.drawn = _sent(torch.tensor(drawn), device)
+            self.drawn = on_device(torch.tensor(drawn), device)
             columns = [
                 torch.rand(steps, dtype=torch.float64, generator=rng)
                 if wanted
                 else torch.zeros(steps, dtype=torch.float64)
                 for wanted, rng in zip(drawn, rngs, strict=True)
             ]
-            self.uniforms = _sent(torch.stack(columns, dim=1), device)
-
-        def amounts(values: list[float], neutral: float) -> Tensor | None:
-            """On the device, where any row asks for something."""
-            return _sent(torch.tensor(values), device) if any(value != neutral for value in values) else None
-
-        self.degrees = amounts([1.0 if each.greedy else each.temperature for each in settings], 1.0)
-        self.k: Tensor | int | None = None
-        ks = [min(each.top_k or vocab_size, vocab_size) for each in settings]
-        if min(ks) < vocab_size:
-            self.k = ks[0] if len(set(ks)) == 1 else _sent(torch.tensor(ks), device)
-        self.p = amounts([1.0 if each.top_p is None else each.top_p for each in settings], 1.0)
-        self.least = amounts([0.0 if each.min_p is None else each.min_p for each in settings], 0.0)
-        self.typical = amounts([1.0 if each.typical_p is None else each.typical_p for each in settings], 1.0)
-        asked = self.degrees, self.k, self.p, self.least, self.typical
-        self.kind = self.any, self.all, *(type(each) for each in asked)  # samplers of a kind run the same kernels
+            self.uniforms = on_device(torch.stack(columns, dim=1), device)
+        self.filters = Filters(settings, vocab_size, device)
+        self.kind = self.any, self.all, *self.filters.kind
         self.by_kernel = device.type == "cuda" and not self.any and has_kernels()
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -239,32 +226,16 @@ class DeviceSampler:
         best = greedy(logits)
         tokens = best
         if self.any:
-            tokens = draw(self._filtered(logits), self.uniforms.index_select(0, self.count)[0])
+            tokens = draw(self.filters(logits), self.uniforms.index_select(0, self.count)[0])
             tokens = tokens if self.all else torch.where(self.drawn, tokens, best)
         fine = logits.amax(dim=-1).isfinite()
         self.written.index_copy_(0, self.count, torch.where(fine, tokens, -1).unsqueeze(0))
         self.count.add_(1)
         return torch.where(fine, tokens, 0)
 
-    def _filtered(self, logits: Tensor) -> Tensor:
-        """As `sampling.filtered`, with numbers that are on the device already."""
-        if self.degrees is not None:
-            logits = logits / self.degrees.unsqueeze(-1)
-        if self.k is not None:
-            logits = top_k(logits, self.k)
-        for keep, amount in ((top_p, self.p), (min_p, self.least), (typical, self.typical)):
-            if amount is not None:
-                logits = keep(logits, amount)
-        return logits
-
     def restart(self) -> None:
         """Forget what was written since the capture began: it was a warm-up."""
         self.count.fill_(self.begun)
-
-
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to the device; the host doesn't wait until it is there."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _fetch(row: Tensor) -> Callable[[], list[int]]:
