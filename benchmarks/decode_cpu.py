@@ -24,15 +24,22 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from weft.decode import generate as decoding
 from weft.decode.config import Sampling
-from weft.decode.fast.quantize import quantize, weight_bytes
+from weft.decode.fast import stepper
+from weft.decode.fast.quantize import quantize
+from weft.decode.generate import generate
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import llama
 
 WAYS = ("fp32", "int8", "int4", "general", "transformers")
 PROMPT = 16
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of all that a model holds, each tensor counted once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
 def ours(config: Decoder, width: str) -> Any:
@@ -96,14 +103,14 @@ def contestants(options: argparse.Namespace) -> dict[str, Callable[[], list[int]
     ways: dict[str, Callable[[], list[int]]] = {}
 
     def write(model: Any) -> list[int]:
-        return [token.id for token in decoding.generate(model, [prompt], settings)]
+        return [token.id for token in generate(model, [prompt], settings)]
 
     def write_generally() -> list[int]:
-        lean, decoding.lean.fits = decoding.lean.fits, lambda model, state: False
+        fits, stepper.cpu_fast_path_fits = stepper.cpu_fast_path_fits, lambda model, state: False
         try:
             return write(plain)
         finally:
-            decoding.lean.fits = lean
+            stepper.cpu_fast_path_fits = fits
 
     for width in ("fp32", "int8", "int4"):
         if width in options.ways:

@@ -1,14 +1,15 @@
-"""Many requests at once against one at a time: throughput, time a token, and memory of the cache.
+"""Many requests at once against one at a time and against lockstep batches: throughput, time a token, and memory.
 
-    python benchmarks/engine.py                       # 200 requests, then contexts of 1k, 4k and 16k
+    python benchmarks/engine.py                       # 200 requests, batches of 16, then contexts of 1k, 4k and 16k
     python benchmarks/engine.py --requests 50 --contexts 1024
     python benchmarks/engine.py --layers 32 --d-model 4096 --rounds 2          # a GPU's size
 
-It runs on a GPU in bf16 where there is one, else on the processor in fp32. In bf16 a text may differ where two tokens
-are almost equally likely, for sums are rounded in another order.
+It runs on a GPU in bf16 where there is one, else on the CPU in fp32. In bf16 a text may differ where two tokens are
+almost equally likely, for sums are rounded in another order.
 
 Weights are random, so nothing is learned from the texts; their lengths are what counts. The engine is timed between two
-halves of the work one at a time, for a machine may be busy with other things, and their ratio is what is reported.
+halves of the other way, for a machine may be busy with other things, and their ratio is what is reported. The batches
+show what `decode.many.engine_is_faster` says: with as many texts at a time, which way is faster for which lengths.
 """
 
 import argparse
@@ -18,11 +19,13 @@ import time
 
 import torch
 
+from weft.decode.capacity import device_of
+from weft.decode.completion import Completion, gather
 from weft.decode.config import Sampling
-from weft.decode.engine.blocks import Paged
-from weft.decode.engine.engine import Counts, Engine
-from weft.decode.generate import device_of
-from weft.decode.writing import complete
+from weft.decode.engine.blocks import BlockManager
+from weft.decode.engine.engine import Engine, Limits
+from weft.decode.generate import generate
+from weft.decode.prompt import Prompt
 from weft.explain.memory import cache_bytes
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="how often all of it is timed")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=16, help="texts at a time, against lockstep batches; 0: leave out")
     parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 4096, 16384])
     given = parser.parse_args()
 
@@ -57,7 +61,9 @@ def main() -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     where = f"bf16, {torch.cuda.get_device_name()}" if gpu else f"fp32, {torch.get_num_threads()} threads"
     print(f"{parameters / 1e6:.1f} M parameters, {where}")
-    throughput(model, tokenizer, given.requests, given.rows, given.rounds)
+    throughput(model, tokenizer, given)
+    for kind in ("unequal", "answers unequal", "equal") if given.batch else ():
+        against_batches(model, tokenizer, given, kind)
     for context in given.contexts:
         long_text(model, tokenizer, context)
 
@@ -86,32 +92,39 @@ def _wishes(requests: int, seed: int) -> list[tuple[str, Sampling]]:
     ]
 
 
-def throughput(model: LanguageModel, tokenizer: Tokenizer, requests: int, rows: int, rounds: int) -> None:
+def lockstep(model: LanguageModel, tokenizer: Tokenizer, wishes: list[tuple[str, Sampling]]) -> list[Completion]:
+    """What is written when all of these step together; each has its own seed."""
+    prompts = [Prompt.of(tokenizer, prompt) for prompt, _ in wishes]
+    settings = [each for _, each in wishes]
+    return gather(generate(model, prompts, settings, [each.seed for each in settings]), prompts)
+
+
+def throughput(model: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> None:
     """The same requests through the engine and one at a time."""
-    wishes = _wishes(requests, 0)
+    wishes, requests = _wishes(given.requests, 0), given.requests
     ratios: list[float] = []
-    for _ in range(rounds):
+    for _ in range(given.rounds):
         clock = Clock()
-        alone = [complete(model, tokenizer, [p], s)[0] for p, s in wishes[: requests // 2]]
+        alone = [lockstep(model, tokenizer, [wish])[0] for wish in wishes[: requests // 2]]
         before = clock.read()
-        engine = Engine(model, tokenizer, rows=rows, block=BLOCK)
-        if device_of(model).type == "cuda":  # kernels are compiled and steps recorded once, for other texts
+        engine = Engine(model, tokenizer, Limits(rows=given.rows, block_size=BLOCK))
+        if device_of(model).type == "cuda":  # kernels are compiled and graphs captured once, for other texts
             for prompt, each in _wishes(requests, 1):
                 engine.submit(prompt, each)
             engine.run()
             print(f"first use of the engine: {clock.read()[0]:.1f} s")
-        engine.counts = Counts()
+        read = engine.counts.prompt
         asked = [engine.submit(prompt, each) for prompt, each in wishes]
         engine.run()
         together = clock.read()
-        alone += [complete(model, tokenizer, [p], s)[0] for p, s in wishes[requests // 2 :]]
+        alone += [lockstep(model, tokenizer, [wish])[0] for wish in wishes[requests // 2 :]]
         after = clock.read()
         apart = before[0] + after[0], before[1] + after[1]
         tokens = sum(each.tokens for each in alone)
         same = sum(each.completion() == other for each, other in zip(asked, alone, strict=True))
         ratios.append(apart[0] / together[0])
         print(
-            f"{requests} requests, {engine.counts.prompt} + {tokens} tokens, {same} texts the same: "
+            f"{requests} requests, {engine.counts.prompt - read} + {tokens} tokens, {same} texts the same: "
             f"engine {tokens / together[0]:,.0f} tokens/s, one at a time {tokens / apart[0]:,.0f}, "
             f"ratio {apart[0] / together[0]:.1f} (processor time {apart[1] / together[1]:.1f})",
             flush=True,
@@ -119,13 +132,52 @@ def throughput(model: LanguageModel, tokenizer: Tokenizer, requests: int, rows: 
     print(f"ratio: median {statistics.median(ratios):.1f}, from {min(ratios):.1f} to {max(ratios):.1f}")
 
 
+def against_batches(model: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace, kind: str) -> None:
+    """The engine and lockstep batches, with as many texts at a time; lengths are unequal or not, by `kind`."""
+    wishes = [
+        (
+            prompt if kind == "unequal" else (prompt * 60)[:60],
+            each.replace(temperature=0.8, max_tokens=56 if kind == "equal" else each.max_tokens),
+        )
+        for prompt, each in _wishes(given.requests, 2)
+    ]
+    middle = given.requests // 2 // given.batch * given.batch
+    ratios: list[float] = []
+    for _ in range(given.rounds):
+        clock = Clock()
+
+        def batches(some: list[tuple[str, Sampling]]) -> list[Completion]:
+            starts = range(0, len(some), given.batch)
+            return [text for n in starts for text in lockstep(model, tokenizer, some[n : n + given.batch])]
+
+        batched = batches(wishes[:middle])
+        before = clock.read()
+        engine = Engine(model, tokenizer, Limits(rows=given.batch, block_size=BLOCK))
+        asked = [engine.submit(prompt, each) for prompt, each in wishes]
+        engine.run()
+        together = clock.read()
+        batched += batches(wishes[middle:])
+        after = clock.read()
+        apart = before[0] + after[0], before[1] + after[1]
+        tokens = sum(each.tokens for each in batched)
+        same = sum(each.completion() == other for each, other in zip(asked, batched, strict=True))
+        ratios.append(apart[1] / together[1])
+        print(
+            f"lengths {kind}, {given.batch} at a time, {same} of {len(wishes)} texts the same: "
+            f"engine {tokens / together[0]:,.0f} tokens/s, lockstep {tokens / apart[0]:,.0f}, "
+            f"ratio {apart[0] / together[0]:.2f} (processor time {apart[1] / together[1]:.2f})",
+            flush=True,
+        )
+    print(f"lengths {kind}: median ratio of processor time {statistics.median(ratios):.2f}")
+
+
 def long_text(model: LanguageModel, tokenizer: Tokenizer, context: int, tokens: int = 24) -> None:
     """A text that begins with `context` tokens: seconds to read, milliseconds a token, and bytes of the cache."""
     rng = random.Random(context)
     prompt = [rng.randrange(256) for _ in range(context)]
-    engine = Engine(model, tokenizer, blocks=-(-(context + tokens) // BLOCK) + 1, block=BLOCK, rows=1)
-    memory = engine.memory
-    assert isinstance(memory, Paged)
+    engine = Engine(model, tokenizer, Limits(-(-(context + tokens) // BLOCK) + 1, BLOCK, rows=1))
+    manager = engine.manager
+    assert isinstance(manager, BlockManager)
     request = engine.submit(prompt, Sampling(max_tokens=tokens, temperature=0.0, banned=(tokenizer.eos_id or 0,)))
     began = time.perf_counter()
     while not request.written:
@@ -134,11 +186,11 @@ def long_text(model: LanguageModel, tokenizer: Tokenizer, context: int, tokens: 
     times: list[float] = []
     held = 0
     while not request.ended.is_set():
-        held = len(memory.pool.uses) - memory.pool.available
+        held = len(manager.pool.uses) - manager.pool.free_blocks
         began = time.perf_counter()
         engine.step()
         times.append(time.perf_counter() - began)
-    store = memory.blocks.store
+    store = manager.store.data
     actual = held * store[:, 0].numel() * store.element_size()
     predicted = cache_bytes(model.config, "bf16" if store.is_cuda else "fp32") * (context + tokens - 1)
     print(

@@ -3,7 +3,7 @@
     python benchmarks/gpu_decode.py [--parts check bf16 int8 int4 batch batch8 prefill context tune] [--transformers]
                                     [--out FILE] [--tiny]
 
-check    a small model on the GPU: the fused and the general recorded step against the plain one
+check    a small model on the GPU: the CUDA fast path and the general captured step against the plain one
 bf16     batch 1, a prompt of 128, 200 new tokens, greedy
 int8     the same with 8-bit weights; int4 the same with 4-bit weights
 batch    batch 32, bf16; batch8 the same with 8-bit weights
@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.fast import cuda as fused
-from weft.decode.fast import cuda_graphs as graphs
-from weft.decode.fast.quantize import quantize, weight_bytes
+from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
+from weft.decode.fast.quantize import quantize
+from weft.decode.fast.stepper import Stepper, cuda_fast_path
 from weft.decode.generate import generate
 from weft.explain.memory import cache_bytes
 from weft.models.build import build as build_model
@@ -112,6 +112,12 @@ class Bench:
         return 2 * (2 * self.config.d_model + 3 * self.config.feedforward.d_ff)
 
 
+def weight_bytes(model: Any) -> int:
+    """Bytes of all that a model holds, each tensor counted once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+
+
 def build(config: Decoder, device: torch.device, dtype: torch.dtype) -> Any:
     """A model with random weights, made where and as it is used."""
     before = torch.get_default_dtype()
@@ -127,7 +133,7 @@ def build(config: Decoder, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def check(bench: Bench) -> None:
-    """The recorded steps against the plain step, on small models, for one row and for three of unequal length."""
+    """The captured steps against the plain step, on small models, for one row and for three of unequal length."""
     shapes = {
         "llama": llama(4, 512, 8, 1408, vocab_size=1000),
         "llama, shared": llama(4, 512, 8, 1408, vocab_size=1000, kv_heads=2, tied=True),
@@ -148,9 +154,9 @@ def check(bench: Bench) -> None:
                     alone(bench)
                     continue
                 verdict = "fine" if worst < 0.03 else "WRONG"
-                if verdict == "WRONG" and kind == "fused":
+                if verdict == "WRONG" and kind == "fast path":
                     alone(bench)
-                line = f"{name:14} {width} batch {batch}: {kind:8} {worst:.4f} of the largest logit off, {verdict}"
+                line = f"{name:14} {width} batch {batch}: {kind:9} {worst:.4f} of the largest logit off, {verdict}"
                 bench.say("check", line, model=name, width=width, batch=batch, way=kind, off=worst)
 
 
@@ -168,21 +174,20 @@ def compared(bench: Bench, model: Any, batch: int) -> tuple[float, str]:
     """The largest difference of logits over a prompt and 40 steps, as a share of the largest logit."""
     lengths = torch.tensor([200, 17, 129][:batch], device=bench.device)
     prompt = torch.randint(1000, (batch, 200), device=bench.device)
-    plain, fixed = model.start(batch, 360), model.start(batch, 360)
+    plain, fixed = model.start(batch, 360), Stepper(model, batch, 200, 360)
     given = lengths if batch > 1 else None
     ours = model.head(model.advance(prompt, plain, given)[:, :17])
-    theirs = model.head(fused.read(model, prompt, fixed, given)[:, :17])
+    theirs = model.head(fixed.read(prompt, given)[:, :17])
     worst = float((ours - theirs).abs().max() / ours.abs().max())
-    step = graphs.FixedStep(model, fixed)
     for _ in range(40):
         tokens = torch.randint(1000, (batch,), device=bench.device)
-        a, b = model.step(tokens.unsqueeze(1), plain)[:, -1].float(), step(tokens).float()
+        a, b = model.step(tokens.unsqueeze(1), plain)[:, -1].float(), fixed.step(tokens).float()
         worst = max(worst, float((a - b).abs().max() / a.abs().max()))
-    return worst, "general" if step.fused is None else "fused"
+    return worst, "general" if cuda_fast_path(model, fixed.state) is None else "fast path"
 
 
 def decoding(bench: Bench, part: str, kind: str, batch: int) -> None:
-    """Whole calls of `generate`, the first of which compiles and records."""
+    """Whole calls of `generate`, the first of which compiles and captures."""
     model = bench.load(kind)
     prompt, new = (8, 4) if bench.tiny else (PROMPT, NEW)
     prompts = torch.randint(bench.config.vocab_size, (batch, prompt)).tolist()
@@ -227,14 +232,14 @@ def decoding(bench: Bench, part: str, kind: str, batch: int) -> None:
 
 @torch.inference_mode()
 def step_seconds(bench: Bench, model: Any, batch: int, context: int, room: int) -> float:
-    """Seconds of one recorded greedy step, after `context` tokens that nobody read: zeros weigh as much."""
+    """Seconds of one captured greedy step, after `context` tokens that nobody read: zeros weigh as much."""
     state = model.start(batch, room + 8)
     state.advance(context)
-    generators = [torch.Generator() for _ in range(batch)]
+    rngs = [torch.Generator() for _ in range(batch)]
     repeats = min(room - context, 8 if bench.tiny else 64)
     settings = [Sampling(temperature=0.0)] * batch
-    chooser = graphs.Chooser(settings, generators, 3 * repeats, bench.config.vocab_size, bench.device)
-    step = graphs.FixedStep(model, state, chooser)
+    sampler = DeviceSampler(settings, rngs, 3 * repeats, bench.config.vocab_size, bench.device)
+    step = GraphStep(model, state, cuda_fast_path(model, state), sampler)
     step()
     best = float("inf")
     for _ in range(2):
@@ -256,16 +261,16 @@ def prefill(bench: Bench) -> None:
     tokens = torch.randint(config.vocab_size, (1, length), device=bench.device)
     inside = sum(p.numel() for p in model.decoder.parameters() if p.dim() == 2)
     products, scores = 2 * inside * length, 2 * length**2 * config.d_model * config.layers
-    state = model.start(1, length + 1)
+    stepper = Stepper(model, 1, length, length + 1)
     times = []
-    for turn in range(1 if bench.tiny else 4):
-        state.truncate(0)
+    for number in range(1 if bench.tiny else 4):
+        stepper.truncate(0)
         bench.sync()
         start = time.perf_counter()
-        features = fused.read(model, tokens, state)
+        features = stepper.read(tokens)
         model.head(features[:, -1:])
         bench.sync()
-        if turn or bench.tiny:
+        if number or bench.tiny:
             times.append(time.perf_counter() - start)
     best = min(times)
     rate = (products + scores) / best
@@ -286,7 +291,7 @@ def context(bench: Bench) -> None:
 
 
 def chain_seconds(launch: Callable[[int], Any], count: int = 24) -> float:
-    """Seconds of one launch, of `count` in a row, recorded and replayed."""
+    """Seconds of one launch, of `count` in a row, captured and replayed."""
     launch(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -308,7 +313,7 @@ def chain_seconds(launch: Callable[[int], Any], count: int = 24) -> float:
 def tune(bench: Bench) -> None:
     """Tiles for each matrix, best first, and attention's shape; the parts that follow use the best of them.
 
-    The lines `TILES` and `CROWD, BLOCK` are what `decode/kernels.py` and `decode/attend.py` keep.
+    The lines `TILES` and `CROWD, BLOCK` are what `fast/kernels.py` and `fast/attend.py` keep.
     """
     from weft.decode.fast import attend, kernels
 

@@ -93,9 +93,9 @@ def test_a_stop_string_is_not_in_the_log_probabilities_either(trained: Path, cap
 
 def test_what_a_model_excludes_is_null_in_json() -> None:
     from weft.decode.bulk import as_json
-    from weft.decode.writing import Completion, Scored
+    from weft.decode.completion import Completion, TokenLogprob
 
-    scored = (Scored(1, "a", -math.inf, (("b", -0.5), ("c", -math.inf))),)
+    scored = (TokenLogprob(1, "a", -math.inf, (("b", -0.5), ("c", -math.inf))),)
     values = as_json(Completion("a", 1, "length", scored))
     assert values["logprobs"] == [{"token": "a", "id": 1, "logprob": None, "top": [["b", -0.5], ["c", None]]}]
 
@@ -124,6 +124,8 @@ def test_patterns_and_schemas_by_command(trained: Path, tmp_path: Path, capsys: 
     out = written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}")
     assert out.removeprefix("The ").strip() in {a + b for a in ("cat", "dog") for b in ("cat", "dog")}
     assert written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}", "--lookup", "2") == out
+    beams = written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}", "--beam", "4", "-n", "4")
+    assert sorted(beams.replace("The ", "").strip().split("\n---\n")) == ["catcat", "catdog", "dogcat", "dogdog"]
     (tmp_path / "s.json").write_text('{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}')
     lines = written(capsys, trained, "--json-schema", str(tmp_path / "s.json"), "--n", "3", "--json")
     for each in json.loads(lines)["completions"]:
@@ -148,7 +150,7 @@ def test_a_text_that_ends_before_its_pattern_does_is_told(trained: Path, capsys:
     assert run(["generate", str(trained), "--regex", "a{50}", "--max-tokens", "3", *words]) == 0
     told = capsys.readouterr()
     assert "aaa" in told.out
-    assert told.err == "weft: the text ends before matching the pattern; a larger --max-tokens leaves more room\n"
+    assert told.err == "weft: the text ends before matching the pattern; a larger --max-tokens gives it more tokens\n"
     assert run(["generate", str(trained), "--regex", "a+", "--max-tokens", "3", *words]) == 0
     assert capsys.readouterr().err == ""
 
@@ -276,7 +278,6 @@ def test_a_file_that_holds_something_else_is_left_alone(trained: Path, tmp_path:
         (["--lookup", "2", "--draft", "x"], "exclude each other"),
         (["--draft", "runs/none"], "runs/none: not a run"),
         (["--regex", "(a"], "a group is not closed"),
-        (["--regex", "a", "--beam", "2"], "don't apply to --beam"),
         (["--regex", "a", "--json-schema", "b"], "exclude each other"),
         (["--beam", "2", "--seed", "3"], "--seed doesn't apply to --beam"),
         (["--json-schema", "none.json"], "none.json: No such file"),
@@ -368,15 +369,15 @@ def test_a_template_frames_the_turns_and_old_ones_make_room(templated: Path) -> 
     talk.add("one", "1")
     eos = tokenizer.token(tokenizer.need("eos"))
     expected = f"<system>Be kind.{eos}<user>one{eos}<assistant>1{eos}<user>two{eos}<assistant>"
-    assert tokenizer.decode(talk.ids("two"), specials=True) == expected
-    assert talk.ids("two").count(tokenizer.need("eos")) == 4
-    short = Conversation(tokenizer, len(talk.ids("two")) + 5, 10, system="Be kind.")
+    assert tokenizer.decode(talk.prompt("two").ids, specials=True) == expected
+    assert list(talk.prompt("two").ids).count(tokenizer.need("eos")) == 4
+    short = Conversation(tokenizer, len(talk.prompt("two").ids) + 5, 10, system="Be kind.")
     short.add("one", "1")
     kept = f"<system>Be kind.{eos}<user>two{eos}<assistant>"
-    assert tokenizer.decode(short.ids("two"), specials=True) == kept
+    assert tokenizer.decode(short.prompt("two").ids, specials=True) == kept
     with pytest.raises(DataError, match="tokens, but the model can read"):
-        short.ids("long " * 40)
-    assert tokenizer.need("eos") in talk.ends
+        short.prompt("long " * 40)
+    assert tokenizer.need("eos") in talk.prompt("two").stop_ids
 
 
 def test_chat_with_a_template(templated: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

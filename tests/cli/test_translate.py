@@ -43,9 +43,9 @@ def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeyp
     asked: list[Beam] = []
     search = decoding.search_texts
 
-    def noted(model: object, tokenizer: object, prompts: object, settings: Beam, **more: object) -> object:
+    def noted(model: object, prompts: object, settings: Beam, source: object) -> object:
         asked.append(settings)
-        return search(model, tokenizer, prompts, settings, **more)  # type: ignore[arg-type]
+        return search(model, prompts, settings, source)  # type: ignore[arg-type]
 
     monkeypatch.setattr(decoding, "search_texts", noted)
     translated(
@@ -64,8 +64,8 @@ def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
 
     def best(penalty: float) -> float:
         settings = api.beam(beams=1, coverage_penalty=penalty, max_tokens=3)
-        opening = [[loaded.tokenizer.need("bos")]]
-        found = decoding.search_texts(loaded.model, loaded.tokenizer, opening, settings, source=source)[0][0].score
+        opening = [decoding.Prompt.of(loaded.tokenizer, [loaded.tokenizer.need("bos")])]
+        found = decoding.search_texts(loaded.model, opening, settings, source)[0][0].score
         assert found is not None
         return found
 

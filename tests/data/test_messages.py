@@ -132,9 +132,10 @@ def test_the_frame_is_what_chat_would_write(contents: list[str]) -> None:
         talk.add(said["content"], reply["content"])
     last = len(mask) - mask[::-1].index(1)
     first = max((n + 1 for n in range(last) if not mask[n]), default=0)
-    assert talk.ids(messages[-2]["content"]) == ids[:first]
+    prompt = talk.prompt(messages[-2]["content"])
+    assert prompt.ids == ids[:first]
     assert ids[last - 1] == tokenizer.need("eos")
-    assert ids[last - 1] in talk.ends
+    assert ids[last - 1] in prompt.stop_ids
 
 
 CHAT = with_template(build_tokenizer(Byte(), []))

@@ -1,11 +1,20 @@
 """A small decoder that makes up its mind, for every test that writes."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
+from weft.decode.completion import Completion, gather
+from weft.decode.config import Sampling
+from weft.decode.generate import generate
+from weft.decode.prompt import Prompt
+from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, Gated, RMSNorm, Rotary
+from weft.text.tokenizer import Tokenizer
 
 VOCAB = 40
 
@@ -28,3 +37,16 @@ def decoder(**changes: object) -> Transformer:
         for parameter in model.parameters():
             parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
     return model
+
+
+def complete(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[str | Sequence[int]],
+    settings: Sampling | Sequence[Sampling],
+    **more: Any,
+) -> list[Completion]:
+    """What lockstep generation makes of texts, or ids, that keep to a `grammar`; `more` as `generate` takes it."""
+    grammar = more.pop("grammar", None)
+    prompts = [Prompt.of(tokenizer, text, grammar) for text in texts]
+    return gather(generate(model, prompts, settings, **more), prompts)

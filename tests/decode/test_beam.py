@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 import transformers
+from tests.decode.small import complete
 from tests.models.contract import SomeSource
 from tests.models.test_parity import fill, randomise
 
@@ -12,7 +13,7 @@ from weft.data.batch import Source
 from weft.decode.beam import beam_search, search_texts
 from weft.decode.config import Beam, GNMTLength, PowerLength, Sampling
 from weft.decode.generate import generate
-from weft.decode.writing import complete
+from weft.decode.prompt import Prompt
 from weft.errors import ConfigError, ModelError
 from weft.interop.families.llama import LLAMA
 from weft.models.base import LanguageModel
@@ -54,11 +55,16 @@ def pair() -> tuple[LanguageModel, transformers.LlamaForCausalLM]:
 PROMPTS = [[5, 6, 7], [11], [20, 1, 1, 2, 9], [8, 14]]
 
 
+def ending(*prompts: list[int], eos_id: int = EOS) -> list[Prompt]:
+    """Prompts whose texts may end by themselves."""
+    return [Prompt(prompt, eos_id=eos_id) for prompt in prompts]
+
+
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_text_equals_transformers(pair: tuple[LanguageModel, transformers.LlamaForCausalLM], prompt: list[int]):  # type: ignore[no-untyped-def]
     ours, theirs = pair
     expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :].tolist()
-    tokens = list(generate(ours, [prompt], Sampling(temperature=0.0, max_tokens=12), eos_id=EOS))
+    tokens = list(generate(ours, ending(prompt), Sampling(temperature=0.0, max_tokens=12)))
     assert [token.id for token in tokens] == expected
 
 
@@ -69,7 +75,7 @@ def test_beams_and_scores_equal_transformers(
 ) -> None:
     ours, theirs = pair
     settings = Beam(beams=beams, n=beams, max_tokens=9, length_penalty=PowerLength(alpha=alpha))
-    found = beam_search(ours, PROMPTS, settings, eos_id=EOS)  # ragged prompts together
+    found = beam_search(ours, ending(*PROMPTS), settings)  # ragged prompts together
     finishes = set()
     for prompt, hypotheses in zip(PROMPTS, found, strict=True):
         expected = theirs.generate(
@@ -95,8 +101,8 @@ def test_beams_and_scores_equal_transformers(
 def test_fewer_texts_are_the_first_of_more(pair: tuple[LanguageModel, object]) -> None:
     """Stopping as soon as the n best are certain changes none of them."""
     for n in (1, 2, 4):
-        few = beam_search(pair[0], PROMPTS, Beam(beams=4, n=n, max_tokens=9), eos_id=EOS)
-        many = beam_search(pair[0], PROMPTS, Beam(beams=4, n=4, max_tokens=9), eos_id=EOS)
+        few = beam_search(pair[0], ending(*PROMPTS), Beam(beams=4, n=n, max_tokens=9))
+        many = beam_search(pair[0], ending(*PROMPTS), Beam(beams=4, n=4, max_tokens=9))
         assert [[h.ids for h in row] for row in few] == [[h.ids for h in row[:n]] for row in many]
 
 
@@ -110,7 +116,7 @@ def test_a_search_that_is_settled_reads_no_further(pair: tuple[LanguageModel, ob
 
     handle = pair[0].decoder.blocks[0].register_forward_hook(count)
     settings = Beam(beams=2, max_tokens=50, length_penalty=PowerLength(alpha=0.0), logit_bias={EOS: 40.0})
-    assert beam_search(pair[0], [[5]], settings, eos_id=EOS)[0][0].ids == (EOS,)
+    assert beam_search(pair[0], ending([5]), settings)[0][0].ids == (EOS,)
     handle.remove()
     assert steps == 1
 
@@ -131,7 +137,7 @@ def test_a_wide_beam_finds_the_best_of_all_texts(penalty: PowerLength | GNMTLeng
         every[text] = total / penalty.divisor(len(text))
     best = sorted(every, key=lambda text: -every[text])
     settings = Beam(beams=V**steps, n=10, max_tokens=steps, length_penalty=penalty)
-    found = beam_search(model, [[1]], settings, eos_id=eos)[0]
+    found = beam_search(model, ending([1], eos_id=eos), settings)[0]
     assert [h.ids for h in found] == best[:10]
     assert [h.score for h in found] == pytest.approx([every[text] for text in best[:10]], abs=1e-5)
 
@@ -163,17 +169,17 @@ def test_every_family_searches_and_a_beam_of_one_is_greedy(name: str) -> None:
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     source = SomeSource(torch.randint(VOCAB, (2, 5)), mask) if name in ("bahdanau", "vaswani") else None
     greedy: list[list[int]] = [[], []]
-    for token in generate(model, prompts, Sampling(temperature=0.0, max_tokens=7), eos_id=EOS, source=source):
+    for token in generate(model, ending(*prompts), Sampling(temperature=0.0, max_tokens=7), source=source):
         greedy[token.row].append(token.id)
-    one = beam_search(model, prompts, Beam(beams=1, max_tokens=7), eos_id=EOS, source=source)
+    one = beam_search(model, ending(*prompts), Beam(beams=1, max_tokens=7), source)
     assert [list(row[0].ids) for row in one] == greedy
-    four = beam_search(model, prompts, Beam(beams=4, n=2, max_tokens=7), eos_id=EOS, source=source)
+    four = beam_search(model, ending(*prompts), Beam(beams=4, n=2, max_tokens=7), source)
     for row in range(2):
         assert four[row][0].score >= four[row][1].score
         assert four[row][0].ids != four[row][1].ids
-        alone = beam_search(
-            model, [prompts[row]], Beam(beams=4, n=2, max_tokens=7), eos_id=EOS, source=source and source.row(row)
-        )[0]
+        alone = beam_search(model, ending(prompts[row]), Beam(beams=4, n=2, max_tokens=7), source and source.row(row))[
+            0
+        ]
         assert [h.ids for h in alone] == [h.ids for h in four[row]]
         given = {} if source is None else {"source": source.row(row)}
         best = four[row][0]
@@ -197,7 +203,7 @@ def test_rules_hold_in_a_beam() -> None:
         assert h.ids[:2] == (9, 8)
         assert len(set(h.ids)) == 6
     late = base.replace(min_tokens=4, logit_bias={EOS: 50.0})
-    assert {len(h.ids) for h in beam_search(model, [[1]], late, eos_id=EOS)[0][:1]} == {5}
+    assert {len(h.ids) for h in beam_search(model, ending([1]), late)[0][:1]} == {5}
 
 
 def test_the_window_ends_a_search() -> None:
@@ -212,7 +218,7 @@ def test_the_window_ends_a_search() -> None:
 def test_more_beams_than_texts() -> None:
     torch.manual_seed(0)
     model = build(Recurrent(vocab_size=3, d_model=8, cell="elman")).eval()
-    found = beam_search(model, [[1]], Beam(beams=50, n=50, max_tokens=2), eos_id=0)[0]
+    found = beam_search(model, ending([1], eos_id=0), Beam(beams=50, n=50, max_tokens=2))[0]
     assert len(found) == len({h.ids for h in found}) == 1 + 2 * 3
     assert sum(torch.tensor(h.logprob).exp() for h in found) == pytest.approx(1.0, abs=1e-5)
 
@@ -223,13 +229,13 @@ def test_stop_strings_end_a_beam_and_never_show() -> None:
     model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru")).eval()
     e, stop = tokenizer.encode("e")[0], tokenizer.encode("!")[0]
     settings = Beam(beams=3, n=3, max_tokens=8, stop=("!",), logit_bias={e: 9.0, stop: 8.0})
-    texts = search_texts(model, tokenizer, ["a", ""], settings)
+    texts = search_texts(model, [Prompt.of(tokenizer, text) for text in ("a", "")], settings)
     assert len(texts) == 2
     ended = [text for row in texts for text in row if text.finish == "stop"]
     assert ended
     assert all("!" not in text.text for row in texts for text in row)
     greedy = complete(model, tokenizer, ["a"], Sampling(temperature=0.0, max_tokens=8))[0]
-    assert search_texts(model, tokenizer, ["a"], Beam(beams=1, max_tokens=8))[0][0].text == greedy.text
+    assert search_texts(model, [Prompt.of(tokenizer, "a")], Beam(beams=1, max_tokens=8))[0][0].text == greedy.text
 
 
 @pytest.mark.parametrize("kind", ["vaswani-tiny", "bahdanau-tiny"])
@@ -243,7 +249,7 @@ def test_coverage_lowers_the_score_by_what_was_left_out(kind: str) -> None:
     source = Source(read, torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]], dtype=torch.bool))
     plain = Beam(beams=3, n=3, max_tokens=6)
     watched = plain.replace(coverage_penalty=0.7)
-    for row, found in enumerate(beam_search(model, [[2], [2]], watched, eos_id=1, source=source)):
+    for row, found in enumerate(beam_search(model, ending([2], [2], eos_id=1), watched, source)):
         for text in found:
             # the same weights, from one reading of the whole text
             seen: list[torch.Tensor] = []

@@ -9,13 +9,16 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.decode.small import complete
 
-from weft.decode.config import Sampling
+from weft.decode.beam import search_texts
+from weft.decode.completion import gather
+from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Pattern, schema_text
 from weft.decode.pattern import LARGEST, Automaton, spelled
+from weft.decode.prompt import Prompt
 from weft.decode.schema import integers, schema_pattern
-from weft.decode.speculative import write_ahead
-from weft.decode.writing import complete, gather
+from weft.decode.speculative import LookUp, speculate
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -198,14 +201,7 @@ def model_for(tokenizer: Tokenizer, seed: int = 0) -> LanguageModel:
 def test_texts_keep_to_a_pattern(name: str, expression: str) -> None:
     tokenizer = TOKENIZERS[name]
     pattern = Pattern(tokenizer, expression)
-    texts = complete(
-        model_for(tokenizer),
-        tokenizer,
-        ["the"],
-        Sampling(max_tokens=60),
-        copies=6,
-        constraints=[pattern.begin() for _ in range(6)],
-    )
+    texts = complete(model_for(tokenizer), tokenizer, [""] * 6, Sampling(max_tokens=60), grammar=pattern)
     assert {text.finish for text in texts} <= {"stop", "eos"}
     assert len({text.text for text in texts}) > 1
     for text in texts:
@@ -220,9 +216,8 @@ def test_texts_are_json_of_the_schema() -> None:
         "required": ["name", "ok"],
     }
     pattern = schema_text(tokenizer, schema)
-    within = [pattern.begin() for _ in range(5)]
     settings = Sampling(max_tokens=120, temperature=1.5)
-    for text in complete(model_for(tokenizer), tokenizer, [""], settings, copies=5, constraints=within):
+    for text in complete(model_for(tokenizer), tokenizer, [""] * 5, settings, grammar=pattern):
         value = json.loads(text.text)
         assert isinstance(value["ok"], bool)
         assert len(value["name"]) <= 5
@@ -233,11 +228,33 @@ def test_a_constrained_text_is_the_same_with_guesses() -> None:
     tokenizer = TOKENIZERS["byte"]
     model, settings = model_for(tokenizer), Sampling(max_tokens=50, seed=4)
     pattern = Pattern(tokenizer, "(ab|ba)*!")
-    plain = complete(model, tokenizer, ["a"], settings, constraints=[pattern.begin()])
-    ahead = gather(
-        write_ahead(model, tokenizer, "a", settings, lookup=3, constraint=pattern.begin()), tokenizer, [True]
+    plain = complete(model, tokenizer, ["a"], settings, grammar=pattern)
+    prompt = Prompt.of(tokenizer, "a", pattern)
+    assert gather(speculate(model, LookUp(3), prompt, settings), [prompt]) == plain
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_beams_keep_to_a_pattern(name: str) -> None:
+    """All texts of a small pattern are found, each once, whichever beams split on the way."""
+    tokenizer = TOKENIZERS[name]
+    pattern = Pattern(tokenizer, "(the|cat) (on|mat)!?")
+    prompts = [Prompt.of(tokenizer, text, pattern) for text in ("", "")] + [Prompt.of(tokenizer, "")]
+    held, again, free = search_texts(model_for(tokenizer), prompts, Beam(beams=300, n=300, max_tokens=20))
+    texts = {text.text for text in held}
+    assert texts == {f"{a} {b}{c}" for a in ("the", "cat") for b in ("on", "mat") for c in ("", "!")}
+    assert held == again and {text.finish for text in held} <= {"stop", "eos"}
+    assert not any(pattern.matches(text.text) for text in free)
+
+
+def test_a_beam_that_leads_nowhere_is_given_up() -> None:
+    words = Tokenizer.train(Word(), ["one two three"])
+    (found,) = search_texts(
+        model_for(words), [Prompt.of(words, "", Pattern(words, "one( four| two)|three"))], Beam(beams=4, n=4)
     )
-    assert ahead == plain
+    assert {text.text for text in found} == {"one two", "three"}
+    dead = Prompt.of(words, "", Pattern(words, "one four"))
+    with pytest.raises(ModelError, match="no text is left to search"):
+        search_texts(model_for(words), [dead], Beam(beams=2))
 
 
 def test_what_the_vocabulary_cannot_spell_is_refused() -> None:
@@ -246,7 +263,7 @@ def test_what_the_vocabulary_cannot_spell_is_refused() -> None:
         Pattern(words, "four")
     dead = Pattern(words, "one four")
     with pytest.raises(ModelError, match="no token of this vocabulary can go on with it"):
-        complete(model_for(words), words, ["two"], Sampling(), constraints=[dead.begin()])
+        complete(model_for(words), words, [""], Sampling(), grammar=dead)
 
 
 @given(data=st.data())

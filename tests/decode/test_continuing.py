@@ -1,18 +1,21 @@
-"""What is written after a prompt goes on with it: prompt and told text together are the text of all ids."""
+"""What is written after a prompt goes on with it: prompt and new text together are the text of all ids."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from tests.decode.small import decoder
+from tests.decode.small import complete, decoder
 from tests.text.test_sentencepiece import PIECES, PLAIN, block, made, number, piece
 
 from weft.decode.beam import search_texts
+from weft.decode.completion import gather
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Pattern
-from weft.decode.engine.engine import Engine
-from weft.decode.speculative import write_ahead
-from weft.decode.writing import complete, gather, has_begun, prompt_ids, write
+from weft.decode.engine.engine import Engine, Limits
+from weft.decode.generate import generate
+from weft.decode.prompt import Prompt, has_begun
+from weft.decode.speculative import Draft, LookUp, speculate
 from weft.errors import ModelError
 from weft.text.config import BPE, Byte, Char, Unigram, Word, WordPiece
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -45,23 +48,23 @@ def texts_of(tokenizer: Tokenizer) -> list[str]:
 
 def test_every_way_of_writing_goes_on_with_the_prompt(tokenizer: Tokenizer) -> None:
     model = decoder(vocab_size=tokenizer.vocab_size)
-    engine = Engine(model, tokenizer, blocks=8)
+    engine = Engine(model, tokenizer, Limits(blocks=8))
     for prompt in texts_of(tokenizer):
-        ids = list(prompt_ids(tokenizer, prompt))
-        written = list(write(model, tokenizer, [prompt], SETTINGS))
-        whole = tokenizer.decode([*ids, *(each.token.id for each in written)])
+        asked = Prompt.of(tokenizer, prompt)
+        written = list(generate(model, [asked], SETTINGS))
+        whole = tokenizer.decode([*asked.ids, *(each.id for each in written)])
         assert prompt + "".join(each.text for each in written) == whole
         assert complete(model, tokenizer, [prompt], SETTINGS)[0].text == whole.removeprefix(prompt)
         request = engine.submit(prompt, SETTINGS)
         engine.run()
         assert request.completion().text == whole.removeprefix(prompt)
-        guessed = write_ahead(model, tokenizer, prompt, SETTINGS, lookup=2)
-        assert gather(guessed, tokenizer, [True])[0].text == whole.removeprefix(prompt)
-        (best,) = search_texts(model, tokenizer, [prompt], Beam(beams=1, max_tokens=9))[0]
+        guessed = speculate(model, LookUp(2), asked, SETTINGS)
+        assert gather(guessed, [asked])[0].text == whole.removeprefix(prompt)
+        (best,) = search_texts(model, [asked], Beam(beams=1, max_tokens=9))[0]
         assert best.text == complete(model, tokenizer, [prompt], Sampling(temperature=0.0, max_tokens=9))[0].text
 
 
-def test_the_tokens_that_are_told_with_their_probabilities_spell_the_text(tokenizer: Tokenizer) -> None:
+def test_the_tokens_that_come_with_their_probabilities_spell_the_text(tokenizer: Tokenizer) -> None:
     model = decoder(vocab_size=tokenizer.vocab_size)
     settings = SETTINGS.replace(banned=tuple(tokenizer.special_tokens.values()), max_tokens=5)
     only = complete(model, tokenizer, [texts_of(tokenizer)[0]], settings)[0]
@@ -71,10 +74,10 @@ def test_the_tokens_that_are_told_with_their_probabilities_spell_the_text(tokeni
 
 def test_an_empty_prompt_begins_a_text_without_a_space(tokenizer: Tokenizer) -> None:
     model = decoder(vocab_size=tokenizer.vocab_size)
-    written = list(write(model, tokenizer, [""], SETTINGS))
-    assert "".join(each.text for each in written) == tokenizer.decode([each.token.id for each in written])
-    apart = list(write(model, tokenizer, [texts_of(tokenizer)[0]], SETTINGS, apart=True))
-    assert "".join(each.text for each in apart) == tokenizer.decode([each.token.id for each in apart])
+    new = replace(Prompt.of(tokenizer, texts_of(tokenizer)[0]), begun=False)  # a text of its own after any prompt
+    for prompt in (Prompt.of(tokenizer, ""), new):
+        written = list(generate(model, [prompt], SETTINGS))
+        assert "".join(each.text for each in written) == tokenizer.decode([each.id for each in written])
 
 
 def test_stop_strings_with_a_space_are_found_in_the_first_word() -> None:
@@ -83,7 +86,7 @@ def test_stop_strings_with_a_space_are_found_in_the_first_word() -> None:
     forced = tokenizer.encode("dog sees")
     settings = {"forced": tuple(forced), "max_tokens": 4, "stop": (" dog",)}
     assert complete(model, tokenizer, ["the"], Sampling(**settings))[0].text == ""
-    assert search_texts(model, tokenizer, ["the"], Beam(**settings))[0][0].text == ""
+    assert search_texts(model, [Prompt.of(tokenizer, "the")], Beam(**settings))[0][0].text == ""
 
 
 def test_a_space_that_the_tokenizer_does_not_keep_is_the_first_words() -> None:
@@ -101,11 +104,10 @@ def test_patterns_know_whether_the_text_has_begun(kind: str) -> None:
     model, text = decoder(vocab_size=tokenizer.vocab_size), "a" if kind == "sentencepiece" else "the"
     for expression, begun, prompt in ((" (a|b|cat)+", True, text), ("(a|b|cat)+", False, "")):
         pattern = Pattern(tokenizer, expression)
-        constraints = [pattern.begin(begun)]
-        settings = Sampling(max_tokens=3, seed=1)
-        told = complete(model, tokenizer, [prompt], settings, constraints=constraints)[0].text
-        assert told and pattern.matches(told)
-        assert not pattern.matches(told + "!")
+        assert Prompt.of(tokenizer, prompt).begun == begun
+        written = complete(model, tokenizer, [prompt], Sampling(max_tokens=3, seed=1), grammar=pattern)[0].text
+        assert written and pattern.matches(written)
+        assert not pattern.matches(written + "!")
 
 
 def test_a_word_after_a_prompt_begins_with_a_space() -> None:
@@ -127,9 +129,9 @@ def test_the_coldest_temperatures_are_greedy(degree: float) -> None:
     assert complete(model, tokenizer, ["the"], [cold.replace(top_p=0.9)]) == best
     mixed = complete(model, tokenizer, ["the", "a"], [cold, Sampling(max_tokens=12)])
     assert mixed[0] == best[0]
-    guessed = write_ahead(model, tokenizer, "the", cold, draft=model)
-    assert gather(guessed, tokenizer, [True]) == best
-    engine = Engine(model, tokenizer, blocks=8)
+    prompt = Prompt.of(tokenizer, "the")
+    assert gather(speculate(model, Draft(model, prompt, cold), prompt, cold), [prompt]) == best
+    engine = Engine(model, tokenizer, Limits(blocks=8))
     request = engine.submit("the", cold)
     engine.run()
     assert request.completion().text == best[0].text

@@ -5,12 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from tests.decode.small import VOCAB, decoder
+from tests.decode.small import VOCAB, complete, decoder
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.generate import Token, generate
-from weft.decode.writing import complete, opening, write
+from weft.decode.generate import generate
+from weft.decode.prompt import Prompt, opening
+from weft.decode.text import Chunk
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.build import build
@@ -29,7 +30,7 @@ def recurrent() -> LanguageModel:
 MODELS = {"rotary": decoder(), "learned": decoder(position=Learned(), norm=LayerNorm(), context=64), "gru": recurrent()}
 
 
-def collect(tokens: list[Token], rows: int) -> list[list[int]]:
+def collect(tokens: list[Chunk], rows: int) -> list[list[int]]:
     texts: list[list[int]] = [[] for _ in range(rows)]
     for token in tokens:
         texts[token.row].append(token.id)
@@ -66,24 +67,23 @@ def test_a_seed_gives_one_text_in_any_company() -> None:
 
 def test_rows_that_end_leave_the_others_alone() -> None:
     """Each row ends at a different token of its own; what is written before is as if nothing had ended."""
-    model, settings = MODELS["gru"], Sampling(temperature=0.0, max_tokens=8)
+    model, settings = MODELS["gru"], Sampling(max_tokens=8, seed=4)
     prompts = [[1, 2, 3, 4, 5], [6], [7, 8]]
     free = collect(list(generate(model, prompts, settings)), 3)
-    ends = {0: 2, 1: 5, 2: 8}
-    seen = [0, 0, 0]
-
-    def stops(row: int, token: int) -> bool:
-        seen[row] += 1
-        return seen[row] == ends[row]
-
-    tokens = list(generate(model, prompts, settings, stops=stops))
+    ends = {0: 2, 1: 5, 2: 7}
+    stopped = [
+        Prompt(prompt, stop_ids=frozenset({free[row][ends[row] - 1]}) - set(free[row][: ends[row] - 1]))
+        for row, prompt in enumerate(prompts)
+    ]
+    assert all(prompt.stop_ids for prompt in stopped)  # what ends a row doesn't come before
+    tokens = list(generate(model, stopped, settings))
     assert collect(tokens, 3) == [free[row][: ends[row]] for row in range(3)]
     assert {t.row: t.finish for t in tokens if t.finish} == {0: "stop", 1: "stop", 2: "stop"}
 
 
 def test_rows_beyond_the_tokenizer_are_never_chosen() -> None:
     free = list(generate(MODELS["rotary"], [[1, 2]], Sampling(max_tokens=40)))
-    few = list(generate(MODELS["rotary"], [[1, 2]], Sampling(max_tokens=40), vocab_size=10))
+    few = list(generate(MODELS["rotary"], [Prompt([1, 2], vocab_size=10)], Sampling(max_tokens=40)))
     assert max(t.id for t in free) >= 10
     assert max(t.id for t in few) < 10
 
@@ -92,7 +92,7 @@ def test_eos_ends_a_row() -> None:
     model = MODELS["rotary"]
     free = collect(list(generate(model, [[1, 2]], Sampling(temperature=0.0, max_tokens=6))), 1)[0]
     eos = free[3]
-    tokens = list(generate(model, [[1, 2]], Sampling(temperature=0.0, max_tokens=6), eos_id=eos))
+    tokens = list(generate(model, [Prompt([1, 2], eos_id=eos)], Sampling(temperature=0.0, max_tokens=6)))
     assert [t.id for t in tokens] == free[: free.index(eos) + 1]
     assert tokens[-1].finish == "eos"
 
@@ -161,17 +161,17 @@ def scripted(text: str, stop: tuple[str, ...] = (), max_tokens: int = 500) -> tu
     assert BYTES.eos_id is not None
     model = Script([*BYTES.encode(text), BYTES.eos_id], BYTES.vocab_size).eval()
     settings = Sampling(temperature=0.0, stop=stop, max_tokens=max_tokens)
-    pieces = list(write(model, BYTES, ["x"], settings))
-    assert pieces[-1].finish is not None
-    return [p.text for p in pieces], pieces[-1].tokens, pieces[-1].finish
+    chunks = list(generate(model, [Prompt.of(BYTES, "x")], settings))
+    assert chunks[-1].finish is not None
+    return [chunk.text for chunk in chunks], chunks[-1].tokens, chunks[-1].finish
 
 
 def test_text_streams_whole_characters() -> None:
-    pieces, _, finish = scripted("naïve 😀 text")
-    assert "".join(pieces) == "naïve 😀 text"
+    chunks, _, finish = scripted("naïve 😀 text")
+    assert "".join(chunks) == "naïve 😀 text"
     assert finish == "eos"
-    assert all("\ufffd" not in piece for piece in pieces)
-    assert "😀" in pieces
+    assert all("\ufffd" not in chunk for chunk in chunks)
+    assert "😀" in chunks
 
 
 @pytest.mark.parametrize(
@@ -188,31 +188,31 @@ def test_text_streams_whole_characters() -> None:
     ],
 )
 def test_stop_strings_end_the_text_and_never_show(text: str, stop: tuple[str, ...], shown: str, finish: str) -> None:
-    pieces, tokens, reason = scripted(text, stop)
-    assert ("".join(pieces), reason) == (shown, finish)
+    chunks, tokens, reason = scripted(text, stop)
+    assert ("".join(chunks), reason) == (shown, finish)
     assert tokens <= len(text.encode()) + 1
 
 
 @given(st.text("ab", max_size=14), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
 @examples(max_examples=60, deadline=None)
 def test_stop_strings_cut_where_the_first_one_completes(text: str, stop: list[str]) -> None:
-    pieces, _, _ = scripted(text, tuple(stop))
+    chunks, _, _ = scripted(text, tuple(stop))
     done = next((i for i in range(len(text) + 1) if any(s in text[:i] for s in stop)), None)
     expected = text if done is None else text[: min(text[:done].find(s) for s in stop if s in text[:done])]
-    shown = "".join(pieces)
+    shown = "".join(chunks)
     assert shown == expected
     # nothing was ever shown that had to be taken back
     assert not any(s in shown for s in stop)
 
 
 def test_the_token_limit_shows_what_was_held_back() -> None:
-    pieces, tokens, finish = scripted("abcdef", ("cdx",), max_tokens=4)
-    assert ("".join(pieces), tokens, finish) == ("abcd", 4, "length")
+    chunks, tokens, finish = scripted("abcdef", ("cdx",), max_tokens=4)
+    assert ("".join(chunks), tokens, finish) == ("abcd", 4, "length")
 
 
 def test_half_a_character_at_the_limit_is_not_lost_silently() -> None:
-    pieces, _, finish = scripted("aé", max_tokens=2)
-    assert "".join(pieces) == BYTES.decode(BYTES.encode("aé")[:2])
+    chunks, _, finish = scripted("aé", max_tokens=2)
+    assert "".join(chunks) == BYTES.decode(BYTES.encode("aé")[:2])
     assert finish == "length"
 
 
@@ -225,14 +225,14 @@ def test_an_empty_prompt_begins_a_new_text() -> None:
     assert empty.tokens == 5 or empty.finish == "eos"
 
 
-def test_completions_are_the_joined_pieces() -> None:
+def test_completions_are_the_joined_chunks() -> None:
     tokenizer = build_tokenizer(BPE(vocab_size=270), ["the cat sat on the mat, the cat sat. " * 4])
     torch.manual_seed(3)
     model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="lstm")).eval()
     settings = Sampling(max_tokens=20, seed=5)
     whole = complete(model, tokenizer, ["the", "a cat"], settings)
     parts: dict[int, str] = {0: "", 1: ""}
-    for piece in write(model, tokenizer, ["the", "a cat"], settings):
-        parts[piece.row] += piece.text
+    for chunk in generate(model, [Prompt.of(tokenizer, text) for text in ("the", "a cat")], settings):
+        parts[chunk.row] += chunk.text
     assert [c.text for c in whole] == [parts[0], parts[1]]
     assert whole[1] == complete(model, tokenizer, ["a cat"], settings, seeds=[6])[0]

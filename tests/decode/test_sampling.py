@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.config import validate
 from weft.decode.config import Sampling
-from weft.decode.sampling import choose, draw, filtered, greedy, min_p, sample, temperature, top_k, top_p
+from weft.decode.sampling import check_logits, choose, draw, filtered, greedy, min_p, top_k, top_p
 from weft.errors import ConfigError, ModelError
 
 logit_rows = st.lists(st.lists(st.floats(-20, 20, width=32), min_size=7, max_size=7), min_size=1, max_size=4).map(
@@ -38,12 +38,13 @@ def test_filters_keep_what_their_definitions_say() -> None:
 
 
 def test_temperature_sharpens_and_flattens() -> None:
-    assert torch.allclose(temperature(LOGITS, 0.5).softmax(-1), (LOGITS.exp() ** 2) / (LOGITS.exp() ** 2).sum())
-    assert temperature(LOGITS, 50.0).softmax(-1).max() < 0.21
+    sharp, flat = filtered(LOGITS.expand(2, -1), [Sampling(temperature=0.5), Sampling(temperature=50.0)]).softmax(-1)
+    assert torch.allclose(sharp, (LOGITS.exp() ** 2) / (LOGITS.exp() ** 2).sum())
+    assert flat.max() < 0.21
 
 
 def test_filters_compose_in_the_stated_order() -> None:
-    both = filtered(LOGITS, Sampling(temperature=2.0, top_k=3, top_p=0.7))
+    both = filtered(LOGITS[None], [Sampling(temperature=2.0, top_k=3, top_p=0.7)])[0]
     flat = top_k(LOGITS / 2.0, 3)
     assert torch.equal(both, top_p(flat, 0.7))
     assert kept(both) == [0, 1]
@@ -80,17 +81,20 @@ def test_ancestral_sampling_is_exact() -> None:
 
     probabilities = torch.tensor([0.5, 0.2, 0.2, 0.05, 0.04, 0.01])
     n = 100_000
-    drawn = sample(probabilities.log().expand(n, 6), torch.Generator().manual_seed(1))
+    uniforms = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    drawn = draw(probabilities.log().expand(n, 6), uniforms)
     observed = torch.bincount(drawn, minlength=6).numpy()
     assert chisquare(observed, probabilities.double().numpy() / probabilities.double().sum().item() * n).pvalue > 0.001
 
 
 def test_a_row_draws_the_same_alone_and_in_company() -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
-    settings = Sampling()
-    together = choose(logits, settings, [torch.Generator().manual_seed(s) for s in (7, 8, 9)])
-    alone = choose(logits[1:2], settings, [torch.Generator().manual_seed(8)])
-    assert int(together[1]) == int(alone[0])
+    several = [Sampling(), Sampling(temperature=0.7), Sampling(temperature=0.0)]
+    uniforms = [0.3, 0.6, 0.9]
+    together = choose(logits, several, uniforms)
+    alone = [choose(logits[row : row + 1], several[row : row + 1], uniforms[row : row + 1]) for row in range(3)]
+    assert [[token] for token in together] == alone
+    assert together[2] == int(greedy(logits[2]))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_a_row_draws_the_same_alone_and_in_company() -> None:
 def test_logits_that_mean_nothing_are_refused(value: float, words: str) -> None:
     logits = torch.full((1, 4), value)
     with pytest.raises(ModelError, match=words):
-        choose(logits, Sampling(), [torch.Generator()])
+        check_logits(logits)
 
 
 @pytest.mark.parametrize(

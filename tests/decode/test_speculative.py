@@ -5,14 +5,16 @@ import itertools
 import pytest
 import torch
 from scipy.stats import chisquare
+from tests.decode.small import complete
 from torch import Tensor
 
+from weft.decode.completion import gather
 from weft.decode.config import Sampling
 from weft.decode.generate import generate
+from weft.decode.prompt import Prompt
+from weft.decode.rules import repetition_penalty
 from weft.decode.sampling import filtered
-from weft.decode.shaping import repetition_penalty
-from weft.decode.speculative import Draft, Guess, LookUp, speculate, write_ahead
-from weft.decode.writing import complete, gather
+from weft.decode.speculative import Draft, Guess, LookUp, speculate
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.build import build
@@ -48,10 +50,8 @@ def models() -> dict[str, LanguageModel]:
     }
 
 
-def guesser(name: str, models: dict[str, LanguageModel], settings: Sampling, room: int) -> Draft | LookUp:
-    if name == "lookup":
-        return LookUp(3)
-    return Draft(models[name], settings, VOCAB, room, settings.seed + 10**6)
+def guesser(name: str, models: dict[str, LanguageModel], prompt: Prompt, settings: Sampling) -> Draft | LookUp:
+    return LookUp(3) if name == "lookup" else Draft(models[name], prompt, settings)
 
 
 RULES = [{}, {"repetition_penalty": 1.3}, {"min_tokens": 9, "logit_bias": {0: 2.0}}, {"banned": (3, 4), "forced": (7,)}]
@@ -68,9 +68,9 @@ def test_greedy_text_is_the_same(
     models: dict[str, LanguageModel], name: str, helper: str, rules: dict[str, object]
 ) -> None:
     settings = Sampling(temperature=0.0, max_tokens=24, logprobs=2, **rules)  # type: ignore[arg-type]
-    prompt = [1, 2, 3, 1, 2]
-    plain = list(generate(models[name], [prompt], settings, eos_id=0))
-    ahead = list(speculate(models[name], guesser(helper, models, settings, 35), prompt, settings, eos_id=0))
+    prompt = Prompt([1, 2, 3, 1, 2], eos_id=0)
+    plain = list(generate(models[name], [prompt], settings))
+    ahead = list(speculate(models[name], guesser(helper, models, prompt, settings), prompt, settings))
     assert [(t.id, t.finish) for t in ahead] == [(t.id, t.finish) for t in plain]
     assert [t.logprob for t in ahead] == pytest.approx([t.logprob for t in plain], abs=1e-4)
 
@@ -107,13 +107,13 @@ def test_a_draft_leaves_the_distribution_as_it_is(table: dict[str, object]) -> N
     model, draft = Bigram(1), Bigram(2)
     words = 1500
     settings = Sampling(max_tokens=words, seed=5, **table)  # type: ignore[arg-type]
-    prompt = list(range(6))  # every word was seen, so the penalty is the same everywhere
-    text = [5, *[t.id for t in speculate(model, Draft(draft, settings, 6, words + 6, 99), prompt, settings)]]
+    prompt = Prompt(range(6))  # every word was seen, so the penalty is the same everywhere
+    text = [5, *[t.id for t in speculate(model, Draft(draft, prompt, settings), prompt, settings)]]
     counts = torch.zeros(6, 6, dtype=torch.float64)
     for before, after in itertools.pairwise(text):
         counts[before, after] += 1
     logits = repetition_penalty(model.table, torch.ones(6, 6, dtype=torch.bool), settings.repetition_penalty)
-    expected = counts.sum(1, keepdim=True) * filtered(logits, settings).double().softmax(-1)
+    expected = counts.sum(1, keepdim=True) * filtered(logits, [settings] * 6).double().softmax(-1)
     possible = expected > 0
     assert float(counts[~possible].sum()) == 0
     many = expected >= 5
@@ -135,7 +135,7 @@ def test_a_good_draft_saves_steps(models: dict[str, LanguageModel]) -> None:
     torch.manual_seed(0)
     twin = sharp(build(llama(2, 16, 2, 24, 64, VOCAB)), 4.0)
     handle = model.decoder.blocks[0].register_forward_hook(count)
-    list(speculate(model, Draft(twin, settings, VOCAB, 40, 0), [1, 2, 3], settings))
+    list(speculate(model, Draft(twin, Prompt([1, 2, 3]), settings), [1, 2, 3], settings))
     handle.remove()
     assert steps == 5
 
@@ -155,7 +155,8 @@ def test_a_draft_with_a_short_window_stops_guessing_and_the_text_goes_on(models:
     short = build(gpt(1, 16, 2, 10, VOCAB)).eval()
     settings = Sampling(temperature=0.0, max_tokens=25)
     plain = [t.id for t in generate(models["llama"], [[1, 2, 3]], settings)]
-    ahead = [t.id for t in speculate(models["llama"], Draft(short, settings, VOCAB, 28, 0), [1, 2, 3], settings)]
+    draft = Draft(short, Prompt([1, 2, 3]), settings)
+    ahead = [t.id for t in speculate(models["llama"], draft, [1, 2, 3], settings)]
     assert ahead == plain
 
 
@@ -167,7 +168,8 @@ def test_text_with_stop_strings_is_the_same() -> None:
     settings = Sampling(max_tokens=60, stop=("abba",), logit_bias={a: 9.0, b: 9.0}, seed=3)
     plain = complete(model, tokenizer, ["ab"], settings)
     assert plain[0].finish == "stop"
-    assert gather(write_ahead(model, tokenizer, "ab", settings, lookup=4), tokenizer, [True]) == plain
+    prompt = Prompt.of(tokenizer, "ab")
+    assert gather(speculate(model, LookUp(4), prompt, settings), [prompt]) == plain
     greedy = settings.replace(temperature=0.0)
-    drafted = gather(write_ahead(model, tokenizer, "ab", greedy, draft=model), tokenizer, [True])
+    drafted = gather(speculate(model, Draft(model, prompt, greedy), prompt, greedy), [prompt])
     assert drafted == complete(model, tokenizer, ["ab"], greedy)

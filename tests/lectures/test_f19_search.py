@@ -65,7 +65,7 @@ def test_ancestral_sampling_is_exact() -> None:
     texts, words = 10_000, 10
     counts = torch.zeros(4, 4)
     before = [0] * texts
-    for token in generate(MODEL, [[0]], Sampling(max_tokens=1 + words), copies=texts):
+    for token in generate(MODEL, [[0]] * texts, Sampling(max_tokens=1 + words)):
         if before[token.row]:  # FIRST has no word 0, so every later word has one before it
             counts[before[token.row] - 1, token.id] += 1
         before[token.row] = token.id + 1

@@ -5,20 +5,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import torch
 
 from weft.config import validate
 from weft.data.shards import Side, noted_tokenizer
-from weft.decode.beam import search_texts
-from weft.decode.bulk import Results, bulk
+from weft.decode.bulk import Job, bulk, texts_of
+from weft.decode.completion import Completion
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Pattern, schema_text
 from weft.decode.contrastive import Contrasted
 from weft.decode.fast.quantize import check_bits, quantize
-from weft.decode.speculative import write_ahead
-from weft.decode.writing import Completion, Piece, complete, has_begun, write
+from weft.decode.generate import generate
+from weft.decode.prompt import Prompt
+from weft.decode.speculative import Draft, LookUp, speculate
+from weft.decode.text import Chunk
 from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel, device_of
 from weft.models.heads import WordHead
@@ -32,7 +34,7 @@ from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
 from weft.objectives.tag import Tag
-from weft.progress import Advance, bar, log_to_stderr
+from weft.progress import Advance, log_to_stderr
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder, open_run
 from weft.text.tokenizer import Tokenizer
@@ -50,6 +52,16 @@ def sampling(**given: Any) -> Sampling:
 def beam(**given: Any) -> Beam:
     """How to search: beams, n, length_penalty, max_tokens, stop …; what is None keeps its default."""
     return validate(Beam, {key: value for key, value in given.items() if value is not None})
+
+
+class BulkOptions(TypedDict, total=False):
+    """What `Run.bulk` may be given beside prompts and settings."""
+
+    n: int
+    batch: int
+    out: Path | str | None
+    pattern: Pattern | None
+    notes: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -81,31 +93,28 @@ class Run:
         pattern: Pattern | None = None,
         draft: "Run | None" = None,
         lookup: int | None = None,
-    ) -> Iterator[Piece]:
-        """The same piece by piece, as it is written.
+    ) -> Iterator[Chunk]:
+        """The same chunk by chunk, as it is written.
 
         A `draft`, a smaller run with the same tokenizer, or a `lookup` of up to so many tokens in the text itself guess
         ahead, which is faster where the model is large. Greedy text is what it would be without; with a `draft`, text
         that is drawn is another one for the same seed, from the same distribution.
         """
-        if draft is None and lookup is None:
-            within = None if pattern is None else [pattern.begin(has_begun(self.tokenizer, prompt))]
-            return write(self.model, self.tokenizer, [prompt], settings, constraints=within)
-        if draft is not None and draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
+        asked = Prompt.of(self.tokenizer, prompt, pattern)
+        if draft is not None and lookup is not None:
+            raise ConfigError("draft and lookup exclude each other")
+        if lookup is not None:
+            return speculate(self.model, LookUp(lookup), asked, settings)
+        if draft is None:
+            return generate(self.model, [asked], settings)
+        if draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise ConfigError(f"{draft.path}: a draft needs the tokenizer of {self.path}, but it has another one")
-        guess = None if draft is None else draft.model
-        constraint = None if pattern is None else pattern.begin(has_begun(self.tokenizer, prompt))
-        return write_ahead(
-            self.model, self.tokenizer, prompt, settings, draft=guess, lookup=lookup, constraint=constraint
-        )
+        return speculate(self.model, Draft(draft.model, asked, settings), asked, settings)
 
     def complete(self, prompts: Sequence[str], settings: Sampling | Beam) -> list[Completion]:
         """Continue several texts at once; each has its own seed, counted up from settings.seed. Beam search gives the
         best of each."""
-        check_several(prompts, "prompts")
-        if isinstance(settings, Beam):
-            return [best[0] for best in self.candidates(prompts, settings)]
-        return complete(self.model, self.tokenizer, prompts, settings)
+        return [texts[0] for texts in self.candidates(prompts, settings)]
 
     def candidates(
         self,
@@ -123,65 +132,28 @@ class Run:
         check_several(prompts, "prompts")
         if n < 1:
             raise ConfigError(f"n = {n}: at least one text a prompt")
-        if isinstance(settings, Beam):
-            if pattern is not None:
-                raise ConfigError("beam search can't be held to a pattern; leave one of them out")
-            return search_texts(self.model, self.tokenizer, prompts, settings)
-        seeds = [settings.seed + first * n + row for row in range(len(prompts) * n)]
-        begun = [has_begun(self.tokenizer, prompt) for prompt in prompts for _ in range(n)]
-        within = None if pattern is None else [pattern.begin(going_on) for going_on in begun]
-        texts = complete(self.model, self.tokenizer, prompts, settings, copies=n, seeds=seeds, constraints=within)
-        return [texts[place : place + n] for place in range(0, len(texts), n)]
+        job = Job(settings, n, max(1, len(prompts)), first, pattern)
+        return list(texts_of(self.model, self.tokenizer, prompts, job))
 
-    def bulk(
-        self,
-        prompts: Sequence[str],
-        settings: Sampling | Beam,
-        *,
-        n: int = 1,
-        batch: int = 16,
-        out: Path | str | None = None,
-        pattern: Pattern | None = None,
-        notes: Mapping[str, Any] | None = None,
-    ) -> Iterator[str]:
-        """Texts for many prompts as lines of JSON, in order. With `out` they are written there as well, and what is
-        there already is not written again. A file that another run, other settings or other `notes` began is refused.
+    def bulk(self, prompts: Sequence[str], settings: Sampling | Beam, **options: Unpack[BulkOptions]) -> Iterator[str]:
+        """Texts for many prompts as lines of JSON, in order: `n` for each, `batch` prompts at a time.
+
+        With `out` they are written to that file as well, and what is there already is not written again. A file that
+        another run, other settings or other `notes` began is refused. Texts keep to a `pattern`.
         """
         check_several(prompts, "prompts")
+        n, batch, pattern = options.get("n", 1), options.get("batch", 16), options.get("pattern")
         if batch < 1:
             raise ConfigError(f"batch = {batch}: at least one prompt at a time")
         if n < 1:
             raise ConfigError(f"n = {n}: at least one text a prompt")
-        said = {"run": str(self.path), "n": n, **settings.model_dump(mode="json", exclude_defaults=True)}
-        said |= notes or {}
+        noted = {"run": str(self.path), "n": n, **settings.model_dump(mode="json", exclude_defaults=True)}
+        noted |= options.get("notes") or {}
         if pattern is not None:
-            said["pattern"] = pattern.expression
-        return self._bulk(prompts, settings, n, batch, None if out is None else Path(out), pattern, said)
-
-    def _bulk(
-        self,
-        prompts: Sequence[str],
-        settings: Sampling | Beam,
-        n: int,
-        batch: int,
-        out: Path | None,
-        pattern: Pattern | None,
-        said: dict[str, Any],
-    ) -> Iterator[str]:
-        results = None if out is None else Results(out, prompts, said)
-        done = 0 if results is None else results.done
-
-        def some(texts: Sequence[str], first: int) -> list[list[Completion]]:
-            return self.candidates(texts, settings, n=n, first=first, pattern=pattern)
-
-        with bar("writing", len(prompts) - done) as advance:
-            for lines in bulk(prompts, some, said, batch=batch, first=done):
-                if results is not None:
-                    results.append(lines)
-                advance(len(lines))
-                yield from lines
-        if results is not None:
-            results.close()
+            noted["pattern"] = pattern.expression
+        out = options.get("out")
+        job = Job(settings, n, batch, grammar=pattern, out=None if out is None else Path(out))
+        return bulk(self.model, self.tokenizer, prompts, job, noted)
 
     @cached_property
     def objective(self) -> Objective[Any]:

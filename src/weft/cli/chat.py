@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from weft.api.run import Run
-    from weft.cli.generate import Cut
+    from weft.cli.generate import CutShort
     from weft.decode.chat import Conversation
     from weft.decode.config import Sampling
 
@@ -38,9 +38,9 @@ def chat(
     A tokenizer with a chat template frames the turns; without one the model goes on with the text so far.
     """
     from weft.api.run import load, sampling
-    from weft.cli.generate import Cut, check_writes
+    from weft.cli.generate import CutShort, check_writes
     from weft.decode.chat import Conversation
-    from weft.decode.generate import longest_text
+    from weft.decode.prompt import context_window
     from weft.errors import ConfigError, WeftError
 
     for name, value in (("temperature", temperature), ("seed", seed)):
@@ -51,8 +51,8 @@ def chat(
     )
     loaded = load(run, quantize=quantize)
     check_writes(loaded)
-    conversation = Conversation(loaded.tokenizer, longest_text(loaded.model), max_tokens, system)
-    cut = False  # whether it was said that a reply was cut off
+    conversation = Conversation(loaded.tokenizer, context_window(loaded.model), max_tokens, system)
+    reported = False  # that a reply was cut short
     terminal = sys.stdin.isatty()
     if terminal:
         frame = "with its chat template" if conversation.templated else "going on with the text so far"
@@ -64,11 +64,11 @@ def chat(
             continue
         try:
             turn = settings.replace(seed=(settings.seed + len(conversation.turns)) % 2**63)
-            short = Cut(loaded, turn)
-            _reply(loaded, conversation, line, turn, short)
-            if short.full and not cut:
-                cut = True
-                short.tell()
+            cut = CutShort(loaded, turn)
+            _reply(loaded, conversation, line, turn, cut)
+            if cut.full and not reported:
+                reported = True
+                cut.report()
         except WeftError as error:
             if not terminal:
                 raise
@@ -127,20 +127,18 @@ def _command(line: str, conversation: "Conversation") -> bool:
     return True
 
 
-def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampling", short: "Cut") -> None:
+def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampling", cut: "CutShort") -> None:
     """Write a reply as it comes. Ctrl-C ends it where it is, and what was written stays part of the conversation."""
-    from weft.decode.writing import write
+    from weft.decode.generate import generate
 
     reply = ""
-    ids, apart = conversation.ids(line), conversation.templated  # a template's reply is a text of its own
-    stream = write(run.model, run.tokenizer, [ids], settings, ends=conversation.ends, apart=apart)
     try:
-        for piece in stream:
-            reply += piece.text
-            sys.stdout.write(piece.text)
+        for chunk in generate(run.model, [conversation.prompt(line)], settings):
+            reply += chunk.text
+            sys.stdout.write(chunk.text)
             sys.stdout.flush()
-            if piece.finish is not None:
-                short.look(reply, piece.tokens, piece.finish)
+            if chunk.finish is not None:
+                cut.look(reply, chunk.tokens, chunk.finish)
     except KeyboardInterrupt:
         typer.echo(" …", nl=False)
     conversation.add(line, reply)

@@ -10,12 +10,12 @@ import typer
 
 if TYPE_CHECKING:
     from weft.api.run import Run
+    from weft.decode.completion import Completion
     from weft.decode.config import Beam, Sampling
     from weft.decode.constrain import Pattern
-    from weft.decode.writing import Completion
 
 LONGEST_MATCH = 1000  # tokens that --lookup may ask for
-CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "What the text must keep to", "Many texts", "Speed"
+CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "What the text has to keep to", "Many texts", "Speed"
 
 
 def generate(
@@ -29,21 +29,24 @@ def generate(
     temperature: Annotated[
         float | None, typer.Option(help="Below 1 safer, above 1 bolder (default: 1).", rich_help_panel=CHOICE)
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.", rich_help_panel=CHOICE)] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.", rich_help_panel=CHOICE)] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw from the fewest tokens with this probability.", rich_help_panel=CHOICE)
+        float | None,
+        typer.Option(help="Draw from the fewest tokens that reach this probability.", rich_help_panel=CHOICE),
     ] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Drop what is less likely than this part of the best.", rich_help_panel=CHOICE)
+        float | None,
+        typer.Option(help="Drop tokens less likely than this fraction of the best.", rich_help_panel=CHOICE),
     ] = None,
     typical: Annotated[
-        float | None, typer.Option(help="Draw from the most typical of this probability.", rich_help_panel=CHOICE)
+        float | None,
+        typer.Option(help="Draw from the most typical tokens that reach this probability.", rich_help_panel=CHOICE),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="The same seed writes the same text (default: 0).", rich_help_panel=CHOICE)
     ] = None,
     beam: Annotated[
-        int | None, typer.Option(help="Search for the likeliest text with so many beams.", rich_help_panel=CHOICE)
+        int | None, typer.Option(help="Search for the likeliest text with this many beams.", rich_help_panel=CHOICE)
     ] = None,
     length_penalty: Annotated[
         float | None,
@@ -58,24 +61,25 @@ def generate(
         typer.Option(metavar="RUN", help="Prefer what this weaker run finds less likely.", rich_help_panel=CHOICE),
     ] = None,
     contrast: Annotated[float | None, typer.Option(help="How strongly (default: 0.5).", rich_help_panel=CHOICE)] = None,
-    max_tokens: Annotated[int, typer.Option(help="Stop after so many tokens.", rich_help_panel=RULES)] = 200,
+    max_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", rich_help_panel=RULES)] = 200,
     min_tokens: Annotated[
-        int | None, typer.Option(help="No end of text before so many.", rich_help_panel=RULES)
+        int | None, typer.Option(help="Don't let the text end before this many tokens.", rich_help_panel=RULES)
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Stop before this text; may be given again.", rich_help_panel=RULES)
+        list[str] | None, typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=RULES)
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1: tokens that came before get unlikelier.", rich_help_panel=RULES)
+        float | None, typer.Option(help="Above 1: tokens that came before become less likely.", rich_help_panel=RULES)
     ] = None,
     frequency_penalty: Annotated[
-        float | None, typer.Option(help="Taken off a token for each time it was written.", rich_help_panel=RULES)
+        float | None,
+        typer.Option(help="Subtracted from a token's logit each time it was written.", rich_help_panel=RULES),
     ] = None,
     presence_penalty: Annotated[
-        float | None, typer.Option(help="Taken off a token once it was written.", rich_help_panel=RULES)
+        float | None, typer.Option(help="Subtracted once from a token that was written.", rich_help_panel=RULES)
     ] = None,
     ban: Annotated[
-        list[str] | None, typer.Option(help="A token never to write; may be given again.", rich_help_panel=RULES)
+        list[str] | None, typer.Option(help="Never write this token; may be repeated.", rich_help_panel=RULES)
     ] = None,
     regex: Annotated[
         str | None, typer.Option(help="The text matches this regular expression.", rich_help_panel=RULES)
@@ -90,42 +94,64 @@ def generate(
         typer.Option(metavar="FILE", help="Prompts, one a line ('-': stdin; .jsonl: JSON).", rich_help_panel=MANY),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write JSON lines here; an unfinished file goes on.", rich_help_panel=MANY)
+        Path | None, typer.Option(help="Write JSON lines here; an unfinished file is continued.", rich_help_panel=MANY)
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Prompts at once (default: 16).", rich_help_panel=MANY)] = None,
     logprobs: Annotated[
-        int | None, typer.Option(help="Log-probabilities, and so many alternatives.", rich_help_panel=MANY)
+        int | None, typer.Option(help="Log-probabilities, and this many alternatives.", rich_help_panel=MANY)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a prompt.", rich_help_panel=MANY)] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One line of JSON for each prompt.", rich_help_panel=MANY)
+    ] = False,
     draft: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="A smaller run that guesses ahead; a seed then draws another text, as likely as before.",
+            help="A smaller run that guesses ahead; a seed then draws another text from the same distribution.",
             rich_help_panel=SPEED,
         ),
     ] = None,
     lookup: Annotated[
-        int | None, typer.Option(help="Guess from matches of up to so many tokens.", rich_help_panel=SPEED)
+        int | None, typer.Option(help="Guess from matches of up to this many tokens.", rich_help_panel=SPEED)
     ] = None,
     quantize: Annotated[
         str | None, typer.Option(metavar="BITS", help="Smaller weights: int8 or int4.", rich_help_panel=SPEED)
     ] = None,
 ) -> None:
-    """Continue a text with a trained model. The prompt and what follows go to stdout, as it is written."""
+    """Continue a text with a trained model. The prompt and what follows go to stdout as they are written."""
     from weft.api.run import load
     from weft.files import check_place
 
-    if prompt is not None and file is not None:
-        raise _mistake("--prompt and --file exclude each other")
-    if n < 1:
-        raise _mistake(f"--n {n}: at least one text")
-    if batch is not None and batch < 1:
-        raise _mistake(f"--batch {batch}: at least one prompt")
-    if batch is not None and file is None:
-        raise _mistake(f"--batch {batch}: there is one prompt; many are read with --file")
-    if greedy and n > 1:
-        raise _mistake(f"--n {n}: greedy decoding draws nothing, so all texts would be the same; --beam finds others")
+    guesses = draft is not None or lookup is not None
+    single = file is None and out is None and not as_json and beam is None and n == 1 and logprobs is None
+    _refuse(
+        (prompt is not None and file is not None, "--prompt and --file exclude each other"),
+        (n < 1, f"--n {n}: at least one text"),
+        (batch is not None and batch < 1, f"--batch {batch}: at least one prompt"),
+        (batch is not None and file is None, f"--batch {batch}: there is one prompt; many are read with --file"),
+        (
+            greedy and n > 1,
+            f"--n {n}: greedy decoding draws nothing, so all texts would be the same; --beam finds others",
+        ),
+        (
+            guesses and not single,
+            "--draft and --lookup guess for one text: leave out --n, --beam, --file, --out and --json",
+        ),
+        (draft is not None and lookup is not None, "--draft and --lookup exclude each other"),
+        (
+            lookup is not None and not 1 <= lookup <= LONGEST_MATCH,
+            f"--lookup {lookup}: expected 1 … {LONGEST_MATCH} tokens",
+        ),
+        (regex is not None and json_schema is not None, "--regex and --json-schema exclude each other"),
+        (
+            amateur is not None and guesses,
+            "--amateur doesn't go with --draft and --lookup: what guesses ahead guesses for one model",
+        ),
+        (
+            contrast is not None and amateur is None,
+            "--contrast sets how strongly to contrast; name the weaker run with --amateur",
+        ),
+    )
     rules = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
@@ -135,64 +161,49 @@ def generate(
         "presence_penalty": presence_penalty,
     }
     drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical}
+    drawing |= {"seed": seed, "logprobs": logprobs}
+    penalties = {"power": length_penalty, "gnmt": gnmt_penalty}
     settings = (
-        _sampling(greedy, {**drawing, "seed": seed, "logprobs": logprobs}, rules, length_penalty, gnmt_penalty)
+        _sampling(greedy, drawing, rules, penalties)
         if beam is None
-        else _beam(
-            beam, n, greedy, {**drawing, "seed": seed, "logprobs": logprobs}, rules, length_penalty, gnmt_penalty
-        )
+        else _beam(beam, n, {**drawing, "greedy": greedy or None}, rules, penalties)
     )
-    single = file is None and out is None and not as_json and beam is None and n == 1 and logprobs is None
-    if (draft is not None or lookup is not None) and not single:
-        raise _mistake("--draft and --lookup guess for one text: leave out --n, --beam, --file, --out and --json")
-    if draft is not None and lookup is not None:
-        raise _mistake("--draft and --lookup exclude each other")
-    if lookup is not None and not 1 <= lookup <= LONGEST_MATCH:
-        raise _mistake(f"--lookup {lookup}: expected 1 … {LONGEST_MATCH} tokens")
-    if (regex is not None or json_schema is not None) and beam is not None:
-        raise _mistake("--regex and --json-schema don't apply to --beam")
-    if regex is not None and json_schema is not None:
-        raise _mistake("--regex and --json-schema exclude each other")
     if out is not None:
         check_place(out)
     prompts = _prompts(prompt, file)
     loaded = load(run, quantize=quantize)
     check_writes(loaded)
     if amateur is not None:
-        if draft is not None or lookup is not None:
-            raise _mistake("--amateur doesn't go with --draft and --lookup: what guesses ahead guesses for one model")
         loaded = loaded.against(load(amateur), 0.5 if contrast is None else contrast)
-    elif contrast is not None:
-        raise _mistake("--contrast says how strongly to contrast; name the weaker run with --amateur")
     if ban:
         settings = settings.replace(banned=_ids(loaded, ban))
     pattern = _pattern(loaded, regex, json_schema)
-    short = Cut(loaded, settings, pattern)
+    cut = CutShort(loaded, settings, pattern)
     if single:
-        _stream(loaded, prompts[0], settings, pattern, draft, lookup, short)  # type: ignore[arg-type]
+        _stream(loaded, prompts[0], settings, pattern, draft, lookup, cut)  # type: ignore[arg-type]
     elif out is not None or as_json or file is not None:
         asked = {"quantize": quantize, "amateur": amateur and str(amateur), "contrast": contrast}
         notes = {key: value for key, value in asked.items() if value is not None}
         for line in loaded.bulk(prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern, notes=notes):
             for each in json.loads(line)["completions"]:
-                short.look(each["text"], each["tokens"], each["finish"])
+                cut.look(each["text"], each["tokens"], each["finish"])
             if out is None:
                 typer.echo(line)
     else:
         texts = loaded.candidates(prompts, settings, n=n, pattern=pattern)[0]
         for each in texts:
-            short.look(each.text, each.tokens, each.finish)
+            cut.look(each.text, each.tokens, each.finish)
         _show(prompts[0], texts)
-    short.tell()
+    cut.report()
 
 
-class Cut:
+class CutShort:
     """Texts that end before they should: where the model's window is full, or before they match the pattern."""
 
     def __init__(self, run: "Run", settings: "Sampling | Beam", pattern: "Pattern | None" = None):
-        from weft.decode.generate import longest_text
+        from weft.decode.prompt import context_window
 
-        self.window, self.most, self.pattern = longest_text(run.model), settings.max_tokens, pattern
+        self.window, self.most, self.pattern = context_window(run.model), settings.max_tokens, pattern
         self.seen = self.full = self.unmatched = 0
 
     def look(self, text: str, tokens: int, finish: str | None) -> None:
@@ -201,14 +212,16 @@ class Cut:
         self.full += finish == "length" and tokens < self.most
         self.unmatched += self.pattern is not None and not self.pattern.matches(text)
 
-    def tell(self) -> None:
-        """Say on stderr what was cut off, if anything was."""
+    def report(self) -> None:
+        """Write to stderr what was cut short, if anything was."""
         if self.full:
             which = "" if self.seen == 1 else f"{self.full} of {self.seen} texts "
             typer.echo(f"weft: {which}stopped at the model's {self.window} positions, before --max-tokens", err=True)
         if self.unmatched:
             which = "the text ends" if self.seen == 1 else f"{self.unmatched} of {self.seen} texts end"
-            typer.echo(f"weft: {which} before matching the pattern; a larger --max-tokens leaves more room", err=True)
+            typer.echo(
+                f"weft: {which} before matching the pattern; a larger --max-tokens gives it more tokens", err=True
+            )
 
 
 def check_writes(run: "Run") -> None:
@@ -224,12 +237,19 @@ def _mistake(line: str) -> Exception:
     return ConfigError(line)
 
 
-def _sampling(
-    greedy: bool, drawing: dict[str, Any], rules: dict[str, Any], power: float | None, gnmt: float | None
-) -> "Sampling":
+def _refuse(*mistakes: tuple[bool, str]) -> None:
+    for wrong, line in mistakes:
+        if wrong:
+            raise _mistake(line)
+
+
+Given = dict[str, Any]  # what options were given; None: left out
+
+
+def _sampling(greedy: bool, drawing: Given, rules: Given, penalties: Given) -> "Sampling":
     from weft.api.run import sampling
 
-    if power is not None or gnmt is not None:
+    if any(penalty is not None for penalty in penalties.values()):
         raise _mistake("--length-penalty and --gnmt-penalty belong to --beam")
     if greedy:
         for name in ("temperature", "seed"):
@@ -239,28 +259,19 @@ def _sampling(
     return sampling(**drawing, **rules)
 
 
-def _beam(
-    beams: int,
-    n: int,
-    greedy: bool,
-    drawing: dict[str, Any],
-    rules: dict[str, Any],
-    power: float | None,
-    gnmt: float | None,
-) -> "Beam":
+def _beam(beams: int, n: int, drawing: Given, rules: Given, penalties: Given) -> "Beam":
     from weft.api.run import beam
 
-    wrong = next((key for key, value in {**drawing, "greedy": greedy or None}.items() if value is not None), None)
+    wrong = next((key for key, value in drawing.items() if value is not None), None)
     if wrong is not None:
         option = wrong.removesuffix("_p") if wrong == "typical_p" else wrong.replace("_", "-")
         raise _mistake(
             f"--{option} doesn't apply to --beam: beam search draws nothing, it looks for the likeliest text"
         )
-    if power is not None and gnmt is not None:
+    chosen = [{"kind": kind, "alpha": alpha} for kind, alpha in penalties.items() if alpha is not None]
+    if len(chosen) == 2:
         raise _mistake("--length-penalty and --gnmt-penalty exclude each other")
-    penalty = {"kind": "power", "alpha": power} if power is not None else None
-    penalty = {"kind": "gnmt", "alpha": gnmt} if gnmt is not None else penalty
-    return beam(beams=beams, n=n, length_penalty=penalty, **rules)
+    return beam(beams=beams, n=n, length_penalty=chosen[0] if chosen else None, **rules)
 
 
 def _prompts(prompt: str | None, file: str | None) -> list[str]:
@@ -308,7 +319,7 @@ def _stream(
     pattern: "Pattern | None",
     draft: Path | None,
     lookup: int | None,
-    short: Cut,
+    cut: CutShort,
 ) -> None:
     from weft.api.run import load
 
@@ -317,12 +328,12 @@ def _stream(
     first = next(stream, None)  # what can't be done is refused before anything is shown
     sys.stdout.write(prompt)
     text = ""
-    for piece in stream if first is None else chain([first], stream):
-        text += piece.text
-        sys.stdout.write(piece.text)
+    for chunk in stream if first is None else chain([first], stream):
+        text += chunk.text
+        sys.stdout.write(chunk.text)
         sys.stdout.flush()
-        if piece.finish is not None:
-            short.look(text, piece.tokens, piece.finish)
+        if chunk.finish is not None:
+            cut.look(text, chunk.tokens, chunk.finish)
     sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -2,15 +2,25 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from weft.decode.writing import Completion
+from weft.decode.beam import search_texts
+from weft.decode.completion import Completion
+from weft.decode.config import Beam, Sampling
+from weft.decode.constrain import Grammar
+from weft.decode.many import completions
+from weft.decode.prompt import Prompt
 from weft.errors import DataError
 from weft.files import sync
+from weft.models.base import LanguageModel
+from weft.progress import bar
+from weft.text.tokenizer import Tokenizer
 
-Complete = Callable[[Sequence[str], int], list[list[Completion]]]  # prompts, the first one's number → texts of each
+STRETCH = 64  # batches of prompts that are looked at together
 
 
 def read_prompts(read: Iterable[str], name: str) -> list[str]:
@@ -59,25 +69,67 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+@dataclass(frozen=True)
+class Job:
+    """Texts for many prompts: `n` for each, `batch` prompts at a time. The first of the prompts has number `first`."""
+
+    settings: Sampling | Beam
+    n: int = 1
+    batch: int = 16
+    first: int = 0
+    grammar: Grammar | None = None
+    out: Path | None = None
+
+
+def texts_of(
+    model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[str], job: Job
+) -> Iterator[list[Completion]]:
+    """For each prompt n samples, or the n best of beam search, best first.
+
+    What is drawn for a prompt depends on its number and the seed.
+    """
+    settings, n = job.settings, job.n
+    if isinstance(settings, Beam):
+        for start in range(0, len(prompts), job.batch):
+            some = [Prompt.of(tokenizer, text, job.grammar) for text in prompts[start : start + job.batch]]
+            yield from search_texts(model, some, settings)
+        return
+    for start in range(0, len(prompts), job.batch * STRETCH):
+        stretch = prompts[start : start + job.batch * STRETCH]
+        asked = [prompt for text in stretch for prompt in [Prompt.of(tokenizer, text, job.grammar)] * n]
+        seed = settings.seed + (job.first + start) * n
+        found = completions(model, asked, settings, range(seed, seed + len(asked)), job.batch * n)
+        for _ in stretch:
+            yield [next(found) for _ in range(n)]
+
+
 def bulk(
-    prompts: Sequence[str], complete: Complete, settings: dict[str, Any], *, batch: int, first: int = 0
-) -> Iterator[list[str]]:
-    """Lines of JSON, a batch at a time: the number of the prompt, the prompt, its texts, the settings."""
-    for start in range(first, len(prompts), batch):
-        some = prompts[start : start + batch]
-        yield [
-            json.dumps(
-                {
-                    "index": start + place,
-                    "prompt": prompt,
-                    "completions": [as_json(each) for each in texts],
-                    "settings": settings,
-                },
-                ensure_ascii=False,
-                allow_nan=False,
-            )
-            for place, (prompt, texts) in enumerate(zip(some, complete(some, start), strict=True))
-        ]
+    model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[str], job: Job, settings: dict[str, Any]
+) -> Iterator[str]:
+    """Lines of JSON: the number of a prompt, the prompt, its texts, and the `settings` as they are to be noted.
+
+    Where the job has an `out` they are written there first, a batch at a time, and what is there already is left out.
+    """
+    results = None if job.out is None else Results(job.out, prompts, settings)
+    done = 0 if results is None else results.done
+    left = prompts[done:]
+    texts = texts_of(model, tokenizer, left, replace(job, first=job.first + done))
+    lines = (
+        json.dumps(
+            {"index": index, "prompt": prompt, "completions": [as_json(each) for each in found], "settings": settings},
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+        for index, (prompt, found) in enumerate(zip(left, texts, strict=True), start=done)
+    )
+    with bar("writing", len(left)) as advance:
+        while some := list(islice(lines, job.batch)):
+            if results is not None:
+                results.append(some)
+            advance(len(some))
+            yield from some
+    if results is not None:
+        results.close()
 
 
 class Results:

@@ -1,7 +1,9 @@
-"""A conversation that is longer than a model's window: what was said, and what of it the model reads next."""
+"""A conversation, which may be longer than a model's window, and what of it the model reads next."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from weft.decode.prompt import Prompt
 from weft.errors import DataError
 from weft.text.tokenizer import Tokenizer
 
@@ -9,7 +11,7 @@ from weft.text.tokenizer import Tokenizer
 class Conversation:
     """Turns of a person and a model, as the tokenizer's chat template writes them.
 
-    A tokenizer without a template gets the plain text so far, which the model goes on with. `window` is what the model
+    Without a template the model continues the plain text so far. `window` is what the model
     can read, of which `reserve` tokens stay free for the reply; the oldest turns are left out when they don't fit.
     """
 
@@ -23,21 +25,22 @@ class Conversation:
     def templated(self) -> bool:
         return self.tokenizer.chat_template is not None
 
-    @property
-    def ends(self) -> frozenset[int]:
-        """Ids that end a reply: under a template every special token does, for it is part of the frame."""
-        return frozenset(self.tokenizer.special_tokens.values()) if self.templated else frozenset()
+    def prompt(self, line: str) -> Prompt:
+        """What the model reads before it replies to `line`.
 
-    def ids(self, line: str) -> list[int]:
-        """What the model reads before it replies to `line`."""
-        return self._templated(line) if self.templated else self._plain(line)
+        Under a template the reply is a text of its own, which every special token ends: they are part of the frame.
+        """
+        if not self.templated:
+            return Prompt.of(self.tokenizer, self._plain(line))
+        frame = frozenset(self.tokenizer.special_tokens.values())
+        return replace(Prompt.of(self.tokenizer, self._templated(line)), begun=False, stop_ids=frame)
 
     def add(self, line: str, reply: str) -> None:
         """Remember a turn."""
         self.turns.append((line, reply))
 
     def reset(self) -> None:
-        """Forget all turns; the system's words stay."""
+        """Forget all turns; the system prompt stays."""
         self.turns.clear()
 
     def _templated(self, line: str) -> list[int]:

@@ -10,7 +10,7 @@ StopString = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-1000.0, le=1000.0)]
 MOST = 10**9  # tokens in one text, and likeliest ones to draw from
-COLDEST = 1e-30  # below, logits divided by a temperature may be no numbers; above, only equals have a chance already
+COLDEST = 1e-30  # logits divided by a lower temperature may not be finite; at this one only equals have a chance
 
 
 class Rules(Config):
@@ -44,6 +44,11 @@ class Rules(Config):
     def penalises(self) -> bool:
         """Whether the next token depends on which tokens came before, beyond what the model makes of them."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything here changes the model's logits before a token is chosen from them."""
+        return bool(self.penalises or self.logit_bias or self.banned or self.forced or self.min_tokens)
 
 
 class Sampling(Rules):

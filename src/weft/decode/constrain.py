@@ -4,7 +4,8 @@ Patterns speak of bytes and models of tokens. The vocabulary is laid out as a tr
 walking tree and pattern together finds the tokens that may follow, once for each state of the pattern.
 """
 
-from typing import Any
+import copy
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +14,35 @@ from weft.decode.pattern import Automaton, State
 from weft.decode.schema import schema_pattern
 from weft.errors import ModelError
 from weft.text.tokenizer import Tokenizer
+
+
+class Constraint(Protocol):
+    """Says which tokens one text may go on with. A beam that splits in two needs a copy."""
+
+    def allowed(self) -> Tensor:
+        """(V,) on the CPU, True where a token may follow; a ModelError where none can, though the text isn't over."""
+        ...
+
+    def push(self, token: int) -> None:
+        """This token was written; never the end of the text."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Nothing but the end of the text may follow."""
+        ...
+
+    def copy(self) -> Self:
+        """The same for another text that begins as this one did."""
+        ...
+
+
+class Grammar(Protocol):
+    """What whole texts have to match."""
+
+    def begin(self, begun: bool) -> Constraint:
+        """For one text that is about to be written; after a prompt it goes on with a text that has `begun`."""
+        ...
 
 
 class _Branch:
@@ -118,6 +148,10 @@ class PatternText:
         spelling = (self.pattern.later if self.begun else self.pattern.first)[token]
         self.state = self.pattern.automaton.follow(self.state, spelling)
         self.begun = True
+
+    def copy(self) -> Self:
+        """The same for another text that begins as this one did."""
+        return copy.copy(self)  # push replaces what it changes
 
     @property
     def over(self) -> bool:

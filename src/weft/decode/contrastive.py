@@ -13,11 +13,11 @@ from torch import Tensor
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel, Source, State
 
-NEVER = -100.0  # log p of what the weak model holds for impossible
+NEVER = -100.0  # log p of what the weak model thinks impossible
 
 
 class BothStates(State):
-    """What both models remember of the same tokens."""
+    """Both models' states after the same tokens."""
 
     def __init__(self, expert: State, amateur: State, batch: int):
         super().__init__(batch, expert.max_len, expert.lengths.device)

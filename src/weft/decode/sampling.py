@@ -16,13 +16,6 @@ from weft.errors import ModelError
 Amount = float | Tensor
 
 
-def temperature(logits: Tensor, degree: Amount) -> Tensor:
-    """Logits (…, V) divided by `degree` > 0: below 1 the likely get likelier, above 1 all become alike."""
-    degree = _column(degree, logits)
-    assert bool((degree > 0).all()), "temperature 0 is greedy"
-    return logits / degree
-
-
 def top_k(logits: Tensor, k: int | Tensor) -> Tensor:
     """Keep the k likeliest tokens of logits (…, V), and whatever ties with the last of them (Fan et al. 2018)."""
     V = logits.shape[-1]
@@ -38,7 +31,7 @@ def top_k(logits: Tensor, k: int | Tensor) -> Tensor:
 
 def top_p(logits: Tensor, p: Amount) -> Tensor:
     """Keep the fewest likeliest tokens of logits (…, V) that together have probability p (Holtzman et al. 2020)."""
-    p = _column(p, logits)
+    p = column(p, logits)
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.float().softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
@@ -51,7 +44,7 @@ def min_p(logits: Tensor, p: Amount) -> Tensor:
     """Keep the tokens of logits (…, V) that are at least p times as likely as the likeliest (Nguyen et al. 2024)."""
     best = logits.amax(dim=-1, keepdim=True)
     # p·max probability, in logits: the normaliser cancels
-    return logits.masked_fill(logits < best + _column(p, logits).log(), -torch.inf)
+    return logits.masked_fill(logits < best + column(p, logits).log(), -torch.inf)
 
 
 def typical(logits: Tensor, p: Amount) -> Tensor:
@@ -60,7 +53,7 @@ def typical(logits: Tensor, p: Amount) -> Tensor:
     Typical is a token whose surprise −log p(token) is near the entropy, the surprise that is expected; what ties with
     the last one kept is kept as well.
     """
-    p = _column(p, logits)
+    p = column(p, logits)
     log_p = logits.float().log_softmax(dim=-1)
     entropy = torch.special.entr(log_p.exp()).sum(dim=-1, keepdim=True)
     strangeness = (-log_p - entropy).abs()
@@ -70,44 +63,54 @@ def typical(logits: Tensor, p: Amount) -> Tensor:
     return logits.masked_fill((strangeness > ordered.gather(-1, last)) & (p < 1.0), -torch.inf)
 
 
-def _column(amount: Amount, like: Tensor) -> Tensor:
+def column(amount: Amount, like: Tensor) -> Tensor:
     """A number, or (…) numbers as (…, 1), beside logits `like`."""
-    if isinstance(amount, Tensor):
-        return amount.to(like.device).unsqueeze(-1)
-    return torch.tensor(amount, device=like.device)
+    return torch.as_tensor(amount, device=like.device).unsqueeze(-1)
 
 
-def filtered(logits: Tensor, settings: Sampling | Sequence[Sampling]) -> Tensor:
-    """Logits (…, V) after all that `settings` ask for: temperature, top_k, top_p, min_p, typical_p, in this order.
+class Filters:
+    """What several rows' settings do to logits (B, V): temperature, top_k, top_p, min_p and typical_p, in this order.
 
-    Several settings belong to the rows of logits (B, V), one each. A row comes out as it would alone.
+    A row comes out as it would alone. Their numbers are on the device, so that a CUDA graph can hold the filters.
     """
-    several = [settings] if isinstance(settings, Sampling) else list(settings)
-    logits = logits.float()
-    # greedy rows stay as they are
-    degrees = _amounts([1.0 if each.greedy else each.temperature for each in several], 1.0)
-    if degrees is not None:
-        logits = temperature(logits, degrees)
-    V = logits.shape[-1]
-    ks = [each.top_k or V for each in several]
-    if min(ks) < V:
-        logits = top_k(logits, ks[0] if len(set(ks)) == 1 else torch.tensor(ks))
-    for keep, amounts, neutral in (
-        (top_p, [each.top_p for each in several], 1.0),
-        (min_p, [each.min_p for each in several], 0.0),
-        (typical, [each.typical_p for each in several], 1.0),
-    ):
-        given = _amounts([neutral if amount is None else amount for amount in amounts], neutral)
-        if given is not None:
-            logits = keep(logits, given)
-    return logits
+
+    def __init__(self, settings: Sequence[Sampling], vocab_size: int, device: torch.device):
+        def amounts(values: list[float], neutral: float) -> Tensor | None:
+            """None where no row asks for anything."""
+            return on_device(torch.tensor(values), device) if any(value != neutral for value in values) else None
+
+        # greedy rows stay as they are
+        self.temperature = amounts([1.0 if each.greedy else each.temperature for each in settings], 1.0)
+        self.top_k: Tensor | int | None = None
+        ks = [min(each.top_k or vocab_size, vocab_size) for each in settings]
+        if min(ks) < vocab_size:
+            self.top_k = ks[0] if len(set(ks)) == 1 else on_device(torch.tensor(ks), device)
+        self.top_p = amounts([1.0 if each.top_p is None else each.top_p for each in settings], 1.0)
+        self.min_p = amounts([0.0 if each.min_p is None else each.min_p for each in settings], 0.0)
+        self.typical = amounts([1.0 if each.typical_p is None else each.typical_p for each in settings], 1.0)
+        # filters of one kind run the same kernels
+        self.kind = [type(each) for each in (self.temperature, self.top_k, self.top_p, self.min_p, self.typical)]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Logits (B, V) with −inf for what is dropped."""
+        if self.temperature is not None:
+            logits = logits / column(self.temperature, logits)
+        if self.top_k is not None:
+            logits = top_k(logits, self.top_k)
+        for keep, amount in ((top_p, self.top_p), (min_p, self.min_p), (typical, self.typical)):
+            if amount is not None:
+                logits = keep(logits, amount)
+        return logits
 
 
-def _amounts(values: list[float], neutral: float) -> Amount | None:
-    """One number where all rows agree, a tensor where they don't, and None where it would change nothing."""
-    if len(set(values)) > 1:
-        return torch.tensor(values)
-    return None if values[0] == neutral else values[0]
+def filtered(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
+    """Logits (B, V) after all that settings[i] ask of row i."""
+    return Filters(settings, logits.shape[-1], logits.device)(logits.float())
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on its way to the device; the host doesn't wait until it is there."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -130,26 +133,17 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     return token.clamp(max=logits.shape[-1] - 1)
 
 
-def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Ancestral sampling: tokens (…) drawn from softmax of logits (…, V), all from one CPU generator."""
-    return draw(logits, torch.rand(logits.shape[:-1], dtype=torch.float64, generator=generator))
-
-
-def choose(logits: Tensor, settings: Sampling | Sequence[Sampling], generators: Sequence[torch.Generator]) -> Tensor:
-    """The next token (B,) of each row of logits (B, V), where row i draws from its own CPU generator i."""
-    check_logits(logits)
-    several = [settings] * len(logits) if isinstance(settings, Sampling) else list(settings)
-    drawn = [not each.greedy for each in several]
-    if not any(drawn):
-        return greedy(logits)
-    uniforms = torch.stack(
-        [
-            torch.rand((), dtype=torch.float64, generator=generator) if wanted else torch.zeros((), dtype=torch.float64)
-            for wanted, generator in zip(drawn, generators, strict=True)
-        ]
-    )
-    tokens = draw(filtered(logits, several), uniforms.to(logits.device))
-    return tokens if all(drawn) else torch.where(torch.tensor(drawn, device=logits.device), tokens, greedy(logits))
+def choose(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
+    """The next token of each row of logits (B, V): drawn with the row's own number in [0, 1), or greedy."""
+    drawn = [row for row, each in enumerate(settings) if not each.greedy]
+    if not drawn:
+        return greedy(logits).tolist()
+    numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+    if len(drawn) == len(settings):
+        return draw(filtered(logits, settings), numbers).tolist()
+    index = torch.tensor(drawn, device=logits.device)
+    tokens = draw(filtered(logits[index], [settings[row] for row in drawn]), numbers[index])
+    return greedy(logits).index_copy(0, index, tokens).tolist()
 
 
 def check_logits(logits: Tensor) -> None:
@@ -159,4 +153,4 @@ def check_logits(logits: Tensor) -> None:
         wrong = float(best[~torch.isfinite(best)][0])
         if wrong == -torch.inf:
             raise ModelError("no token is left to choose: the model or the settings exclude all of them here")
-        raise ModelError("the model gives NaN or infinite logits; its training has diverged or its weights are damaged")
+        raise ModelError("the model gives NaN or infinite logits; its training diverged or its weights are damaged")

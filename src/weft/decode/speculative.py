@@ -5,31 +5,21 @@ follows the same distribution as without guessing (Leviathan et al. 2023, append
 Guesses come from a smaller model with the same vocabulary, or from the text itself, which often repeats.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.generate import (
-    Constraint,
-    Finish,
-    Token,
-    check_prompts,
-    chosen_size,
-    device_of,
-    longest_text,
-    max_room,
-    reports,
-)
-from weft.decode.room import make_room, start
-from weft.decode.sampling import check_logits, choose, draw, filtered
-from weft.decode.shaping import Past, ban, check_ids, needs_past, shaped
-from weft.decode.writing import Piece, Writer, has_begun, pieces, prompt_ids, stopper
+from weft.decode.fast.stepper import Stepper
+from weft.decode.generate import max_length
+from weft.decode.prompt import Prompt, check_prompts, choices, context_window
+from weft.decode.rules import check_rules
+from weft.decode.sampling import check_logits, choose, draw, filtered, greedy
+from weft.decode.text import Chunk, Text, adjusted, reports
 from weft.errors import ModelError
-from weft.models.base import LanguageModel, Source, State
-from weft.text.tokenizer import Tokenizer
+from weft.models.base import LanguageModel, device_of
 
 AHEAD = 5  # tokens guessed at once
 
@@ -73,19 +63,20 @@ class LookUp:
 class Draft:
     """Guesses with a smaller model, which draws by the same settings or, where the text is greedy, takes the best."""
 
-    def __init__(self, model: LanguageModel, settings: Sampling, vocab_size: int, room: int, seed: int):
+    def __init__(self, model: LanguageModel, prompt: Prompt, settings: Sampling):
         if model.training:
             raise ModelError("the draft model is in training mode; call model.eval() first")
-        window = longest_text(model)
-        self.model, self.settings, self.vocab_size = model, settings, vocab_size
-        self.room = room if window is None else min(room, window)
-        self.generator = torch.Generator().manual_seed(seed)
-        self.state: State = start(model, 1, 1, self.room, device_of(model))
+        self.model, self.settings = model, settings
+        self.vocab_size = choices(model, prompt.vocab_size)
+        self.limit = max_length([prompt], settings.max_tokens, model)
+        # its draws must not be those that decide about them
+        self.rng = torch.Generator().manual_seed((settings.seed * 2 + 1) % 2**63)
+        self.stepper = Stepper(model, 1, 1, self.limit)
         self.read: list[int] = []
         self.agreed = 0  # tokens that were read and have been written: they stay
 
     def guess(self, text: Sequence[int], most: int) -> Guess:
-        most = min(most, self.room - len(text) + 1)  # the last guess is never read
+        most = min(most, self.limit - len(text) + 1)  # the last guess is never read
         if most < 1:
             return Guess([], None)
         logits = self._catch_up(text)
@@ -94,160 +85,87 @@ class Draft:
         while True:
             check_logits(logits)
             if self.settings.greedy:
-                token = int(choose(logits, self.settings, [self.generator]))
+                tokens.append(int(greedy(logits)))
             else:
-                ready = filtered(logits, self.settings)
-                uniform = torch.rand(1, dtype=torch.float64, generator=self.generator)
-                token = int(draw(ready, uniform.to(ready.device)))
+                ready = filtered(logits, [self.settings])
+                uniform = torch.rand(1, dtype=torch.float64, generator=self.rng)
+                tokens.append(int(draw(ready, uniform.to(ready.device))))
                 rows.append(ready[0].double().softmax(dim=-1))
-            tokens.append(token)
             if len(tokens) == most:
                 return Guess(tokens, torch.stack(rows) if rows else None)
-            logits = self._step([token])
+            logits = self._step(tokens[-1:])
 
     def _catch_up(self, text: Sequence[int]) -> Tensor:
         """Forget the guesses that were wrong, read what was written instead; logits (1, V) after the text."""
         same = self.agreed
         while same < min(len(self.read), len(text) - 1) and self.read[same] == text[same]:
             same += 1
-        self.state.truncate(same)
+        self.stepper.truncate(same)
         del self.read[same:]
         self.agreed = len(text) - 1
         return self._step(text[same:])
 
     def _step(self, tokens: Sequence[int]) -> Tensor:
         self.read += tokens
-        make_room(self.state, len(tokens), self.room)
-        return _read(self.model, tokens, self.state, 1)[:, : self.vocab_size]
+        return _read(self.stepper, tokens, 1)[:, : self.vocab_size]
 
 
-def _read(model: LanguageModel, tokens: Sequence[int], state: State, last: int) -> Tensor:
+def _read(stepper: Stepper, tokens: Sequence[int], last: int) -> Tensor:
     """Logits (last, V) after each of the last few of these tokens."""
-    features = model.advance(torch.tensor([list(tokens)], device=device_of(model)), state)
-    return model.head(features[:, -last:])[0]
+    features = stepper.read(torch.tensor([list(tokens)], device=device_of(stepper.model)))
+    return stepper.model.head(features[:, -last:])[0]
 
 
 def speculate(
-    model: LanguageModel,
-    guesser: Guesser,
-    prompt: Sequence[int],
-    settings: Sampling,
-    *,
-    eos_id: int | None = None,
-    vocab_size: int | None = None,
-    source: Source | None = None,
-    stops: Callable[[int, int], bool] | None = None,
-    constraint: Constraint | None = None,
-) -> Iterator[Token]:
-    """Continue one prompt as `generate` does, with guesses; the tokens come in bursts."""
-    window = longest_text(model)
-    check_prompts(model, [prompt], window)
-    size = chosen_size(model, vocab_size)
-    check_ids([settings], size)
-    return _bursts(model, guesser, prompt, settings, window, eos_id, size, source, stops, constraint)
+    model: LanguageModel, guesser: Guesser, prompt: Prompt | Sequence[int], settings: Sampling
+) -> Iterator[Chunk]:
+    """Continue one prompt as `generate` does, with guesses; the chunks come in bursts."""
+    prompt = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
+    check_prompts(model, [prompt])
+    check_rules([settings], choices(model, prompt.vocab_size))
+    return _bursts(model, guesser, Text(prompt, settings, context_window(model), settings.seed))
 
 
 @torch.inference_mode()
-def _bursts(
-    model: LanguageModel,
-    guesser: Guesser,
-    prompt: Sequence[int],
-    settings: Sampling,
-    window: int | None,
-    eos_id: int | None,
-    vocab_size: int,
-    source: Source | None,
-    stops: Callable[[int, int], bool] | None,
-    constraint: Constraint | None,
-) -> Iterator[Token]:
-    device = device_of(model)
-    generator = torch.Generator().manual_seed(settings.seed)
-    past = Past([prompt], vocab_size, device) if needs_past([settings]) else None
-    room = max_room([len(prompt)], [settings], window)
-    state = start(model, 1, len(prompt), room, device, source)
-    text = list(prompt)
-    count = known = 0  # tokens written; tokens of the text that the model has read
+def _bursts(model: LanguageModel, guesser: Guesser, text: Text) -> Iterator[Chunk]:
+    vocab_size = choices(model, text.prompt.vocab_size)
+    limit = max_length([text.prompt], text.settings.max_tokens, model)
+    stepper = Stepper(model, 1, len(text.prompt.ids), limit)
+    ids = list(text.prompt.ids)
+    known = 0  # of the ids, those that the model has read
     while True:
-        most = min(AHEAD, settings.max_tokens - count - 1, room - len(text))
-        guess = guesser.guess(text, most) if most > 0 else Guess([], None)
-        unread = [*text[known:], *guess.tokens]
-        make_room(state, len(unread), room)
-        logits = _read(model, unread, state, len(guess.tokens) + 1)[:, :vocab_size]
+        most = min(AHEAD, text.settings.max_tokens - text.written - 1, limit - len(ids))
+        guess = guesser.guess(ids, most) if most > 0 else Guess([], None)
+        logits = _read(stepper, [*ids[known:], *guess.tokens], len(guess.tokens) + 1)[:, :vocab_size]
         for place in range(len(guess.tokens) + 1):
             here = logits[place : place + 1]
-            ready = shaped(here, [settings], past, count, eos_id)
-            if constraint is not None:
-                ready = ban(ready, ~constraint.allowed().to(device))
-            token = _decide(ready, guess, place, settings, generator)
-            full = count + 1 == settings.max_tokens or (window is not None and len(text) == window)
-            stopped = stops is not None and stops(0, token)
-            if constraint is not None and token != eos_id:
-                constraint.push(token)
-                stopped = stopped or constraint.over
-            finish: Finish | None = "eos" if token == eos_id else "stop" if stopped else "length" if full else None
-            yield Token(0, token, finish, *reports(here, [token], [settings])[0])
-            if finish is not None:
+            token = _decide(text, adjusted([text], here), guess, place)
+            chunk = text.push(token, reports(here, [token], [text.settings])[0])
+            yield chunk
+            if chunk.finish is not None:
                 return
-            if past is not None:
-                past.push(torch.tensor([token], device=device))
-            text.append(token)
-            count += 1
+            ids.append(token)
             if place < len(guess.tokens) and token != guess.tokens[place]:
                 break
-        known = len(text) - 1  # the newest token is the model's own and not read yet
-        state.truncate(known)
+        known = len(ids) - 1  # the newest token is the model's own and not read yet
+        stepper.truncate(known)
 
 
-def _decide(ready: Tensor, guess: Guess, place: int, settings: Sampling, generator: torch.Generator) -> int:
+def _decide(text: Text, ready: Tensor, guess: Guess, place: int) -> int:
     """The next token from logits (1, V), which is the guess as often as it can be.
 
     A guess x from q is kept with probability min(1, p(x) / q(x)); otherwise the token is drawn from max(0, p − q),
     normalised. Together that is p. A guess that was certain needs none of this: a draw from p agrees with it or not.
     """
+    settings = text.settings
     if guess.probabilities is None or place == len(guess.tokens) or settings.greedy:
-        return int(choose(ready, settings, [generator]))
-    check_logits(ready)
-    p = filtered(ready, settings)[0].double().softmax(dim=-1)
+        return choose(ready, [settings], [0.0 if settings.greedy else text.uniform()])[0]
+    p = filtered(ready, [settings])[0].double().softmax(dim=-1)
     q, x = guess.probabilities[place].to(p), guess.tokens[place]
-    uniforms = torch.rand(2, dtype=torch.float64, generator=generator)
-    if float(uniforms[0]) * float(q[x]) < float(p[x]):
+    accept, again = text.uniform(), text.uniform()
+    if accept * float(q[x]) < float(p[x]):
         return x
     rest = (p - q).clamp(min=0.0)
     # p and q are the same but for rounding: then a draw from p is right
     rest = rest if float(rest.sum()) > 0.0 else p
-    return int(draw(rest.log(), uniforms[1].to(rest.device)))
-
-
-def write_ahead(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompt: str | Sequence[int],
-    settings: Sampling,
-    *,
-    draft: LanguageModel | None = None,
-    lookup: int | None = None,
-    constraint: Constraint | None = None,
-) -> Iterator[Piece]:
-    """Continue one text with guesses from a `draft` model or from a `lookup` of up to so many tokens."""
-    assert (draft is None) != (lookup is None), "guesses come from one of the two"
-    ids = prompt_ids(tokenizer, prompt)
-    writers = [Writer(tokenizer, settings.stop, has_begun(tokenizer, prompt))]
-    guesser: Guesser
-    if draft is None:
-        assert lookup is not None
-        guesser = LookUp(lookup)
-    else:
-        # its draws must not be those that decide about them
-        seed = (settings.seed * 2 + 1) % 2**63
-        guesser = Draft(draft, settings, tokenizer.vocab_size, len(ids) + settings.max_tokens, seed)
-    stream = speculate(
-        model,
-        guesser,
-        ids,
-        settings,
-        eos_id=tokenizer.eos_id,
-        vocab_size=tokenizer.vocab_size,
-        stops=stopper(writers, tokenizer.eos_id),
-        constraint=constraint,
-    )
-    return pieces(stream, writers)
+    return int(draw(rest.log(), torch.tensor(again, dtype=torch.float64, device=rest.device)))

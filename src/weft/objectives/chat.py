@@ -11,8 +11,8 @@ from weft.data.examples import Examples
 from weft.data.messages import encode_chat
 from weft.data.table import Kind, Row
 from weft.decode.config import Sampling
-from weft.decode.generate import longest_text
-from weft.decode.writing import complete
+from weft.decode.many import complete
+from weft.decode.prompt import Prompt, context_window
 from weft.errors import DataError, WeftError
 from weft.models.base import LanguageModel
 from weft.objectives.objective import Results
@@ -87,7 +87,7 @@ class Chat(RowObjective[config.Chat]):
         """The metrics over all conversations held out, and the first replies to some."""
         if not self.holds_out:
             return Results()
-        examples, window, shown = self.examples["validation"], longest_text(model), list[str]()
+        examples, window, shown = self.examples["validation"], context_window(model), list[str]()
         for number in range(len(examples)):
             if len(shown) == SHOWN:
                 break
@@ -95,6 +95,8 @@ class Chat(RowObjective[config.Chat]):
             asked = ids[: int(replies.argmax())].tolist()
             if window is not None and len(asked) >= window:
                 continue  # no space for a reply
-            reply = complete(model, self.tokenizer, [asked], Sampling(temperature=0.0, max_tokens=60))[0].text
+            reply = complete(model, [Prompt.of(self.tokenizer, asked)], Sampling(temperature=0.0, max_tokens=60))[
+                0
+            ].text
             shown.append(f"{self.tokenizer.decode(asked)}{reply}")
         return Results(self.measure(model).metrics, shown)

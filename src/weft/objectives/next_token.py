@@ -8,7 +8,8 @@ from typing import Any
 from weft.data.batch import Batch
 from weft.data.shards import Shards, Side, Tokens
 from weft.decode.config import Sampling
-from weft.decode.writing import complete
+from weft.decode.many import complete
+from weft.decode.prompt import Prompt
 from weft.evaluate import baseline
 from weft.evaluate.perplexity import Reading, Score, score, score_counts
 from weft.models.base import LanguageModel
@@ -51,7 +52,7 @@ class NextToken(TextObjective[config.NextToken]):
     def sample(self, model: LanguageModel) -> list[str]:
         """A few words, to see in the report how they improve."""
         settings = Sampling(max_tokens=30, temperature=0.8, top_p=0.95)
-        return [complete(model, self.tokenizer, [""], settings)[0].text]
+        return [complete(model, [Prompt.of(self.tokenizer, "")], settings)[0].text]
 
     def score(
         self, model: LanguageModel, texts: Sequence[Tokens], *, limit: int | None = None, stride: int | None = None
@@ -87,7 +88,7 @@ class NextToken(TextObjective[config.NextToken]):
                 "baseline_bits_per_byte": characters.bits_per_byte,
             }
         settings = Sampling(max_tokens=100, temperature=0.8, top_p=0.95)
-        texts = complete(model, self.tokenizer, [""] * SAMPLES, settings, seeds=range(SAMPLES))
+        texts = complete(model, [Prompt.of(self.tokenizer, "")] * SAMPLES, settings)
         return Results(metrics, [text.text for text in texts])
 
 

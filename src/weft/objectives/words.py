@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.data.batch import Batch
 from weft.decode.config import Beam, Sampling
-from weft.decode.translate import translate
+from weft.decode.translate import Translator
 from weft.evaluate.loss import mean_loss
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
@@ -56,12 +56,6 @@ def translate_texts(
     progress: Advance | None,
 ) -> list[str]:
     """What a sequence-to-sequence model writes for each text, in their order; a blank text stays blank."""
-    return translate(
-        model,
-        texts,
-        settings or Beam(beams=5, max_tokens=objective.length),
-        source=objective.tokenizers.source,
-        target=objective.tokenizers.target,
-        length=objective.length,
-        progress=progress,
-    )
+    tokenizers = objective.tokenizers
+    translator = Translator(model, tokenizers.source, tokenizers.target, objective.length)
+    return translator.translate(texts, settings or Beam(beams=5, max_tokens=objective.length), progress)

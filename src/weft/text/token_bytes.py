@@ -15,6 +15,7 @@ import tokenizers
 from weft.errors import TokenizerError
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 def byte_tokens() -> list[str]:
@@ -115,7 +116,7 @@ class TextStream:
         self._token_bytes = token_bytes
         self._skip = skip
         self._begun = begun
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = UTF8("replace")
 
     def push(self, id: int) -> str:
         """The text that this id completes; empty while a character is still missing bytes."""
@@ -132,3 +133,9 @@ class TextStream:
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that never got its last bytes."""
         return self._utf8.decode(b"", final=True)
+
+    def copy(self) -> "TextStream":
+        """The same for another text that begins as this one did."""
+        other = TextStream(self._token_bytes, self._skip, self._begun)
+        other._utf8.setstate(self._utf8.getstate())
+        return other

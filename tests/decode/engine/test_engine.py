@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,19 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from tests.decode.small import complete
 from torch import Tensor
 
+from weft.decode.completion import Completion
 from weft.decode.config import Sampling
 from weft.decode.constrain import Pattern
-from weft.decode.engine.blocks import Paged, SideBySide, bands
-from weft.decode.engine.engine import Engine
-from weft.decode.engine.request import OneSource, Request
-from weft.decode.writing import Completion, complete
-from weft.errors import ModelError
+from weft.decode.engine.blocks import BlockManager
+from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.reading import bands
+from weft.decode.engine.requests import OneSource, Request
+from weft.decode.engine.states import StateManager
+from weft.decode.prompt import Prompt
+from weft.errors import ModelError, TokenizerError
 from weft.models.base import LanguageModel, State
 from weft.models.build import build as build_model
 from weft.models.config import Bahdanau, NGram, Recurrent
@@ -101,17 +106,17 @@ def ask(engine: Engine, some: Sequence[Wish]) -> list[Request]:
 def check_empty(engine: Engine) -> None:
     """Nothing is running, and nothing is held for anybody."""
     assert engine.idle
-    memory = engine.memory
-    if isinstance(memory, Paged):
-        assert memory.pool.available == len(memory.pool.uses)
-        assert not memory.pool.promised
-        assert not memory.tables
-        assert not memory.sources
-        assert len(memory.free_rows) == engine.rows
-        assert bool((memory.numbers == memory.blocks.nowhere).all())
+    manager = engine.manager
+    if isinstance(manager, BlockManager):
+        assert manager.pool.free_blocks == len(manager.pool.uses)
+        assert not manager.pool.pending
+        assert not manager.tables
+        assert not manager.sources
+        assert len(manager.free_rows) == engine.scheduler.rows
+        assert bool((manager.numbers == manager.store.nowhere).all())
     else:
-        assert isinstance(memory, SideBySide)
-        assert not memory.cohorts
+        assert isinstance(manager, StateManager)
+        assert not manager.cohorts
 
 
 # ---- the same texts
@@ -121,20 +126,20 @@ def check_empty(engine: Engine) -> None:
 def test_two_hundred_at_once_are_as_alone(name: str) -> None:
     model = MODELS[name]
     some = wishes(200, seed=1, sources=name in SEQ2SEQ)
-    engine = Engine(model, BYTES, rows=16, prefill=64, block=4)
+    engine = Engine(model, BYTES, Limits(rows=16, prefill=64, block_size=4))
     requests = ask(engine, some)
     engine.run()
     assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
     assert {request.finish for request in requests} >= {"stop", "length"}
     check_empty(engine)
-    assert engine.counts.turns < sum(request.written for request in requests) / 3  # many in a turn
+    assert engine.counts.steps < sum(request.written for request in requests) / 3  # many in a step
 
 
 @pytest.mark.parametrize("name", ["llama", "lstm", "bahdanau"])
 def test_texts_that_come_while_others_are_written(name: str) -> None:
     model = MODELS[name]
     some = wishes(30, seed=2, sources=name in SEQ2SEQ)
-    engine = Engine(model, BYTES, rows=5, prefill=16, block=4)
+    engine = Engine(model, BYTES, Limits(rows=5, prefill=16, block_size=4))
     rng = random.Random(3)
     requests: list[Request] = []
     while len(requests) < len(some) or not engine.idle:
@@ -145,16 +150,16 @@ def test_texts_that_come_while_others_are_written(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lstm", "ngram", "bahdanau"])
-def test_a_long_text_of_a_model_that_forgets_takes_no_room(name: str) -> None:
+def test_a_long_text_of_a_model_that_forgets_takes_no_more_memory(name: str) -> None:
     """Longer than what a state is made for at first, and allowed to become far longer than memory could hold."""
     model, source = MODELS[name], [97, 98] if name in SEQ2SEQ else None
     settings = Sampling(max_tokens=150, temperature=0.0, banned=(BYTES.eos_id or 0,))
-    engine = Engine(model, BYTES, prefill=40)
+    engine = Engine(model, BYTES, Limits(prefill=40))
     long = engine.submit("ab" * 50, settings, source=source)
     endless = engine.submit("ab", Sampling(max_tokens=10**9), source=source)
     while not long.ended.is_set():
         engine.step()
-    engine.cancel(endless)
+    endless.cancel()
     engine.run()
     assert long.completion() == alone(model, ("ab" * 50, settings, source))
     check_empty(engine)
@@ -162,9 +167,9 @@ def test_a_long_text_of_a_model_that_forgets_takes_no_room(name: str) -> None:
 
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5))
 @examples(max_examples=12, deadline=None)
-def test_a_prompt_in_pieces_is_the_prompt(prefill: int, block: int, rows: int) -> None:
+def test_a_prompt_in_chunks_is_the_prompt(prefill: int, block_size: int, rows: int) -> None:
     model, some = MODELS["llama"], wishes(8, seed=4)
-    engine = Engine(model, BYTES, rows=rows, prefill=prefill, block=block)
+    engine = Engine(model, BYTES, Limits(rows=rows, prefill=prefill, block_size=block_size))
     requests = ask(engine, some)
     engine.run()
     assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
@@ -186,7 +191,7 @@ def test_a_pattern_holds_one_text_and_not_its_neighbours() -> None:
     pattern = Pattern(BYTES, "(yes|no)!")
     engine = Engine(MODELS["llama"], BYTES)
     settings = Sampling(max_tokens=8, seed=1)
-    held = engine.submit("is it? ", settings, constraint=pattern.begin())
+    held = engine.submit(Prompt.of(BYTES, "is it? ", pattern), settings)
     free = engine.submit("is it? ", settings)
     engine.run()
     assert held.completion().text in ("yes!", "no!")
@@ -200,13 +205,13 @@ def test_ids_that_end_a_text() -> None:
     whole = engine.submit([97, 98], settings)
     engine.run()
     third = whole.ids[4]
-    ended = engine.submit([97, 98], settings, ends=frozenset({third}))
+    ended = engine.submit(replace(Prompt.of(BYTES, [97, 98]), stop_ids=frozenset({third})), settings)
     engine.run()
     assert ended.ids == whole.ids[: whole.ids.index(third, 2) + 1]
     assert ended.finish == "stop"
 
 
-# ---- room
+# ---- blocks
 
 
 def test_texts_that_begin_alike_are_read_once() -> None:
@@ -215,11 +220,11 @@ def test_texts_that_begin_alike_are_read_once() -> None:
     some: list[Wish] = [
         (opening + tail, Sampling(max_tokens=6, temperature=0.0), None) for tail in ("a", "bc", "d", "e")
     ]
-    engine = Engine(model, BYTES, block=4)
+    engine = Engine(model, BYTES, Limits(block_size=4))
     requests = ask(engine, some)
     engine.run()
     assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
-    prompts = sum(request.prompt for request in requests)
+    prompts = sum(len(request.prompt.ids) for request in requests)
     assert engine.counts.shared == 3 * 24  # though all came at once: the others waited for the first to be read
     assert engine.counts.prompt == prompts - 3 * 24
     again = ask(engine, some)  # nobody uses the blocks now, but they are still there
@@ -232,7 +237,7 @@ def test_texts_that_begin_alike_are_read_once() -> None:
 def test_a_whole_prompt_that_is_known_is_copied_before_it_is_written_into() -> None:
     model, settings = MODELS["llama"], Sampling(max_tokens=6, temperature=0.0)
     wish: Wish = ("abcdabcd", settings, None)
-    engine = Engine(model, BYTES, block=4)
+    engine = Engine(model, BYTES, Limits(block_size=4))
     first = ask(engine, [wish])[0]
     while first.written < 3:
         engine.step()
@@ -245,19 +250,19 @@ def test_a_whole_prompt_that_is_known_is_copied_before_it_is_written_into() -> N
 
 def test_the_answer_is_shared_with_the_next_question() -> None:
     model, settings = MODELS["llama"], Sampling(max_tokens=12, temperature=0.0)
-    engine = Engine(model, BYTES, block=4)
+    engine = Engine(model, BYTES, Limits(block_size=4))
     first = engine.submit([97, 98, 99, 100], settings)
     engine.run()
-    turn = [*first.ids, 97, 98]
-    second = engine.submit(turn, settings)
+    longer = [*first.ids, 97, 98]
+    second = engine.submit(longer, settings)
     engine.run()
     assert engine.counts.shared == (len(first.ids) - 1) // 4 * 4
-    assert second.completion() == complete(model, BYTES, [turn], settings)[0]
+    assert second.completion() == complete(model, BYTES, [longer], settings)[0]
 
 
-def test_sources_are_told_apart_when_beginnings_are_shared() -> None:
+def test_sources_are_kept_apart_when_prefixes_are_shared() -> None:
     model, settings = MODELS["vaswani"], Sampling(max_tokens=4, temperature=0.0)
-    engine = Engine(model, BYTES, block=4)
+    engine = Engine(model, BYTES, Limits(block_size=4))
     some: list[Wish] = [("abcdefghi", settings, source) for source in ([97, 98], [99], [97, 98])]
     requests = ask(engine, some)
     engine.run()
@@ -266,23 +271,23 @@ def test_sources_are_told_apart_when_beginnings_are_shared() -> None:
 
 
 @pytest.mark.parametrize("blocks", [14, 20])
-def test_where_the_room_runs_out_the_youngest_waits(blocks: int) -> None:
+def test_where_free_blocks_run_out_the_youngest_is_preempted(blocks: int) -> None:
     model, rng = MODELS["llama"], random.Random(5)
     some: list[Wish] = [
         ("".join(rng.choices("abcdef", k=10)), Sampling(max_tokens=30, seed=n, banned=(BYTES.eos_id or 0,)), None)
         for n in range(6)
     ]
-    engine = Engine(model, BYTES, blocks=blocks, block=4, rows=6)
+    engine = Engine(model, BYTES, Limits(blocks=blocks, block_size=4, rows=6))
     requests = ask(engine, some)
     engine.run()
-    assert engine.counts.again > 0
+    assert engine.counts.preempted > 0
     assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
     check_empty(engine)
 
 
 def test_a_long_prompt_holds_nobody_up() -> None:
     model = MODELS["llama"]
-    engine = Engine(model, BYTES, prefill=8, block=4)
+    engine = Engine(model, BYTES, Limits(prefill=8, block_size=4))
     writing = engine.submit("ab", Sampling(max_tokens=60, banned=(BYTES.eos_id or 0,)))
     engine.step()
     long = engine.submit("x" * 64, Sampling(max_tokens=1))
@@ -292,9 +297,9 @@ def test_a_long_prompt_holds_nobody_up() -> None:
         engine.step()
     assert not long.written
     while not long.ended.is_set():
-        before_turn = writing.written
+        before_step = writing.written
         engine.step()
-        assert writing.written == before_turn + 1  # a token at every turn all the while
+        assert writing.written == before_step + 1  # a token in every step all the while
     assert writing.written - before >= 8
     engine.run()
 
@@ -306,11 +311,11 @@ def test_a_long_prompt_holds_nobody_up() -> None:
 @examples(max_examples=25, deadline=None)
 def test_cancelled_at_any_moment_leaves_nothing(plan: list[tuple[int, int]], name: str) -> None:
     some = wishes(8, seed=6)
-    engine = Engine(MODELS[name], BYTES, blocks=30, block=4, rows=3, prefill=12)
+    engine = Engine(MODELS[name], BYTES, Limits(blocks=30, block_size=4, rows=3, prefill=12))
     requests = ask(engine, some)
-    for which, turns in plan:
-        engine.cancel(requests[which])
-        for _ in range(turns):
+    for which, steps in plan:
+        requests[which].cancel()
+        for _ in range(steps):
             engine.step()
     engine.run()
     check_empty(engine)
@@ -319,7 +324,7 @@ def test_cancelled_at_any_moment_leaves_nothing(plan: list[tuple[int, int]], nam
         assert request.ended.is_set()
         if number not in cancelled:
             assert request.completion() == alone(MODELS[name], wish)
-        elif request.finish is None:
+        elif request.finish == "cancelled":
             with pytest.raises(ModelError, match="was cancelled after"):
                 request.completion()
 
@@ -374,13 +379,15 @@ def test_a_source_that_cannot_be_read_fails_alone() -> None:
 
 
 def test_what_can_never_be_written_is_refused_at_once() -> None:
-    engine = Engine(MODELS["gpt2"], BYTES, blocks=4, block=4)
+    engine = Engine(MODELS["gpt2"], BYTES, Limits(blocks=4, block_size=4))
     with pytest.raises(ModelError, match="49 tokens long, but the model reads at most 48"):
         engine.submit("x" * 49)
-    with pytest.raises(ModelError, match="make 17 tokens, but the cache has room for 16"):
+    with pytest.raises(ModelError, match="make 17 tokens, but the cache's capacity is 16"):
         engine.submit("abcdefghij", Sampling(max_tokens=8))
-    with pytest.raises(ModelError, match="id 999, outside"):
+    with pytest.raises(TokenizerError, match="id 999 is not in the vocabulary"):
         engine.submit([999])
+    with pytest.raises(ModelError, match="id 999, outside"):
+        engine.submit(Prompt([999]))
     with pytest.raises(ModelError, match="banned: token 5000"):
         engine.submit("a", Sampling(banned=(5000,)))
     with pytest.raises(ModelError, match="source is empty"):
@@ -388,7 +395,7 @@ def test_what_can_never_be_written_is_refused_at_once() -> None:
     with pytest.raises(ModelError, match="reads no source"):
         engine.submit("a", source="b")
     with pytest.raises(ModelError, match="rows = 0"):
-        Engine(MODELS["gpt2"], BYTES, rows=0)
+        Engine(MODELS["gpt2"], BYTES, Limits(rows=0))
     with pytest.raises(ModelError, match="cannot generate"):
         Engine(build_model(preset("bert-tiny").replace(layers=1, vocab_size=VOCAB)).eval(), BYTES)
     assert engine.idle
@@ -398,7 +405,7 @@ def test_what_can_never_be_written_is_refused_at_once() -> None:
 
 
 def test_the_window_ends_a_text() -> None:
-    engine = Engine(MODELS["gpt2"], BYTES, block=5)
+    engine = Engine(MODELS["gpt2"], BYTES, Limits(block_size=5))
     settings = Sampling(max_tokens=50, temperature=0.0, banned=(BYTES.eos_id or 0,))
     request = engine.submit("x" * 45, settings)
     engine.run()
@@ -410,18 +417,18 @@ def test_the_window_ends_a_text() -> None:
 # ---- other threads
 
 
-def test_pieces_are_waited_for_while_another_thread_turns() -> None:
+def test_chunks_are_waited_for_while_another_thread_steps() -> None:
     model = MODELS["llama"]
-    engine = Engine(model, BYTES, rows=4)
+    engine = Engine(model, BYTES, Limits(rows=4))
     closing = threading.Event()
 
-    def turn() -> None:
+    def steps() -> None:
         while not closing.is_set():
             if engine.wait(0.01):
                 engine.step()
 
-    turner = threading.Thread(target=turn)
-    turner.start()
+    stepping = threading.Thread(target=steps)
+    stepping.start()
     texts: dict[int, str] = {}
     some = wishes(24, seed=7)
 
@@ -430,8 +437,8 @@ def test_pieces_are_waited_for_while_another_thread_turns() -> None:
             prompt, settings, _ = some[number]
             request = engine.submit(prompt, settings)
             if number % 5 == 0:
-                engine.cancel(engine.submit(prompt, settings))
-            texts[number] = "".join(piece.text for piece in request)
+                engine.submit(prompt, settings).cancel()
+            texts[number] = "".join(chunk.text for chunk in request)
 
     clients = [threading.Thread(target=client, args=(first,)) for first in range(4)]
     for thread in clients:
@@ -441,25 +448,23 @@ def test_pieces_are_waited_for_while_another_thread_turns() -> None:
     while not engine.idle:
         engine.wait(0.01)
     closing.set()
-    turner.join(60)
+    stepping.join(60)
     assert texts == {number: alone(model, wish).text for number, wish in enumerate(some)}
     check_empty(engine)
 
 
-def test_a_listener_hears_each_piece_and_may_fail() -> None:
-    heard: list[str] = []
-
-    def fails(_: object) -> None:
-        raise RuntimeError("gone")
-
+def test_a_stream_that_is_left_early_is_cancelled() -> None:
     engine = Engine(MODELS["llama"], BYTES)
-    settings = Sampling(max_tokens=6, temperature=0.0, banned=(BYTES.eos_id or 0,))
-    good = engine.submit("ab", settings, listener=lambda piece: heard.append(piece.text))
-    gone = engine.submit("ab", settings, listener=fails)
+    settings = Sampling(max_tokens=60, temperature=0.0, banned=(BYTES.eos_id or 0,))
+    left, whole = engine.submit("ab", settings), engine.submit("abc", settings)
+    engine.step()
+    stream = iter(left)
+    assert next(stream).tokens == 1
+    stream.close()
     engine.run()
-    assert "".join(heard) == good.completion().text
-    assert gone.cancelled
-    assert gone.written == 1
+    assert left.finish == "cancelled" and len(left.chunks) == 1
+    assert whole.finish == "length" and [chunk.tokens for chunk in whole] == list(range(1, 61))
+    assert not whole.cancelled
     check_empty(engine)
 
 

@@ -7,8 +7,7 @@ import torch
 from tests.models.contract import check_step_equals_forward
 from torch import Tensor
 
-from weft.decode.engine.paging import Blocks, PagedCache
-from weft.errors import ModelError
+from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.models.base import Source
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer, TransformerState
@@ -17,17 +16,30 @@ from weft.nn.config import ALiBi, Attention, Gated, Learned, Position, Relative,
 VOCAB = 13
 
 
+class Reordered(PagedCache):
+    """Its rows may change places; the engine names each row's blocks anew instead."""
+
+    spare: list[int]
+
+    def reorder(self, index: Tensor) -> None:
+        tables = self.tables[index]
+        for place, row in enumerate(index.tolist()):
+            if row in index[:place].tolist():  # both will write, and not the same
+                width = tables.shape[1]
+                fresh, self.spare = self.spare[:width], self.spare[width:]
+                self.blocks.copy(list(zip(tables[place].tolist(), fresh, strict=True)))
+                tables[place] = torch.tensor(fresh)
+        self.tables, self._written = tables, None
+
+
 class PagedTransformer(Transformer):
     """Keeps what it has read in scattered blocks of three tokens."""
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> TransformerState:
-        settings = self.config
         width, count = -(-max_len // 3), 400
-        blocks = Blocks(
-            settings.layers, count, 3, settings.attention.groups, settings.d_head, torch.float32, torch.device("cpu")
-        )
         numbers = random.Random(max_len).sample(range(count), count)
-        cache = PagedCache(blocks, torch.tensor(numbers[: batch * width]).view(batch, width), numbers[batch * width :])
+        cache = Reordered(BlockStore(self, count, 3), torch.tensor(numbers[: batch * width]).view(batch, width))
+        cache.spare = numbers[batch * width :]
         return TransformerState(cache, batch, max_len, None, None)  # type: ignore[arg-type]
 
 
@@ -50,49 +62,31 @@ def test_a_window_over_blocks() -> None:
     check_step_equals_forward(paged(Rotary(), attention=Attention(heads=2, window=3)), VOCAB, examples=10)
 
 
-def blocks_of_ones(count: int) -> Blocks:
+def numbered(count: int) -> BlockStore:
     """Block n holds nothing but n."""
-    blocks = Blocks(2, count, 4, 2, 3, torch.float32, torch.device("cpu"))
-    blocks.store += torch.arange(count + 1).view(1, -1, 1, 1, 1, 1)
-    return blocks
+    store = BlockStore(paged(Rotary()), count, 4)
+    assert store.data.shape == (2, count + 1, 2, 2, 4, 4)
+    store.data += torch.arange(count + 1).view(1, -1, 1, 1, 1, 1)
+    return store
 
 
 def test_copies_are_made_in_every_layer_and_leave_the_rest() -> None:
-    blocks = blocks_of_ones(6)
-    blocks.copy([(1, 4), (2, 0)])
-    assert blocks.store[:, :, 0, 0, 0, 0].tolist() == [[2, 1, 2, 3, 1, 5, 6]] * 2
-    blocks.copy([])
-    assert blocks.store[0, :, 1, 1, 3, 2].tolist() == [2, 1, 2, 3, 1, 5, 6]
+    store = numbered(6)
+    store.copy([(1, 4), (2, 0)])
+    assert store.data[:, :, 0, 0, 0, 0].tolist() == [[2, 1, 2, 3, 1, 5, 6]] * 2
+    store.copy([])
+    assert store.data[0, :, 1, 1, 3, 2].tolist() == [2, 1, 2, 3, 1, 5, 6]
 
 
 def test_padding_goes_nowhere() -> None:
     """What a short row is padded with lands in no block that anybody reads."""
-    blocks = blocks_of_ones(6)
-    before = blocks.store.clone()
-    cache = PagedCache(blocks, torch.tensor([[0, 1], [2, blocks.nowhere]]))
-    new = torch.full((2, 2, 7, 3), -1.0)
+    store = numbered(6)
+    before = store.data.clone()
+    cache = PagedCache(store, torch.tensor([[0, 1], [2, store.nowhere]]))
+    new = torch.full((2, 2, 7, 4), -1.0)
     keys, values = cache.layer(0, torch.arange(7).expand(2, -1), 0).extend(new, new)
-    assert keys.shape == values.shape == (2, 2, 7, 3)
+    assert keys.shape == values.shape == (2, 2, 7, 4)
     untouched = [3, 4, 5]
-    assert torch.equal(blocks.store[:, untouched], before[:, untouched])
-    assert torch.equal(blocks.store[1], before[1])
-    assert bool((blocks.store[0, [0, 2]] == -1).all())
-
-
-def test_a_row_that_is_doubled_without_spare_blocks_is_refused() -> None:
-    cache = PagedCache(blocks_of_ones(4), torch.tensor([[0, 1], [2, 3]]))
-    with pytest.raises(ModelError, match="0 blocks left, but another row needs 2"):
-        cache.reorder(torch.tensor([0, 0, 1]))
-
-
-def test_blocks_of_rows_that_left_are_used_again() -> None:
-    cache = PagedCache(blocks_of_ones(4), torch.tensor([[0, 1], [2, 3]]))
-    cache.reorder(torch.tensor([0, 0]))
-    assert _content(cache) == [[0, 0], [1, 1]]
-    assert sorted(cache.tables.flatten().tolist()) == [0, 1, 2, 3]
-
-
-def _content(cache: PagedCache) -> list[list[float]]:
-    """What the first and the second block of each row hold."""
-    held: Tensor = cache.store[0, cache.tables, 0, 0, 0, 0]
-    return held.T.tolist()
+    assert torch.equal(store.data[:, untouched], before[:, untouched])
+    assert torch.equal(store.data[1], before[1])
+    assert bool((store.data[0, [0, 2]] == -1).all())

@@ -1,11 +1,11 @@
-"""The allocator: every block is somewhere, once; what is shared is the same text; nothing is left behind."""
+"""The block pool: every block is somewhere, once; what is shared is the same text; nothing is left behind."""
 
 from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.decode.engine.pool import Pool, Table
+from weft.decode.engine.pool import BlockPool, BlockTable
 
 BLOCK = 3
 
@@ -14,24 +14,24 @@ class House:
     """A pool with some texts in it, and what lies in each block, which the pool itself doesn't know."""
 
     def __init__(self, blocks: int):
-        self.pool = Pool(blocks, BLOCK)
+        self.pool = BlockPool(blocks, BLOCK)
         self.content: dict[int, list[int | None]] = {n: [None] * BLOCK for n in range(blocks)}
-        self.texts: list[tuple[Table, list[int]]] = []
+        self.texts: list[tuple[BlockTable, list[int]]] = []
 
     def admit(self, tokens: list[int], spare: int) -> None:
         pool = self.pool
         keys = pool.keys(tokens, b"", [])
-        before = pool.available
-        table = pool.admit(keys, len(tokens), spare)
+        before = pool.free_blocks
+        table = pool.allocate(keys, len(tokens), spare)
         if table is None:
-            assert pool.available == before
+            assert pool.free_blocks == before
             return
         assert table.read < len(tokens)
         self.texts.append((table, tokens))
-        copies = pool.reserve(table, len(tokens))
+        copies = pool.extend(table, len(tokens))
         assert copies is not None
         self.copy(copies)
-        assert pool.available >= spare
+        assert pool.free_blocks >= spare
         self.check_content(table, tokens)  # the shared blocks hold this very text
 
     def copy(self, copies: list[tuple[int, int]]) -> None:
@@ -46,7 +46,7 @@ class House:
         upto = table.read + count
         while len(tokens) < upto:
             tokens.append(len(tokens) % 2)
-        copies = self.pool.reserve(table, upto)
+        copies = self.pool.extend(table, upto)
         if copies is None:
             self.release(which)
             return
@@ -55,7 +55,7 @@ class House:
             block = table.blocks[place // BLOCK]
             assert self.pool.uses[block] == 1, "nobody else sees what is written"
             self.content[block][place % BLOCK] = tokens[place]
-        self.pool.filled(table, tokens, upto, b"")
+        self.pool.commit(table, tokens, upto, b"")
         self.check_content(table, tokens)
 
     def release(self, which: int) -> None:
@@ -63,7 +63,7 @@ class House:
             table, _ = self.texts.pop(which % len(self.texts))
             self.pool.release(table)
 
-    def check_content(self, table: Table, tokens: list[int]) -> None:
+    def check_content(self, table: BlockTable, tokens: list[int]) -> None:
         held = [token for block in table.blocks for token in self.content[block]]
         assert held[: table.read] == tokens[: table.read]
 
@@ -71,11 +71,11 @@ class House:
         pool = self.pool
         used = Counter(block for table, _ in self.texts for block in table.blocks)
         assert pool.uses == [used[block] for block in range(len(pool.uses))]
-        assert sorted([*pool.free, *pool.idle, *used]) == list(range(len(pool.uses)))  # each in one place, once
+        assert sorted([*pool.blank, *pool.unused, *used]) == list(range(len(pool.uses)))  # each in one place, once
         assert {key: block for block, key in pool.key_of.items()} == pool.known
-        assert set(pool.idle) <= set(pool.key_of)
-        assert not set(pool.free) & set(pool.key_of)
-        assert pool.promised == {key for table, _ in self.texts for key in table.promises}
+        assert set(pool.unused) <= set(pool.key_of)
+        assert not set(pool.blank) & set(pool.key_of)
+        assert pool.pending == {key for table, _ in self.texts for key in table.pending}
         for table, tokens in self.texts:
             self.check_content(table, tokens)
 
@@ -97,81 +97,81 @@ def test_no_block_is_lost_or_had_twice(blocks: int, plan: list[tuple[object, ...
     while house.texts:
         house.release(0)
     house.check()
-    assert house.pool.available == blocks
-    assert not house.pool.promised
+    assert house.pool.free_blocks == blocks
+    assert not house.pool.pending
 
 
-def filled(pool: Pool, tokens: list[int]) -> Table:
-    table = pool.admit(pool.keys(tokens, b"", []), len(tokens))
+def filled(pool: BlockPool, tokens: list[int]) -> BlockTable:
+    table = pool.allocate(pool.keys(tokens, b"", []), len(tokens))
     assert table is not None
-    assert pool.reserve(table, len(tokens)) is not None
-    pool.filled(table, tokens, len(tokens))
+    assert pool.extend(table, len(tokens)) is not None
+    pool.commit(table, tokens, len(tokens))
     return table
 
 
 def test_the_second_text_shares_the_whole_blocks_of_the_first() -> None:
-    pool = Pool(10, BLOCK)
+    pool = BlockPool(10, BLOCK)
     first = filled(pool, [1, 2, 3, 4, 5, 6, 7, 8])
     second = filled(pool, [1, 2, 3, 4, 5, 6, 9])
     assert second.blocks[:2] == first.blocks[:2]
     assert second.blocks[2] != first.blocks[2]
-    assert pool.available == 10 - 4
+    assert pool.free_blocks == 10 - 4
 
 
 def test_a_text_that_is_all_there_gets_a_last_block_of_its_own() -> None:
     """Its last token is read again, and what is written then must not touch the other's block."""
-    pool = Pool(10, BLOCK)
+    pool = BlockPool(10, BLOCK)
     first = filled(pool, [1, 2, 3, 4, 5, 6])
-    table = pool.admit(pool.keys([1, 2, 3, 4, 5, 6], b"", []), 6)
+    table = pool.allocate(pool.keys([1, 2, 3, 4, 5, 6], b"", []), 6)
     assert table is not None
     assert table.read == 5
     shared = list(table.blocks)
-    copies = pool.reserve(table, 6)
+    copies = pool.extend(table, 6)
     assert copies == [(first.blocks[1], table.blocks[1])]
     assert table.blocks[0] == first.blocks[0]
     assert shared == first.blocks
 
 
-def test_what_was_released_is_found_again_until_its_room_is_needed() -> None:
-    pool = Pool(4, BLOCK)
+def test_what_was_released_is_found_again_until_its_blocks_are_needed() -> None:
+    pool = BlockPool(4, BLOCK)
     pool.release(filled(pool, [1, 2, 3, 4, 5, 6]))
-    assert pool.available == 4
+    assert pool.free_blocks == 4
     assert pool.shared(pool.keys([1, 2, 3, 4, 5, 6, 7], b"", [])) == 2
     filled(pool, [9] * 9)  # takes both blank blocks and the one that matters least: the end of the old text
     assert pool.shared(pool.keys([1, 2, 3, 4, 5, 6, 7], b"", [])) == 1
 
 
 def test_the_longest_unused_goes_first() -> None:
-    pool = Pool(3, BLOCK)
+    pool = BlockPool(3, BLOCK)
     for tokens in ([1] * 3, [2] * 3, [3] * 3):
         pool.release(filled(pool, tokens))
-    pool.release(filled(pool, [1] * 3 + [0]))  # uses the first again, and the second's room
+    pool.release(filled(pool, [1] * 3 + [0]))  # uses the first again, and the second's block
     kept = [n for n in (1, 2, 3) if pool.shared(pool.keys([n] * 3, b"", []))]
     assert kept == [1, 3]
 
 
 def test_another_salt_shares_nothing() -> None:
-    pool = Pool(8, BLOCK)
+    pool = BlockPool(8, BLOCK)
     filled(pool, [1, 2, 3])
     assert pool.shared(pool.keys([1, 2, 3], b"", [])) == 1
     assert pool.shared(pool.keys([1, 2, 3], b"another source", [])) == 0
 
 
 def test_a_text_may_await_what_another_is_reading() -> None:
-    pool = Pool(8, BLOCK)
+    pool = BlockPool(8, BLOCK)
     tokens = [1, 2, 3, 4, 5, 6, 7]
     keys = pool.keys(tokens, b"", [])
-    first = pool.admit(list(keys), 7)
+    first = pool.allocate(list(keys), 7)
     assert first is not None
-    assert pool.reserve(first, 7) == []
+    assert pool.extend(first, 7) == []
     assert pool.awaits(keys)
     assert not pool.awaits(pool.keys([1, 2], b"", []))
-    pool.filled(first, tokens, 4)
+    pool.commit(first, tokens, 4)
     assert pool.awaits(keys)  # for the second block
-    pool.filled(first, tokens, 6)
+    pool.commit(first, tokens, 6)
     assert not pool.awaits(keys)
     pool.release(first)
-    other = pool.admit(pool.keys([7, 8, 9], b"", []), 3)
+    other = pool.allocate(pool.keys([7, 8, 9], b"", []), 3)
     assert other is not None
     assert pool.awaits(pool.keys([7, 8, 9], b"", []))
     pool.release(other)  # cancelled before it was read
@@ -179,11 +179,11 @@ def test_a_text_may_await_what_another_is_reading() -> None:
 
 
 def test_what_does_not_fit_changes_nothing() -> None:
-    pool = Pool(4, BLOCK)
+    pool = BlockPool(4, BLOCK)
     table = filled(pool, [1, 2, 3, 4])
-    assert pool.admit(pool.keys([5] * 7, b"", []), 7) is None
-    assert pool.admit(pool.keys([5] * 6, b"", []), 6, spare=1) is None
-    assert pool.reserve(table, 13) is None
-    assert pool.available == 2
-    assert pool.fits(12)
-    assert not pool.fits(13)
+    assert pool.allocate(pool.keys([5] * 7, b"", []), 7) is None
+    assert pool.allocate(pool.keys([5] * 6, b"", []), 6, spare=1) is None
+    assert pool.extend(table, 13) is None
+    assert pool.free_blocks == 2
+    assert pool.capacity == 12
+    assert pool.blocks_for(12) == 4 and pool.blocks_for(13) == 5

@@ -1,13 +1,14 @@
-"""The lean step on a CPU gives what `model.step` gives."""
+"""The CPU fast path gives what `model.step` gives."""
 
 import pytest
 import torch
 
-from weft.decode import generate
 from weft.decode.config import Sampling
-from weft.decode.fast import cuda as fused
-from weft.decode.fast.cpu import Lean, fits
+from weft.decode.fast import cuda, stepper
+from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.quantize import quantize
+from weft.decode.fast.stepper import cpu_fast_path_fits as fits
+from weft.decode.generate import generate
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
@@ -48,7 +49,7 @@ def test_it_equals_the_plain_step(name: str, batch: int, bits: str | None) -> No
         model.advance(prompt, plain)
         model.advance(prompt, ours)
         assert fits(model, ours)
-        step = Lean(model, ours)
+        step = CPUFastPath(model, ours)
         for _ in range(6):
             tokens = torch.randint(50, (batch,))
             expected = model.step(tokens[:, None], plain)[:, -1]
@@ -62,15 +63,15 @@ def test_it_equals_the_plain_step(name: str, batch: int, bits: str | None) -> No
 def test_generate_takes_it_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(CONFIGS["shared, tied"])
     taken: list[int] = []
-    monkeypatch.setattr(generate.lean, "Lean", lambda *given: taken.append(1) or Lean(*given))
+    monkeypatch.setattr(stepper, "CPUFastPath", lambda *given: taken.append(1) or CPUFastPath(*given))
 
     def texts(prompts: list[list[int]]) -> list[tuple[int, int]]:
         settings = [Sampling(temperature=0.0, max_tokens=length) for length in (9, 4)[: len(prompts)]]
-        return [(token.row, token.id) for token in generate.generate(model, prompts, settings)]
+        return [(token.row, token.id) for token in generate(model, prompts, settings)]
 
     ours = texts([[1, 2, 3], [4, 5, 6]])
     assert len(taken) == 2  # again when a row has ended
-    monkeypatch.setattr(generate.lean, "fits", lambda model, state: False)
+    monkeypatch.setattr(stepper, "cpu_fast_path_fits", lambda model, state: False)
     assert texts([[1, 2, 3], [4, 5, 6]]) == ours
     assert len(taken) == 2
 
@@ -105,13 +106,13 @@ def test_an_adapter_is_never_left_out() -> None:
                 part.b.normal_()
     model.eval()
     attention = model.decoder.blocks[0].attention  # type: ignore[union-attr]
-    assert isinstance(attention.qkv, LowRank) and fused._matrix(attention.qkv) is None  # type: ignore[arg-type]
+    assert isinstance(attention.qkv, LowRank) and cuda._matrix(attention.qkv) is None  # type: ignore[arg-type]
     tokens = torch.randint(50, (1, 6))
     with torch.inference_mode():
         expected = model(tokens)
         state = model.start(1, 8)
         model.advance(tokens[:, :5], state)
-        torch.testing.assert_close(Lean(model, state)(tokens[:, 5]), expected[:, 5], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(CPUFastPath(model, state)(tokens[:, 5]), expected[:, 5], atol=1e-4, rtol=1e-4)
     quantize(model, "int8")
     with torch.inference_mode():
         assert float((model(tokens) - expected).norm() / expected.norm()) < 0.1

@@ -4,11 +4,13 @@ import pytest
 import torch
 from tests.decode.small import VOCAB, decoder
 
-from weft.decode import generate
 from weft.decode.config import Sampling
-from weft.decode.fast import cuda as fused
 from weft.decode.fast import cuda_graphs as graphs
-from weft.decode.fast.cuda_graphs import FixedStep, can_be_fixed
+from weft.decode.fast.cuda_graphs import GraphStep
+from weft.decode.fast.stepper import Stepper, cuda_fast_path, llama_like, shape_is_fixed
+from weft.decode.generate import generate, max_length, read_prompts, run_ahead
+from weft.decode.prompt import Prompt, context_window
+from weft.decode.text import Text
 from weft.errors import ModelError
 from weft.models.build import build
 from weft.models.config import Recurrent
@@ -37,22 +39,23 @@ SETTINGS = {
 
 
 @torch.inference_mode()
-def ahead(model: Transformer, settings: list[Sampling], **given: object) -> list[tuple[int, int, str | None]]:
-    """What `generate` does where there is a GPU, without recording."""
-    window = generate.longest_text(model)
-    lengths = [len(prompt) for prompt in PROMPTS]
-    state, logits = generate.read_prompts(model, PROMPTS, 1, generate.max_room(lengths, settings, window), None)
-    generators = [torch.Generator().manual_seed(each.seed + row) for row, each in enumerate(settings)]
-    options = {"window": window, "eos_id": None, "vocab_size": VOCAB, "stops": None, **given}
-    tokens = generate._ahead(model, state, logits, settings, generators, lengths, **options)  # type: ignore[arg-type]
-    return [(token.row, token.id, token.finish) for token in tokens]
+def ahead(
+    model: Transformer, settings: list[Sampling], prompts: list[Prompt] | None = None
+) -> list[tuple[int, int, str | None]]:
+    """What `generate` does where there is a GPU, without capture."""
+    prompts = prompts or [Prompt(ids) for ids in PROMPTS]
+    limit = max_length(prompts, max(each.max_tokens for each in settings), model)
+    stepper, logits = read_prompts(model, prompts, limit, None)
+    given = enumerate(zip(prompts, settings, strict=True))
+    texts = [Text(prompt, each, context_window(model), each.seed + row, row) for row, (prompt, each) in given]
+    return [(chunk.row, chunk.id, chunk.finish) for chunk in run_ahead(stepper, texts, logits, VOCAB)]
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("how", SETTINGS)
 def test_choosing_on_the_device_writes_the_same(name: str, how: str) -> None:
     model, settings = MODELS[name], SETTINGS[how]
-    plain = [(token.row, token.id, token.finish) for token in generate.generate(model, PROMPTS, settings)]
+    plain = [(token.row, token.id, token.finish) for token in generate(model, PROMPTS, settings)]
     assert ahead(model, settings) == plain
 
 
@@ -60,24 +63,18 @@ def test_stops_and_ends_cut_what_ran_ahead() -> None:
     model, settings = MODELS["rotary"], SETTINGS["greedy"]
     free = ahead(model, settings)
     first = [id for row, id, _ in free if row == 0]
-    cut = ahead(model, settings, eos_id=first[4], stops=lambda row, token: row == 1 and token == free[7][1])
-    plain = [
-        (token.row, token.id, token.finish)
-        for token in generate.generate(
-            model,
-            PROMPTS,
-            settings,
-            eos_id=first[4],
-            stops=lambda row, token: row == 1 and token == free[7][1],
-        )
-    ]
+    stop_ids = [frozenset(), frozenset({free[7][1]}), frozenset()]
+    prompts = [Prompt(ids, eos_id=first[4], stop_ids=stop) for ids, stop in zip(PROMPTS, stop_ids, strict=True)]
+    cut = ahead(model, settings, prompts)
+    plain = [(token.row, token.id, token.finish) for token in generate(model, prompts, settings)]
     assert cut == plain
+    assert {finish for _, _, finish in cut} >= {"eos", "stop"}
     assert len(cut) < len(free)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_fixed_step_equals_a_plain_one_over_buckets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "FIRST_BUCKET", 4)  # 4, 8, 16, and the room of 22
+def test_a_step_of_fixed_shape_equals_a_plain_one_over_buckets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "FIRST_BUCKET", 4)  # 4, 8, 16, and the capacity of 22
     model = MODELS[name]
     prompt = torch.randint(VOCAB, (3, 5))
     lengths = torch.tensor([5, 2, 3])
@@ -85,7 +82,7 @@ def test_a_fixed_step_equals_a_plain_one_over_buckets(name: str, monkeypatch: py
         plain, fixed = model.start(3, 22), model.start(3, 22)
         model.advance(prompt, plain, lengths)
         model.advance(prompt, fixed, lengths)
-        step = FixedStep(model, fixed)
+        step = GraphStep(model, fixed, None)
         for _ in range(17):
             tokens = torch.randint(VOCAB, (3,))
             torch.testing.assert_close(step(tokens), model.step(tokens.unsqueeze(1), plain)[:, -1])
@@ -97,22 +94,22 @@ def test_a_fixed_step_equals_a_plain_one_over_buckets(name: str, monkeypatch: py
         plain.truncate(9)
         tokens = torch.randint(VOCAB, (2,))
         expected = model.step(tokens.unsqueeze(1), plain)[:, -1]
-        torch.testing.assert_close(FixedStep(model, fixed)(tokens), expected)
+        torch.testing.assert_close(GraphStep(model, fixed, None)(tokens), expected)
 
 
-def test_a_full_row_stays_in_its_room() -> None:
+def test_a_full_row_stays_within_its_capacity() -> None:
     model = MODELS["rotary"]
     with torch.inference_mode():
         state = model.start(2, 6)
         model.advance(torch.randint(VOCAB, (2, 5)), state, torch.tensor([5, 1]))
-        step = FixedStep(model, state)
+        step = GraphStep(model, state, None)
         for _ in range(4):
             logits = step(torch.tensor([1, 2]))
     assert torch.isfinite(logits[1]).all()
     assert state.lengths.tolist() == [6, 5]
 
 
-def test_damaged_weights_are_told() -> None:
+def test_damaged_weights_are_an_error() -> None:
     model = decoder()
     with torch.no_grad():
         model.decoder.norm.weight.fill_(torch.nan)  # type: ignore[union-attr]
@@ -120,17 +117,17 @@ def test_damaged_weights_are_told() -> None:
         ahead(model, SETTINGS["greedy"])
 
 
-def test_which_models_can_be_fixed_and_fused() -> None:
+def test_which_models_have_steps_of_fixed_shape_and_which_are_llamas() -> None:
     model = MODELS["rotary"]
-    assert can_be_fixed(model, model.start(1, 64))
+    assert shape_is_fixed(model, model.start(1, 64))
     stretched = decoder(position=Rotary(scaling=DynamicNTK(factor=2.0)))
-    assert can_be_fixed(stretched, stretched.start(1, 16))
-    assert not can_be_fixed(stretched, stretched.start(1, 17))
+    assert shape_is_fixed(stretched, stretched.start(1, 16))
+    assert not shape_is_fixed(stretched, stretched.start(1, 17))
     recurrent = build(Recurrent(vocab_size=VOCAB, d_model=8)).eval()
-    assert not can_be_fixed(recurrent, recurrent.start(1, 8))
+    assert not shape_is_fixed(recurrent, recurrent.start(1, 8))
     config = llama(2, 64, 2, 96)
-    assert fused.llama_like(config)
-    assert fused.llama_like(config.replace(position=Rotary(base=5e5)))
+    assert llama_like(config)
+    assert llama_like(config.replace(position=Rotary(base=5e5)))
     for change in (
         {"placement": "post"},
         {"norm": LayerNorm()},
@@ -141,7 +138,7 @@ def test_which_models_can_be_fixed_and_fused() -> None:
         {"position": Rotary(pairs="adjacent")},
         {"residual": False},
     ):
-        assert not fused.llama_like(config.replace(**change)), change
+        assert not llama_like(config.replace(**change)), change
 
 
 @pytest.mark.gpu
@@ -153,13 +150,12 @@ def test_the_kernels_equal_the_plain_step_on_a_gpu(kv_heads: int, batch: int) ->
     lengths = torch.tensor([150, 9, 70][:batch], device="cuda")
     prompt = torch.randint(300, (batch, 150), device="cuda")
     with torch.inference_mode():
-        plain, fixed = model.start(batch, 200), model.start(batch, 200)
+        plain, fixed = model.start(batch, 200), Stepper(model, batch, 150, 200)
         given = lengths if batch > 1 else None
         expected = model.advance(prompt, plain, given)[:, :9]
-        torch.testing.assert_close(fused.read(model, prompt, fixed, given)[:, :9], expected, atol=0.05, rtol=0.05)
-        step = FixedStep(model, fixed)
-        assert step.fused is not None
+        torch.testing.assert_close(fixed.read(prompt, given)[:, :9], expected, atol=0.05, rtol=0.05)
+        assert cuda_fast_path(model, fixed.state) is not None
         for _ in range(30):
             tokens = torch.randint(300, (batch,), device="cuda")
             logits = model.step(tokens.unsqueeze(1), plain)[:, -1].float()
-            assert float((step(tokens).float() - logits).abs().max()) < 0.03 * float(logits.abs().max())
+            assert float((fixed.step(tokens).float() - logits).abs().max()) < 0.03 * float(logits.abs().max())

@@ -6,10 +6,10 @@ import torch
 from tests.decode.small import VOCAB, decoder
 
 from weft.decode.config import Sampling
-from weft.decode.engine.engine import Engine
-from weft.decode.engine.paging import Blocks
-from weft.decode.fast import cuda as fused
-from weft.decode.fast.engine_graphs import PagedStep
+from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.paging import BlockStore
+from weft.decode.fast.engine_graphs import PagedGraphs
+from weft.decode.fast.stepper import cuda_fast_path, paged_graphs
 from weft.decode.generate import generate
 from weft.models.build import build
 from weft.models.presets import llama
@@ -31,8 +31,7 @@ KINDS: dict[str, dict[str, object]] = {
 def test_rows_of_a_pool_step_as_alone(kind: str) -> None:
     model = decoder(context=64, **KINDS[kind])
     assert model.decoder is not None
-    blocks = Blocks(2, 30, 4, model.config.attention.groups, model.config.d_head, torch.float32, torch.device("cpu"))
-    step = PagedStep(model, blocks, record=False)
+    step = PagedGraphs(model, BlockStore(model, 30, 4), lambda state: None)
     numbers = np.random.default_rng(0).permutation(30).reshape(3, 10)
     texts = torch.randint(VOCAB, (3, 33))
     plain = [model.start(1, 40) for _ in range(3)]
@@ -43,31 +42,32 @@ def test_rows_of_a_pool_step_as_alone(kind: str) -> None:
         for row, features in zip(rows, found, strict=True):
             expected = model.advance(texts[row : row + 1, place : place + 1], plain[row])[0, -1]
             torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
-    assert set(step.steps) == {(4, 16), (2, 16), (1, 16)}
+    assert set(step.shapes) == {(4, 16), (2, 16), (1, 16)}
 
 
 @torch.inference_mode()
 def test_rows_of_unequal_lengths_and_those_that_only_fill_up() -> None:
     model = decoder()
-    blocks = Blocks(2, 20, 4, 2, 8, torch.float32, torch.device("cpu"))
-    step = PagedStep(model, blocks, record=False)
+    blocks = BlockStore(model, 20, 4)
+    step = PagedGraphs(model, blocks, lambda state: None)
     texts, reads = torch.randint(VOCAB, (3, 17)), [16, 3, 7]
     numbers = np.arange(15).reshape(3, 5)
     for row, read in enumerate(reads):
         for place in range(read):
             step([int(texts[row, place])], [place], numbers[row : row + 1])
-    before = blocks.store[:, 15:20].clone()
+    before = blocks.data[:, 15:20].clone()
     found = step([int(texts[row, read]) for row, read in enumerate(reads)], reads, numbers)
     for row, read in enumerate(reads):
         expected = model.features(texts[row : row + 1, : read + 1])[0, -1]
         torch.testing.assert_close(found[row], expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(blocks.store[:, 15:20], before)  # nobody's blocks stay nobody's
+    assert torch.equal(blocks.data[:, 15:20], before)  # nobody's blocks stay nobody's
 
 
 def test_positions_that_stretch_are_left_to_the_plain_way() -> None:
-    assert not PagedStep.fits(decoder(), 64)  # no GPU here, or at least not for this model
+    model = decoder()
+    assert paged_graphs(model, BlockStore(model, 4, 16)) is None  # it is not on a GPU
     model = decoder(position=Rotary(scaling=DynamicNTK(factor=2.0)))
-    assert not PagedStep.fits(model, 65)
+    assert paged_graphs(model, BlockStore(model, 5, 13)) is None
 
 
 def shouting(model: Transformer) -> Transformer:
@@ -79,41 +79,41 @@ def shouting(model: Transformer) -> Transformer:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["fused", *KINDS])
+@pytest.mark.parametrize("kind", ["fast path", *KINDS])
 def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None:
     tokenizer = build_tokenizer(Byte(), [])
     torch.manual_seed(0)
-    if kind == "fused":
+    if kind == "fast path":
         model = build(llama(2, 128, 4, 256, 512, tokenizer.vocab_size))
         model = shouting(model).to("cuda", torch.bfloat16).eval()
     else:
         model = shouting(decoder(vocab_size=tokenizer.vocab_size, context=256, **KINDS[kind])).cuda()
-    engine = Engine(model, tokenizer, blocks=256, block=4, rows=8, prefill=16)
-    step = engine.memory.step  # type: ignore[attr-defined]
+    engine = Engine(model, tokenizer, Limits(blocks=256, block_size=4, rows=8, prefill=16))
+    graphs = engine.manager.graphs  # type: ignore[attr-defined]
     prompts = [list(range(1, 2 + 5 * row)) for row in range(12)]
     requests = [engine.submit(p, Sampling(temperature=0.0, max_tokens=20 + n)) for n, p in enumerate(prompts)]
     engine.run()
-    assert any(shape.recorded for shape in step.steps.values())
-    assert all((shape.fused is not None) == (kind == "fused") for shape in step.steps.values())
+    assert any(shape.captured for shape in graphs.shapes.values())
+    assert all((shape.kernels is not None) == (kind == "fast path") for shape in graphs.shapes.values())
     same = 0
     for n, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
         alone = [token.id for token in generate(model, [prompt], Sampling(temperature=0.0, max_tokens=20 + n))]
         same += request.ids[len(prompt) :] == alone
     # 16-bit sums of other order may tip a close choice now and then; a wrong block would tip them all
-    assert same == len(prompts) if kind != "fused" else same >= len(prompts) - 2
+    assert same == len(prompts) if kind != "fast path" else same >= len(prompts) - 2
 
 
 @pytest.mark.gpu
 @torch.inference_mode()
-def test_the_fused_kernels_read_blocks_as_they_read_one_piece() -> None:
+def test_the_kernels_read_blocks_as_they_read_one_piece() -> None:
     torch.manual_seed(0)
     model = build(llama(2, 128, 4, 256, 512, 100, kv_heads=2)).to("cuda", torch.bfloat16).eval()
-    blocks = Blocks(2, 200, 16, 2, 32, torch.bfloat16, torch.device("cuda"))
-    step = PagedStep(model, blocks)
+    step = paged_graphs(model, BlockStore(model, 200, 16))
+    assert step is not None
     numbers = np.random.default_rng(0).permutation(200)[:120].reshape(3, 40)
     tokens = torch.randint(100, (3, 300), device="cuda")
-    plain = model.start(3, 320)
-    one = fused.Fused(model, plain)
+    one = cuda_fast_path(model, model.start(3, 320))
+    assert one is not None
     for place in range(300):
         found = step(tokens[:, place].tolist(), [place] * 3, numbers[:, : place // 16 + 1])
         expected = one.features(tokens[:, place : place + 1])

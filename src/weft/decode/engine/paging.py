@@ -1,7 +1,7 @@
 """Keys and values in blocks of a fixed pool, so that texts of any length share one piece of memory (Kwon et al. 2023).
 
-A row's text lies in blocks that need not be neighbours; its table says where. Rows whose texts begin alike may name the
-same blocks. Which block belongs to whom is not decided here (`decode/pool.py`): here they are written and read.
+A row's text lies in blocks that need not be neighbours; its block table says where. Rows whose texts begin alike may
+name the same blocks. Which block belongs to which text is decided in `pool.py`; here they are written and read.
 """
 
 import math
@@ -11,90 +11,60 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.errors import ModelError
+from weft.models.transformer import Transformer
 
 
-class Blocks:
-    """The memory: store (layers, blocks + 1, 2, kv_heads, block, d_head), allocated once.
+class BlockStore:
+    """A Transformer's blocks: data (layers, blocks + 1, 2, kv_heads, block_size, d_head), allocated once.
 
     The block after the last, `nowhere`, takes what is written at places that a table has no block for: padding.
     """
 
-    def __init__(
-        self,
-        layers: int,
-        blocks: int,
-        block: int,
-        kv_heads: int,
-        d_head: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        self.store = _zeros((layers, blocks + 1, 2, kv_heads, block, d_head), dtype, device)
-        self.block = block
+    def __init__(self, model: Transformer, blocks: int, block_size: int):
+        assert model.decoder is not None
+        config, table = model.config, model.embedding.weight
+        shape = (len(model.decoder.blocks), blocks + 1, 2, config.attention.groups, block_size, config.d_head)
+        self.data = _zeros(shape, table.dtype, table.device)
+        self.blocks, self.block_size = blocks, block_size
         self.nowhere = blocks
-        self._gathered = self.store.new_empty(0)
+        self._gathered = self.data.new_empty(0)
 
     def gathered(self, size: int) -> Tensor | None:
-        """So many numbers to put what rows read into. A step puts it to use at once, so one place does for all.
+        """Space for so many numbers that rows read. A step uses it at once, so one piece serves all.
 
-        None on a GPU: its allocator is quick, and a recorded step must find its place again when this one has moved.
+        None on a GPU: its allocator is quick, and a graph must find its memory again when this piece has moved.
         """
-        if self.store.is_cuda:
+        if self.data.is_cuda:
             return None
         if self._gathered.numel() < size:
-            self._gathered = self.store.new_empty(size + size // 4)
+            self._gathered = self.data.new_empty(size + size // 4)
         return self._gathered[:size]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Block b becomes a copy of block a in every layer, for each (a, b): one that is about to be written into."""
         if pairs:
-            sources, targets = torch.tensor(pairs, device=self.store.device).unbind(1)
-            self.store.index_copy_(1, targets, self.store.index_select(1, sources))
+            sources, targets = torch.tensor(pairs, device=self.data.device).unbind(1)
+            self.data.index_copy_(1, targets, self.data.index_select(1, sources))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the processor, memory that is taken only as it is written."""
+    """Zeros; on the CPU, memory that is taken only as it is written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 class PagedCache:
-    """Some rows of `Blocks` as a cache for a Transformer's state, in the place of a `KeyValueCache`.
+    """Some rows of a `BlockStore` as a cache for a Transformer's state, in the place of a `KeyValueCache`.
 
-    tables (batch, width): the numbers of each row's blocks, in the order of its text. `spare` blocks are taken where
-    `reorder` makes several rows of one.
+    tables (batch, width): the numbers of each row's blocks, in the order of its text.
     """
 
-    def __init__(self, blocks: Blocks, tables: Tensor, spare: Sequence[int] = ()):
+    def __init__(self, blocks: BlockStore, tables: Tensor):
         self.blocks, self.tables = blocks, tables
-        self.spare = list(spare)
-        self.store = blocks.store
+        self.store = blocks.data
         self._written: tuple[Tensor | None, int, int] | None = None  # what the indices below were made for
         self._slots = self._reach = tables
-
-    def reorder(self, index: Tensor) -> None:
-        """Row i becomes a copy of row index[i]."""
-        rows: list[int] = index.tolist()
-        self.spare += self.tables[[row for row in range(len(self.tables)) if row not in rows]].flatten().tolist()
-        tables = self.tables[index]
-        taken: set[int] = set()
-        for place, row in enumerate(rows):
-            if row in taken:  # both will write, and not the same
-                tables[place] = self._another(tables[place])
-            taken.add(row)
-        self.tables = tables
-        self._written = None
-
-    def _another(self, table: Tensor) -> Tensor:
-        """Spare blocks with the content of those in a table (width,)."""
-        width = len(table)
-        if len(self.spare) < width:
-            raise ModelError(f"the pool has {len(self.spare)} blocks left, but another row needs {width}")
-        fresh, self.spare = self.spare[:width], self.spare[width:]
-        self.blocks.copy(list(zip(table.tolist(), fresh, strict=True)))
-        return torch.tensor(fresh, device=table.device)
 
     def layer(self, number: int, places: Tensor | None, start: int) -> "PagedLayer":
         """One layer, about to be written at `places` (batch, time), or from `start` on in every row if None."""
@@ -107,7 +77,7 @@ class PagedCache:
         kv_heads · width,), both in the order of (2, batch, kv_heads, …).
         """
         if self._written is None or self._written[0] is not places or self._written[1:] != (start, time):
-            block, device = self.blocks.block, self.tables.device
+            block, device = self.blocks.block_size, self.tables.device
             kv_heads = self.store.shape[3]
             width = -(-(start + time) // block)
             tables = self.tables[:, :width]
@@ -126,7 +96,7 @@ class PagedCache:
 
 
 class PagedLayer:
-    """One layer's blocks (blocks, 2, kv_heads, block, d_head) while new keys and values come in."""
+    """One layer's blocks (blocks, 2, kv_heads, block_size, d_head) while new keys and values come in."""
 
     def __init__(self, cache: PagedCache, store: Tensor, places: Tensor | None, start: int):
         self.cache, self.store, self.places, self.start = cache, store, places, start
@@ -138,7 +108,7 @@ class PagedLayer:
         new = torch.stack((keys, values)).to(self.store.dtype)
         self.store.view(-1, D).index_copy_(0, slots, new.view(-1, D))
         # one head's part of a block lies together, so that this one copy is already as attention wants it
-        stretches = self.store.view(-1, self.cache.blocks.block * D)
+        stretches = self.store.view(-1, self.cache.blocks.block_size * D)
         place = self.cache.blocks.gathered(len(reach) * stretches.shape[1])
         seen = torch.index_select(stretches, 0, reach, out=None if place is None else place.view(len(reach), -1))
         keys, values = seen.view(2, B, H, -1, D)[:, :, :, : self.start + T]

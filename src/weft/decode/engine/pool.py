@@ -1,8 +1,8 @@
-"""Who has which block of a paged cache: counts of use, shared beginnings, and blocks that wait to be used again.
+"""Which text has which block of a paged cache: use counts, shared prefixes, and blocks that wait to be used again.
 
-A block that is full is known by a key, a hash of its own tokens and of all before them. Another text that begins with
-the same tokens uses the same block instead of reading them again. A known block that nobody uses keeps its content
-until its room is needed; the one that was used longest ago goes first.
+A block that is full is known by a key, a hash of its own tokens and of all before them. Another text with the same
+prefix uses the same block instead of reading those tokens again. A known block that no text uses keeps its content
+until the block is needed; the one that was used longest ago goes first.
 """
 
 from array import array
@@ -13,48 +13,53 @@ from hashlib import blake2b
 Key = bytes
 
 
-class Table:
-    """The blocks of one text, in order. `keys` are those of its full blocks; `read` tokens of it are in the blocks."""
+class BlockTable:
+    """The blocks of one text, in order. `keys` are those of its full blocks; `read` tokens of it are in the blocks.
 
-    __slots__ = ("blocks", "keys", "promises", "read")
+    `pending` are the keys of blocks that this text is the first to read.
+    """
+
+    __slots__ = ("blocks", "keys", "pending", "read")
 
     def __init__(self, keys: list[Key]):
         self.blocks: list[int] = []
         self.keys = keys
         self.read = 0
-        self.promises: set[Key] = set()
+        self.pending: set[Key] = set()
 
 
-class Pool:
-    """`blocks` blocks for `block` tokens each. It is all numbers: the content lies elsewhere (`nn/paging.py`)."""
+class BlockPool:
+    """`blocks` blocks for `block_size` tokens each. It is all numbers: the content lies in a `paging.BlockStore`."""
 
-    def __init__(self, blocks: int, block: int):
-        assert blocks > 0 and block > 0
-        self.block = block
+    def __init__(self, blocks: int, block_size: int):
+        assert blocks > 0 and block_size > 0
+        self.block_size = block_size
         self.uses = [0] * blocks  # how many tables name each block
-        self.free = list(range(blocks - 1, -1, -1))  # neither used nor known; the next one is the last
+        self.blank = list(range(blocks - 1, -1, -1))  # neither used nor known; the next one is the last
         self.known: dict[Key, int] = {}
         self.key_of: dict[int, Key] = {}
-        self.idle: OrderedDict[int, None] = OrderedDict()  # known but unused, the longest unused first
-        self.promised: set[Key] = set()  # keys of blocks that a text is being read into
+        self.unused: OrderedDict[int, None] = OrderedDict()  # known but unused, the longest unused first
+        self.pending: set[Key] = set()  # keys of blocks that some text is being read into
 
     @property
-    def available(self) -> int:
+    def capacity(self) -> int:
+        """Tokens that all blocks hold."""
+        return len(self.uses) * self.block_size
+
+    @property
+    def free_blocks(self) -> int:
         """Blocks that can be had."""
-        return len(self.free) + len(self.idle)
+        return len(self.blank) + len(self.unused)
 
-    def size(self, tokens: int) -> int:
+    def blocks_for(self, tokens: int) -> int:
         """Blocks that so many tokens take."""
-        return -(-tokens // self.block)
-
-    def fits(self, tokens: int) -> bool:
-        """Whether a text of so many tokens fits if it has the pool for itself."""
-        return self.size(tokens) <= len(self.uses)
+        return -(-tokens // self.block_size)
 
     def keys(self, tokens: Sequence[int], salt: bytes, known: list[Key]) -> list[Key]:
         """The keys of all full blocks of a text; `known` are the first of them. Texts of another salt share nothing."""
-        for start in range(len(known) * self.block, len(tokens) - self.block + 1, self.block):
-            content = array("q", tokens[start : start + self.block]).tobytes()
+        size = self.block_size
+        for start in range(len(known) * size, len(tokens) - size + 1, size):
+            content = array("q", tokens[start : start + size]).tobytes()
             known.append(blake2b((known[-1] if known else salt) + content, digest_size=16).digest())
         return known
 
@@ -66,47 +71,47 @@ class Pool:
         return len(keys)
 
     def awaits(self, keys: Sequence[Key]) -> bool:
-        """Whether the next block that this text lacks is being read just now, so that it would pay to wait."""
+        """Whether the next block that this text lacks is being read just now, so that it pays to wait for it."""
         count = self.shared(keys)
-        return count < len(keys) and keys[count] in self.promised
+        return count < len(keys) and keys[count] in self.pending
 
-    def admit(self, keys: list[Key], tokens: int, spare: int = 0) -> Table | None:
-        """A table with room for a text of so many tokens, and known blocks in it as far as they go.
+    def allocate(self, keys: list[Key], tokens: int, spare: int = 0) -> BlockTable | None:
+        """A block table for a text of so many tokens, with the known blocks of its prefix; `extend` adds the others.
 
         `read` says how many tokens those hold, at least one less than all: what follows a text is known only by reading
-        its last token. None, and nothing changed, where fewer than `spare` blocks would be left.
+        its last token. None, and nothing changed, where fewer than `spare` free blocks would be left.
         """
         count = self.shared(keys)
-        read = min(count * self.block, tokens - 1)
-        partly = count - read // self.block  # 1 where the last shared block will be written into, hence copied
+        read = min(count * self.block_size, tokens - 1)
+        partly = count - read // self.block_size  # 1 where the last shared block will be written into, hence copied
         woken = sum(1 for key in keys[:count] if not self.uses[self.known[key]])
-        if self.size(tokens) - count + partly + spare > self.available - woken:
+        if self.blocks_for(tokens) - count + partly + spare > self.free_blocks - woken:
             return None
-        table = Table(keys)
+        table = BlockTable(keys)
         table.read = read
         for key in keys[:count]:
             block = self.known[key]
-            self.idle.pop(block, None)
+            self.unused.pop(block, None)
             self.uses[block] += 1
             table.blocks.append(block)
-        table.promises = {key for key in keys[count:] if key not in self.promised and key not in self.known}
-        self.promised |= table.promises
+        table.pending = {key for key in keys[count:] if key not in self.pending and key not in self.known}
+        self.pending |= table.pending
         return table
 
-    def reserve(self, table: Table, tokens: int) -> list[tuple[int, int]] | None:
-        """Make room for a text to grow to so many tokens in blocks of its own.
+    def extend(self, table: BlockTable, tokens: int) -> list[tuple[int, int]] | None:
+        """Let a text grow to so many tokens in blocks of its own.
 
         Blocks to copy, (from, to), before anything is written: those it shares, from the first that will be written
         into. None, and nothing changed, where the pool has too few.
         """
-        first = table.read // self.block
+        first = table.read // self.block_size
         shared = [
             place
             for place in range(first, len(table.blocks))
             if self.uses[table.blocks[place]] > 1 or table.blocks[place] in self.key_of
         ]
-        missing = max(0, self.size(tokens) - len(table.blocks))
-        if missing + len(shared) > self.available:
+        missing = max(0, self.blocks_for(tokens) - len(table.blocks))
+        if missing + len(shared) > self.free_blocks:
             return None
         copies: list[tuple[int, int]] = []
         for place in shared:
@@ -118,40 +123,39 @@ class Pool:
         table.blocks += [self._take() for _ in range(missing)]
         return copies
 
-    def filled(self, table: Table, tokens: Sequence[int], read: int, salt: bytes = b"") -> None:
+    def commit(self, table: BlockTable, tokens: Sequence[int], read: int, salt: bytes = b"") -> None:
         """The first `read` of a text's tokens are in its blocks now; those that are full become known."""
-        full, before = read // self.block, table.read // self.block
+        full, before = read // self.block_size, table.read // self.block_size
         table.read = read
         if full == before:
             return
-        self.keys(tokens[: full * self.block], salt, table.keys)
+        self.keys(tokens[: full * self.block_size], salt, table.keys)
         for place in range(before, full):
             key, block = table.keys[place], table.blocks[place]
             if key not in self.known and block not in self.key_of:
                 self.known[key] = block
                 self.key_of[block] = key
-            self._keep(table, key)
+            self._no_longer_pending(table, key)
 
-    def release(self, table: Table) -> None:
+    def release(self, table: BlockTable) -> None:
         """The text needs its blocks no more; what is known in them may serve others."""
-        for key in list(table.promises):
-            self._keep(table, key)
-        while table.blocks:  # the last first: a beginning is worth more than what followed it
+        for key in list(table.pending):
+            self._no_longer_pending(table, key)
+        while table.blocks:  # the last first: a prefix is worth more than what followed it
             self._drop(table.blocks.pop())
         table.read = 0
 
-    def _keep(self, table: Table, key: Key) -> None:
-        """A promise is kept, or given up."""
-        if key in table.promises:
-            table.promises.remove(key)
-            self.promised.remove(key)
+    def _no_longer_pending(self, table: BlockTable, key: Key) -> None:
+        if key in table.pending:
+            table.pending.remove(key)
+            self.pending.remove(key)
 
     def _take(self) -> int:
         """A block for one use, its content forgotten."""
-        if self.free:
-            block = self.free.pop()
+        if self.blank:
+            block = self.blank.pop()
         else:
-            block, _ = self.idle.popitem(last=False)
+            block, _ = self.unused.popitem(last=False)
             del self.known[self.key_of.pop(block)]
         self.uses[block] = 1
         return block
@@ -163,6 +167,6 @@ class Pool:
         if self.uses[block]:
             return
         if block in self.key_of:
-            self.idle[block] = None
+            self.unused[block] = None
         else:
-            self.free.append(block)
+            self.blank.append(block)

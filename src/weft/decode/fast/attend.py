@@ -1,10 +1,10 @@
 """Attention of a decoding step on a GPU, written in Triton: one query a row, and a cache that it is put into.
 
 The keys of a row are split over many programs, the last of which puts their parts together (Dao et al. 2023,
-"Flash-Decoding"). The kernel turns the query and the key (rotary positions), remembers key and value, and asks all.
-What is remembered lies in one piece, or in the blocks of a pool (`nn/paging.py`).
+"Flash-Decoding"). The kernel rotates the query and the key (rotary positions), stores key and value in the cache, and
+attends to all of it. The cache lies in one piece, or in the blocks of a pool (`engine/paging.py`).
 
-Only `decode/fused.py` imports this file, and only where there is a GPU.
+Only `fast/cuda.py` imports this file, and only where there is a GPU.
 """
 
 import torch
@@ -108,7 +108,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         mixed = tl.dot(weights.to(kind), v, mixed * fade[:, None])
         peak = higher
 
-    if split == 0:  # the newest token: turned, remembered, and seen by its own query
+    if split == 0:  # the newest token: rotated, stored, and seen by its own query
         own = qkv_ptr + row * WIDTH + (HEADS + kv) * D
         a1 = tl.load(own + half).to(tl.float32)
         b1 = tl.load(own + HALF + half).to(tl.float32)
@@ -154,7 +154,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _turn_kernel(  # type: ignore[no-untyped-def]
+def _rotate_kernel(  # type: ignore[no-untyped-def]
     qkv_ptr,
     cos_ptr,
     sin_ptr,
@@ -166,8 +166,8 @@ def _turn_kernel(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
-    TURNED: tl.constexpr,
-    KEPT: tl.constexpr,
+    ROTATED: tl.constexpr,
+    STORED: tl.constexpr,
 ):
     HALF: tl.constexpr = D // 2
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
@@ -178,7 +178,7 @@ def _turn_kernel(  # type: ignore[no-untyped-def]
     half = tl.arange(0, HALF)
     cos = tl.load(cos_ptr + place * HALF + half)[None, :]
     sin = tl.load(sin_ptr + place * HALF + half)[None, :]
-    head = tl.arange(0, TURNED)[:, None]  # the heads of queries, then those of keys
+    head = tl.arange(0, ROTATED)[:, None]  # the heads of queries, then those of keys
     at = mine + head * D + half[None, :]
     a = tl.load(at, mask=head < HEADS + KV_HEADS, other=0).to(tl.float32)
     b = tl.load(at + HALF, mask=head < HEADS + KV_HEADS, other=0).to(tl.float32)
@@ -191,17 +191,17 @@ def _turn_kernel(  # type: ignore[no-untyped-def]
     key = keys_ptr + base + (head - HEADS) * head_stride + half[None, :]
     tl.store(key, ra, mask=is_key)
     tl.store(key + HALF, rb, mask=is_key)
-    kept = tl.arange(0, KEPT)[:, None]
+    stored = tl.arange(0, STORED)[:, None]
     whole = tl.arange(0, D)[None, :]
-    v = tl.load(mine + (HEADS + KV_HEADS + kept) * D + whole, mask=kept < KV_HEADS, other=0)
-    tl.store(values_ptr + base + kept * head_stride + whole, v, mask=kept < KV_HEADS)
+    v = tl.load(mine + (HEADS + KV_HEADS + stored) * D + whole, mask=stored < KV_HEADS, other=0)
+    tl.store(values_ptr + base + stored * head_stride + whole, v, mask=stored < KV_HEADS)
 
 
 # ---- what the kernels are called by
 
 
 class Attention:
-    """The room that attention over a cache needs, for one batch size: parts of rows too long for one program.
+    """Attention over a cache and its workspace, for one batch size: parts of rows too long for one program.
 
     The work is split over about so many `programs`, which look at `block` keys at a time.
     """
@@ -240,8 +240,8 @@ class Attention:
         tables: Tensor | None = None,
     ) -> Tensor:
         """qkv (batch, width) of one token a row, after lengths (batch,) others whose keys and values (batch, kv_heads,
-        max_len, d_head) are remembered; with tables (batch, blocks of a row), in (blocks, kv_heads, block, d_head).
-        The token is turned by angles (max_len, d_head/2), remembered too, and asks all. → out (batch, heads · d_head).
+        max_len, d_head) are stored; with tables (batch, blocks of a row), in (blocks, kv_heads, block, d_head). The
+        token is rotated by angles (max_len, d_head/2), stored too, and attends to all. → out (batch, heads · d_head).
         """
         assert keys.stride() == values.stride() and keys.stride()[2:] == (self.d_head, 1)
         page, stride = (0, 0) if tables is None else (keys.shape[2], tables.stride(0))
@@ -254,13 +254,13 @@ class Attention:
         return out
 
 
-def turn_and_keep(
+def rotate_and_store(
     qkv: Tensor, angles: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, heads: int, kv_heads: int
 ) -> None:
-    """Turn the queries of qkv (batch, time, width) in place; put turned keys and values at the cache's start."""
+    """Rotate the queries of qkv (batch, time, width) in place; store rotated keys, and values, at the cache's start."""
     batch, time, _ = qkv.shape
     assert keys.stride() == values.stride() and qkv.is_contiguous()
-    _turn_kernel[(batch * time,)](
+    _rotate_kernel[(batch * time,)](
         qkv, *angles, keys, values, time, keys.stride(0), keys.stride(1),
         heads, kv_heads, keys.shape[-1],
         triton.next_power_of_2(heads + kv_heads), triton.next_power_of_2(kv_heads), num_warps=4,

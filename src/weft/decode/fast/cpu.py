@@ -1,8 +1,7 @@
-"""LLaMA's step on a CPU in few operations: a small model's step is bound by how many there are.
+"""The CPU fast path: LLaMA's step in few operations, for a small model's step is bound by how many there are.
 
 It reads a Transformer's own weights, quantized ones too, and gives the logits that `model.step` gives but for
 rounding. What is the same in every step (transposed weights, tables of angles, views of the cache) is made once.
-Models of another shape take the general way, `model.step`.
 """
 
 from collections.abc import Callable
@@ -12,28 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.decode.fast.cuda import llama_like, watched
 from weft.decode.fast.quantize import Dynamic4, QuantizedLinear
-from weft.models.base import LanguageModel, State
 from weft.models.transformer import Transformer, TransformerState
-from weft.nn.cache import KeyValueCache
 from weft.nn.linear import Linear
 
 Product = Callable[[Tensor], Tensor]  # x (batch, K) → x Wᵀ (batch, N)
 Sum = Callable[[Tensor, Tensor], Tensor]  # residual (batch, N), x (batch, K) → residual + x Wᵀ
 
 
-def fits(model: LanguageModel, state: State) -> bool:
-    """Whether model and state are of the shape that this step is written for: LLaMA's, in fp32, with even rows."""
-    if not isinstance(model, Transformer) or not isinstance(state, TransformerState) or model.training:
-        return False
-    table = model.embedding.weight
-    if table.device.type != "cpu" or table.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-        return False
-    return state.even and isinstance(state.cache, KeyValueCache) and llama_like(model.config) and not watched(model)
-
-
-class Lean:
+class CPUFastPath:
     """One more token in every row of a state, over and over. After `state.reorder` a new one is needed."""
 
     def __init__(self, model: Transformer, state: TransformerState):
@@ -48,18 +34,18 @@ class Lean:
         assert angles is not None
         cos, sin = angles[0][0, 0], angles[1][0, 0]
         self.cos, self.sin = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)  # (max_len, d_head)
-        # what all heads of a step are multiplied by: queries and keys are turned, values stay
-        self.turn = torch.ones(self.heads + 2 * self.kv_heads, self.d_head)
-        self.cross = torch.zeros_like(self.turn)
+        # what all heads of a step are multiplied by: queries and keys are rotated, values stay
+        self.straight = torch.ones(self.heads + 2 * self.kv_heads, self.d_head)
+        self.swapped = torch.zeros_like(self.straight)
         self.layers = [_Layer(block, state.cache.store[number]) for number, block in enumerate(model.decoder.blocks)]
         self.norm = _norm(model.decoder.norm, self.batch)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Read tokens (batch,) → logits (batch, vocab_size)."""
         self.state.reserve(1)
-        place, turned, d_ff = self.state.longest, self.heads + self.kv_heads, self.d_ff
-        self.turn[:turned] = self.cos[place]
-        self.cross[:turned] = self.sin[place]
+        place, rotated, d_ff = self.state.longest, self.heads + self.kv_heads, self.d_ff
+        self.straight[:rotated] = self.cos[place]
+        self.swapped[:rotated] = self.sin[place]
         x = F.embedding(tokens, self.model.embedding.weight)
         x = x if self.scale is None else x * self.scale
         for layer in self.layers:
@@ -74,9 +60,9 @@ class Lean:
         B, H, G, D = self.batch, self.heads, self.kv_heads, self.d_head
         each = qkv.view(B, H + 2 * G, D)
         swapped = qkv.view(B, H + 2 * G, 2, D // 2).flip(2).view(B, H + 2 * G, D)
-        each = (each * self.turn).addcmul_(swapped, self.cross)
+        each = (each * self.straight).addcmul_(swapped, self.swapped)
         new = each.narrow(1, H, 2 * G).view(B, 2, G, D)
-        layer.room.select(3, place).copy_(new)
+        layer.cache.select(3, place).copy_(new)
         # heads that share keys stand side by side, as if they were queries of several tokens
         q = each.narrow(1, 0, H).view(B, G, H // G, D)
         keys, values = layer.keys.narrow(2, 0, place + 1), layer.values.narrow(2, 0, place + 1)
@@ -86,12 +72,12 @@ class Lean:
 class _Layer:
     """A block's parts, bound once."""
 
-    def __init__(self, block: Any, room: Tensor):
-        """`room` (2, batch, kv_heads, max_len, d_head) is for its keys and values."""
-        self.keys, self.values = room.unbind(0)  # (batch, kv_heads, max_len, d_head)
-        self.room = room.transpose(0, 1)  # (batch, 2, kv_heads, max_len, d_head), as new ones come
+    def __init__(self, block: Any, cache: Tensor):
+        """cache (2, batch, kv_heads, max_len, d_head) of its keys and values."""
+        self.keys, self.values = cache.unbind(0)  # (batch, kv_heads, max_len, d_head)
+        self.cache = cache.transpose(0, 1)  # (batch, 2, kv_heads, max_len, d_head), as new ones come
         self.scale: float = block.attention.scale
-        batch = room.shape[1]
+        batch = cache.shape[1]
         self.attention_norm = _norm(block.attention_skip.norm, batch)
         self.feedforward_norm = _norm(block.feedforward_skip.norm, batch)
         self.qkv, self.gate_up = _product(block.attention.qkv), _product(block.feedforward.gate_up)

@@ -1,9 +1,8 @@
-"""LLaMA's step on a GPU, in five kernels a layer: norm and projection, attention, projection and skip, norm and gate,
-projection and skip.
+"""The CUDA fast path: LLaMA's step in five kernels a layer (norm and projection, attention, projection and skip, norm
+and gate, projection and skip).
 
 It reads a Transformer's own weights, 8-bit ones too, and gives the logits that `model.step` gives but for rounding.
-Reading a prompt goes the same way, with torch's attention. Models of another shape take the general way
-(`decode/graphs.py`).
+Reading a prompt goes the same way, with torch's attention.
 """
 
 import importlib.util
@@ -18,11 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from weft.decode.engine.paging import PagedCache
 from weft.decode.fast.quantize import Plain8, QuantizedHead, QuantizedLinear
 from weft.models import heads
-from weft.models.base import LanguageModel, State
-from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
-from weft.nn.cache import KeyValueCache
-from weft.nn.config import Attention, DynamicNTK, Gated, RMSNorm, Rotary
 from weft.nn.linear import Linear
 
 # cuDNN's attention is the fastest over long prompts, but prepares itself for every new length
@@ -36,62 +31,13 @@ LONG_ATTENTION = [
 SHORT_ATTENTION = LONG_ATTENTION[1:]
 
 
-def fits(model: LanguageModel, state: State) -> bool:
-    """Whether model and state are of the shape that the kernels are written for, on a GPU, in 16 bits."""
-    if not isinstance(model, Transformer) or not isinstance(state, TransformerState):
-        return False
-    table = model.embedding.weight
-    if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    if not has_kernels() or not isinstance(state.cache, KeyValueCache | PagedCache):
-        return False
-    return llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and not watched(model)
-
-
-def watched(model: Transformer) -> bool:
-    """Whether somebody looks at the probabilities of attention, which only the plain way has."""
-    assert model.decoder is not None
-    return any(block.attention.weights._forward_hooks for block in model.decoder.blocks)  # type: ignore[union-attr]
-
-
 @cache
 def has_kernels() -> bool:
-    """Whether Triton is installed, for NVIDIA's GPUs: the kernels speak PTX in places."""
+    """Whether Triton is installed, for NVIDIA's GPUs: the kernels use PTX in places."""
     return torch.version.hip is None and importlib.util.find_spec("triton") is not None
 
 
-def llama_like(config: Any) -> bool:
-    """Whether a config is LLaMA's with other sizes: every setting that these kernels don't know is at its default."""
-    if not isinstance(config, Decoder) or not isinstance(config.head, LMHead):
-        return False
-    position, feedforward, norm = config.position, config.feedforward, config.norm
-    if not (isinstance(position, Rotary) and isinstance(feedforward, Gated) and isinstance(norm, RMSNorm)):
-        return False
-    attention = config.attention
-    same = Decoder(
-        vocab_size=config.vocab_size,
-        context=config.context,
-        layers=config.layers,
-        d_model=config.d_model,
-        attention=Attention(
-            heads=attention.heads,
-            kv_heads=attention.kv_heads,
-            d_head=attention.d_head,
-            scale=attention.scale,
-            dropout=attention.dropout,
-        ),
-        feedforward=Gated(d_ff=feedforward.d_ff, dropout=feedforward.dropout),
-        norm=RMSNorm(eps=norm.eps),
-        position=Rotary(base=position.base, scaling=position.scaling),
-        head=config.head,
-        dropout=config.dropout,
-        embedding_scale=config.embedding_scale,
-        init=config.init,
-    )
-    return config == same and not isinstance(position.scaling, DynamicNTK)
-
-
-class Fused:
+class CUDAFastPath:
     """The kernels of one model, for the rows of one state, whose cache is in one piece or in blocks."""
 
     def __init__(self, model: Transformer, state: TransformerState):
@@ -159,7 +105,7 @@ class Fused:
         """x (batch, time, d_model) plus what it attends to; its keys and values are put at the cache's start."""
         T, attention = x.shape[1], block.attention
         qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
-        self.attend.turn_and_keep(qkv, self.angles, keys, values, self.heads, self.kv_heads)
+        self.attend.rotate_and_store(qkv, self.angles, keys, values, self.heads, self.kv_heads)
         q = qkv[..., : self.heads * self.d_head].unflatten(-1, (self.heads, self.d_head)).transpose(1, 2)
         shared = self.heads != self.kv_heads
         mixed = F.scaled_dot_product_attention(
@@ -186,13 +132,12 @@ class Fused:
         norm: Any = None,
         residual: Tensor | None = None,
         gated: bool = False,
-        out: Tensor | None = None,
     ) -> Tensor:
         """A linear layer with what stands around it: one kernel for one row, the library's product for more."""
         found = _matrix(part) if x.shape[0] == 1 else None
         if found is not None:
             gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-            return self.kernels.matvec(x, *found, gain, eps, residual, gated, out, self.pdl)
+            return self.kernels.matvec(x, *found, gain, eps, residual, gated, pdl=self.pdl)
         h = x if norm is None else norm(x)
         if residual is not None:
             return self._plus(part, h, residual)
@@ -244,15 +189,3 @@ def _numbers(part: nn.Module) -> tuple[Tensor, Tensor] | None:
     if isinstance(part, QuantizedLinear) and isinstance(part.product, Plain8) and part.bias is None:
         return part.product.numbers, part.product.scales
     return None
-
-
-def read(model: LanguageModel, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-    """As `model.advance`, by these kernels where nothing was read before and they fit."""
-    if state.longest or not fits(model, state):
-        return model.advance(tokens, state, lengths)
-    assert isinstance(model, Transformer) and isinstance(state, TransformerState)
-    assert isinstance(state.cache, KeyValueCache), "a prompt is read into one piece"
-    state.reserve(tokens.shape[1])
-    features = Fused(model, state).read(tokens)
-    state.advance(tokens.shape[1], lengths)
-    return features

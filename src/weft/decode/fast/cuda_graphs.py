@@ -1,9 +1,9 @@
 """Decoding steps of fixed shape: the same kernels on the same memory for every token.
 
-Such a step can be recorded once and replayed (a CUDA graph), which costs the host one call instead of hundreds, and
-the next token can be chosen on the device, so that nobody waits for anybody. Lengths are counted on the device; the
+Such a step can be captured once as a CUDA graph and replayed, which costs the host one call instead of hundreds, and
+the next token can be chosen on the device, so that neither waits for the other. Lengths are counted on the device; the
 whole cache is there, and a mask, or the kernel itself, keeps to the part that is filled. Without a GPU the same step
-runs unrecorded, for tests.
+runs uncaptured, for tests.
 """
 
 import warnings
@@ -17,32 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from weft.decode.config import Sampling
-from weft.decode.fast import cuda as fused
-from weft.decode.sampling import check_logits, draw, greedy, min_p, top_k, top_p, typical
+from weft.decode.fast.cuda import CUDAFastPath, has_kernels
+from weft.decode.sampling import Filters, check_logits, draw, greedy, on_device
 from weft.errors import ModelError
-from weft.models.base import LanguageModel, State
 from weft.models.transformer import Transformer, TransformerState
-from weft.nn.cache import KeyValueCache
-from weft.nn.config import DynamicNTK, Rotary
 
 FIRST_BUCKET = 256  # keys that a step looks at, at least; twice as many when these are filled
 AHEAD = 4  # steps that the device may be in front of the host
 
-Choose = Callable[[Tensor], Tensor]
-
-
-def can_be_fixed(model: LanguageModel, state: State) -> bool:
-    """Whether steps of `model` after `state` can be of fixed shape."""
-    if not (isinstance(model, Transformer) and isinstance(state, TransformerState)):
-        return False
-    return isinstance(state.cache, KeyValueCache) and not stretches(model, state.max_len)
-
-
-def stretches(model: Transformer, longest: int) -> bool:
-    """Whether the positions of a text change as it grows to `longest` tokens: no two steps are the same then."""
-    position = model.config.position
-    dynamic = isinstance(position, Rotary) and isinstance(position.scaling, DynamicNTK)
-    return dynamic and longest > model.config.context
+Captured = tuple[torch.cuda.CUDAGraph, Tensor]  # a graph, and where its result is after a replay
 
 
 class _Bucket(TransformerState):
@@ -58,136 +41,156 @@ class _Bucket(TransformerState):
         self.lengths.add_(time)
 
 
-class _Studio:
-    """Where steps of one device are recorded: a stream and a pool of memory, the same for all.
+class _CaptureSpace:
+    """Where graphs of one device are captured: a stream and a memory pool, the same for all.
 
-    Each stream has libraries' workspaces of its own, so a new one every time would cost memory. Recordings may share
-    their memory, because they run one after another, and what one gives out is kept from the others.
+    Each stream has libraries' workspaces of its own, so a new one every time would cost memory. Graphs may share their
+    memory, because they run one after another, and what one gives out is kept from the others.
     """
 
     def __init__(self, device: torch.device):
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
-        self.keeper = torch.cuda.CUDAGraph()  # an empty recording: without any the pool would be closed
-        recording = torch.cuda.graph(self.keeper, self.pool, self.stream, capture_error_mode="thread_local")
-        with warnings.catch_warnings(record=True), recording:
+        self.keeper = torch.cuda.CUDAGraph()  # an empty graph: without any the pool would be closed
+        capturing = torch.cuda.graph(self.keeper, self.pool, self.stream, capture_error_mode="thread_local")
+        with warnings.catch_warnings(record=True), capturing:
             pass
 
 
 @cache
-def _studio(device: torch.device) -> _Studio:
-    return _Studio(device)
+def _capture_space(device: torch.device) -> _CaptureSpace:
+    return _CaptureSpace(device)
 
 
-_rehearsals: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # kinds of steps that weights have done
+_warmed_up: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # kinds of steps that weights have done
 
 
-def recording(
-    model: Transformer, device: torch.device, kind: Any, work: Callable[[], Tensor], take_back: Callable[[], None]
-) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Do the work once, so that everything is compiled and loaded, take it back, and record it; and where the result
-    will be. Work of a kind that was rehearsed before, with these weights, is recorded at once.
+def capture(model: Transformer, kind: Any, work: Callable[[], Tensor], undo: Callable[[], None]) -> Captured:
+    """Capture the work as a CUDA graph, after a warm-up, in which everything is compiled and loaded, and which is
+    undone. Work of a kind that was warmed up before, with these weights, is captured at once.
     """
     assert model.decoder is not None
     weights = model.decoder.blocks[0].attention.qkv  # type: ignore[union-attr]
     assert isinstance(weights, nn.Module)
-    known = _rehearsals.setdefault(weights, set())
-    studio, now = _studio(device), torch.cuda.current_stream(device)
-    studio.stream.wait_stream(now)
-    with torch.cuda.stream(studio.stream):
+    known = _warmed_up.setdefault(weights, set())
+    device = model.embedding.weight.device
+    space, now = _capture_space(device), torch.cuda.current_stream(device)
+    space.stream.wait_stream(now)
+    with torch.cuda.stream(space.stream):
         if kind not in known:
             work()
-            take_back()
+            undo()
             known.add(kind)
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=studio.pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=space.pool, capture_error_mode="thread_local")
         try:
             result = work()
         finally:
             graph.capture_end()
-    now.wait_stream(studio.stream)
+    now.wait_stream(space.stream)
     return graph, result
 
 
-class FixedStep:
-    """One more token in every row of a state, over and over.
+class GraphStep:
+    """One more token in every row of a state, over and over: by the CUDA fast path's `kernels`, or else the model.
 
-    `tokens` (batch, 1) is what is read next. With `choose`, from logits (batch, vocab_size) to tokens (batch,), the
-    step ends by putting its choice there. A row that has filled its room stays in the last place: what it gives then
-    means nothing. The state is kept up to date; after `state.reorder` a new FixedStep is needed.
+    `tokens` (batch, 1) is what is read next. With a `sampler` the step ends by putting its choice there. A row that has
+    reached its capacity stays in the last place: what it gives then means nothing. The state is kept up to date; after
+    `state.reorder` a new GraphStep is needed.
     """
 
     def __init__(
-        self, model: Transformer, state: TransformerState, choose: Choose | None = None, record: bool | None = None
+        self,
+        model: Transformer,
+        state: TransformerState,
+        kernels: CUDAFastPath | None,
+        sampler: "DeviceSampler | None" = None,
     ):
-        self.model, self.state, self.choose = model, state, choose
+        self.model, self.state, self.kernels, self.sampler = model, state, kernels, sampler
         self.device = state.lengths.device
         state.lengths = state.lengths.clone()  # our own, to be counted up in place
         self.tokens = torch.zeros(len(state.lengths), 1, dtype=torch.long, device=self.device)
-        self.record = self.device.type == "cuda" if record is None else record
-        self.fused = fused.Fused(model, state) if fused.fits(model, state) else None
-        self.recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.graphs: dict[int, Captured] = {}
 
     def __call__(self, tokens: Tensor | None = None) -> Tensor:
         """Read tokens (batch,), or what the last step chose; logits (batch, vocab_size), overwritten by the next."""
         if tokens is not None:
             self.tokens.copy_(tokens.unsqueeze(1))
         seen = self._seen()
-        if not self.record:
+        if self.device.type != "cuda":
             logits = self._work(seen)
         else:
-            if seen not in self.recorded:
-                self.recorded[seen] = self._recording(seen)
-            graph, logits = self.recorded[seen]
+            if seen not in self.graphs:
+                self.graphs[seen] = self._capture(seen)
+            graph, logits = self.graphs[seen]
             graph.replay()
         self.state.longest = min(self.state.longest + 1, self.state.max_len)
         return logits
 
+    def run_ahead(self, logits: Tensor, steps: int) -> Iterator[list[int]]:
+        """The tokens of all rows, step by step, from the logits (batch, V) after the prompts on; `steps` at most.
+
+        The device works up to a few steps ahead of what is given out, so a caller that stops early has wasted those.
+        """
+        sampler = self.sampler
+        assert sampler is not None
+        self.tokens.copy_(sampler(logits).unsqueeze(1))
+        ready: deque[Callable[[], list[int]]] = deque()
+        for number in range(steps):
+            if number:
+                sampler.begun = number
+                logits = self()
+            ready.append(_fetch(sampler.written[number]))
+            if len(ready) > (AHEAD if self.device.type == "cuda" else 0):
+                yield _checked(ready.popleft()(), logits, sampler.vocab_size)
+        while ready:
+            yield _checked(ready.popleft()(), logits, sampler.vocab_size)
+
     def _seen(self) -> int:
-        """Places that this step has to look at; the kernels of `fused` look at the filled ones only."""
-        room = self.state.max_len
-        if self.fused is not None:
-            return room
+        """Places that this step has to look at; the kernels look at the filled ones only."""
+        capacity = self.state.max_len
+        if self.kernels is not None:
+            return capacity
         seen = FIRST_BUCKET
         while seen <= self.state.longest:
             seen *= 2
-        return min(seen, room)
+        return min(seen, capacity)
 
     def _work(self, seen: int) -> Tensor:
         self.state.lengths.clamp_(max=self.state.max_len - 1)
-        if self.fused is not None:
-            logits = self.fused.step(self.tokens)
+        if self.kernels is not None:
+            logits = self.kernels.step(self.tokens)
         else:
             logits = self.model.step(self.tokens, _Bucket(self.state, seen))[:, -1]
-        if self.choose is not None:
-            self.tokens.copy_(self.choose(logits).unsqueeze(1))
+        if self.sampler is not None:
+            self.tokens.copy_(self.sampler(logits).unsqueeze(1))
         return logits
 
-    def _recording(self, seen: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """The work, recorded, with tokens and lengths as they were before."""
+    def _capture(self, seen: int) -> Captured:
+        """The work, captured, with tokens and lengths as they were before."""
         kept = self.tokens.clone(), self.state.lengths.clone()
-        kind = len(self.tokens), 0 if self.fused else seen, getattr(self.choose, "kind", None)
-        found = recording(self.model, self.device, kind, lambda: self._work(seen), lambda: self._take_back(*kept))
-        self._take_back(*kept)
-        return found
+        kind = len(self.tokens), 0 if self.kernels else seen, None if self.sampler is None else self.sampler.kind
+        captured = capture(self.model, kind, lambda: self._work(seen), lambda: self._undo(*kept))
+        self._undo(*kept)
+        return captured
 
-    def _take_back(self, tokens: Tensor, lengths: Tensor) -> None:
+    def _undo(self, tokens: Tensor, lengths: Tensor) -> None:
         self.tokens.copy_(tokens)
         self.state.lengths.copy_(lengths)
-        if isinstance(self.choose, Chooser):
-            self.choose.restart()
+        if self.sampler is not None:
+            self.sampler.restart()
 
 
-class Chooser:
+class DeviceSampler:
     """Chooses the next token of each row on the device, as `sampling.choose` does, and writes it down.
 
-    What a row draws follows from its generator alone: its numbers for all `steps` are drawn beforehand.
+    What a row draws follows from its rng alone: its numbers for all `steps` are drawn beforehand.
     """
 
     def __init__(
         self,
         settings: Sequence[Sampling],
-        generators: Sequence[torch.Generator],
+        rngs: Sequence[torch.Generator],
         steps: int,
         vocab_size: int,
         device: torch.device,
@@ -199,30 +202,17 @@ class Chooser:
         drawn = [not each.greedy for each in settings]
         self.any, self.all = any(drawn), all(drawn)
         if self.any:
-            self.drawn = _sent(torch.tensor(drawn), device)
+            self.drawn = on_device(torch.tensor(drawn), device)
             columns = [
-                torch.rand(steps, dtype=torch.float64, generator=generator)
+                torch.rand(steps, dtype=torch.float64, generator=rng)
                 if wanted
                 else torch.zeros(steps, dtype=torch.float64)
-                for wanted, generator in zip(drawn, generators, strict=True)
+                for wanted, rng in zip(drawn, rngs, strict=True)
             ]
-            self.uniforms = _sent(torch.stack(columns, dim=1), device)
-
-        def amounts(values: list[float], neutral: float) -> Tensor | None:
-            """On the device, where any row asks for something."""
-            return _sent(torch.tensor(values), device) if any(value != neutral for value in values) else None
-
-        self.degrees = amounts([1.0 if each.greedy else each.temperature for each in settings], 1.0)
-        self.k: Tensor | int | None = None
-        ks = [min(each.top_k or vocab_size, vocab_size) for each in settings]
-        if min(ks) < vocab_size:
-            self.k = ks[0] if len(set(ks)) == 1 else _sent(torch.tensor(ks), device)
-        self.p = amounts([1.0 if each.top_p is None else each.top_p for each in settings], 1.0)
-        self.least = amounts([0.0 if each.min_p is None else each.min_p for each in settings], 0.0)
-        self.typical = amounts([1.0 if each.typical_p is None else each.typical_p for each in settings], 1.0)
-        asked = self.degrees, self.k, self.p, self.least, self.typical
-        self.kind = self.any, self.all, *(type(each) for each in asked)  # choosers of a kind run the same kernels
-        self.by_kernel = device.type == "cuda" and not self.any and fused.has_kernels()
+            self.uniforms = on_device(torch.stack(columns, dim=1), device)
+        self.filters = Filters(settings, vocab_size, device)
+        self.kind = self.any, self.all, *self.filters.kind
+        self.by_kernel = device.type == "cuda" and not self.any and has_kernels()
 
     def __call__(self, logits: Tensor) -> Tensor:
         """The next tokens (batch,) after logits (batch, ≥ vocab_size); −1 is written where none can be chosen."""
@@ -236,59 +226,16 @@ class Chooser:
         best = greedy(logits)
         tokens = best
         if self.any:
-            tokens = draw(self._filtered(logits), self.uniforms.index_select(0, self.count)[0])
+            tokens = draw(self.filters(logits), self.uniforms.index_select(0, self.count)[0])
             tokens = tokens if self.all else torch.where(self.drawn, tokens, best)
         fine = logits.amax(dim=-1).isfinite()
         self.written.index_copy_(0, self.count, torch.where(fine, tokens, -1).unsqueeze(0))
         self.count.add_(1)
         return torch.where(fine, tokens, 0)
 
-    def _filtered(self, logits: Tensor) -> Tensor:
-        """As `sampling.filtered`, with numbers that are on the device already."""
-        if self.degrees is not None:
-            logits = logits / self.degrees.unsqueeze(-1)
-        if self.k is not None:
-            logits = top_k(logits, self.k)
-        for keep, amount in ((top_p, self.p), (min_p, self.least), (typical, self.typical)):
-            if amount is not None:
-                logits = keep(logits, amount)
-        return logits
-
     def restart(self) -> None:
-        """Forget what was written since the recording began: it was a rehearsal."""
+        """Forget what was written since the capture began: it was a warm-up."""
         self.count.fill_(self.begun)
-
-
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to the device; nobody waits until it is there."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def run_ahead(
-    model: Transformer,
-    state: TransformerState,
-    logits: Tensor,
-    chooser: Chooser,
-    steps: int,
-    record: bool | None = None,
-) -> Iterator[list[int]]:
-    """The tokens of all rows, step by step, from the logits (batch, V) after the prompts on; `steps` times at most.
-
-    The device works up to a few steps ahead of what is given out, so a caller that stops early has wasted those.
-    """
-    step = FixedStep(model, state, chooser, record)
-    step.tokens.copy_(chooser(logits).unsqueeze(1))
-    cuda = step.device.type == "cuda"
-    ready: deque[Callable[[], list[int]]] = deque()
-    for number in range(steps):
-        if number:
-            chooser.begun = number
-            logits = step()
-        ready.append(_fetch(chooser.written[number]))
-        if len(ready) > (AHEAD if cuda else 0):
-            yield _checked(ready.popleft()(), logits, chooser.vocab_size)
-    while ready:
-        yield _checked(ready.popleft()(), logits, chooser.vocab_size)
 
 
 def _fetch(row: Tensor) -> Callable[[], list[int]]:

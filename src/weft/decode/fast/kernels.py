@@ -1,11 +1,11 @@
 """Kernels for a decoding step on a GPU, written in Triton: a step of a small batch is bound by what it reads.
 
 A matrix times one vector reads the matrix once; what stands before it (the norm) and behind it (the gate, the skip
-connection) is folded in, so that a layer is four such products and one attention (`decode/attend.py`). Each kernel may
-start while the one before it ends (`PDL`, programmatic dependent launch): it fetches its first weights, then waits for
-its input.
+connection) is folded in, so that a layer is four such products and one attention (`attend.py`). Each kernel may start
+while the one before it ends (`PDL`, programmatic dependent launch): it fetches its first weights, then waits for its
+input.
 
-Only `decode/fused.py` and `decode/graphs.py` import this file, and only where there is a GPU.
+Only `cuda.py` and `cuda_graphs.py` import this file, and only where there is a GPU.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ TILES: dict[tuple[int, int, int], Tile] = {
     (4096, 11008, 8): (4, 512, 2),
     (32000, 4096, 8): (8, 1024, 4),
 }
-FEW = 256  # rows of x up to which 8-bit weights are turned into floats on their way, not beforehand
+FEW = 256  # rows of x up to which 8-bit weights become floats on their way, not beforehand
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -43,7 +43,7 @@ def _floats(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
     """Floats; of 8-bit numbers q, 128.5 + q/256.
 
     A conversion of whole numbers is slow, eight times slower than a product. But 128 + u/256 is a float whose third
-    byte is u, so that one move of bytes makes it; u is q with its first bit turned, q + 128.
+    byte is u, so that one move of bytes makes it; u is q with its first bit flipped, q + 128.
     """
     if tile.dtype == tl.int8 and ASM:
         floats = tl.inline_asm_elementwise(

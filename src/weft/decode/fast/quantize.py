@@ -1,11 +1,11 @@
 """Weights in 8 or 4 bits: a decoding step reads every weight once, so smaller weights are faster steps.
 
-A weight w of a row is kept as a whole number q with w ≈ scale · q. In 8 bits a row has one scale; in 4 bits every 32
-neighbours have their own. Only weights are kept so; tables that are looked up, norms and biases stay as they are, and
-the table that gives the logits is kept in 8 bits either way, for every mistake in it shows.
+A weight w of a row is stored as a whole number q with w ≈ scale · q. In 8 bits a row has one scale; in 4 bits every 32
+neighbours have their own. Only weights are stored so; tables that are looked up, norms and biases stay as they are, and
+the table that gives the logits is stored in 8 bits either way, because every error in it shows.
 
-`Plain` is the definition: turn the numbers back, multiply. The other products give the same through the kernels that
-torch has for a processor. Which of them works here is tried out, on a small matrix, not guessed from a name.
+`Plain8` and `Plain4` are the definition: dequantize, multiply. The other products give the same by the kernels that
+torch has for a CPU. Which of them works here is tried on a small matrix, not guessed from a name.
 """
 
 from functools import cache
@@ -26,7 +26,7 @@ Bits = Literal["int8", "int4"]
 GROUP = 32  # neighbours with one scale, in 4 bits
 MOST8 = 119  # in 8 bits: the largest number whose upper and lower half are signed 4-bit numbers (`Digits`)
 SHRINKS = (-8.5, -8.0, -7.5, -7.0)  # what the largest weight of a group may become, in 4 bits
-CHUNK = 1 << 22  # weights quantised at a time
+CHUNK = 1 << 22  # weights quantized at a time
 
 
 # ---- numbers
@@ -113,7 +113,7 @@ class Product(nn.Module):
 
 
 class Plain8(Product):
-    """The definition, in 8 bits. On a GPU, `decode/fused.py` reads `numbers` and `scales` itself."""
+    """The definition, in 8 bits. On a GPU, the CUDA fast path reads `numbers` and `scales` itself."""
 
     numbers: Tensor
     scales: Tensor
@@ -172,7 +172,7 @@ class Dynamic4(Product):
 class Digits8(Product):
     """8 bits on Arm: q = 16 a + b with signed 4-bit digits a and b, which `Dynamic4`'s kernel multiplies at once.
 
-    It is faster than the kernel for 8 bits, which turns every number into a float.
+    It is faster than the kernel for 8 bits, which converts every number to a float.
     """
 
     @staticmethod
@@ -190,7 +190,7 @@ class Digits8(Product):
 
 
 class Columns8(Product):
-    """8 bits on other processors."""
+    """8 bits on other CPUs."""
 
     numbers: Tensor
     scales: Tensor
@@ -208,7 +208,7 @@ class Columns8(Product):
 
 
 class Tiles4(Product):
-    """4 bits on other processors, and on a GPU, where x is bf16."""
+    """4 bits on other CPUs, and on a GPU, where x is bf16."""
 
     packed: Tensor
     scales: Tensor
@@ -279,7 +279,7 @@ def works(kind: type[Product], bits: Bits, device: torch.device, dtype: torch.dt
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer over small numbers: (…, K) → (…, N)."""
+    """A linear layer with quantized weights: (…, K) → (…, N)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, bits: Bits):
         super().__init__()
@@ -292,7 +292,7 @@ class QuantizedLinear(nn.Module):
 
 
 class QuantizedHead(heads.WordHead):
-    """Features to words through a table of small numbers, which a tied model keeps beside its embeddings."""
+    """Features to words through a quantized table, which a tied model has beside its embeddings."""
 
     def __init__(self, head: heads.WordHead, table: Tensor, bits: Bits):
         nn.Module.__init__(self)
@@ -314,9 +314,9 @@ def check_bits(bits: str) -> Bits:
 
 @torch.no_grad()
 def quantize(model: LanguageModel, bits: str) -> LanguageModel:
-    """Put small numbers in the place of a Transformer's weights, on the device and in the type that they have now.
+    """Quantize a Transformer's weights in place, on the device where they are.
 
-    In place: the model can write and be measured afterwards, not be trained or saved.
+    Afterwards the model can write and be evaluated, but not be trained or saved.
     """
     width = check_bits(bits)
     if not isinstance(model, Transformer):
@@ -337,9 +337,3 @@ def quantize(model: LanguageModel, bits: str) -> LanguageModel:
         table = model.embedding.weight if model.output.weight is None else model.output.weight
         model.output = QuantizedHead(model.output, table, "int8")
     return model.eval()
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all that a model holds, each tensor counted once."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())

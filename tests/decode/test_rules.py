@@ -8,8 +8,17 @@ from torch import Tensor
 from weft.config import validate
 from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.generate import generate
-from weft.decode.sampling import choose, filtered, min_p, temperature, top_k, top_p, typical
-from weft.decode.shaping import Past, ban, force, frequency_penalty, presence_penalty, repetition_penalty, shaped
+from weft.decode.prompt import Prompt
+from weft.decode.rules import (
+    TokenCounts,
+    apply_rules,
+    ban,
+    force,
+    frequency_penalty,
+    presence_penalty,
+    repetition_penalty,
+)
+from weft.decode.sampling import choose, filtered, min_p, top_k, top_p, typical
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -28,17 +37,17 @@ def read() -> Tensor:
     return torch.randint(V, (B, 12), generator=torch.Generator().manual_seed(1))
 
 
-def past_of(read: Tensor, written: Tensor) -> Past:
-    past = Past(read.tolist(), V, torch.device("cpu"))
+def counts_of(read: Tensor, written: Tensor) -> TokenCounts:
+    counts = TokenCounts(read.tolist(), V, torch.device("cpu"))
     for column in written.T:
-        past.push(column)
-    return past
+        counts.push(column)
+    return counts
 
 
 @pytest.mark.parametrize("amount", [0.2, 0.5, 0.9])
 def test_filters_equal_transformers(logits: Tensor, read: Tensor, amount: float) -> None:
     for ours, theirs in [
-        (temperature(logits, amount), transformers.TemperatureLogitsWarper(amount)),
+        (filtered(logits, [Sampling(temperature=amount)] * B), transformers.TemperatureLogitsWarper(amount)),
         (top_k(logits, int(amount * 20)), transformers.TopKLogitsWarper(int(amount * 20))),
         (top_p(logits, amount), transformers.TopPLogitsWarper(amount)),
         (min_p(logits, amount), transformers.MinPLogitsWarper(amount)),
@@ -55,19 +64,20 @@ def test_penalties_and_bans_equal_transformers(logits: Tensor, read: Tensor, pen
 
     banned = transformers.SuppressTokensLogitsProcessor([3, 7])(read, logits.clone())
     rules = [Rules(banned=(3, 7))] * B
-    torch.testing.assert_close(shaped(logits, rules, None, 0, None), banned)
+    torch.testing.assert_close(apply_rules(logits, rules, None, [0] * B, None), banned)
 
     biased = transformers.SequenceBiasLogitsProcessor([[[5], penalty], [[9], -penalty]])(read, logits.clone())
-    torch.testing.assert_close(shaped(logits, [Rules(logit_bias={5: penalty, 9: -penalty})] * B, None, 0, None), biased)
+    ours = apply_rules(logits, [Rules(logit_bias={5: penalty, 9: -penalty})] * B, None, [0] * B, None)
+    torch.testing.assert_close(ours, biased)
 
     early = transformers.MinNewTokensLengthLogitsProcessor(10, 4, 2)
     for count, ids in ((1, read[:, :11]), (4, read[:, :14])):
         held = torch.cat([ids, ids], 1)[:, : 10 + count]
-        ours = shaped(logits, [Rules(min_tokens=4)] * B, None, count, 2)
+        ours = apply_rules(logits, [Rules(min_tokens=4)] * B, None, [count] * B, 2)
         torch.testing.assert_close(ours, early(held, logits.clone()))
 
     first = transformers.ForcedBOSTokenLogitsProcessor(8)(read[:, :1], logits.clone())
-    torch.testing.assert_close(shaped(logits, [Rules(forced=(8,))] * B, None, 0, None), first)
+    torch.testing.assert_close(apply_rules(logits, [Rules(forced=(8,))] * B, None, [0] * B, None), first)
     torch.testing.assert_close(force(logits, 8), first)
 
 
@@ -82,11 +92,11 @@ def test_frequency_and_presence_follow_their_formulas(logits: Tensor) -> None:
 
 def test_only_repetition_counts_the_prompt(logits: Tensor, read: Tensor) -> None:
     written = torch.full((B, 2), 20)
-    past = past_of(read, written)
-    one = shaped(logits, [Rules(presence_penalty=2.0)] * B, past, 2, None)
+    counts = counts_of(read, written)
+    one = apply_rules(logits, [Rules(presence_penalty=2.0)] * B, counts, [2] * B, None)
     changed = (one != logits).nonzero()[:, 1].unique().tolist()
     assert changed == [20]
-    both = shaped(logits, [Rules(repetition_penalty=2.0)] * B, past, 2, None)
+    both = apply_rules(logits, [Rules(repetition_penalty=2.0)] * B, counts, [2] * B, None)
     assert set((both[0] != logits[0]).nonzero()[:, 0].tolist()) == {20, *read[0].tolist()}
 
 
@@ -102,20 +112,21 @@ MIXED = [
 
 def test_rows_with_settings_of_their_own_come_out_as_alone(logits: Tensor, read: Tensor) -> None:
     written = read[:, :2].flip(1)
-    past = past_of(read, written)
-    together = shaped(logits, MIXED, past, 2, 0)
-    drawn = choose(together, MIXED, [torch.Generator().manual_seed(s) for s in range(B)])
+    counts = counts_of(read, written)
+    together = apply_rules(logits, MIXED, counts, [2] * B, 0)
+    uniforms = [row / B for row in range(B)]
+    drawn = choose(together, MIXED, uniforms)
     for row in range(B):
-        own = past_of(read[row : row + 1], written[row : row + 1])
-        alone = shaped(logits[row : row + 1], [MIXED[row]], own, 2, 0)
+        own = counts_of(read[row : row + 1], written[row : row + 1])
+        alone = apply_rules(logits[row : row + 1], [MIXED[row]], own, [2], 0)
         assert torch.equal(alone[0], together[row])
-        assert torch.equal(filtered(alone, MIXED[row])[0], filtered(together, MIXED)[row])
-        assert int(choose(alone, MIXED[row], [torch.Generator().manual_seed(row)])) == int(drawn[row])
+        assert torch.equal(filtered(alone, [MIXED[row]])[0], filtered(together, MIXED)[row])
+        assert choose(alone, [MIXED[row]], uniforms[row : row + 1]) == [drawn[row]]
 
 
 def test_nothing_is_changed_in_place(logits: Tensor, read: Tensor) -> None:
     before = logits.clone()
-    filtered(shaped(logits, MIXED, past_of(read, read), 1, 0), MIXED)
+    filtered(apply_rules(logits, MIXED, counts_of(read, read), [1] * B, 0), MIXED)
     assert torch.equal(logits, before)
 
 
@@ -129,21 +140,21 @@ def model() -> LanguageModel:
 
 
 def written(
-    model: LanguageModel, settings: Sampling | list[Sampling], rows: int = 1, **more: object
+    model: LanguageModel, settings: Sampling | list[Sampling], rows: int = 1, eos_id: int | None = None
 ) -> list[list[int]]:
     texts: list[list[int]] = [[] for _ in range(rows)]
-    prompts = [[7, 8, 9 + row] for row in range(rows)]
-    for token in generate(model, prompts, settings, **more):  # type: ignore[arg-type]
+    prompts = [Prompt([7, 8, 9 + row], eos_id=eos_id) for row in range(rows)]
+    for token in generate(model, prompts, settings, range(rows)):
         texts[token.row].append(token.id)
     return texts
 
 
 def test_a_batch_of_unlike_rows_writes_what_each_writes_alone(model: LanguageModel) -> None:
     settings = [each.replace(max_tokens=4 + 2 * row) for row, each in enumerate(MIXED)]
-    together = written(model, settings, B, eos_id=0, seeds=list(range(B)))
+    together = written(model, settings, B, eos_id=0)
     for row, each in enumerate(settings):
         alone: list[int] = []
-        for token in generate(model, [[7, 8, 9 + row]], each, eos_id=0, seeds=[row]):
+        for token in generate(model, [Prompt([7, 8, 9 + row], eos_id=0)], each, seeds=[row]):
             alone.append(token.id)
         assert alone == together[row]
     assert together[5][:3] == [4, 5, 6]
@@ -164,16 +175,18 @@ def test_min_tokens_holds_the_end_back(model: LanguageModel) -> None:
     assert written(model, Sampling(logit_bias=wish, min_tokens=3), eos_id=0)[0].index(0) == 3
 
 
-def test_copies_of_a_prompt_are_read_once_and_written_apart(model: LanguageModel) -> None:
-    rows = list(generate(model, [[1, 2], [3]], Sampling(max_tokens=6), copies=3))
+def test_equal_prompts_are_read_once_and_written_apart(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    advance = model.advance
+    monkeypatch.setattr(model, "advance", lambda tokens, *more: read.append(len(tokens)) or advance(tokens, *more))
+    rows = list(generate(model, [[1, 2]] * 3 + [[3]] * 3, Sampling(max_tokens=6)))
+    assert read[0] == 2 and set(read[1:]) == {6}
     texts = [[t.id for t in rows if t.row == row] for row in range(6)]
     for row, text in enumerate(texts):
         prompt = [1, 2] if row < 3 else [3]
         alone = [t.id for t in generate(model, [prompt], Sampling(max_tokens=6), seeds=[row])]
         assert text == alone
     assert len({tuple(text) for text in texts}) == 6
-    with pytest.raises(ModelError, match="n = 0"):
-        generate(model, [[1]], Sampling(), copies=0)
 
 
 def test_log_probabilities_are_the_models_own(model: LanguageModel) -> None:

@@ -1,4 +1,4 @@
-"""Room that grows with the text gives the same text as room that was there from the start."""
+"""Capacity that grows with the text gives the same text as capacity that was there from the start."""
 
 from itertools import islice
 
@@ -8,11 +8,12 @@ import torch
 from tests.decode.small import VOCAB, decoder
 
 from weft.api.run import sampling
-from weft.decode import room
+from weft.decode import capacity
 from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Sampling
 from weft.decode.contrastive import Contrasted
 from weft.decode.generate import generate
+from weft.decode.prompt import Prompt
 from weft.decode.speculative import Draft, speculate
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
@@ -26,7 +27,7 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11]]
 def build(name: str) -> LanguageModel:
     torch.manual_seed(0)
     match name:
-        case "lean":
+        case "fast path":
             return decoder()
         case "general":
             return decoder(norm=LayerNorm())
@@ -40,29 +41,28 @@ def build(name: str) -> LanguageModel:
             return model.eval()
 
 
-@pytest.mark.parametrize("name", ["lean", "general", "lstm", "ngram", "contrast"])
-def test_a_text_that_outgrows_its_room(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["fast path", "general", "lstm", "ngram", "contrast"])
+def test_a_text_that_outgrows_its_capacity(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(name)
     settings = Sampling(max_tokens=40, seed=2)
 
     def texts() -> list[object]:
         one = list(generate(model, PROMPTS[:1], settings))
-        many = list(generate(model, PROMPTS, settings, copies=2))
+        many = list(generate(model, [prompt for prompt in PROMPTS for _ in "ab"], settings))
         best = beam_search(model, PROMPTS, Beam(beams=3, max_tokens=30))
-        draft = Draft(model, settings, VOCAB, 43, seed=4)
+        draft = Draft(model, Prompt(PROMPTS[0]), settings)
         return [one, many, best, list(speculate(model, draft, PROMPTS[0], settings))]
 
     whole = texts()
-    grown: list[int] = []
-    make = room.make_room
-    for module in ("generate", "beam", "speculative"):
-        monkeypatch.setattr(f"weft.decode.{module}.make_room", lambda *given: grown.append(make(*given)) or grown[-1])
-    monkeypatch.setattr(room, "FIRST", 2)
+    grown: list[bool] = []
+    grow = capacity.grow
+    monkeypatch.setattr("weft.decode.fast.stepper.grow", lambda *given: grown.append(grow(*given)) or grown[-1])
+    monkeypatch.setattr(capacity, "FIRST", 2)
     assert texts() == whole
-    assert any(grown) == (name != "contrast")  # which has all of its room from the start
+    assert any(grown) == (name != "contrast")  # which has all of its capacity from the start
 
 
-def test_room_for_a_thousand_million_tokens_is_not_taken_beforehand() -> None:
+def test_capacity_for_a_thousand_million_tokens_is_not_taken_beforehand() -> None:
     tokens = generate(decoder(), [[1, 2]], Sampling(max_tokens=10**9, temperature=0.0))
     expected = list(generate(decoder(), [[1, 2]], Sampling(max_tokens=20, temperature=0.0)))
     assert [each.id for each in islice(tokens, 20)] == [each.id for each in expected]

@@ -1,4 +1,4 @@
-"""What the text so far and the caller's wishes do to logits: pure functions on logits (…, V), to be composed.
+"""What the text so far and the caller's rules do to logits: pure functions on logits (…, V), to be composed.
 
 They come before temperature and the filters of `sampling`. None of them changes its argument. A penalty is one number
 or a tensor (…) of one number a row.
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Rules
+from weft.decode.sampling import Amount, column
 from weft.errors import ModelError
-
-Amount = float | Tensor
 
 
 def repetition_penalty(logits: Tensor, seen: Tensor, penalty: Amount) -> Tensor:
@@ -20,23 +19,18 @@ def repetition_penalty(logits: Tensor, seen: Tensor, penalty: Amount) -> Tensor:
 
     Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers.
     """
-    penalty = _column(penalty)
+    penalty = column(penalty, logits)
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def frequency_penalty(logits: Tensor, counts: Tensor, penalty: Amount) -> Tensor:
     """Take `penalty` off logits (…, V) once for each time that a token was written, counts (…, V)."""
-    return logits - _column(penalty) * counts
+    return logits - column(penalty, logits) * counts
 
 
 def presence_penalty(logits: Tensor, counts: Tensor, penalty: Amount) -> Tensor:
     """Take `penalty` off logits (…, V) where a token was written at all, counts (…, V)."""
-    return logits - _column(penalty) * (counts > 0)
-
-
-def bias(logits: Tensor, amounts: Tensor) -> Tensor:
-    """Logits (…, V) plus what the caller adds to some tokens, amounts (…, V)."""
-    return logits + amounts
+    return logits - column(penalty, logits) * (counts > 0)
 
 
 def ban(logits: Tensor, banned: Tensor) -> Tensor:
@@ -51,11 +45,7 @@ def force(logits: Tensor, token: int) -> Tensor:
     return forced
 
 
-def _column(amount: Amount) -> Amount:
-    return amount.unsqueeze(-1) if isinstance(amount, Tensor) else amount
-
-
-class Past:
+class TokenCounts:
     """How often each row has read and written each token: `read` and `written` (batch, V)."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device):
@@ -74,37 +64,33 @@ class Past:
         self.read, self.written = self.read[index], self.written[index]
 
     @classmethod
-    def joined(cls, pasts: "Sequence[Past]") -> "Past":
+    def joined(cls, several: "Sequence[TokenCounts]") -> "TokenCounts":
         """The rows of several, one after the other."""
-        past = cls([], pasts[0].read.shape[1], pasts[0].read.device)
-        past.read = torch.cat([each.read for each in pasts])
-        past.written = torch.cat([each.written for each in pasts])
-        return past
+        first = several[0]
+        joined = cls([], first.read.shape[1], first.read.device)
+        joined.read = torch.cat([each.read for each in several])
+        joined.written = torch.cat([each.written for each in several])
+        return joined
 
 
-def needs_past(rules: Sequence[Rules]) -> bool:
-    """Whether `shaped` has to be told the past."""
-    return any(rule.penalises for rule in rules)
-
-
-def shaped(
-    logits: Tensor, rules: Sequence[Rules], past: Past | None, count: int | Sequence[int], eos_id: int | None
+def apply_rules(
+    logits: Tensor, rules: Sequence[Rules], seen: TokenCounts | None, written: Sequence[int], eos_id: int | None
 ) -> Tensor:
-    """Logits (B, V) after all that rules[i] asks of row i, of which `count` tokens are written, or count[i] of them.
+    """Logits (B, V) after all that rules[i] asks of row i, of which written[i] tokens are written.
 
     In this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, banned and min_tokens, forced.
+    `seen` is needed where a rule penalises.
     """
-    counts = [count] * len(rules) if isinstance(count, int) else count
     logits = logits.float()
     if any(rule.logit_bias for rule in rules):
         amounts = torch.zeros_like(logits)
         for row, rule in enumerate(rules):
             for token, amount in rule.logit_bias.items():
                 amounts[row, token] = amount
-        logits = bias(logits, amounts)
-    if past is not None:
-        logits = _penalised(logits, rules, past)
-    early = [rule.min_tokens > count and eos_id is not None for rule, count in zip(rules, counts, strict=True)]
+        logits = logits + amounts
+    if seen is not None:
+        logits = _penalised(logits, rules, seen)
+    early = [rule.min_tokens > count and eos_id is not None for rule, count in zip(rules, written, strict=True)]
     if any(early) or any(rule.banned for rule in rules):
         banned = torch.zeros_like(logits, dtype=torch.bool)
         for row, rule in enumerate(rules):
@@ -112,16 +98,16 @@ def shaped(
             if early[row]:
                 banned[row, eos_id] = True
         logits = ban(logits, banned)
-    if any(len(rule.forced) > count for rule, count in zip(rules, counts, strict=True)):
+    if any(len(rule.forced) > count for rule, count in zip(rules, written, strict=True)):
         rows = [
             force(row, rule.forced[count]) if len(rule.forced) > count else row
-            for row, rule, count in zip(logits, rules, counts, strict=True)
+            for row, rule, count in zip(logits, rules, written, strict=True)
         ]
         logits = torch.stack(rows)
     return logits
 
 
-def _penalised(logits: Tensor, rules: Sequence[Rules], past: Past) -> Tensor:
+def _penalised(logits: Tensor, rules: Sequence[Rules], seen: TokenCounts) -> Tensor:
     repetition, frequency, presence = (
         torch.tensor(amounts, device=logits.device)
         for amounts in (
@@ -130,12 +116,12 @@ def _penalised(logits: Tensor, rules: Sequence[Rules], past: Past) -> Tensor:
             [rule.presence_penalty for rule in rules],
         )
     )
-    logits = repetition_penalty(logits, past.read | (past.written > 0), repetition)
-    logits = frequency_penalty(logits, past.written, frequency)
-    return presence_penalty(logits, past.written, presence)
+    logits = repetition_penalty(logits, seen.read | (seen.written > 0), repetition)
+    logits = frequency_penalty(logits, seen.written, frequency)
+    return presence_penalty(logits, seen.written, presence)
 
 
-def check_ids(rules: Sequence[Rules], vocab_size: int) -> None:
+def check_rules(rules: Sequence[Rules], vocab_size: int) -> None:
     """Refuse token ids that a vocabulary of this size doesn't have, and rules that leave nothing to write."""
     for rule in rules:
         for name in ("logit_bias", "banned", "forced"):
@@ -143,4 +129,4 @@ def check_ids(rules: Sequence[Rules], vocab_size: int) -> None:
             if wrong is not None:
                 raise ModelError(f"{name}: token {wrong} is outside the vocabulary of {vocab_size}")
         if len(set(rule.banned)) == vocab_size:
-            raise ModelError(f"banned: all {vocab_size} tokens of the vocabulary are, so nothing can be written")
+            raise ModelError(f"banned: all {vocab_size} tokens of the vocabulary, so nothing can be written")

@@ -1,0 +1,179 @@
+"""How a model reads on: plainly, or by a fast path that fits model, state and device. All of that is chosen here.
+
+- CPU fast path (`cpu`): LLaMA's step in few operations, for rows of equal length, in float32;
+- CUDA fast path (`cuda`): LLaMA's step, and the reading of its prompts, in a few kernels, in 16 bits;
+- CUDA graphs (`cuda_graphs`, `engine_graphs`): any Transformer's step, captured once and replayed.
+
+Everything else is read by the model's own `advance`. All ways give the same logits but for rounding.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.decode.capacity import grow, start
+from weft.decode.engine.paging import BlockStore, PagedCache
+from weft.decode.fast.cpu import CPUFastPath
+from weft.decode.fast.cuda import CUDAFastPath, has_kernels
+from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
+from weft.decode.fast.engine_graphs import PagedGraphs
+from weft.models.base import LanguageModel, Source, State
+from weft.models.config import Decoder, LMHead
+from weft.models.transformer import Transformer, TransformerState
+from weft.nn.cache import KeyValueCache
+from weft.nn.config import Attention, DynamicNTK, Gated, RMSNorm, Rotary
+
+Step = Callable[[Tensor], Tensor]  # the next tokens (batch,) → logits (batch, V)
+
+
+class Stepper:
+    """A model and what it has read, one row a sequence.
+
+    `first` tokens are read first, and no row grows beyond `limit`; capacity grows with the texts.
+    """
+
+    def __init__(self, model: LanguageModel, batch: int, first: int, limit: int, source: Source | None = None):
+        self.model, self.limit = model, limit
+        self.state = start(model, batch, first, limit, source)
+        self._step: Step | None = None
+
+    def read(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Read tokens (batch, time), of row i the first lengths[i] → features (batch, time, …) for the head.
+
+        For prompts, and where rows change after every token.
+        """
+        grow(self.state, tokens.shape[1], self.limit)
+        self._step = None
+        kernels = cuda_fast_path(self.model, self.state) if not self.state.longest else None
+        if kernels is None:
+            return self.model.advance(tokens, self.state, lengths)
+        self.state.reserve(tokens.shape[1])
+        features = kernels.read(tokens)
+        self.state.advance(tokens.shape[1], lengths)
+        return features
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Read one token in every row, (batch,), by the fastest way → logits (batch, V), good until the next step."""
+        if grow(self.state, 1, self.limit) or self._step is None:
+            self._step = _fastest(self.model, self.state)
+        return self._step(tokens)
+
+    def reorder(self, index: Tensor) -> None:
+        """Row i goes on from what row index[i] has read; the batch may grow or shrink."""
+        self.state.reorder(index)
+        self._step = None
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens of every row."""
+        if self.state.longest > length:
+            self.state.truncate(length)
+            self._step = None
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether tokens can be chosen on the device, so that it needn't wait for the host between two steps."""
+        state = self.state
+        return state.lengths.is_cuda and state.max_len == self.limit and shape_is_fixed(self.model, state)
+
+    def run_ahead(self, logits: Tensor, sampler: DeviceSampler, steps: int) -> Iterator[list[int]]:
+        """The tokens of all rows, step by step, from the logits (batch, V) after the prompts on; `steps` at most."""
+        model, state = self.model, self.state
+        assert isinstance(model, Transformer) and isinstance(state, TransformerState)
+        return GraphStep(model, state, cuda_fast_path(model, state), sampler).run_ahead(logits, steps)
+
+
+def _fastest(model: LanguageModel, state: State) -> Step:
+    if state.lengths.is_cuda and shape_is_fixed(model, state):
+        assert isinstance(model, Transformer) and isinstance(state, TransformerState)
+        return GraphStep(model, state, cuda_fast_path(model, state))
+    if cpu_fast_path_fits(model, state):
+        assert isinstance(model, Transformer) and isinstance(state, TransformerState)
+        return CPUFastPath(model, state)
+    return lambda tokens: model.step(tokens.unsqueeze(1), state)[:, -1]
+
+
+def paged_graphs(model: Transformer, store: BlockStore) -> PagedGraphs | None:
+    """Steps over the blocks of a pool as CUDA graphs, where model and device allow them; None: read plainly."""
+    longest = store.blocks * store.block_size
+    if not model.embedding.weight.is_cuda or model.encoder is not None or _stretches(model, longest):
+        return None
+    return PagedGraphs(model, store, lambda state: cuda_fast_path(model, state))
+
+
+# ---- what each way is written for
+
+
+def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
+    """LLaMA's shape, in float32, with rows of equal length."""
+    if not isinstance(model, Transformer) or not isinstance(state, TransformerState) or model.training:
+        return False
+    table = model.embedding.weight
+    if table.device.type != "cpu" or table.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        return False
+    return state.even and isinstance(state.cache, KeyValueCache) and llama_like(model.config) and not _hooked(model)
+
+
+def cuda_fast_path(model: LanguageModel, state: State) -> CUDAFastPath | None:
+    """The kernels for this model and state, where they fit: LLaMA's shape, on a GPU, in 16 bits."""
+    if not isinstance(model, Transformer) or not isinstance(state, TransformerState):
+        return None
+    table = model.embedding.weight
+    if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    if not has_kernels() or not isinstance(state.cache, KeyValueCache | PagedCache):
+        return None
+    fits = llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and not _hooked(model)
+    return CUDAFastPath(model, state) if fits else None
+
+
+def _hooked(model: Transformer) -> bool:
+    """Whether a hook looks at the probabilities of attention, which only the plain way computes."""
+    assert model.decoder is not None
+    return any(block.attention.weights._forward_hooks for block in model.decoder.blocks)  # type: ignore[union-attr]
+
+
+def shape_is_fixed(model: LanguageModel, state: State) -> bool:
+    """Whether all steps after `state` are of one shape, as a CUDA graph must be."""
+    if not (isinstance(model, Transformer) and isinstance(state, TransformerState)):
+        return False
+    return isinstance(state.cache, KeyValueCache) and not _stretches(model, state.max_len)
+
+
+def _stretches(model: Transformer, longest: int) -> bool:
+    """Whether the positions of a text change as it grows to `longest` tokens: no two steps are the same then."""
+    position = model.config.position
+    dynamic = isinstance(position, Rotary) and isinstance(position.scaling, DynamicNTK)
+    return dynamic and longest > model.config.context
+
+
+def llama_like(config: Any) -> bool:
+    """Whether a config is LLaMA's with other sizes: every setting that the fast paths don't know is at its default."""
+    if not isinstance(config, Decoder) or not isinstance(config.head, LMHead):
+        return False
+    position, feedforward, norm = config.position, config.feedforward, config.norm
+    if not (isinstance(position, Rotary) and isinstance(feedforward, Gated) and isinstance(norm, RMSNorm)):
+        return False
+    attention = config.attention
+    same = Decoder(
+        vocab_size=config.vocab_size,
+        context=config.context,
+        layers=config.layers,
+        d_model=config.d_model,
+        attention=Attention(
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            d_head=attention.d_head,
+            scale=attention.scale,
+            dropout=attention.dropout,
+        ),
+        feedforward=Gated(d_ff=feedforward.d_ff, dropout=feedforward.dropout),
+        norm=RMSNorm(eps=norm.eps),
+        position=Rotary(base=position.base, scaling=position.scaling),
+        head=config.head,
+        dropout=config.dropout,
+        embedding_scale=config.embedding_scale,
+        init=config.init,
+    )
+    return config == same and not isinstance(position.scaling, DynamicNTK)

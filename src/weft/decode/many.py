@@ -1,0 +1,81 @@
+"""Many texts, written whole: in lockstep batches or by the engine, whichever is faster."""
+
+from collections.abc import Iterator, Sequence
+
+from weft.decode.capacity import FIRST
+from weft.decode.completion import Completion, gather
+from weft.decode.config import Sampling
+from weft.decode.engine.engine import Engine, Limits
+from weft.decode.generate import generate, max_length
+from weft.decode.prompt import Prompt, check_prompts
+from weft.models.base import LanguageModel, Source, device_of
+from weft.models.transformer import Transformer
+
+ROWS = 256  # texts that the engine writes at a time, at most
+BLOCK_SIZE = 16
+MANY = 32  # texts in one batch from which on the engine is faster
+LONGEST = 1 << 16  # tokens that a text may reach for the engine, which has to hold a whole one
+
+
+def complete(
+    model: LanguageModel,
+    prompts: Sequence[Prompt],
+    settings: Sampling,
+    seeds: Sequence[int] | None = None,
+    source: Source | None = None,
+) -> list[Completion]:
+    """Continue `prompts` and return the new text of each, without the prompts. No prompts give no texts.
+
+    The text of prompt i is drawn with seeds[i], by default the settings' seed + i.
+    """
+    if not prompts:
+        return []
+    if source is not None:
+        return gather(generate(model, prompts, settings, seeds, source), prompts)
+    seeds = [settings.seed + row for row in range(len(prompts))] if seeds is None else seeds
+    return list(completions(model, prompts, settings, seeds, len(prompts)))
+
+
+def completions(
+    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], rows: int
+) -> Iterator[Completion]:
+    """The new text of each prompt, in their order, as soon as it is there; at most `rows` are written at a time."""
+    if engine_is_faster(model, prompts, settings, rows):
+        yield from _by_engine(model, prompts, settings, seeds, min(rows, ROWS))
+        return
+    for first in range(0, len(prompts), rows):
+        some = prompts[first : first + rows]
+        yield from gather(generate(model, some, settings, seeds[first : first + rows]), some)
+
+
+def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, rows: int) -> bool:
+    """Whether the engine writes these texts, `rows` at a time, faster than lockstep batches of them.
+
+    Measured with `benchmarks/engine.py` on a CPU: it is where prompts of unequal length are many. Lockstep pads them,
+    can't take the CPU fast path for them, and has fewer and fewer rows while the last texts of a batch end; the engine
+    lets the next ones in. Lockstep is faster where prompts are of one length, or few, and for recurrent and n-gram
+    models, which have nothing to page. On a GPU it runs ahead of the host. A text that may grow very long is left to
+    lockstep as well, whose capacity grows with it.
+    """
+    if not isinstance(model, Transformer) or model.encoder is not None or device_of(model).type != "cpu":
+        return False
+    many = len(prompts) > rows or len(prompts) >= MANY
+    unequal = len({len(prompt.ids) for prompt in prompts}) > 1
+    return many and unequal and max_length(prompts, settings.max_tokens, model) <= LONGEST
+
+
+def _by_engine(
+    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], rows: int
+) -> Iterator[Completion]:
+    tokenizer = prompts[0].tokenizer
+    assert tokenizer is not None
+    check_prompts(model, prompts)  # before any of them is written, and with their numbers
+    longest = max_length(prompts, settings.max_tokens, model)
+    usual = max_length(prompts, min(settings.max_tokens, FIRST), model)
+    blocks = max(-(-longest // BLOCK_SIZE), min(rows, len(prompts)) * -(-usual // BLOCK_SIZE))
+    engine = Engine(model, tokenizer, Limits(blocks, BLOCK_SIZE, rows))
+    requests = [engine.submit(prompt, settings, seed=seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    for request in requests:
+        while not request.ended.is_set():
+            engine.step()
+        yield request.completion()
