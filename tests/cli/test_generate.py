@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.api import train as api
 from weft.cli.main import run
+from weft.decode.config import Beam, Sampling
 from weft.errors import ConfigError
 
 Capture = pytest.CaptureFixture[str]
@@ -34,7 +34,7 @@ def text(path: Path) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     changes = {"tokenizer": {"kind": "byte"}}
-    api.train(
+    weft.train(
         "ngram-3", data=str(text(folder / "book.txt")), run=folder / "run", changes=changes, log=lambda line: None
     )
     return folder / "run"
@@ -60,8 +60,8 @@ def test_several_texts_are_those_of_the_seeds_that_follow(trained: Path, capsys:
 
 
 def test_beam_search_by_command_is_the_librarys(trained: Path, capsys: Capture) -> None:
-    loaded = api.load(trained)
-    settings = api.beam(beams=5, n=2, max_tokens=9, length_penalty={"kind": "gnmt", "alpha": 0.8})
+    loaded = weft.load(trained)
+    settings = weft.beam(beams=5, n=2, max_tokens=9, length_penalty={"kind": "gnmt", "alpha": 0.8})
     best = loaded.candidates(["A dog"], settings)[0]
     words = ["--prompt", "A dog", "--max-tokens", "9", "--beam", "5", "-n", "2", "--gnmt-penalty", "0.8"]
     assert written(capsys, trained, *words) == f"A dog{best[0].text}\n---\nA dog{best[1].text}\n"
@@ -136,13 +136,23 @@ def test_patterns_and_schemas_by_command(trained: Path, tmp_path: Path, capsys: 
     for content, line in (
         ("{", "s.json: not valid JSON"),
         ("[" * 3000, "s.json: JSON that is nested too deeply"),
-        (
-            '{"type": "number", "minimum": 3}',
-            "s.json: the schema.minimum: not supported for a number; supported here: type",
-        ),
+        ('{"type": "strin"}', "s.json: the schema: Invalid type: strin"),
     ):
         schema.write_text(content)
         assert line in mistake(capsys, "generate", str(trained), "--json-schema", str(schema))
+
+
+def test_a_grammar_by_command(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    grammar = tmp_path / "g.lark"
+    grammar.write_text('start: item item\nitem: "(" ("x" | "y") ")"\n')
+    words = ["--grammar", str(grammar)]
+    texts = {f"({a})({b})" for a in "xy" for b in "xy"}
+    assert written(capsys, trained, *words).strip() in texts
+    assert set(written(capsys, trained, *words, "--beam", "4", "-n", "4").strip().split("\n---\n")) == texts
+    grammar.write_text('start: "a" b\nb: c\n')
+    line = mistake(capsys, "generate", str(trained), *words)
+    assert 'g.lark: the grammar: line 2, column 4: unknown name: "c"' in line
+    assert "exclude each other" in mistake(capsys, "generate", str(trained), *words, "--regex", "a")
 
 
 @pytest.mark.parametrize("words", [[], ["--json"], ["--n", "1", "--logprobs", "0"]])
@@ -162,7 +172,7 @@ def test_a_full_window_is_told_once(tmp_path: Path, capsys: Capture, monkeypatch
     data = str(text(tmp_path / "book.txt"))
     recipe = tmp_path / "small.toml"
     recipe.write_text("")
-    api.train(recipe, data=data, run=tmp_path / "run", changes=changes, log=lambda line: None)
+    weft.train(recipe, data=data, run=tmp_path / "run", changes=changes, log=lambda line: None)
     capsys.readouterr()
     line = "stopped at the model's 16 positions, before --max-tokens\n"
     assert run(["generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "60", "--ban", "\0"]) == 0
@@ -277,7 +287,7 @@ def test_a_file_that_holds_something_else_is_left_alone(trained: Path, tmp_path:
         (["--lookup", "2", "--n", "2"], "guess for one text"),
         (["--lookup", "2", "--draft", "x"], "exclude each other"),
         (["--draft", "runs/none"], "runs/none: not a run"),
-        (["--regex", "(a"], "a group is not closed"),
+        (["--regex", "(a"], "unclosed group"),
         (["--regex", "a", "--json-schema", "b"], "exclude each other"),
         (["--beam", "2", "--seed", "3"], "--seed doesn't apply to --beam"),
         (["--json-schema", "none.json"], "none.json: No such file"),
@@ -312,7 +322,7 @@ def test_prompts_that_cannot_be_read(
 def test_a_draft_with_another_tokenizer_is_refused(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     book = str(text(tmp_path / "book.txt"))
     changes = {"tokenizer": {"kind": "char"}}
-    other = api.train("ngram-3", data=book, run=tmp_path / "other", changes=changes, log=lambda line: None)
+    other = weft.train("ngram-3", data=book, run=tmp_path / "other", changes=changes, log=lambda line: None)
     line = mistake(capsys, "generate", str(trained), "--draft", str(other.path), "--prompt", "The")
     assert "a draft needs the tokenizer of" in line
 
@@ -331,7 +341,7 @@ def test_plain_chat_goes_on_with_the_text_so_far(
 ) -> None:
     words = ["--greedy", "--max-tokens", "9"]
     out, _ = talk(monkeypatch, capsys, trained, "The cat\n\nA dog\n", *words)
-    loaded = api.load(trained)
+    loaded = weft.load(trained)
     first = loaded.generate("The cat", temperature=0.0, max_tokens=9)
     second = loaded.generate(f"The cat{first}\nA dog", temperature=0.0, max_tokens=9)
     assert out == f"{first}\n{second}\n"
@@ -364,7 +374,7 @@ def test_a_template_frames_the_turns_and_old_ones_make_room(templated: Path) -> 
     from weft.decode.chat import Conversation
     from weft.errors import DataError
 
-    tokenizer = api.load(templated).tokenizer
+    tokenizer = weft.load(templated).tokenizer
     talk = Conversation(tokenizer, None, 10, system="Be kind.")
     talk.add("one", "1")
     eos = tokenizer.token(tokenizer.need("eos"))
@@ -447,9 +457,9 @@ def test_line_ends_and_byte_order_marks_are_no_words(
 
 
 def test_what_a_person_may_get_wrong_in_python(trained: Path, tmp_path: Path) -> None:
-    loaded, settings = api.load(trained), api.sampling(max_tokens=3)
-    assert loaded.complete([], settings) == loaded.candidates([], api.beam()) == []
-    search = api.beam(beams=2, n=2, max_tokens=3)
+    loaded, settings = weft.load(trained), weft.sampling(max_tokens=3)
+    assert loaded.complete([], settings) == loaded.candidates([], weft.beam()) == []
+    search = weft.beam(beams=2, n=2, max_tokens=3)
     assert loaded.complete(["a", "b"], search) == [best for best, _ in loaded.candidates(["a", "b"], search)]
     out = str(tmp_path / "x.jsonl")
     lines = list(loaded.bulk(["The", "A"], settings, out=out))
@@ -464,6 +474,6 @@ def test_what_a_person_may_get_wrong_in_python(trained: Path, tmp_path: Path) ->
 
 
 def test_settings_stand_beside_the_runs() -> None:
-    assert weft.sampling(top_k=3) == api.sampling(top_k=3)
-    assert weft.beam(beams=3) == api.beam(beams=3)
+    assert weft.sampling(top_k=3) == Sampling(top_k=3)
+    assert weft.beam(beams=3) == Beam(beams=3)
     assert {"sampling", "beam"} <= set(dir(weft))

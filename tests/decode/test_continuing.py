@@ -11,7 +11,7 @@ from tests.text.test_sentencepiece import PIECES, PLAIN, block, made, number, pi
 from weft.decode.beam import search_texts
 from weft.decode.completion import gather
 from weft.decode.config import Beam, Sampling
-from weft.decode.constrain import Pattern
+from weft.decode.constrain import regex
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, has_begun
@@ -103,7 +103,7 @@ def test_patterns_know_whether_the_text_has_begun(kind: str) -> None:
     tokenizer = MAKERS[kind]()
     model, text = decoder(vocab_size=tokenizer.vocab_size), "a" if kind == "sentencepiece" else "the"
     for expression, begun, prompt in ((" (a|b|cat)+", True, text), ("(a|b|cat)+", False, "")):
-        pattern = Pattern(tokenizer, expression)
+        pattern = regex(tokenizer, expression)
         assert Prompt.of(tokenizer, prompt).begun == begun
         written = complete(model, tokenizer, [prompt], Sampling(max_tokens=3, seed=1), grammar=pattern)[0].text
         assert written and pattern.matches(written)
@@ -112,9 +112,9 @@ def test_patterns_know_whether_the_text_has_begun(kind: str) -> None:
 
 def test_a_word_after_a_prompt_begins_with_a_space() -> None:
     with pytest.raises(ModelError, match="go on with a prompt; its words begin with a space"):
-        Pattern(MAKERS["word"](), "cat").begin(True)
+        regex(MAKERS["word"](), "cat").begin(True)
     with pytest.raises(ModelError, match="no token of this vocabulary can begin a text"):
-        Pattern(MAKERS["word"](), " cat").begin(False)
+        regex(MAKERS["word"](), " cat").begin(False)
 
 
 @pytest.mark.parametrize("degree", [1e-31, 1e-37, 1e-38, 1e-45, 1e-320])

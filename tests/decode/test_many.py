@@ -8,7 +8,7 @@ from tests.decode.small import decoder
 from weft.decode import many
 from weft.decode.bulk import Job, texts_of
 from weft.decode.config import Beam, Sampling
-from weft.decode.constrain import Pattern
+from weft.decode.constrain import regex
 from weft.decode.many import complete, completions, engine_is_faster
 from weft.decode.prompt import Prompt
 from weft.errors import ModelError
@@ -124,7 +124,7 @@ def test_several_texts_for_each_prompt(batch: int, engines: list[int]) -> None:
 
 
 def test_patterns_and_beams_for_many_prompts() -> None:
-    pattern = Pattern(BYTES, "(yes|no)!")
+    pattern = regex(BYTES, "(yes|no)!")
     drawn = list(texts_of(MODEL, BYTES, TEXTS, Job(Sampling(max_tokens=9), n=2, batch=3, grammar=pattern)))
     assert {each.text for several in drawn for each in several} <= {"yes!", "no!"}
     best = list(texts_of(MODEL, BYTES, TEXTS, Job(Beam(beams=4, n=2, max_tokens=9), batch=3, grammar=pattern)))

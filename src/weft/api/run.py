@@ -14,7 +14,7 @@ from weft.data.shards import Side, noted_tokenizer
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.completion import Completion
 from weft.decode.config import Beam, Sampling
-from weft.decode.constrain import Pattern, schema_text
+from weft.decode.constrain import Grammar, json_schema, lark, regex
 from weft.decode.contrastive import Contrasted
 from weft.decode.fast.quantize import check_bits, quantize
 from weft.decode.generate import generate
@@ -60,7 +60,7 @@ class BulkOptions(TypedDict, total=False):
     n: int
     batch: int
     out: Path | str | None
-    pattern: Pattern | None
+    pattern: Grammar | None
     notes: Mapping[str, Any] | None
 
 
@@ -77,20 +77,24 @@ class Run:
         """What the model writes after `prompt`; settings as for `sampling`."""
         return self.complete([prompt], sampling(**settings))[0].text
 
-    def pattern(self, expression: str) -> Pattern:
+    def pattern(self, expression: str) -> Grammar:
         """Texts that match a regular expression, for `write`, `candidates` and `bulk`."""
-        return Pattern(self.tokenizer, expression)
+        return regex(self.tokenizer, expression)
 
-    def schema(self, schema: Any) -> Pattern:
+    def schema(self, schema: Any) -> Grammar:
         """Texts that are JSON of this schema, likewise."""
-        return schema_text(self.tokenizer, schema)
+        return json_schema(self.tokenizer, schema)
+
+    def grammar(self, text: str) -> Grammar:
+        """Texts of a context-free grammar in Lark's syntax, likewise."""
+        return lark(self.tokenizer, text)
 
     def write(
         self,
         prompt: str,
         settings: Sampling,
         *,
-        pattern: Pattern | None = None,
+        pattern: Grammar | None = None,
         draft: "Run | None" = None,
         lookup: int | None = None,
     ) -> Iterator[Chunk]:
@@ -123,7 +127,7 @@ class Run:
         *,
         n: int = 1,
         first: int = 0,
-        pattern: Pattern | None = None,
+        pattern: Grammar | None = None,
     ) -> list[list[Completion]]:
         """Several texts for each prompt: n samples, or the settings.n best of beam search, best first.
 
@@ -150,7 +154,7 @@ class Run:
         noted = {"run": str(self.path), "n": n, **settings.model_dump(mode="json", exclude_defaults=True)}
         noted |= options.get("notes") or {}
         if pattern is not None:
-            noted["pattern"] = pattern.expression
+            noted |= pattern.notes
         out = options.get("out")
         job = Job(settings, n, batch, grammar=pattern, out=None if out is None else Path(out))
         return bulk(self.model, self.tokenizer, prompts, job, noted)

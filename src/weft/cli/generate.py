@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weft.api.run import Run
     from weft.decode.completion import Completion
     from weft.decode.config import Beam, Sampling
-    from weft.decode.constrain import Pattern
+    from weft.decode.constrain import Grammar
 
 LONGEST_MATCH = 1000  # tokens that --lookup may ask for
 CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "What the text has to keep to", "Many texts", "Speed"
@@ -88,6 +88,10 @@ def generate(
         Path | None,
         typer.Option(metavar="FILE", help="The text is JSON of the schema in this file.", rich_help_panel=RULES),
     ] = None,
+    grammar: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The text follows the Lark grammar in this file.", rich_help_panel=RULES),
+    ] = None,
     n: Annotated[int, typer.Option("--n", "-n", help="Texts for each prompt.", rich_help_panel=MANY)] = 1,
     file: Annotated[
         str | None,
@@ -142,7 +146,10 @@ def generate(
             lookup is not None and not 1 <= lookup <= LONGEST_MATCH,
             f"--lookup {lookup}: expected 1 … {LONGEST_MATCH} tokens",
         ),
-        (regex is not None and json_schema is not None, "--regex and --json-schema exclude each other"),
+        (
+            sum(each is not None for each in (regex, json_schema, grammar)) > 1,
+            "--regex, --json-schema and --grammar exclude each other",
+        ),
         (
             amateur is not None and guesses,
             "--amateur doesn't go with --draft and --lookup: what guesses ahead guesses for one model",
@@ -177,7 +184,7 @@ def generate(
         loaded = loaded.against(load(amateur), 0.5 if contrast is None else contrast)
     if ban:
         settings = settings.replace(banned=_ids(loaded, ban))
-    pattern = _pattern(loaded, regex, json_schema)
+    pattern = _pattern(loaded, regex, json_schema, grammar)
     cut = CutShort(loaded, settings, pattern)
     if single:
         _stream(loaded, prompts[0], settings, pattern, draft, lookup, cut)  # type: ignore[arg-type]
@@ -200,7 +207,7 @@ def generate(
 class CutShort:
     """Texts that end before they should: where the model's window is full, or before they match the pattern."""
 
-    def __init__(self, run: "Run", settings: "Sampling | Beam", pattern: "Pattern | None" = None):
+    def __init__(self, run: "Run", settings: "Sampling | Beam", pattern: "Grammar | None" = None):
         from weft.decode.prompt import context_window
 
         self.window, self.most, self.pattern = context_window(run.model), settings.max_tokens, pattern
@@ -293,21 +300,23 @@ def _ids(run: "Run", texts: list[str]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _pattern(run: "Run", regex: str | None, file: Path | None) -> "Pattern | None":
+def _pattern(run: "Run", regex: str | None, schema: Path | None, grammar: Path | None) -> "Grammar | None":
     from weft.errors import WeftError
 
+    file = schema or grammar
     if regex is not None:
         return run.pattern(regex)
     if file is None:
         return None
     try:
-        schema = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        text = file.read_text(encoding="utf-8-sig")
+        return run.grammar(text) if schema is None else run.schema(json.loads(text))
+    except json.JSONDecodeError as error:
         raise _mistake(f"{file}: not valid JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        raise _mistake(f"{file}: not valid UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise _mistake(f"{file}: JSON that is nested too deeply to be read") from None
-    try:
-        return run.schema(schema)
     except WeftError as error:
         raise _mistake(f"{file}: {error}") from None
 
@@ -316,7 +325,7 @@ def _stream(
     run: "Run",
     prompt: str,
     settings: "Sampling",
-    pattern: "Pattern | None",
+    pattern: "Grammar | None",
     draft: Path | None,
     lookup: int | None,
     cut: CutShort,

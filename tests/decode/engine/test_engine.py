@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.decode.completion import Completion
 from weft.decode.config import Sampling
-from weft.decode.constrain import Pattern
+from weft.decode.constrain import regex
 from weft.decode.engine.blocks import BlockManager
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.engine.reading import bands
@@ -188,7 +188,7 @@ def test_log_probabilities_come_along() -> None:
 
 
 def test_a_pattern_holds_one_text_and_not_its_neighbours() -> None:
-    pattern = Pattern(BYTES, "(yes|no)!")
+    pattern = regex(BYTES, "(yes|no)!")
     engine = Engine(MODELS["llama"], BYTES)
     settings = Sampling(max_tokens=8, seed=1)
     held = engine.submit(Prompt.of(BYTES, "is it? ", pattern), settings)
