@@ -1,0 +1,34 @@
+"""What benchmarks import is there: nothing else in the suite runs them."""
+
+import ast
+import importlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = sorted((Path(__file__).parent.parent / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("file", BENCHMARKS, ids=lambda file: file.stem)
+def test_what_a_benchmark_imports_is_there(file: Path) -> None:
+    names = [
+        (node.module, name.name)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weft.")
+        for name in node.names
+    ]
+    assert names
+    for module, name in names:
+        assert module is not None
+        # a file of kernels can be imported only where there is a GPU
+        assert importlib.util.find_spec(f"{module}.{name}") if _is_package(module) else _has(module, name), (module, name)
+
+
+def _is_package(module: str) -> bool:
+    found = importlib.util.find_spec(module)
+    return found is not None and found.submodule_search_locations is not None
+
+
+def _has(module: str, name: str) -> bool:
+    return hasattr(importlib.import_module(module), name)
