@@ -114,7 +114,7 @@ def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:
 
 
 def test_pieces_make_words_and_a_long_sentence_ends_at_the_window() -> None:
-    tokenizer = BPE().train(["the frog leapt, the frog's pond"] * 20)
+    tokenizer = build_tokenizer(BPE(), ["the frog leapt, the frog's pond"] * 20)
     model = build(gpt(1, 8, 2, 20, tokenizer.vocab_size))
     context = in_context(model, tokenizer, ["the frog's  pond, naïve"])
     assert [place.text for place in context.places] == ["the", "frog's", "pond", "naïve"]
