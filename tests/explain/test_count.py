@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from weft.config import Config
 from weft.errors import ConfigError, ModelError
 from weft.explain.count import count, writing_weights
-from weft.explain.devices import DEVICES, Machine, device_called, device_named
+from weft.explain.devices import DEVICES, device_called, device_named
 from weft.explain.memory import LOGITS_AT_A_TIME, Workload, cache_bytes, training_memory
-from weft.explain.plan import PETAFLOP_DAY, plan_training
+from weft.explain.plan import PETAFLOP_DAY, Machine, plan_training
 from weft.explain.units import byte_size, duration, parse_count, short
 from weft.models import config
 from weft.models.build import build

@@ -5,10 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli import options
+
 
 def evaluate(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: options.Run,
     data: Annotated[
         list[str] | None,
         typer.Option("--data", "-d", metavar="SOURCE...", help="Other text than the run's own held-out part."),
