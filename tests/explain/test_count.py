@@ -15,7 +15,7 @@ from weft.errors import ConfigError, ModelError
 from weft.explain.count import count, writing_weights
 from weft.explain.devices import DEVICES, device_called, device_named
 from weft.explain.memory import LOGITS_AT_A_TIME, Workload, cache_bytes, training_memory
-from weft.explain.plan import PETAFLOP_DAY, Machine, plan_training
+from weft.explain.plan import Machine, plan_training
 from weft.explain.units import byte_size, duration, parse_count, short
 from weft.models import config
 from weft.models.build import build
@@ -298,7 +298,6 @@ def test_a_plan() -> None:
     assert planned.steps == 954
     assert planned.seconds == pytest.approx(6e18 / (8 * 0.5 * 989e12))
     assert planned.kilowatt_hours == pytest.approx(8 * 0.7 * 1.1 * planned.seconds / 3600)
-    assert planned.petaflop_days == pytest.approx(6e18 / PETAFLOP_DAY)
 
 
 def test_unknown_devices_and_shares() -> None:

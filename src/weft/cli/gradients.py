@@ -18,7 +18,7 @@ def gradients(
     if d_model % 4:
         raise ConfigError(f"--d-model {d_model}: expected a multiple of 4, because the stack has 4 heads")
 
-    from weft.explain.gradients import gradient_flows
+    from weft.explain.gradients import PLACEMENTS, gradient_flow
 
     depths = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers})
     rows = [
@@ -28,7 +28,8 @@ def gradients(
             f"{found.whole[0]:.1e}",
             *(f"{found.apart[depth]:.1e}" for depth in depths),
         )
-        for found in gradient_flows(layers, d_model, seed)
+        for residual in (True, False)
+        for found in (gradient_flow(placement, residual, layers, d_model, seed) for placement in PLACEMENTS)
     ]
     remark = (
         "'whole' is a random direction at the top; 'apart' is the part of it that distinguishes one token from another,"

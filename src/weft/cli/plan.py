@@ -1,26 +1,10 @@
 """`weft plan`: what a model and its training will cost, before anything runs."""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from weft.cli import columns, options
-
-
-class Lecture(StrEnum):
-    """Tables of the lectures that can be set beside weft's own count."""
-
-    gpt3 = "gpt3"
-    opt = "opt"
-
-
-class Precision(StrEnum):
-    """Number formats of training."""
-
-    bf16 = "bf16"
-    tf32 = "tf32"
-    fp32 = "fp32"
 
 
 def plan(
@@ -46,9 +30,12 @@ def plan(
         int | None, typer.Option(min=1, help="Tokens a sequence.", show_default="the recipe's, or the context")
     ] = None,
     precision: Annotated[
-        Precision | None, typer.Option(help="Number format of products.", show_default="the recipe's, or bf16")
+        Literal["bf16", "tf32", "fp32"] | None,
+        typer.Option(help="Number format of products.", show_default="the recipe's, or bf16"),
     ] = None,
-    lecture: Annotated[Lecture | None, typer.Option(help="Show a table of the lectures beside weft's count.")] = None,
+    lecture: Annotated[
+        Literal["gpt3", "opt"] | None, typer.Option(help="Show a table of the lectures beside weft's count.")
+    ] = None,
 ) -> None:
     """Count parameters, operations, memory, time and energy from the settings alone."""
     from weft.errors import ConfigError
@@ -62,7 +49,7 @@ def plan(
             )
         from weft.explain.size_tables import gpt3_table, opt_table
 
-        columns.show(*(gpt3_table() if lecture is Lecture.gpt3 else opt_table()))
+        columns.show(*(gpt3_table() if lecture == "gpt3" else opt_table()))
         return
     if source is None:
         raise ConfigError("plan what? name a preset, a recipe or a run, for instance: weft plan gpt2")
@@ -81,7 +68,7 @@ def plan(
     sides = 2 if recipe.objective.kind == "pairs" else 1
     fitting = None if recipe.batch.tokens is None else max(1, recipe.batch.tokens // (sides * time))
     size = batch or recipe.batch.size or fitting or 32 * gpus
-    machine = Machine(device_named(device), gpus, mfu, str(precision or recipe.precision or "bf16"))
+    machine = Machine(device_named(device), gpus, mfu, precision or recipe.precision or "bf16")
     cost = count(recipe.model, time, recipe.adapter)
     if tokens is not None:
         total, why = parse_count(tokens, "--tokens"), "as asked"

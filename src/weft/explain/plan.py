@@ -12,7 +12,7 @@ from weft.explain.memory import Workload, cache_bytes, training_memory
 from weft.explain.units import byte_size, duration, plain, short
 from weft.nn.config import LoRA
 
-PETAFLOP_DAY = 8.64e19  # 10¹⁵ operations a second for a day
+PETAFLOP_DAY = 8.64e19  # 10¹⁵ operations a second for a day (Brown et al. 2020)
 PUE = 1.1  # what a large data centre draws for each watt that reaches its machines
 TOKENS_PER_PARAMETER = 20  # about where compute is best spent (Hoffmann et al. 2022)
 
@@ -45,11 +45,6 @@ class TrainingPlan:
     flops: float
     seconds: float
     kilowatt_hours: float
-
-    @property
-    def petaflop_days(self) -> float:
-        """Compute in the unit of Brown et al. 2020."""
-        return self.flops / PETAFLOP_DAY
 
 
 def plan_training(flops_per_token: float, tokens: int, tokens_per_step: int, machine: Machine) -> TrainingPlan:
@@ -147,7 +142,7 @@ def training_table(training: TrainingPlan, machine: Machine, why: str, batch: st
     rows = [
         ("tokens", f"{short(training.tokens)} ({why})"),
         ("steps", f"{training.steps:,} of {batch} tokens"),
-        ("compute", f"{training.flops:.3g} FLOPs, {plain(training.petaflop_days)} petaflop/s-days"),
+        ("compute", f"{training.flops:.3g} FLOPs, {plain(training.flops / PETAFLOP_DAY)} petaflop/s-days"),
         ("time", duration(training.seconds)),
         ("speed", f"{short(training.tokens / training.seconds)} tokens/s"),
         ("energy", f"{plain(training.kilowatt_hours)} kWh"),
