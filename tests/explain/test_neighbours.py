@@ -108,8 +108,8 @@ def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:
     answers = context.nearest("bank", top=3)
     assert [place.sentence for place, _ in answers] == [0, 1, 2]
     place, near = answers[0]
-    assert (place.text, near[0].place.sentence, near[0].place.text) == ("bank", 2, "bank")
-    cosines = [each.cosine for each in near]
+    assert (place.text, near[0][0].sentence, near[0][0].text) == ("bank", 2, "bank")
+    cosines = [cosine for _, cosine in near]
     assert cosines == sorted(cosines, reverse=True) and len(near) == 3
 
 

@@ -47,8 +47,8 @@ def _devices() -> Iterator[tuple[str, str]]:
     yield "CPU", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
     with suppress(AttributeError, ValueError, OSError):  # not every system knows
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        about = Path("/proc/meminfo")
-        free = re.search(r"MemAvailable: +(\d+) kB", about.read_text() if about.exists() else "")
+        details = Path("/proc/meminfo")
+        free = re.search(r"MemAvailable: +(\d+) kB", details.read_text() if details.exists() else "")
         available = f", {int(free[1]) * 1024 / GIB:.1f} GiB free" if free else ""
         yield "memory", f"{total / GIB:.1f} GiB{available}"
     if not torch.cuda.is_available():

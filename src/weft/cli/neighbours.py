@@ -63,10 +63,10 @@ def _in_sentences(run: "Run", word: str, sentences: list[str], top: int, as_json
     context = in_context(run.model, run.tokenizer, sentences)
     for place, found in context.nearest(word, top):
         if as_json:
-            listed = [{**near.place._asdict(), "cosine": round(near.cosine, 6)} for near in found]
+            listed = [{**there._asdict(), "cosine": round(cosine, 6)} for there, cosine in found]
             typer.echo(json.dumps({**place._asdict(), "neighbours": listed}, ensure_ascii=False))
             continue
-        rows = [(near.place.text, f"{near.cosine:.4f}", _marked(sentences, near.place)) for near in found]
+        rows = [(there.text, f"{cosine:.4f}", _marked(sentences, there)) for there, cosine in found]
         columns.show(("word", "cosine", "where"), rows, text=(0, 2), title=_marked(sentences, place))
         typer.echo()
 

@@ -114,7 +114,7 @@ def writing_weights(model: Config, vocab_size: int) -> dict[str, int]:
         case config.TransformerConfig():
             one = sum(linear.products for linear in block_linears(model))
         case config.Recurrent() | config.Bahdanau():
-            one = _cell(model.cell, model.d_model, model.d_model)[1]
+            one = _cells(model.cell, [model.d_model], model.d_model)[1]
         case _:
             return {}
     return {"layers": model.layers * one, "logits": vocab_size * model.d_model}
@@ -295,22 +295,19 @@ def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
 # ---- recurrent models
 
 
-def _cell(cell: str, inputs: int, D: int) -> tuple[int, int]:
-    """Parameters of one layer, and the weights among them that are multiplied. PyTorch keeps two biases a gate."""
-    products = GATES[cell] * D * (inputs + D)
-    return products + 2 * GATES[cell] * D, products
+def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
+    """Parameters of a stack whose layers read so many numbers each, and the weights among them that are multiplied.
 
-
-def _layers(cell: str, first: int, between: int, D: int, layers: int) -> tuple[int, int]:
-    """The same for a stack that reads `first` numbers below and `between` between its layers."""
-    sizes = [_cell(cell, first if layer == 0 else between, D) for layer in range(layers)]
-    return sum(all_ for all_, _ in sizes), sum(products for _, products in sizes)
+    PyTorch keeps two biases a gate.
+    """
+    products = sum(GATES[cell] * D * (numbers + D) for numbers in inputs)
+    return products + len(inputs) * 2 * GATES[cell] * D, products
 
 
 def _recurrent(model: config.Recurrent, T: int) -> Count:
     D, V = model.d_model, model.vocab_size
-    d_embedding = model.d_embedding or D
-    parameters, products = _layers(model.cell, d_embedding, D, D, model.layers)
+    d_embedding, deeper = model.d_embedding or D, model.layers - 1
+    parameters, products = _cells(model.cell, [d_embedding] + deeper * [D], D)
     return Count(
         (
             Component("embeddings", V * d_embedding, 0),
@@ -323,9 +320,9 @@ def _recurrent(model: config.Recurrent, T: int) -> Count:
 
 def _bahdanau(model: config.Bahdanau, T: int) -> Count:
     D, V = model.d_model, model.vocab_size
-    E, A = model.d_embedding or D, model.d_attention or D
-    one_way, products_one_way = _layers(model.cell, E, 2 * D, D, model.layers)
-    decoder, products = _layers(model.cell, E + 2 * D, D, D, model.layers)
+    E, A, deeper = model.d_embedding or D, model.d_attention or D, model.layers - 1
+    one_way, products_one_way = _cells(model.cell, [E] + deeper * [2 * D], D)
+    decoder, products = _cells(model.cell, [E + 2 * D] + deeper * [D], D)
     first_state = STATE_VECTORS[model.cell] * model.layers * D
     alignment = D * A + 2 * D * A  # W_q once a target token, W_k once a source token
     return Count(

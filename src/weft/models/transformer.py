@@ -148,7 +148,8 @@ class Transformer(LanguageModel):
         encoder–decoder; `limits` on what a token sees.
         """
         encoded = None
-        stack = self._reading_stack()
+        stack = self.decoder or self.encoder
+        assert stack is not None
         if self.decoder is not None and self.encoder is not None:
             given = self._given(source)
             encoded = _encoded(self._encode(given), given.mask, tokens.shape[1])
@@ -232,11 +233,6 @@ class Transformer(LanguageModel):
         return features
 
     # ---- inside
-
-    def _reading_stack(self) -> Stack:
-        stack = self.encoder if self.decoder is None else self.decoder
-        assert stack is not None
-        return stack
 
     def _given(self, source: Source | None) -> Source:
         if source is None:
