@@ -15,15 +15,17 @@ def show(
     remarks: Sequence[str] = (),
     text: Sequence[int] = (0,),
 ) -> None:
-    """Print rows under a header, then remarks. Columns numbered in `text` stand to the left, all others to the right.
+    """Print rows under a header, if it has any names, then remarks; on a terminal, cut or wrapped at its edge.
 
-    On a terminal, rows are cut at its edge and remarks are wrapped.
+    Columns numbered in `text` stand to the left, all others to the right.
     """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if title:
         typer.secho(title, bold=True)
     for number, row in enumerate([header, *rows]):
+        if not any(row):
+            continue
         cells = [
             cell.ljust(width) if place in text else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli import columns
+
 if TYPE_CHECKING:
     from weft.data.config import Split, TextSource
     from weft.data.shards import Shards
@@ -69,18 +71,14 @@ def _tokenizer(text: "TextSource", name: str, vocab: int | None) -> "Tokenizer":
 
 
 def _report(shards: "Shards") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("split", "tokens", "documents", "bytes", "bytes/token", "shards", box=None)
+    rows = []
     for split in ("train", "validation"):
         made = shards.of(split)
         tokens = sum(shard.tokens for shard in made)
         size = sum(shard.bytes for shard in made)
         documents = sum(shard.documents for shard in made)
         ratio = f"{size / tokens:.2f}" if tokens else "–"
-        table.add_row(split, f"{tokens:,}", f"{documents:,}", f"{size:,}", ratio, str(len(made)))
-    console = Console()
-    console.print(table)
-    console.print(f"vocabulary {shards.index.vocab_size:,}, {shards.index.dtype}, sha256 {shards.fingerprint[:16]}")
-    console.print(f"written to {shards.path}", soft_wrap=True)
+        rows.append((split, f"{tokens:,}", f"{documents:,}", f"{size:,}", ratio, str(len(made))))
+    columns.show(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows)
+    typer.echo(f"vocabulary {shards.index.vocab_size:,}, {shards.index.dtype}, sha256 {shards.fingerprint[:16]}")
+    typer.echo(f"written to {shards.path}")
