@@ -1,6 +1,6 @@
 """Recipes: frozen, typed settings that are read from TOML, overridden by dotted keys and saved again.
 
-A setting that comes in variants is a union of config types told apart by `kind`; choosing the type is
+A setting that comes in variants is a union of config types, distinguished by `kind`; choosing the type is
 choosing the variant. Settings are data: what builds from them stands beside the classes it builds. This file holds
 what all config types share; each room declares its own in a `config.py` that imports no torch, so that reading a
 recipe is instant.
@@ -50,7 +50,7 @@ class AnyKind:
     """Marks a setting that any variant of a base type may fill: `position: Annotated[PositionConfig, AnyKind()]`.
 
     A variant belongs to it by being declared. The variants are looked up when the type that has the setting is first
-    used; if that type is declared in the same file as they are, it has to wait for that with `defer_build=True`.
+    used; if that type is declared in the same file as they are, it has to defer that with `defer_build=True`.
     """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -76,7 +76,7 @@ def _subject(text: str) -> str:
 
 
 def choose(name: str, vocab: int | None) -> "Tokenizer | TokenizerConfig":
-    """A finished tokenizer by its path, or the settings of a kind that is to be trained."""
+    """A finished tokenizer by its path, or the settings of a kind to train."""
     from pydantic import TypeAdapter
 
     from weft.config import validate

@@ -122,7 +122,7 @@ def count_ngrams(
     """The n-grams of documents up to `order` words long, none of them over a document's start.
 
     Chunks are counted one by one and merged a few at a time, so the memory needed is that of the result and a few
-    chunks, however long the text. `tick` hears of every token, once for each length.
+    chunks, however long the text. `tick` is called with every token counted, once for each length.
     """
     runs: list[Trie] = []
     for low in range(0, len(documents.tokens), chunk):

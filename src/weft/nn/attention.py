@@ -69,7 +69,7 @@ class AttentionMask:
         return self._dense
 
     def prepare(self) -> None:
-        """Make now what the first layer would make for all: where layers run again, none of them may leave a trace."""
+        """Build now what the first layer would build for all: layers that are recomputed must not change any state."""
         plain = self.mask.triangular or self.mask.full
         entries = self.queries.shape[1] * self.keys.shape[1]
         if self.queries.is_cuda and not plain and not self.position.biases and entries > FLEX_ENTRIES:
