@@ -6,31 +6,13 @@ Each command stands in a file of its own, which imports what it needs when it is
 import os
 import signal
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from weft import __version__
-from weft.cli import (
-    chat,
-    classify,
-    config,
-    doctor,
-    embed,
-    evaluate,
-    export,
-    generate,
-    gradients,
-    import_,
-    neighbours,
-    plan,
-    prepare,
-    presets,
-    quickstart,
-    tokenize,
-    train,
-    translate,
-)
+from weft.cli import config
 
 app = typer.Typer(
     name="weft",
@@ -43,21 +25,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+# each is a function in a file of the same name
 COMMANDS = {
-    "Begin": (quickstart.quickstart, doctor.doctor),
-    "Train and use a model": (
-        *(train.train, evaluate.evaluate, generate.generate, chat.chat, translate.translate),
-        *(classify.classify, embed.embed, import_.import_, export.export),
-    ),
-    "Look and prepare": (
-        *(neighbours.neighbours, presets.presets, plan.plan, gradients.gradients),
-        *(tokenize.tokenize, prepare.prepare),
-    ),
+    "Begin": "quickstart doctor",
+    "Train and use a model": "train evaluate generate chat translate classify embed import_ export",
+    "Look and prepare": "neighbours presets plan gradients tokenize prepare",
 }
-for panel, commands in COMMANDS.items():
-    for command in commands:
-        more = {"allow_extra_args": command is evaluate.evaluate}  # of which --data takes any number
-        app.command(command.__name__.rstrip("_"), rich_help_panel=panel, context_settings=more)(command)
+for panel, names in COMMANDS.items():
+    for name in names.split():
+        more = {"allow_extra_args": name == "evaluate"}  # `--data *.txt` leaves words that no option takes
+        command = getattr(import_module(f"weft.cli.{name}"), name)
+        app.command(name.rstrip("_"), rich_help_panel=panel, context_settings=more)(command)
 app.add_typer(config.app, name="config", rich_help_panel="Look and prepare")
 
 
