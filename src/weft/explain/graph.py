@@ -21,8 +21,6 @@ Kind = Literal["parameter", "input", "constant", "variable"]
 # A copy is not another variable of the algorithm, and neither is a view in another shape.
 COPIES = {"clone", "_to_copy", "detach", "alias", "lift_fresh"}
 RESHAPES = {"transpose_", "t_", "squeeze_", "unsqueeze_", "as_strided_", "detach_", "swapaxes_", "swapdims_"}
-# These are shown with the number that a tensor is multiplied by, raised to, …
-ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "pow"}
 # These look at a tensor's shape and not at its numbers.
 BLANKS = ("empty", "zeros", "ones", "full", "new_")
 
@@ -34,7 +32,6 @@ class Node:
     kind: Kind
     function: str
     name: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ def graph(model: nn.Module, *inputs: Any, **given: Any) -> Graph:
     fused = torch._C._get_mkldnn_enabled()
     for name, value in (inspect.signature(model.forward).bind_partial(*inputs).arguments | given).items():
         for path, tensor in _named_tensors(name, value):
-            recorder.add(tensor, Node("input", "input", path, tuple(tensor.shape)))
+            recorder.add(tensor, Node("input", "input", path))
     hooks = [
         hook
         for path, module in model.named_modules()
@@ -105,9 +102,9 @@ class _Recorder(TorchDispatchMode):
         self.counts: dict[str, int] = {}
         self.stored: dict[int, Node] = {}
         for name, tensor in model.named_buffers():
-            self.stored[tensor.untyped_storage()._cdata] = Node("constant", "constant", name, tuple(tensor.shape))
+            self.stored[tensor.untyped_storage()._cdata] = Node("constant", "constant", name)
         for name, tensor in model.named_parameters():
-            self.stored[tensor.untyped_storage()._cdata] = Node("parameter", "parameter", name, tuple(tensor.shape))
+            self.stored[tensor.untyped_storage()._cdata] = Node("parameter", "parameter", name)
 
     def add(self, tensor: Tensor, node: Node) -> int:
         """Add a node, and note that the tensor holds its value."""
@@ -120,8 +117,7 @@ class _Recorder(TorchDispatchMode):
         """The node of a tensor's value; what nothing has computed is a parameter or a constant."""
         key = tensor.untyped_storage()._cdata
         if key not in self.place:
-            shape = tuple(tensor.shape)
-            self.add(tensor, self.stored.get(key) or Node("constant", "constant", self._fresh("constant"), shape))
+            self.add(tensor, self.stored.get(key) or Node("constant", "constant", self._fresh("constant")))
         return self.place[key]
 
     def enter(self, path: str) -> None:
@@ -158,10 +154,9 @@ class _Recorder(TorchDispatchMode):
         if name in COPIES and sources:
             i = sources[0]
         else:
-            function = _plain(name) + (_number(args) if len(used) == 1 and name in ARITHMETIC else "")
             path = self.paths[-1] if self.paths else "model"
             kind: Kind = "variable" if sources else "constant"
-            i = self.add(made[0], Node(kind, function, self._fresh(path), tuple(made[0].shape)))
+            i = self.add(made[0], Node(kind, _plain(name), self._fresh(path)))
             self.edges += [(source, i) for source in sources]
         for tensor in made:
             self.alive.append(tensor)
@@ -185,7 +180,3 @@ def _plain(name: str) -> str:
         return "attention"
     name = name.strip("_").removeprefix("native_").removeprefix("safe_").removeprefix("thnn_")
     return {"mm": "matmul", "bmm": "matmul", "addmm": "linear", "baddbmm": "linear"}.get(name, name)
-
-
-def _number(args: Any) -> str:
-    return f" {args[1]:.3g}" if len(args) == 2 and isinstance(args[1], int | float) else ""
