@@ -1,10 +1,14 @@
 """`weft plan`: what a model and its training will cost, before anything runs."""
 
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
 from weft.cli import columns, options
+
+Lecture = StrEnum("Lecture", ["gpt3", "opt"])  # tables that can be shown beside weft's own count
+Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
 
 
 def plan(
@@ -30,12 +34,10 @@ def plan(
         int | None, typer.Option(min=1, help="Tokens a sequence.", show_default="the recipe's, or the context")
     ] = None,
     precision: Annotated[
-        Literal["bf16", "tf32", "fp32"] | None,
+        Precision | None,
         typer.Option(help="Number format of products.", show_default="the recipe's, or bf16"),
     ] = None,
-    lecture: Annotated[
-        Literal["gpt3", "opt"] | None, typer.Option(help="Show a table of the lectures beside weft's count.")
-    ] = None,
+    lecture: Annotated[Lecture | None, typer.Option(help="Show a table of the lectures beside weft's count.")] = None,
 ) -> None:
     """Count parameters, operations, memory, time and energy from the settings alone."""
     from weft.errors import ConfigError
@@ -49,7 +51,7 @@ def plan(
             )
         from weft.explain.size_tables import gpt3_table, opt_table
 
-        columns.show(*(gpt3_table() if lecture == "gpt3" else opt_table()))
+        columns.show(*(gpt3_table() if lecture is Lecture.gpt3 else opt_table()))
         return
     if source is None:
         raise ConfigError("plan what? name a preset, a recipe or a run, for instance: weft plan gpt2")
@@ -68,7 +70,7 @@ def plan(
     sides = 2 if recipe.objective.kind == "pairs" else 1
     fitting = None if recipe.batch.tokens is None else max(1, recipe.batch.tokens // (sides * time))
     size = batch or recipe.batch.size or fitting or 32 * gpus
-    machine = Machine(device_named(device), gpus, mfu, precision or recipe.precision or "bf16")
+    machine = Machine(device_named(device), gpus, mfu, str(precision or recipe.precision or "bf16"))
     cost = count(recipe.model, time, recipe.adapter)
     if tokens is not None:
         total, why = parse_count(tokens, "--tokens"), "as asked"
