@@ -96,7 +96,7 @@ def theirs(config: Decoder, model: Any) -> Any:
 def contestants(options: argparse.Namespace) -> dict[str, Callable[[], list[int]]]:
     """What each way does in a round: write, and say which tokens."""
     layers, D, heads, d_ff, V, shared = (2, 64, 4, 96, 200, 2) if options.tiny else (30, 576, 9, 1536, 49152, 3)
-    config = llama(layers, D, heads, d_ff, 2048, V, kv_heads=shared, tied=True)
+    config = llama(layers, D, heads, d_ff, 2048, vocab_size=V, kv_heads=shared, tied=True)
     prompt = list(range(1, PROMPT + 1))
     settings = Sampling(temperature=0.0, max_tokens=options.new)
     plain = ours(config, "fp32")

@@ -189,7 +189,7 @@ def gpt2_transformers(bench: Bench, size: Size) -> Step:
 
 
 def llama_weft(bench: Bench, size: Size) -> Step:
-    settings = llama(size.layers, size.d_model, size.heads, size.d_ff, size.length, size.vocab_size)
+    settings = llama(size.layers, size.d_model, size.heads, size.d_ff, size.length, vocab_size=size.vocab_size)
     return bench.ours(settings, Batch(*bench.text(size)), word_loss_of(NextToken()))
 
 
@@ -252,7 +252,9 @@ def bert_transformers(bench: Bench, size: Size) -> Step:
 
 def vaswani_weft(bench: Bench, size: Size) -> Step:
     source = bench.random(size, size.rows, size.length)
-    settings = vaswani(size.layers, size.d_model, size.heads, size.d_ff, 0.1, size.vocab_size, size.length)
+    settings = vaswani(
+        size.layers, size.d_model, size.heads, size.d_ff, 0.1, vocab_size=size.vocab_size, context=size.length
+    )
     batch = _Unpadded(*bench.text(size), source=Source(source, None))  # type: ignore[arg-type]
     return bench.ours(settings, batch, word_loss_of(NextToken(smoothing=0.1)))
 

@@ -1,6 +1,6 @@
 """Recipes: frozen, typed settings that are read from TOML, overridden by dotted keys and saved again.
 
-A setting that comes in variants is a union of config types told apart by `kind`; choosing the type is
+A setting that comes in variants is a union of config types, distinguished by `kind`; choosing the type is
 choosing the variant. Settings are data: what builds from them stands beside the classes it builds. This file holds
 what all config types share; each room declares its own in a `config.py` that imports no torch, so that reading a
 recipe is instant.
@@ -50,7 +50,7 @@ class AnyKind:
     """Marks a setting that any variant of a base type may fill: `position: Annotated[PositionConfig, AnyKind()]`.
 
     A variant belongs to it by being declared. The variants are looked up when the type that has the setting is first
-    used; if that type is declared in the same file as they are, it has to wait for that with `defer_build=True`.
+    used; if that type is declared in the same file as they are, it has to defer that with `defer_build=True`.
     """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -113,13 +113,13 @@ def validate(kind: type[C], tree: Mapping[str, Any], source: str = "") -> C:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        problems = [_describe(kind, tree, problem) for problem in error.errors()]
+        problems = [_describe(kind, problem) for problem in error.errors()]
         where = f"{source}: " if source else ""
         raise ConfigError(where + "; ".join(dict.fromkeys(problems))) from None
 
 
-def _describe(kind: type[Config], tree: Any, problem: Any) -> str:
-    keys, here = _walk(kind, tree, problem["loc"])
+def _describe(kind: type[Config], problem: Any) -> str:
+    keys, here = _walk(kind, problem["loc"])
     key = ".".join(keys) or "the recipe"
     given = problem.get("input")
     match problem["type"]:
@@ -153,32 +153,23 @@ def _describe(kind: type[Config], tree: Any, problem: Any) -> str:
             return f"{key} = {given!r}: expected {expected}"
 
 
-def _walk(kind: type[Config] | None, tree: Any, location: tuple[Any, ...]) -> tuple[list[str], type[Config] | None]:
-    """The dotted key of a pydantic location, less the union tags pydantic puts in it, and its config type."""
+def _walk(kind: type[Config], location: tuple[Any, ...]) -> tuple[list[str], type[Config] | None]:
+    """The dotted key of a pydantic location, less the union tags in it, and the config type that has the key."""
     keys: list[str] = []
-    here = kind
-    expects_tag: Any = None
-    owner = kind
+    owner: type[Config] | None = kind
+    members: list[type[Config]] = [kind]  # the types that a value at this place may have
+    may_be_tag = False
     for part in location:
-        if expects_tag is not None and isinstance(part, str):
-            chosen = _member(expects_tag, part)
-            expects_tag = None
-            if chosen is not None:
-                here = owner = chosen
-                continue
+        chosen = next((each for each in members if may_be_tag and part in (each.__name__, _tag(each))), None)
+        may_be_tag = chosen is None
+        if chosen is not None:
+            owner, members = chosen, [chosen]
+            continue
         keys.append(str(part))
-        owner = here
-        field = here.model_fields.get(part) if here is not None and isinstance(part, str) else None
-        here, expects_tag = _inside(field) if field is not None else (None, None)
+        owner = members[0] if len(members) == 1 else None
+        field = owner.model_fields.get(part) if owner is not None and isinstance(part, str) else None
+        members = [] if field is None else _members(field)
     return keys, owner
-
-
-def _inside(field: FieldInfo) -> tuple[type[Config] | None, Any]:
-    """The config type of a field, or the union of config types that its tag will choose from."""
-    members = _members(field)
-    if len(members) == 1:
-        return members[0], members
-    return None, members or None
 
 
 def _members(field: FieldInfo) -> list[type[Config]]:
@@ -195,14 +186,6 @@ def _among(annotation: Any, metadata: Iterable[Any] = ()) -> list[type[Config]]:
     if not (isinstance(annotation, type) and issubclass(annotation, Config)):
         return []
     return kinds(annotation) if any(isinstance(mark, AnyKind) for mark in metadata) else [annotation]
-
-
-def _member(members: list[type[Config]], tag: str) -> type[Config] | None:
-    for member in members:
-        kind = member.model_fields.get("kind")
-        if member.__name__ == tag or (kind is not None and tag in get_args(kind.annotation)):
-            return member
-    return None
 
 
 def to_toml(config: Config) -> str:

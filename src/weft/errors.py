@@ -1,4 +1,4 @@
-"""What a person did that cannot be done: one line each, saying what, where, and what would be right.
+"""Mistakes that a person can fix: one line each, with what was wrong, where, and what would be right.
 
 The command line prints the line and exits with 2. A bug is an `assert`, never one of these.
 """
@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 
 class WeftError(ValueError):
-    """The root of every error that a person can mend."""
+    """The root of every error that a person can fix."""
 
 
 class ConfigError(WeftError):
@@ -39,7 +39,7 @@ class InteropError(WeftError):
     """A model in another program's format that cannot be read, or one that such a format cannot hold."""
 
 
-# as torch says that a processor has too little; a GPU's error has a type of its own
+# what torch's error reads when the processor's memory is full; a GPU's error has a type of its own
 _NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
 
 

@@ -69,7 +69,7 @@ def pieces() -> Tokenizer:
 @pytest.fixture
 def folder(tmp_path: Path, pieces: Tokenizer) -> Path:
     """A LLaMA with a tokenizer, as a Hugging Face folder."""
-    settings = llama(2, 32, 4, 48, 64, pieces.vocab_size, kv_heads=2)
+    settings = llama(2, 32, 4, 48, 64, vocab_size=pieces.vocab_size, kv_heads=2)
     return exported(replace(sharp(settings), tokenizer=pieces), tmp_path / "theirs")
 
 
@@ -253,7 +253,7 @@ def status(key):
 
 folder = Path(sys.argv[1])
 for name, layers in (("warm", 1), ("large", 8)):
-    model = llama(layers, 512, 8, 1408, 64, 300)
+    model = llama(layers, 512, 8, 1408, 64, vocab_size=300)
     weights = {name: (lambda s=s: torch.full(s, 0.01)) for name, s in shapes(model).items()}
     (folder / name).mkdir()
     hf_export.write(ModelBundle(model, weights, build_tokenizer(Byte(), []), "here"), folder / name)
@@ -344,7 +344,7 @@ MISTAKES = {
 def places(tmp_path_factory: pytest.TempPathFactory, pieces: Tokenizer) -> Path:
     """A folder with all that the mistakes are made with."""
     tmp = tmp_path_factory.mktemp("places")
-    settings = llama(1, 16, 2, 24, 32, pieces.vocab_size)
+    settings = llama(1, 16, 2, 24, 32, vocab_size=pieces.vocab_size)
     exported(replace(fresh_model(settings), tokenizer=pieces), tmp / "theirs")
     exported(replace(fresh_model(settings), tokenizer=pieces), tmp / "short")
     file = tmp / "short/model.safetensors"

@@ -47,7 +47,7 @@ def pair() -> tuple[LanguageModel, transformers.LlamaForCausalLM]:
     randomise(theirs)
     with torch.no_grad():
         theirs.lm_head.weight.mul_(4.0)
-    ours = build(llama(2, D, 2, 24, 64, VOCAB)).eval()
+    ours = build(llama(2, D, 2, 24, 64, vocab_size=VOCAB)).eval()
     fill(ours, theirs, LLAMA)
     return ours, theirs
 
@@ -153,9 +153,9 @@ FAMILIES = {
     "elman": Recurrent(vocab_size=VOCAB, cell="elman", d_model=16, layers=2),
     "lstm": Recurrent(vocab_size=VOCAB, cell="lstm", d_model=16),
     "bahdanau": Bahdanau(vocab_size=VOCAB, d_model=16),
-    "vaswani": vaswani(1, 24, 4, 32, 0.0, VOCAB),
+    "vaswani": vaswani(1, 24, 4, 32, 0.0, vocab_size=VOCAB),
     "gpt": gpt(1, 24, 4, 32, VOCAB),
-    "llama": llama(1, 24, 4, 32, 32, VOCAB, kv_heads=2),
+    "llama": llama(1, 24, 4, 32, 32, vocab_size=VOCAB, kv_heads=2),
 }
 
 

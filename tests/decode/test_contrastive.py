@@ -21,7 +21,7 @@ V = 17
 
 def models() -> tuple[LanguageModel, LanguageModel]:
     torch.manual_seed(0)
-    expert = build(llama(2, 32, 2, 48, 32, V)).eval()
+    expert = build(llama(2, 32, 2, 48, 32, vocab_size=V)).eval()
     amateur = build(Recurrent(vocab_size=V, cell="gru", d_model=8)).eval()
     for parameter in [*expert.parameters(), *amateur.parameters()]:
         torch.nn.init.normal_(parameter, std=0.4)

@@ -43,7 +43,7 @@ def ngram(seed: int) -> LanguageModel:
 def models() -> dict[str, LanguageModel]:
     torch.manual_seed(0)
     return {
-        "llama": sharp(build(llama(2, 16, 2, 24, 64, VOCAB)), 4.0),
+        "llama": sharp(build(llama(2, 16, 2, 24, 64, vocab_size=VOCAB)), 4.0),
         "gpt": sharp(build(gpt(1, 16, 2, 40, VOCAB)), 4.0),
         "lstm": sharp(build(Recurrent(vocab_size=VOCAB, d_model=12, cell="lstm")), 2.0),
         "ngram": ngram(1),
@@ -133,7 +133,7 @@ def test_a_good_draft_saves_steps(models: dict[str, LanguageModel]) -> None:
 
     settings = Sampling(temperature=0.0, max_tokens=30)
     torch.manual_seed(0)
-    twin = sharp(build(llama(2, 16, 2, 24, 64, VOCAB)), 4.0)
+    twin = sharp(build(llama(2, 16, 2, 24, 64, vocab_size=VOCAB)), 4.0)
     handle = model.decoder.blocks[0].register_forward_hook(count)
     list(speculate(model, Draft(twin, Prompt([1, 2, 3]), settings), [1, 2, 3], settings))
     handle.remove()

@@ -147,7 +147,11 @@ def test_long_texts_are_cut_with_a_message(wordpiece: Tokenizer) -> None:
 
 def test_what_has_no_vector_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
     size = bytewise.vocab_size
-    for config in (NGram(vocab_size=size), Bahdanau(vocab_size=size, d_model=8), vaswani(1, 8, 2, 16, 0.0, size)):
+    for config in (
+        NGram(vocab_size=size),
+        Bahdanau(vocab_size=size, d_model=8),
+        vaswani(1, 8, 2, 16, 0.0, vocab_size=size),
+    ):
         with pytest.raises(ModelError, match="gives no vectors for a text"):
             embed(build(config), bytewise, ["a"])
     bare = build_tokenizer(Byte(specials=Specials()), [])

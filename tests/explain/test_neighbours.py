@@ -108,13 +108,13 @@ def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:
     answers = context.nearest("bank", top=3)
     assert [place.sentence for place, _ in answers] == [0, 1, 2]
     place, near = answers[0]
-    assert (place.text, near[0].place.sentence, near[0].place.text) == ("bank", 2, "bank")
-    cosines = [each.cosine for each in near]
+    assert (place.text, near[0][0].sentence, near[0][0].text) == ("bank", 2, "bank")
+    cosines = [cosine for _, cosine in near]
     assert cosines == sorted(cosines, reverse=True) and len(near) == 3
 
 
 def test_pieces_make_words_and_a_long_sentence_ends_at_the_window() -> None:
-    tokenizer = BPE().train(["the frog leapt, the frog's pond"] * 20)
+    tokenizer = build_tokenizer(BPE(), ["the frog leapt, the frog's pond"] * 20)
     model = build(gpt(1, 8, 2, 20, tokenizer.vocab_size))
     context = in_context(model, tokenizer, ["the frog's  pond, naïve"])
     assert [place.text for place in context.places] == ["the", "frog's", "pond", "naïve"]

@@ -225,18 +225,24 @@ def test_transformers_reads_what_is_written(architecture: str, tmp_path: Path) -
 
 
 FAMILIES = {
-    "llama": llama(LAYERS, D, HEADS, FF, 48, 300, kv_heads=2),
-    "llama-neighbours": llama(LAYERS, D, HEADS, FF, 48, 300).replace(position=Rotary(pairs="adjacent")),
-    "llama-linear": llama(LAYERS, D, HEADS, FF, 48, 300).replace(position=Rotary(scaling=LinearScaling(factor=4.0))),
-    "llama-3.1": llama(LAYERS, D, HEADS, FF, 48, 300, tied=True, base=5e5).replace(
+    "llama": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, kv_heads=2),
+    "llama-neighbours": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(position=Rotary(pairs="adjacent")),
+    "llama-linear": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
+        position=Rotary(scaling=LinearScaling(factor=4.0))
+    ),
+    "llama-3.1": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, tied=True, base=5e5).replace(
         position=Rotary(base=5e5, scaling=Llama3Scaling(factor=32.0))
     ),
-    "llama-biased": llama(LAYERS, D, HEADS, FF, 48, 300).replace(attention=Attention(heads=HEADS, bias="all")),
-    "qwen2": llama(LAYERS, D, HEADS, FF, 48, 300).replace(attention=Attention(heads=HEADS, kv_heads=2, bias="qkv")),
-    "qwen3": llama(LAYERS, D, HEADS, FF, 48, 300, eps=1e-6).replace(
+    "llama-biased": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
+        attention=Attention(heads=HEADS, bias="all")
+    ),
+    "qwen2": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
+        attention=Attention(heads=HEADS, kv_heads=2, bias="qkv")
+    ),
+    "qwen3": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, eps=1e-6).replace(
         attention=Attention(heads=HEADS, kv_heads=2, d_head=24, qk_norm=RMSNorm(eps=1e-6))
     ),
-    "gemma": llama(LAYERS, D, HEADS, FF, 48, 300, tied=True).replace(
+    "gemma": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, tied=True).replace(
         feedforward=Gated(d_ff=FF, activation="gelu-tanh"), embedding_scale=True, norm=RMSNorm(offset=1.0)
     ),
     "gpt2": gpt(LAYERS, D, HEADS, 48, 300),
@@ -341,7 +347,7 @@ def test_eight_bits(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_no_whole_blocks_are_fp16(tmp_path: Path) -> None:
-    model = llama(1, 48, 4, 64, 16, 300)
+    model = llama(1, 48, 4, 64, 16, vocab_size=300)
     write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
     kinds = {name: entry.encoding.name for name, entry in open_file(tmp_path / "m.gguf").tensors.items()}
     assert kinds["blk.0.ffn_down.weight"] == "Q8_0"
@@ -429,7 +435,7 @@ def test_models_without_a_place(model: Any, message: str, tmp_path: Path) -> Non
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
-    model = llama(1, 32, 2, 32, 16, 300)
+    model = llama(1, 32, 2, 32, 16, vocab_size=300)
     write(model, weights_of(model), bpe(), path)
     return path.read_bytes()
 
@@ -532,13 +538,13 @@ def test_an_unknown_encoding_and_wrong_shapes_are_named(whole: bytes, tmp_path: 
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
-    model = llama(1, 32, 2, 32, 16, 290)
+    model = llama(1, 32, 2, 32, 16, vocab_size=290)
     with pytest.raises(InteropError, match="300 tokens, the model's vocab_size is 290"):
         write(model, weights_of(model), bpe(), tmp_path / "m.gguf")
 
 
 def test_a_failure_leaves_no_file_and_no_part_of_one(tmp_path: Path) -> None:
-    model = llama(1, 32, 2, 32, 16, 300)
+    model = llama(1, 32, 2, 32, 16, vocab_size=300)
     weights = weights_of(model)
 
     def fails() -> Tensor:
@@ -555,7 +561,7 @@ def test_a_failure_leaves_no_file_and_no_part_of_one(tmp_path: Path) -> None:
 
 
 def test_numbers_beyond_fp16_are_refused(tmp_path: Path) -> None:
-    model = llama(1, 32, 2, 32, 16, 300)
+    model = llama(1, 32, 2, 32, 16, vocab_size=300)
     weights = weights_of(model)
     weights["embedding.weight"] = lambda: torch.full((300, 32), 1e5)
     with pytest.raises(InteropError, match=r"'token_embd.weight' holds 1e\+05, which fp16 can't"):
@@ -564,7 +570,7 @@ def test_numbers_beyond_fp16_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = llama(1, 32, 2, 32, 16, 300)
+    model = llama(1, 32, 2, 32, 16, vocab_size=300)
     write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InteropError, match=r"pip install 'weft\[gguf\]'"):

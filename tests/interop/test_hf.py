@@ -466,7 +466,7 @@ def test_roles_may_stand_in_other_files(tmp_path: Path) -> None:
 
 
 def test_what_an_encoder_decoder_writes_begins_with_its_start_token(tmp_path: Path) -> None:
-    settings = vaswani(1, D, H, F, 0.0, V, 32).replace(position=Sinusoidal(layout="halves"))
+    settings = vaswani(1, D, H, F, 0.0, vocab_size=V, context=32).replace(position=Sinusoidal(layout="halves"))
     folder = exported(replace(fresh_model(settings), tokenizer=words()), tmp_path / "ours")
     edit(folder, decoder_start_token_id=0)
     bundle = hf.read(folder)
@@ -500,7 +500,9 @@ def test_marians_two_tokenizers(tmp_path: Path) -> None:
 
 def test_the_sources_tokenizer_comes_along(tmp_path: Path) -> None:
     """Also out of a folder that weft wrote: no file of either tokenizer is lost or changed on the way."""
-    settings = vaswani(1, D, H, F, 0.0, V, 32).replace(position=Sinusoidal(layout="halves"), source_vocab_size=50)
+    settings = vaswani(1, D, H, F, 0.0, vocab_size=V, context=32).replace(
+        position=Sinusoidal(layout="halves"), source_vocab_size=50
+    )
     made = replace(fresh_model(settings), tokenizer=words(), source_tokenizer=words(50))
     folder = exported(made, tmp_path / "ours")
     bundle = hf.read(folder)
@@ -550,11 +552,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"no Hugging Face family .* model\.attention\.window = 4, where GPT-2 has None$",
     ),
     "sinusoids": (
-        lambda: vaswani(1, D, H, F, 0.0, V, 32),
+        lambda: vaswani(1, D, H, F, 0.0, vocab_size=V, context=32),
         r"model\.position\.layout = 'interleaved', where Marian has 'halves'$",
     ),
     "no residual": (
-        lambda: llama(1, D, H, F, 32, V).replace(residual=False),
+        lambda: llama(1, D, H, F, 32, vocab_size=V).replace(residual=False),
         r"model\.residual = False, where LLaMA has True$",
     ),
     "recurrent": (lambda: preset("lstm"), r"model\.kind = 'recurrent': Hugging Face has no family for it"),
@@ -665,7 +667,7 @@ def test_broken_folders_are_refused_in_one_line(case: str, tmp_path: Path) -> No
 
 
 def test_rotary_scaling_that_weft_lacks(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path / "ours", settings=llama(1, D, H, F, 32, V))
+    folder = a_folder(tmp_path / "ours", settings=llama(1, D, H, F, 32, vocab_size=V))
     edit(folder, rope_scaling={"rope_type": "yarn", "factor": 4.0})
     with pytest.raises(InteropError, match=r"rope_scaling = .*: weft scales rotary positions by linear, dynamic or"):
         hf.read(folder)

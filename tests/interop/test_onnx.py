@@ -82,7 +82,9 @@ def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
 
 def test_a_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
     """Grouped queries, rotary positions and a window: greedy text token by token, with the cache in and out."""
-    config = llama(1, D, HEADS, FF, 32, VOCAB, kv_heads=1).replace(attention=Attention(heads=2, kv_heads=1, window=6))
+    config = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB, kv_heads=1).replace(
+        attention=Attention(heads=2, kv_heads=1, window=6)
+    )
     model = made(config)
     export(model, tmp_path / "llama")
     run = session(runtime, tmp_path / "llama" / "model.onnx")
@@ -106,7 +108,7 @@ def test_a_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_encoder_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
-    model = made(vaswani(1, D, HEADS, FF, 0.1, VOCAB))
+    model = made(vaswani(1, D, HEADS, FF, 0.1, vocab_size=VOCAB))
     export(model, tmp_path / "pair", source_tokenizer=build_tokenizer(Byte(), []))
     assert (tmp_path / "pair" / "source" / "tokenizer.json").is_file()
     reads, writes = (session(runtime, tmp_path / "pair" / f"{name}.onnx") for name in ("encoder", "decoder"))
@@ -158,7 +160,7 @@ def test_one_line_for_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytes
     recurrent = ModelBundle(Recurrent(vocab_size=9, d_model=8), {}, None, "here")
     with pytest.raises(InteropError, match=r"model\.kind = 'recurrent': only Transformers can be exported as ONNX"):
         onnx.write(recurrent, tmp_path)
-    scaled = llama(1, D, HEADS, FF, 32, VOCAB).replace(position=Rotary(scaling=DynamicNTK(factor=2.0)))
+    scaled = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB).replace(position=Rotary(scaling=DynamicNTK(factor=2.0)))
     with pytest.raises(InteropError, match="dynamic-ntk"):
         onnx.write(ModelBundle(scaled, {}, None, "here"), tmp_path)
     monkeypatch.setattr(onnx, "find_spec", lambda name: None)

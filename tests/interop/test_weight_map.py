@@ -75,7 +75,7 @@ TABLE = (
 
 
 def a_model(tied: bool = True) -> Decoder:
-    return llama(2, 8, 4, 10, 16, 11, kv_heads=2, tied=tied)
+    return llama(2, 8, 4, 10, 16, vocab_size=11, kv_heads=2, tied=tied)
 
 
 def test_there_and_back() -> None:

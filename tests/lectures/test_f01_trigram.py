@@ -1,7 +1,5 @@
 """F1 (lecture 3): an n-gram model is learned by counting; the trigrams of eleven snippets about cows."""
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 import torch
@@ -33,11 +31,6 @@ def test_what_cows_eat() -> None:
 
     model = build(NGram(vocab_size=len(vocabulary), order=3, smoothing=MaximumLikelihood()))
     model.fit(tokens, begins)
-
-    counts = {word: model.count([ids["cows"], ids["eat"], ids[word]]) for word in vocabulary}
-    assert {word: count for word, count in counts.items() if count} == EXPECTED
-    fractions = {word: Fraction(count, sum(counts.values())) for word, count in counts.items() if count}
-    assert fractions == {word: Fraction(count, 11) for word, count in EXPECTED.items()}
 
     row = model(torch.tensor([[ids["cows"], ids["eat"]]]))[0, -1].exp()
     for word in vocabulary:

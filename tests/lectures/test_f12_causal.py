@@ -15,7 +15,7 @@ from weft.models.presets import bert, gpt, llama, transformer_lm, transformer_pl
 VOCAB = 31
 DECODERS = {
     "gpt": gpt(2, 24, 4, 32, VOCAB),
-    "llama": llama(2, 24, 4, 32, 32, VOCAB, kv_heads=2),
+    "llama": llama(2, 24, 4, 32, 32, vocab_size=VOCAB, kv_heads=2),
     "transformer": transformer_lm().replace(vocab_size=VOCAB, layers=2),
     "transformer++": transformer_plus_plus().replace(vocab_size=VOCAB, layers=2),
     "elman": Recurrent(vocab_size=VOCAB, cell="elman", d_model=16),
@@ -30,7 +30,7 @@ def test_no_position_sees_a_later_one(settings: object) -> None:
     check_causal(build(settings), VOCAB)  # type: ignore[attr-defined]
 
 
-SEQ2SEQ = {"vaswani": vaswani(2, 24, 4, 32, 0.0, VOCAB), "bahdanau": Bahdanau(vocab_size=VOCAB, d_model=16)}
+SEQ2SEQ = {"vaswani": vaswani(2, 24, 4, 32, 0.0, vocab_size=VOCAB), "bahdanau": Bahdanau(vocab_size=VOCAB, d_model=16)}
 
 
 @pytest.mark.parametrize("settings", SEQ2SEQ.values(), ids=SEQ2SEQ)

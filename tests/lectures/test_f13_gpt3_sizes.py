@@ -6,14 +6,14 @@ weft plan --lecture gpt3
 import pytest
 
 from weft.explain.count import count
-from weft.explain.size_tables import GPT3, GPT3Row, gpt3_built
+from weft.explain.size_tables import GPT3, GPT3Row
 from weft.models.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize("row", GPT3, ids=lambda row: row.preset)
 def test_f13_predicted_parameters_are_near_the_rows_name(row: GPT3Row) -> None:
-    model, cost = gpt3_built(row)
-    assert cost.parameters == pytest.approx(row.parameters, rel=0.03)
+    model = preset(row.preset)
+    assert count(model).parameters == pytest.approx(row.parameters, rel=0.03)
     assert model.layers == row.layers
     assert model.context == 2048
     assert model.attention.heads * model.d_head == model.d_model
@@ -21,7 +21,7 @@ def test_f13_predicted_parameters_are_near_the_rows_name(row: GPT3Row) -> None:
 
 @pytest.mark.parametrize("row", [r for r in GPT3 if r.multiplies_out], ids=lambda row: row.preset)
 def test_f13_six_rows_are_built_as_printed(row: GPT3Row) -> None:
-    model, _ = gpt3_built(row)
+    model = preset(row.preset)
     assert (model.d_model, model.attention.heads, model.d_head) == (row.d_model, row.heads, row.d_head)
 
 

@@ -19,9 +19,9 @@ FAMILIES = {
     "lstm": Recurrent(vocab_size=VOCAB, cell="lstm", d_model=16, layers=2),
     "gru": Recurrent(vocab_size=VOCAB, cell="gru", d_model=16),
     "bahdanau": Bahdanau(vocab_size=VOCAB, d_model=16),
-    "vaswani": vaswani(2, 24, 4, 32, 0.0, VOCAB),
+    "vaswani": vaswani(2, 24, 4, 32, 0.0, vocab_size=VOCAB),
     "gpt": gpt(2, 24, 4, 32, VOCAB),
-    "llama": llama(2, 24, 4, 32, 32, VOCAB, kv_heads=2),
+    "llama": llama(2, 24, 4, 32, 32, vocab_size=VOCAB, kv_heads=2),
 }
 
 
@@ -44,7 +44,7 @@ def test_every_position_of_every_family(name: str) -> None:
 def test_each_key_is_computed_once() -> None:
     """The projections see every token exactly once, however many steps attend to it."""
     torch.manual_seed(0)
-    model = build(llama(2, 24, 4, 32, 32, VOCAB)).eval()
+    model = build(llama(2, 24, 4, 32, 32, vocab_size=VOCAB)).eval()
     seen = 0
 
     def count(_module: object, inputs: tuple[torch.Tensor], _output: object) -> None:

@@ -8,9 +8,7 @@ what vanishes is the part that tells one token from another.
 
 import pytest
 
-from weft.explain.gradients import GradientFlow, Placement, gradient_flow
-
-PLACEMENTS: tuple[Placement, ...] = ("pre", "post", "none")
+from weft.explain.gradients import PLACEMENTS, GradientFlow, Placement, gradient_flow
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,7 @@ def test_llama_with_grouped_queries(scaling: object, their_scaling: dict[str, ob
         )
     ).eval()
     randomise(theirs)
-    settings = llama(2, D, HEADS, FF, 32, VOCAB, kv_heads=2).replace(position=Rotary(scaling=scaling))
+    settings = llama(2, D, HEADS, FF, 32, vocab_size=VOCAB, kv_heads=2).replace(position=Rotary(scaling=scaling))
     ours = build(settings).eval()
     fill(ours, theirs, LLAMA)
     tokens = torch.randint(VOCAB, (2, 45))  # past the context, where dynamic scaling begins
@@ -173,7 +173,7 @@ def test_marian() -> None:
     randomise_except_positions(theirs)
     theirs.final_logits_bias.normal_()
     ours = build(
-        vaswani(2, D, HEADS, FF, 0.0, VOCAB).replace(
+        vaswani(2, D, HEADS, FF, 0.0, vocab_size=VOCAB).replace(
             position=Sinusoidal(layout="halves"),
             feedforward=Plain(d_ff=FF, activation="silu"),
             head=LMHead(tied=True, bias=True),
@@ -273,7 +273,7 @@ def test_the_2017_transformer_in_torch() -> None:
         custom_decoder=nn.TransformerDecoder(nn.TransformerDecoderLayer(**shape), 2),
     )
     randomise(theirs)
-    ours = build(vaswani(2, D, HEADS, FF, 0.0, VOCAB))
+    ours = build(vaswani(2, D, HEADS, FF, 0.0, vocab_size=VOCAB))
     theirs.register_parameter("table", nn.Parameter(torch.randn(VOCAB, D) * 0.15))
     tensors = dict(theirs.state_dict())
     for i in range(2):  # torch keeps q, k and v of the cross-attention in one matrix
@@ -308,7 +308,7 @@ def test_qk_norm_and_own_d_head_against_qwen3() -> None:
     ).eval()
     randomise(theirs)
     norm = RMSNorm(eps=1e-6)
-    base = llama(2, D, HEADS, FF, 32, VOCAB, eps=1e-6)
+    base = llama(2, D, HEADS, FF, 32, vocab_size=VOCAB, eps=1e-6)
     ours = build(base.replace(attention=Attention(heads=HEADS, kv_heads=2, d_head=12, qk_norm=norm))).eval()
     fill(ours, theirs, QWEN3)
     tokens = torch.randint(VOCAB, (2, 19))
@@ -330,7 +330,7 @@ def test_sliding_window_against_mistral() -> None:
         )
     ).eval()
     randomise(theirs)
-    settings = llama(2, D, HEADS, FF, 32, VOCAB, kv_heads=2)
+    settings = llama(2, D, HEADS, FF, 32, vocab_size=VOCAB, kv_heads=2)
     ours = build(settings.replace(attention=Attention(heads=HEADS, kv_heads=2, window=5))).eval()
     fill(ours, theirs, MISTRAL)
     tokens = torch.randint(VOCAB, (2, 19))

@@ -85,7 +85,7 @@ def test_step_equals_forward_for_every_position(position: Any, window: int | Non
 
 MIXTURES = {
     "gpt": gpt(2, 24, 4, 32, VOCAB),
-    "llama": llama(2, 24, 4, 32, 32, VOCAB, kv_heads=1),
+    "llama": llama(2, 24, 4, 32, 32, vocab_size=VOCAB, kv_heads=1),
     "post-norm": decoder(placement="post", norm=LayerNorm(), feedforward=Plain(d_ff=40, activation="gelu")),
     "no norm": decoder(placement="none", init=NormalInit(std=0.1)),
     "no residual": decoder(placement="pre", residual=False),
@@ -109,7 +109,9 @@ def a_source(vocab_size: int = VOCAB) -> SomeSource:
 
 @pytest.mark.parametrize("position", [Sinusoidal(), T5Bias(buckets=8, max_distance=12), Rotary()], ids=lambda p: p.kind)
 def test_encoder_decoder_keeps_the_contract(position: Any) -> None:
-    settings = vaswani(2, 24, 4, 32, 0.0, VOCAB).replace(position=position, source_vocab_size=17, encoder_layers=1)
+    settings = vaswani(2, 24, 4, 32, 0.0, vocab_size=VOCAB).replace(
+        position=position, source_vocab_size=17, encoder_layers=1
+    )
     model = build(settings)
     source = a_source(17)
     check_step_equals_forward(model, VOCAB, source, examples=10)
@@ -118,7 +120,7 @@ def test_encoder_decoder_keeps_the_contract(position: Any) -> None:
 
 
 def test_source_padding_changes_nothing() -> None:
-    model = build(vaswani(2, 24, 4, 32, 0.0, VOCAB))
+    model = build(vaswani(2, 24, 4, 32, 0.0, vocab_size=VOCAB))
     source, tokens = a_source(), torch.randint(VOCAB, (3, 5))
     other = SomeSource(torch.where(source.mask, source.tokens, 3), source.mask)
     assert torch.equal(model(tokens, source=source), model(tokens, source=other))
@@ -253,4 +255,4 @@ def test_what_cannot_be_read_is_refused_by_value() -> None:
     with pytest.raises(ModelError, match="cannot generate"):
         build(bert(1, 24, 4, VOCAB, 32)).start(1, 8)
     with pytest.raises(ModelError, match="reads a source before it writes"):
-        build(vaswani(1, 24, 4, 32, 0.0, VOCAB))(torch.zeros(1, 2, dtype=torch.long))
+        build(vaswani(1, 24, 4, 32, 0.0, vocab_size=VOCAB))(torch.zeros(1, 2, dtype=torch.long))

@@ -32,15 +32,19 @@ def named(settings: Any) -> str:
 
 
 SMALL: dict[str, Config] = {
-    **{f"position {named(p)}": llama(2, 16, 2, 24, 16, 32).replace(position=p) for p in each(parts.Position)},
+    **{
+        f"position {named(p)}": llama(2, 16, 2, 24, 16, vocab_size=32).replace(position=p) for p in each(parts.Position)
+    },
     **{f"norm {named(n)}": gpt(2, 16, 2, 16, 32).replace(norm=n) for n in each(parts.Norm)},
     **{f"feedforward {named(f)}": gpt(2, 16, 2, 16, 32).replace(feedforward=f) for f in each(parts.FeedForward)},
     **{f"init {named(i)}": gpt(2, 16, 2, 16, 32).replace(init=i) for i in each(parts.Init)},
     **{f"head {named(h)}": bert(2, 16, 2, 32, 16).replace(head=h) for h in each(models.Head)},
-    "untied": llama(1, 16, 2, 24, 16, 32).replace(head=models.LMHead(tied=False, bias=True)),
+    "untied": llama(1, 16, 2, 24, 16, vocab_size=32).replace(head=models.LMHead(tied=False, bias=True)),
     "untied masked": bert(1, 16, 2, 32, 16).replace(head=models.MaskedLMHead(tied=False)),
-    "normed queries": llama(1, 16, 2, 24, 16, 32).replace(attention={"heads": 2, "qk_norm": {"kind": "rms"}}),
-    "seq2seq": vaswani(1, 16, 2, 24, 0.0, 32).replace(source_vocab_size=20),
+    "normed queries": llama(1, 16, 2, 24, 16, vocab_size=32).replace(
+        attention={"heads": 2, "qk_norm": {"kind": "rms"}}
+    ),
+    "seq2seq": vaswani(1, 16, 2, 24, 0.0, vocab_size=32).replace(source_vocab_size=20),
     **{f"recurrent {cell}": models.Recurrent(vocab_size=20, d_model=8, cell=cell) for cell in ("elman", "lstm", "gru")},
     "sigmoid": models.Recurrent(vocab_size=20, d_model=8, cell="elman", activation="sigmoid"),
     "tied recurrent": models.Recurrent(vocab_size=20, d_model=8, tied=True),
@@ -128,7 +132,7 @@ def test_normal_weights_have_the_deviation_that_is_asked_for() -> None:
 
 def test_xavier_draws_stacked_matrices_one_by_one() -> None:
     torch.manual_seed(0)
-    model = build(llama(1, 64, 4, 96, 16, 32, kv_heads=1).replace(init=parts.XavierInit()))
+    model = build(llama(1, 64, 4, 96, 16, vocab_size=32, kv_heads=1).replace(init=parts.XavierInit()))
     weight = model.get_parameter("decoder.blocks.0.attention.qkv.weight")
     queries, keys, _ = weight.detach().split([64, 16, 16])
     assert float(queries.abs().max()) == pytest.approx((6 / (64 + 64)) ** 0.5, rel=0.02)

@@ -92,12 +92,12 @@ def test_dropout_falls_on_the_addition_alone() -> None:
 
 
 def test_the_layers_of_blocks() -> None:
-    decoder = block_linears(build(llama(2, 16, 4, 24, 16, 11, kv_heads=2)))
+    decoder = block_linears(build(llama(2, 16, 4, 24, 16, vocab_size=11, kv_heads=2)))
     assert len(decoder) == 2 * 4
     assert decoder["decoder.blocks.1.attention.qkv"].heights == [16, 8, 8]
     assert decoder["decoder.blocks.0.feedforward.gate_up"].heights == [24, 24]
     assert block_linears(build(gpt(1, 16, 2, 8, 11)))["decoder.blocks.0.feedforward.up"].heights == [64]
-    both = block_linears(build(vaswani(2, 16, 2, 32, 0.0, 11)))
+    both = block_linears(build(vaswani(2, 16, 2, 32, 0.0, vocab_size=11)))
     assert len(both) == 2 * 4 + 2 * 7
     assert both["decoder.blocks.0.cross.kv"].heights == [16, 16]
 

@@ -69,9 +69,9 @@ def test_the_vocabulary_can_be_chosen(corpus: str) -> None:
     ("words", "message"),
     [
         (["x", "--tokenizer", "bype"], "neither a kind nor a file or folder; did you mean"),
-        (["x", "--tokenizer", "byte", "--vocab", "300"], "byte: it learns nothing"),
-        (["x", "--tokenizer", "byte", "--data", "book.txt"], "byte: it learns nothing"),
-        (["x", "--tokenizer", ".", "--vocab", "300"], "takes no --vocab"),
+        (["x", "--tokenizer", "byte", "--vocab", "300"], "a byte tokenizer has a vocabulary of its own"),
+        (["x", "--tokenizer", "byte", "--data", "book.txt"], "the tokenizer byte isn't trained"),
+        (["x", "--tokenizer", ".", "--vocab", "300"], "is a finished tokenizer, with a vocabulary of its own"),
         (["\ud800", "--tokenizer", "byte"], "lone surrogate"),
     ],
 )

@@ -33,7 +33,7 @@ def build(config: Any, seed: int = 0) -> Any:
 
 
 def decoder() -> Any:
-    return llama(2, 16, 4, 24, 16, 11, kv_heads=2)
+    return llama(2, 16, 4, 24, 16, vocab_size=11, kv_heads=2)
 
 
 def train(model: Any, settings: AdamW | Muon, steps: int = 3) -> list[float]:
@@ -73,7 +73,7 @@ def test_training_moves_the_adapters_and_nothing_else(settings: AdamW | Muon) ->
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("config", [decoder(), gpt(2, 16, 2, 8, 11), vaswani(2, 16, 2, 32, 0.0, 11)])
+@pytest.mark.parametrize("config", [decoder(), gpt(2, 16, 2, 8, 11), vaswani(2, 16, 2, 32, 0.0, vocab_size=11)])
 def test_merged_weights_give_the_same_logits(config: Any) -> None:
     model = build(config).eval()
     tokens = torch.randint(0, 11, (3, 7))
@@ -140,7 +140,7 @@ def test_muon_takes_each_part_of_an_adapter() -> None:
 SHAPES = [
     decoder(),
     gpt(2, 16, 2, 8, 11),
-    vaswani(2, 16, 2, 32, 0.0, 11),
+    vaswani(2, 16, 2, 32, 0.0, vocab_size=11),
     encoder(models.PretrainingHead()),
 ]
 TARGETS = [None, ("*",), ("*.1.*",), ("*.attention.qkv", "*.feedforward.down")]
@@ -205,7 +205,9 @@ def saved_bytes(model: Any, time: int) -> int:
     [LoRA(), LoRA(targets=("*",)), LoRA(targets=("*.feedforward.*",)), LoRA(targets=("*.3.*", "*.4.*"))],
     ids=lambda adapter: str(adapter.targets),
 )
-@pytest.mark.parametrize("config", [llama(8, 64, 4, 96, 32, 16), gpt(8, 64, 4, 32, 16)], ids=["llama", "gpt"])
+@pytest.mark.parametrize(
+    "config", [llama(8, 64, 4, 96, 32, vocab_size=16), gpt(8, 64, 4, 32, 16)], ids=["llama", "gpt"]
+)
 def test_activations_are_what_autograd_keeps(config: Config, adapter: LoRA, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.nn.gelu.ARM", False)  # the functions for ARM keep what a trained product keeps anyway
     model = build(config)
@@ -227,7 +229,7 @@ def test_dropout_keeps_a_byte_a_number() -> None:
 
 
 def test_lower_layers_learn_slower() -> None:
-    model = build(vaswani(3, 16, 2, 32, 0.0, 11))
+    model = build(vaswani(3, 16, 2, 32, 0.0, vocab_size=11))
     factors = {name: layer_factors(model, 0.5)[p] for name, p in model.named_parameters()}
     assert factors["embedding.weight"] == 0.5**4
     for stack in ("encoder", "decoder"):

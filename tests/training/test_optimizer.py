@@ -20,7 +20,7 @@ ALL = [AdamW(), Adam(), SGD(), Muon()]
 
 def model() -> LanguageModel:
     torch.manual_seed(0)
-    return build(llama(2, 16, 4, 24, 16, 11, kv_heads=2))
+    return build(llama(2, 16, 4, 24, 16, vocab_size=11, kv_heads=2))
 
 
 def give_gradients(net: nn.Module, seed: int) -> None:
@@ -95,7 +95,7 @@ def test_embeddings_heads_and_gains_step_as_adamw() -> None:
 
 
 def test_every_block_of_an_encoder_decoder_is_found() -> None:
-    net = build(vaswani(2, 16, 2, 32, 0.0, 11))
+    net = build(vaswani(2, 16, 2, 32, 0.0, vocab_size=11))
     sizes = list(block_matrices(net).values())
     assert len(sizes) == 2 * 4 + 2 * 7
     assert sizes.count([16, 16]) == 2  # keys and values of the source

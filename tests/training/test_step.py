@@ -200,10 +200,10 @@ def test_the_scale_grows_in_calm_and_is_saved_with_the_moments(monkeypatch: pyte
 
 KINDS = {
     "gpt": gpt(2, 16, 2, 8, 16, dropout=0.2),
-    "llama": llama(2, 16, 2, 24, 8, 16, kv_heads=1),
-    "t5": llama(2, 16, 2, 24, 8, 16).replace(position=T5Bias(buckets=8)),
+    "llama": llama(2, 16, 2, 24, 8, vocab_size=16, kv_heads=1),
+    "t5": llama(2, 16, 2, 24, 8, vocab_size=16).replace(position=T5Bias(buckets=8)),
     "bert": bert(2, 16, 2, 16, 8),
-    "vaswani": vaswani(2, 16, 2, 32, 0.1, 16, 8),
+    "vaswani": vaswani(2, 16, 2, 32, 0.1, vocab_size=16, context=8),
 }
 
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli import options
+
 if TYPE_CHECKING:
     from weft.api.run import Run
 
 
 def classify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: options.Run,
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="Texts: one a line, or a row of .jsonl, .csv, .tsv or .parquet.")
     ] = "-",

@@ -4,15 +4,15 @@ from typing import Annotated
 
 import typer
 
+from weft.cli import options
+
 app = typer.Typer(help="Show a recipe in full, or the schema of recipes.", no_args_is_help=True)
 
 
 @app.command()
 def show(
     recipe: Annotated[str, typer.Argument(metavar="PRESET|RECIPE", help="A preset, a recipe's name, or a .toml file.")],
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, such as model.layers=8.")
-    ] = None,
+    changes: options.Changes = None,
 ) -> None:
     """Print the resolved recipe as TOML. What it leaves out is chosen when the text is known."""
     from weft.config import to_toml

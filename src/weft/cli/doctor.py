@@ -1,10 +1,7 @@
 """`weft doctor`: what this machine offers, and what is missing for what."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 EXTRAS = {
     "pyarrow": ("Parquet files", "weft[parquet]"),
@@ -22,70 +19,57 @@ def doctor() -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    _software(table)
-    _devices(table)
-    _packages(table)
-    _folders(table)
+    for rows in (_software, _devices, _packages, _folders):
+        for name, about in rows():
+            table.add_row(name, about)
     Console(soft_wrap=False).print(table)
 
 
-def _software(table: "Table") -> None:
+def _software() -> Iterator[tuple[str, str]]:
     import platform
     from importlib.metadata import version
 
     from weft import __version__
 
-    table.add_row("weft", __version__)
-    table.add_row("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    table.add_row("torch", version("torch"))
-    table.add_row("tokenizers", version("tokenizers"))
+    yield "weft", __version__
+    yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield "torch", version("torch")
+    yield "tokenizers", version("tokenizers")
 
 
-def _devices(table: "Table") -> None:
+def _devices() -> Iterator[tuple[str, str]]:
     import os
+    import re
+    from contextlib import suppress
 
     import torch
 
-    table.add_row("CPU", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
-    total, free = _memory()
-    if total:
-        table.add_row("memory", f"{total / GIB:.1f} GiB" + (f", {free / GIB:.1f} GiB free" if free else ""))
+    yield "CPU", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
+    with suppress(AttributeError, ValueError, OSError):  # not every system knows
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        details = Path("/proc/meminfo")
+        free = re.search(r"MemAvailable: +(\d+) kB", details.read_text() if details.exists() else "")
+        available = f", {int(free[1]) * 1024 / GIB:.1f} GiB free" if free else ""
+        yield "memory", f"{total / GIB:.1f} GiB{available}"
     if not torch.cuda.is_available():
-        table.add_row("GPU", "none that torch can use; models train on the CPU")
+        yield "GPU", "none that torch can use; models train on the CPU"
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        table.add_row(f"GPU {index}", f"{about.name}, {about.total_memory / GIB:.0f} GiB")
+        yield f"GPU {index}", f"{about.name}, {about.total_memory / GIB:.0f} GiB"
 
 
-def _memory() -> tuple[int, int]:
-    """Bytes of memory, all and available; 0 where the system doesn't say."""
-    import os
-
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0, 0
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return total, 0
-    return total, next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
-
-
-def _packages(table: "Table") -> None:
+def _packages() -> Iterator[tuple[str, str]]:
     from importlib.metadata import PackageNotFoundError, version
 
     for package, (feature, extra) in EXTRAS.items():
         try:
-            table.add_row(package, f"{version(package)}: {feature}")
+            yield package, f"{version(package)}: {feature}"
         except PackageNotFoundError:
-            table.add_row(
-                package,
-                f"[yellow]missing[/yellow]: {feature} need it; pip install '{extra.replace('[', chr(92) + '[')}'",
-            )
+            install = extra.replace("[", r"\[")
+            yield package, f"[yellow]missing[/yellow]: {feature} need it; pip install '{install}'"
 
 
-def _folders(table: "Table") -> None:
+def _folders() -> Iterator[tuple[str, str]]:
     import shutil
 
     from weft.text.builtin import cache_folder
@@ -95,9 +79,9 @@ def _folders(table: "Table") -> None:
         while not there.exists():  # it will be made inside the nearest folder that exists
             there = there.parent
         if _writable(there):
-            table.add_row(name, f"{folder}, {shutil.disk_usage(there).free / GIB:.0f} GiB free")
+            yield name, f"{folder}, {shutil.disk_usage(there).free / GIB:.0f} GiB free"
         else:
-            table.add_row(name, f"[red]{folder} can't be written[/red]")
+            yield name, f"[red]{folder} can't be written[/red]"
 
 
 def _writable(folder: Path) -> bool:

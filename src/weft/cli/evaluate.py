@@ -5,10 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli import columns, options
+
 
 def evaluate(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: options.Run,
     data: Annotated[
         list[str] | None,
         typer.Option("--data", "-d", metavar="SOURCE...", help="Other text than the run's own held-out part."),
@@ -54,22 +56,25 @@ def evaluate(
     if quantize is not None and objective.kind != "next-token":
         raise ConfigError(f"--quantize {quantize}: evaluated for language models only")
     sources = [*(data or []), *more] or None
-    columns = {"": loaded.evaluate(sources, targets or (), stride=stride)}
+    metrics = loaded.evaluate(sources, targets or (), stride=stride)
+    measured = {"": metrics}
     if quantize is not None:
         loaded.quantize(quantize)
-        columns = {"as trained": columns[""], quantize: loaded.evaluate(sources, stride=stride)}
-    metrics = next(iter(columns.values()))
+        measured = {"as trained": metrics, quantize: loaded.evaluate(sources, stride=stride)}
     baseline = loaded.results().get(BASELINE) if sources is None else None  # known for the run's own text
     if baseline is not None:
         metrics[BASELINE] = baseline
     if figure is not None:
-        _draw(metrics, figure)
+        from weft.explain.figures import confusion_matrix, save_figure
+
+        save_figure(confusion_matrix(metrics["matrix"], metrics["labels"]), figure)
     if as_json:
         from weft.runs.folder import record
 
-        typer.echo(record(metrics if quantize is None else {**metrics, quantize: _numbers(columns[quantize])}))
+        smaller = {key: value for key, value in measured.get(quantize or "", {}).items() if isinstance(value, float)}
+        typer.echo(record(metrics if quantize is None else {**metrics, quantize: smaller}))
         return
-    _show(columns)
+    _show(measured)
 
 
 BASELINE = "baseline_bits_per_byte"
@@ -81,47 +86,29 @@ UNITS = {
 }
 
 
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    return {key: value for key, value in metrics.items() if isinstance(value, float)}
-
-
-def _show(columns: dict[str, dict[str, Any]]) -> None:
+def _show(measured: dict[str, dict[str, Any]]) -> None:
     """The metrics, with what a second column costs, and the confusion matrix where there is one."""
-    from rich.console import Console
-    from rich.table import Table
-
     from weft.recipe.metrics import metric
 
-    first, last = next(iter(columns.values())), list(columns.values())[-1]
-    several, text = len(columns) > 1, "bits_per_byte" in first
-    table = Table(box=None, show_header=several, pad_edge=False, header_style="dim")
-    table.add_column()
-    for name in [*columns, "cost"] if several else columns:
-        table.add_column(name, justify="right")
-    table.add_column(style="dim")
-    blanks = [""] * len(columns) if several else []
+    first, last = next(iter(measured.values())), list(measured.values())[-1]
+    several, text = len(measured) > 1, "bits_per_byte" in first
+    rows = []
     for key, value in first.items():
         if isinstance(value, float):
-            cells = [f"{metrics[key]:.4f}" for metrics in columns.values() if key in metrics]
+            cells = [f"{metrics[key]:.4f}" for metrics in measured.values() if key in metrics]
             cost = [f"{last[key] / value - 1:+.2%}"] if several and key in last else []
             title = "" if key == BASELINE else metric(key).title  # beside the value, where there is space for it
-            table.add_row(title, *cells, *(cost or blanks), UNITS.get(key, "") if text else "")
+            rows.append([title, *cells, *cost, UNITS.get(key, "") if text else ""])
         elif isinstance(value, str):
-            table.add_row(key.replace("_", " "), value, *blanks)
+            rows.append([key.replace("_", " "), value, ""])
     if text:
-        scored = f"each scored once; {first['bytes']:,} bytes"
-        table.add_row("tokens", f"{first['tokens']:,}", *blanks, scored)
-    console = Console()
-    console.print(table)
+        rows.append(["tokens", f"{first['tokens']:,}", f"each scored once; {first['bytes']:,} bytes"])
+    names = ["", *measured, *(["cost"] if several else []), ""]
+    filled = [[*row[:-1], *[""] * (len(names) - len(row)), row[-1]] for row in rows]
+    columns.show(names, filled, text=(0, len(names) - 1))
     if "matrix" in first:
-        confusion = Table("actual ↓  predicted →", *first["labels"], box=None, pad_edge=False, header_style="bold")
-        for label, row in zip(first["labels"], first["matrix"], strict=True):
-            confusion.add_row(label, *(f"{count:,}" for count in row))
-        console.print()
-        console.print(confusion)
-
-
-def _draw(metrics: dict[str, Any], path: Path) -> None:
-    from weft.explain.figures import confusion_matrix, save_figure
-
-    save_figure(confusion_matrix(metrics["matrix"], metrics["labels"]), path)
+        typer.echo()
+        counts = [
+            (label, *(f"{n:,}" for n in row)) for label, row in zip(first["labels"], first["matrix"], strict=True)
+        ]
+        columns.show(("actual ↓  predicted →", *first["labels"]), counts)

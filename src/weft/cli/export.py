@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from weft.cli import options
+
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: options.Run,
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="The new folder, or file for gguf.")],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf, gguf, onnx or weft.")],
     dtype: Annotated[

@@ -1,4 +1,4 @@
-"""The `weft` command: what can be done, and how a failure is told.
+"""The `weft` command: its commands, and what a person reads when one fails.
 
 Each command stands in a file of its own, which imports what it needs when it is called: the help answers at once.
 """
@@ -6,31 +6,13 @@ Each command stands in a file of its own, which imports what it needs when it is
 import os
 import signal
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from weft import __version__
-from weft.cli import (
-    chat,
-    classify,
-    config,
-    doctor,
-    embed,
-    evaluate,
-    export,
-    generate,
-    gradients,
-    import_,
-    neighbours,
-    plan,
-    prepare,
-    presets,
-    quickstart,
-    tokenize,
-    train,
-    translate,
-)
+from weft.cli import config
 
 app = typer.Typer(
     name="weft",
@@ -43,25 +25,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-START, WORK, LOOK = "Begin", "Train and use a model", "Look and prepare"
-app.command(rich_help_panel=START)(quickstart.quickstart)
-app.command(rich_help_panel=START)(doctor.doctor)
-app.command(rich_help_panel=WORK)(train.train)
-app.command(rich_help_panel=WORK, context_settings={"allow_extra_args": True})(evaluate.evaluate)
-app.command(rich_help_panel=WORK)(generate.generate)
-app.command(rich_help_panel=WORK)(chat.chat)
-app.command(rich_help_panel=WORK)(translate.translate)
-app.command(rich_help_panel=WORK)(classify.classify)
-app.command(rich_help_panel=WORK)(embed.embed)
-app.command("import", rich_help_panel=WORK)(import_.import_)
-app.command(rich_help_panel=WORK)(export.export)
-app.command(rich_help_panel=LOOK)(neighbours.neighbours)
-app.command(rich_help_panel=LOOK)(presets.presets)
-app.command(rich_help_panel=LOOK)(plan.plan)
-app.command(rich_help_panel=LOOK)(gradients.gradients)
-app.command(rich_help_panel=LOOK)(tokenize.tokenize)
-app.command(rich_help_panel=LOOK)(prepare.prepare)
-app.add_typer(config.app, name="config", rich_help_panel=LOOK)
+# each is a function in a file of the same name
+COMMANDS = {
+    "Begin": "quickstart doctor",
+    "Train and use a model": "train evaluate generate chat translate classify embed import_ export",
+    "Look and prepare": "neighbours presets plan gradients tokenize prepare",
+}
+for panel, names in COMMANDS.items():
+    for name in names.split():
+        more = {"allow_extra_args": name == "evaluate"}  # `--data *.txt` leaves words that no option takes
+        command = getattr(import_module(f"weft.cli.{name}"), name)
+        app.command(name.rstrip("_"), rich_help_panel=panel, context_settings=more)(command)
+app.add_typer(config.app, name="config", rich_help_panel="Look and prepare")
 
 
 def _version(wanted: bool) -> None:
@@ -86,23 +61,23 @@ def _options(
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
-TOLD_TO_GO = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def main() -> None:
-    """Run the command in sys.argv and exit: 0 done, 2 a mistake that a person can mend, 130 interrupted."""
-    # whoever started us may have closed what we read and write: that is empty input, and output that nobody wants
+    """Run the command in sys.argv and exit: 0 done, 2 a mistake that a person can fix, 130 interrupted."""
+    # standard input or output may be closed: then there is nothing to read, and nobody wants the output
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 — as long as the process lives
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    for number in TOLD_TO_GO:
+    for number in ENDING:
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
             signal.signal(number, _leave)
     sys.exit(run(sys.argv[1:]))
 
 
 def _leave(number: int, frame: object) -> None:
-    """Told to go: what is being built is cleared away, as after Ctrl-C, and a second word doesn't hinder that."""
-    for each in TOLD_TO_GO:
+    """End as after Ctrl-C: what is being built is cleared away, and a second signal doesn't interrupt that."""
+    for each in ENDING:
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)
 
@@ -130,19 +105,24 @@ def run(arguments: list[str]) -> int:
             return _unread()
         raise
     except Exception as error:
-        line = _one_line(error, next((word for word in arguments if not word.startswith("-")), ""))
-        if line is None or os.environ.get("WEFT_DEBUG"):
-            raise
-        if line:
-            print(f"weft: {line}", file=sys.stderr)
-        return 2
+        return _failed(error, next((word for word in arguments if not word.startswith("-")), ""))
     if code == 130:
         print("weft: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
+def _failed(error: Exception, command: str) -> int:
+    """Print the one line about an error that a person can fix; raise any other."""
+    line = _one_line(error, command)
+    if line is None or os.environ.get("WEFT_DEBUG"):
+        raise error
+    if line:
+        print(f"weft: {line}", file=sys.stderr)
+    return 2
+
+
 def _unread() -> int:
-    """Whoever read our output has left; nothing more can be said there, not even at exit."""
+    """The reader of our output has left, so nothing more is written, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 

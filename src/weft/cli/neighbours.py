@@ -1,4 +1,4 @@
-"""`weft neighbours`: which words a model holds for alike."""
+"""`weft neighbours`: which words are alike to a model."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli import columns, options
+
 if TYPE_CHECKING:
     from weft.api.run import Run
 
 
 def neighbours(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: options.Run,
     word: Annotated[str | None, typer.Argument(metavar="WORD", help="The word to look around from.")] = None,
     text: Annotated[
         list[str] | None,
@@ -22,7 +24,7 @@ def neighbours(
         Path | None,
         typer.Option(help="Instead of a word: a file of word pairs that people rated, to correlate the vectors with."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the words nearest to a word, by the model's embeddings or inside sentences, and measure word similarity."""
     from weft.errors import ConfigError
@@ -45,7 +47,6 @@ def neighbours(
 
 
 def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
-    from weft.cli import columns
     from weft.explain.neighbours import nearest_words
 
     found = nearest_words(run.model, run.tokenizer, word, top)
@@ -57,16 +58,15 @@ def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
 
 
 def _in_sentences(run: "Run", word: str, sentences: list[str], top: int, as_json: bool) -> None:
-    from weft.cli import columns
     from weft.explain.neighbours import in_context
 
     context = in_context(run.model, run.tokenizer, sentences)
     for place, found in context.nearest(word, top):
         if as_json:
-            listed = [{**near.place._asdict(), "cosine": round(near.cosine, 6)} for near in found]
+            listed = [{**there._asdict(), "cosine": round(cosine, 6)} for there, cosine in found]
             typer.echo(json.dumps({**place._asdict(), "neighbours": listed}, ensure_ascii=False))
             continue
-        rows = [(near.place.text, f"{near.cosine:.4f}", _marked(sentences, near.place)) for near in found]
+        rows = [(there.text, f"{cosine:.4f}", _marked(sentences, there)) for there, cosine in found]
         columns.show(("word", "cosine", "where"), rows, text=(0, 2), title=_marked(sentences, place))
         typer.echo()
 

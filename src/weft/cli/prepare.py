@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli import columns
+
 if TYPE_CHECKING:
     from weft.data.config import Split, TextSource
     from weft.data.shards import Shards
@@ -53,45 +55,30 @@ def _split(validation: str) -> "Split":
 
 def _tokenizer(text: "TextSource", name: str, vocab: int | None) -> "Tokenizer":
     """A finished tokenizer by its path, or one of a kind, trained on the training side of the text."""
-    from pydantic import TypeAdapter
-
-    from weft.config import validate
+    from weft.cli.tokenize import choose
     from weft.data.split import train_texts
-    from weft.errors import ConfigError, TokenizerError, suggestion
-    from weft.text.config import KINDS, TokenizerConfig
+    from weft.errors import TokenizerError
     from weft.text.tokenizer import Tokenizer, build_tokenizer
 
-    if name not in KINDS:
-        if not Path(name).exists():
-            raise TokenizerError(f"--tokenizer {name}: neither a kind nor a file or folder; {suggestion(name, KINDS)}")
-        if vocab is not None:
-            raise ConfigError(f"--vocab {vocab}: {name} is a finished tokenizer, with a vocabulary of its own")
-        return Tokenizer.load(name)
-    config = TypeAdapter(TokenizerConfig).validate_python({"kind": name})
-    if vocab is not None:
-        if "vocab_size" not in type(config).model_fields:
-            raise ConfigError(f"--vocab {vocab}: a {name} tokenizer has a vocabulary of its own")
-        config = validate(type(config), {"kind": name, "vocab_size": vocab}, "--vocab")
+    chosen = choose(name, vocab)
+    if isinstance(chosen, Tokenizer):
+        return chosen
     if name == "byte":  # nothing to learn
-        return build_tokenizer(config, [])
+        return build_tokenizer(chosen, [])
     if "-" in text.sources:
         raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
-    return build_tokenizer(config, train_texts(text), progress=True)
+    return build_tokenizer(chosen, train_texts(text), progress=True)
 
 
 def _report(shards: "Shards") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("split", "tokens", "documents", "bytes", "bytes/token", "shards", box=None)
+    rows = []
     for split in ("train", "validation"):
         made = shards.of(split)
         tokens = sum(shard.tokens for shard in made)
         size = sum(shard.bytes for shard in made)
         documents = sum(shard.documents for shard in made)
         ratio = f"{size / tokens:.2f}" if tokens else "–"
-        table.add_row(split, f"{tokens:,}", f"{documents:,}", f"{size:,}", ratio, str(len(made)))
-    console = Console()
-    console.print(table)
-    console.print(f"vocabulary {shards.index.vocab_size:,}, {shards.index.dtype}, sha256 {shards.fingerprint[:16]}")
-    console.print(f"written to {shards.path}", soft_wrap=True)
+        rows.append((split, f"{tokens:,}", f"{documents:,}", f"{size:,}", ratio, str(len(made))))
+    columns.show(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows)
+    typer.echo(f"vocabulary {shards.index.vocab_size:,}, {shards.index.dtype}, sha256 {shards.fingerprint[:16]}")
+    typer.echo(f"written to {shards.path}")

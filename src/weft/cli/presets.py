@@ -1,8 +1,14 @@
 """`weft presets`: the models and the recipes that have a name."""
 
+import json
+import re
+import tomllib
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from weft.cli import columns
 
 
 def presets(
@@ -12,15 +18,11 @@ def presets(
 
     weft train takes the name of either.
     """
-    from weft.cli import columns
     from weft.explain.presets import rows
     from weft.explain.units import short
 
     if as_json:
-        import json
-        from dataclasses import asdict
-
-        typer.echo(json.dumps([asdict(row) for row in rows()], ensure_ascii=False, indent=2))
+        typer.echo(json.dumps([row._asdict() for row in rows()], ensure_ascii=False, indent=2))
         return
     columns.show(
         ("preset", "kind", "params", "layers × d (heads)", "context", "FLOPs/tok", "from"),
@@ -44,10 +46,6 @@ def presets(
 
 def _recipes() -> list[tuple[str, str, str]]:
     """Every recipe that comes with weft: its name, what it is about, and the data it needs."""
-    import re
-    import tomllib
-    from pathlib import Path
-
     rows: list[tuple[str, str, str]] = []
     for file in sorted(Path(__file__).parents[1].glob("recipes/*.toml"), key=lambda file: file.stem):
         text = file.read_text(encoding="utf-8")

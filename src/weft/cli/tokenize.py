@@ -8,6 +8,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from weft.text.config import TokenizerConfig
     from weft.text.tokenizer import Tokenizer, TokenSpan
 
 
@@ -74,32 +75,41 @@ def _subject(text: str) -> str:
         return text
 
 
-def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokenizer":
-    from weft.config import Config, validate
+def choose(name: str, vocab: int | None) -> "Tokenizer | TokenizerConfig":
+    """A finished tokenizer by its path, or the settings of a kind to train."""
+    from pydantic import TypeAdapter
+
+    from weft.config import validate
     from weft.errors import ConfigError, suggestion
     from weft.text.config import KINDS, TokenizerConfig
-    from weft.text.tokenizer import Tokenizer, build_tokenizer
+    from weft.text.tokenizer import Tokenizer
 
     if name not in KINDS:
         if not Path(name).exists():
             raise ConfigError(f"--tokenizer {name}: neither a kind nor a file or folder; {suggestion(name, KINDS)}")
-        if vocab is not None or data:
-            raise ConfigError(f"--tokenizer {name}: a finished tokenizer takes no --vocab and no --data")
+        if vocab is not None:
+            raise ConfigError(f"--vocab {vocab}: {name} is a finished tokenizer, with a vocabulary of its own")
         return Tokenizer.load(name)
+    settings = TypeAdapter(TokenizerConfig).validate_python({"kind": name})
+    if vocab is None:
+        return settings
+    if "vocab_size" not in type(settings).model_fields:
+        raise ConfigError(f"--vocab {vocab}: a {name} tokenizer has a vocabulary of its own")
+    return validate(type(settings), {"kind": name, "vocab_size": vocab}, "--vocab")
 
-    class Choice(Config):
-        tokenizer: TokenizerConfig
 
-    if name == "byte" and (vocab is not None or data):
-        raise ConfigError("--tokenizer byte: it learns nothing, so it takes no --vocab and no --data")
-    chosen = {"kind": name} if vocab is None else {"kind": name, "vocab_size": vocab}
-    config = validate(Choice, {"tokenizer": chosen}).tokenizer
-    if name == "byte":  # nothing to learn
-        return build_tokenizer(config, [])
+def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokenizer":
     from weft.data.documents import read
+    from weft.errors import ConfigError
+    from weft.text.tokenizer import Tokenizer, build_tokenizer
 
+    chosen = choose(name, vocab)
+    if data and (isinstance(chosen, Tokenizer) or name == "byte"):
+        raise ConfigError(f"--data {data[0]}: the tokenizer {name} isn't trained; leave it out")
+    if isinstance(chosen, Tokenizer):
+        return chosen
     texts = (document.text for document in read(data or ["builtin:python"]))
-    return build_tokenizer(config, texts, progress=True)
+    return build_tokenizer(chosen, [] if name == "byte" else texts, progress=True)
 
 
 def _faces(cutter: "Tokenizer", spans: "list[TokenSpan]") -> list[str]:

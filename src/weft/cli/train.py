@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli import columns
+
 if TYPE_CHECKING:
     from weft.api.run import Run
 
@@ -71,24 +73,16 @@ def train(
 
 def summarise(run: "Run") -> None:
     """What came out, and what can be done with it."""
-    from rich.console import Console
-    from rich.table import Table
-
     from weft.recipe.metrics import METRICS, metric
 
     results = run.results()
-    console = Console(highlight=False)
     order = [*METRICS, *(key for key in results if key not in METRICS)]
-    shown = [(metric(key).title, results[key]) for key in order if isinstance(results.get(key), float)]
+    shown = [(metric(key).title, f"{results[key]:.3f}") for key in order if isinstance(results.get(key), float)]
     if shown:
-        table = Table("on data it never saw", "", box=None, pad_edge=False, header_style="bold")
-        table.add_column(justify="right")
-        for what, value in shown:
-            table.add_row(what, "", f"{value:.3f}")
-        console.print(table)
-    console.print(f"\nreport    {run.path / 'report.html'}", soft_wrap=True)
-    console.print(f"use       {run.objective.usage.format(run=run.path)}", soft_wrap=True)
-    console.print(f"evaluate  weft evaluate {run.path}", soft_wrap=True)
+        columns.show(("on data it never saw", ""), shown)
+    typer.echo(f"\nreport    {run.path / 'report.html'}")
+    typer.echo(f"use       {run.objective.usage.format(run=run.path)}")
+    typer.echo(f"evaluate  weft evaluate {run.path}")
 
 
 def _log(line: str) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from weft.config import Config
 from weft.errors import ModelError
 from weft.models import config
-from weft.nn.config import Gated, LayerNorm, LoRA, Norm, Plain
+from weft.nn.config import Gated, LayerNorm, LoRA, Norm
 from weft.nn.lora_targets import targets
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}
@@ -112,9 +112,9 @@ def writing_weights(model: Config, vocab_size: int) -> dict[str, int]:
     """
     match model:
         case config.TransformerConfig():
-            one = _projections(model) + _feedforward(model.feedforward, model.d_model)[1]
+            one = sum(linear.products for linear in block_linears(model))
         case config.Recurrent() | config.Bahdanau():
-            one = _cell(model.cell, model.d_model, model.d_model)[1]
+            one = _cells(model.cell, [model.d_model], model.d_model)[1]
         case _:
             return {}
     return {"layers": model.layers * one, "logits": vocab_size * model.d_model}
@@ -142,94 +142,6 @@ def stacks(model: config.TransformerConfig) -> list[tuple[int, bool, bool]]:
             return [(model.layers, True, False)]
 
 
-def _transformer(model: config.TransformerConfig, T: int) -> Count:
-    D, H, G, d_head = model.d_model, model.attention.heads, model.attention.groups, model.d_head
-    attention, normed = model.attention, model.placement != "none"
-    one_projection = _projections(model)
-    biases = {"none": 0, "qkv": (H + 2 * G) * d_head, "all": (H + 2 * G) * d_head + D}[attention.bias]
-    embeddings = model.vocab_size * D
-    if isinstance(model, config.EncoderDecoder):
-        embeddings += (model.source_vocab_size or 0) * D
-    elif isinstance(model, config.Encoder):
-        embeddings += model.segments * D
-
-    positions = by_position = norms = layers = attentions = pairs = 0
-    for depth, causal, cross in stacks(model):
-        layers += depth
-        attentions += depth * (2 if cross else 1)
-        keys = _seen(model, causal, T)
-        pairs += depth * T * keys + (depth * T * T if cross else 0)
-        sublayers = depth * (3 if cross else 2) if normed else 0
-        last = 1 if model.placement == "pre" else 0
-        norms += (sublayers + last + (1 if model.embedding_norm else 0)) * _norm(model.norm, D)
-        sizes = model.sizes(depth, causal)
-        positions += model.position.parameters(sizes)
-        by_position += model.position.flops(sizes, T, keys)
-    if attention.qk_norm is not None:
-        norms += attentions * 2 * _norm(attention.qk_norm, d_head)
-
-    feedforward, products = _feedforward(model.feedforward, D)
-    parts = [
-        Component("embeddings", embeddings, 0),
-        Component("positions", positions, 0),
-        Component("MHA projections", attentions * (one_projection + biases), 2 * T * attentions * one_projection, True),
-        Component("attention", 0, 4 * pairs * H * d_head + by_position, True),
-        Component("FFN", layers * feedforward, 2 * T * layers * products, True),
-        Component("norms", norms, 0),
-        *_head(model, T),
-    ]
-    note = "a target token, its source as long as its target" if isinstance(model, config.EncoderDecoder) else ""
-    return Count(tuple(part for part in parts if part.parameters or part.flops), T, note)
-
-
-def _projections(model: config.TransformerConfig) -> int:
-    """Weights of an attention's four matrices: queries, keys, values, and the way out."""
-    return 2 * model.d_model * (model.attention.heads + model.attention.groups) * model.d_head
-
-
-def _seen(model: config.TransformerConfig, causal: bool, T: int) -> int:
-    """Keys a query is compared with."""
-    window = model.attention.window or T
-    return min(T, window if causal else 2 * window - 1)
-
-
-def _feedforward(settings: Plain | Gated, D: int) -> tuple[int, int]:
-    """Parameters, and the weights among them that are multiplied."""
-    inner = 2 * settings.d_ff if isinstance(settings, Gated) else settings.d_ff
-    products = D * inner + settings.d_ff * D
-    return products + (inner + D if settings.bias else 0), products
-
-
-def _head(model: config.TransformerConfig, T: int) -> list[Component]:
-    D, V, head = model.d_model, model.vocab_size, model.head  # type: ignore[attr-defined]
-    logits = 2 * T * D * V
-    pooler, pooled = _matrix(D, D, True), 2 * D * D
-    match head:
-        case config.LMHead():
-            return [Component("logits", (0 if head.tied else V * D) + (V if head.bias else 0), logits)]
-        case config.MaskedLMHead() | config.PretrainingHead():
-            words = Component("logits", (0 if head.tied else V * D) + V, logits)
-            transform, products = _matrix(D, D, True) + _norm(model.norm, D), 2 * T * D * D
-            if isinstance(head, config.PretrainingHead):
-                transform += pooler + _matrix(D, 2, True)
-                products += pooled + 4 * D
-            return [Component("head", transform, products), words]
-        case config.NextSentenceHead():
-            return [Component("head", pooler + _matrix(D, 2, True), pooled + 4 * D)]
-        case config.ClassificationHead():
-            last, products = _matrix(D, head.labels, True), 2 * D * head.labels
-            if head.pooler:
-                return [Component("head", last + pooler, products + pooled)]
-            return [Component("head", last, products)]
-        case config.TaggingHead():
-            return [Component("head", _matrix(D, head.labels, True), 2 * T * D * head.labels)]
-        case _:
-            return []
-
-
-# ---- adapters
-
-
 @dataclass(frozen=True)
 class Linear:
     """A linear layer inside a block: what it reads, and the heights of the matrices that lie in it."""
@@ -237,44 +149,134 @@ class Linear:
     name: str
     inputs: int
     heights: tuple[int, ...]
+    bias: bool
+
+    @property
+    def products(self) -> int:
+        """The weights that each token is multiplied by."""
+        return self.inputs * sum(self.heights)
+
+    @property
+    def parameters(self) -> int:
+        """These, and the bias."""
+        return self.products + (sum(self.heights) if self.bias else 0)
 
     def adapter(self, rank: int) -> int:
         """The parameters of low-rank matrices beside it: as many are multiplied for each token."""
         return rank * (len(self.heights) * self.inputs + sum(self.heights))
 
 
-def block_linears(model: config.TransformerConfig) -> list[list[Linear]]:
-    """The linear layers of each block, from the source to the logits, by their names in the built model."""
-    D, H, G, d_head = model.d_model, model.attention.heads, model.attention.groups, model.d_head
-    d_ff = model.feedforward.d_ff
-    blocks = []
+def block_linears(model: config.TransformerConfig, cross: bool = False) -> list[Linear]:
+    """The linear layers of a block, by their names inside it."""
+    D, d_ff, attention = model.d_model, model.feedforward.d_ff, model.attention
+    H, G = attention.heads * model.d_head, attention.groups * model.d_head
+    into, out_of, both = attention.bias != "none", attention.bias == "all", model.feedforward.bias
+    linears = [Linear("attention.qkv", D, (H, G, G), into), Linear("attention.out", H, (D,), out_of)]
+    if cross:
+        linears += [Linear("cross.q", D, (H,), into), Linear("cross.kv", D, (G, G), into)]
+        linears += [Linear("cross.out", H, (D,), out_of)]
+    if isinstance(model.feedforward, Gated):
+        linears.append(Linear("feedforward.gate_up", D, (d_ff, d_ff), both))
+    else:
+        linears.append(Linear("feedforward.up", D, (d_ff,), both))
+    return [*linears, Linear("feedforward.down", d_ff, (D,), both)]
+
+
+def _transformer(model: config.TransformerConfig, T: int) -> Count:
+    D, d_head, qk_norm = model.d_model, model.d_head, model.attention.qk_norm
+    embeddings = model.vocab_size * D
+    if isinstance(model, config.EncoderDecoder):
+        embeddings += (model.source_vocab_size or 0) * D
+    elif isinstance(model, config.Encoder):
+        embeddings += model.segments * D
+
+    linears: list[Linear] = []
+    positions = by_position = norms = pairs = 0
     for depth, causal, cross in stacks(model):
-        for layer in range(depth):
-            parts: list[tuple[str, int, tuple[int, ...]]] = [
-                ("attention.out", H * d_head, (D,)),
-                ("attention.qkv", D, (H * d_head, G * d_head, G * d_head)),
-            ]
-            if cross:
-                parts += [
-                    ("cross.out", H * d_head, (D,)),
-                    ("cross.q", D, (H * d_head,)),
-                    ("cross.kv", D, (G * d_head, G * d_head)),
-                ]
-            if isinstance(model.feedforward, Gated):
-                parts.append(("feedforward.gate_up", D, (d_ff, d_ff)))
-            else:
-                parts.append(("feedforward.up", D, (d_ff,)))
-            parts.append(("feedforward.down", d_ff, (D,)))
-            prefix = f"{'decoder' if causal else 'encoder'}.blocks.{layer}"
-            blocks.append([Linear(f"{prefix}.{name}", inputs, heights) for name, inputs, heights in parts])
-    return blocks
+        linears += depth * block_linears(model, cross)
+        attentions = depth * (2 if cross else 1)
+        keys = _seen(model, causal, T)
+        pairs += depth * T * keys + (depth * T * T if cross else 0)
+        sublayers = attentions + depth if model.placement != "none" else 0
+        around = int(model.placement == "pre") + int(model.embedding_norm)
+        norms += (sublayers + around) * _norm(model.norm, D)
+        norms += 0 if qk_norm is None else attentions * 2 * _norm(qk_norm, d_head)
+        sizes = model.sizes(depth, causal)
+        positions += model.position.parameters(sizes)
+        by_position += model.position.flops(sizes, T, keys)
+
+    parts = [
+        Component("embeddings", embeddings, 0),
+        Component("positions", positions, 0),
+        _products("MHA projections", [each for each in linears if not each.name.startswith("feedforward")], T),
+        Component("attention", 0, 4 * pairs * model.attention.heads * d_head + by_position, True),
+        _products("FFN", [each for each in linears if each.name.startswith("feedforward")], T),
+        Component("norms", norms, 0),
+        *_head(model, T),
+    ]
+    note = "a target token, its source as long as its target" if isinstance(model, config.EncoderDecoder) else ""
+    return Count(tuple(part for part in parts if part.parameters or part.flops), T, note)
+
+
+def _products(name: str, linears: list[Linear], T: int) -> Component:
+    parameters, products = sum(each.parameters for each in linears), sum(each.products for each in linears)
+    return Component(name, parameters, 2 * T * products, True)
+
+
+def _seen(model: config.TransformerConfig, causal: bool, T: int) -> int:
+    """Keys that a query is compared with."""
+    window = model.attention.window or T
+    return min(T, window if causal else 2 * window - 1)
+
+
+def _head(model: config.TransformerConfig, T: int) -> list[Component]:
+    D, V, head = model.d_model, model.vocab_size, model.head  # type: ignore[attr-defined]
+    pooler = (D, D, 1)
+    match head:
+        case config.LMHead():
+            return [Component("logits", (0 if head.tied else V * D) + (V if head.bias else 0), 2 * T * D * V)]
+        case config.MaskedLMHead() | config.PretrainingHead():
+            words = Component("logits", (0 if head.tied else V * D) + V, 2 * T * D * V)
+            sentence = [pooler, (D, 2, 1)] if isinstance(head, config.PretrainingHead) else []
+            transform = _dense((D, D, T), *sentence)
+            return [replace(transform, parameters=transform.parameters + _norm(model.norm, D)), words]
+        case config.NextSentenceHead():
+            return [_dense(pooler, (D, 2, 1))]
+        case config.ClassificationHead():
+            return [_dense(*([pooler] if head.pooler else []), (D, head.labels, 1))]
+        case config.TaggingHead():
+            return [_dense((D, head.labels, T))]
+        case _:
+            return []
+
+
+def _dense(*layers: tuple[int, int, int]) -> Component:
+    """A head made of linear layers with biases: what each reads, what it gives, and at how many places."""
+    return Component(
+        "head",
+        sum(_matrix(inputs, outputs, True) for inputs, outputs, _ in layers),
+        sum(2 * inputs * outputs * places for inputs, outputs, places in layers),
+    )
+
+
+# ---- adapters
+
+
+def layers_linears(model: config.TransformerConfig) -> list[list[Linear]]:
+    """The linear layers of each block, from the source to the logits, by their names in the built model."""
+    return [
+        [replace(each, name=f"{'decoder' if causal else 'encoder'}.blocks.{layer}.{each.name}") for each in linears]
+        for depth, causal, cross in stacks(model)
+        for linears in [block_linears(model, cross)]
+        for layer in range(depth)
+    ]
 
 
 def adapted_linears(model: Config, adapter: LoRA) -> list[Linear]:
     """The layers that an adapter stands beside."""
     if not isinstance(model, config.TransformerConfig):
         raise ModelError(f"adapter: it needs a model made of Transformer blocks, not a {type(model).__name__}")
-    linears = {linear.name: linear for block in block_linears(model) for linear in block}
+    linears = {linear.name: linear for block in layers_linears(model) for linear in block}
     return [linears[name] for name in targets(adapter, linears)]
 
 
@@ -293,22 +295,19 @@ def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
 # ---- recurrent models
 
 
-def _cell(cell: str, inputs: int, D: int) -> tuple[int, int]:
-    """Parameters of one layer, and the weights among them that are multiplied. PyTorch keeps two biases a gate."""
-    products = GATES[cell] * D * (inputs + D)
-    return products + 2 * GATES[cell] * D, products
+def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
+    """Parameters of a stack whose layers read so many numbers each, and the weights among them that are multiplied.
 
-
-def _layers(cell: str, first: int, between: int, D: int, layers: int) -> tuple[int, int]:
-    """The same for a stack that reads `first` numbers below and `between` between its layers."""
-    sizes = [_cell(cell, first if layer == 0 else between, D) for layer in range(layers)]
-    return sum(all_ for all_, _ in sizes), sum(products for _, products in sizes)
+    PyTorch keeps two biases a gate.
+    """
+    products = sum(GATES[cell] * D * (numbers + D) for numbers in inputs)
+    return products + len(inputs) * 2 * GATES[cell] * D, products
 
 
 def _recurrent(model: config.Recurrent, T: int) -> Count:
     D, V = model.d_model, model.vocab_size
-    d_embedding = model.d_embedding or D
-    parameters, products = _layers(model.cell, d_embedding, D, D, model.layers)
+    d_embedding, deeper = model.d_embedding or D, model.layers - 1
+    parameters, products = _cells(model.cell, [d_embedding] + deeper * [D], D)
     return Count(
         (
             Component("embeddings", V * d_embedding, 0),
@@ -321,9 +320,9 @@ def _recurrent(model: config.Recurrent, T: int) -> Count:
 
 def _bahdanau(model: config.Bahdanau, T: int) -> Count:
     D, V = model.d_model, model.vocab_size
-    E, A = model.d_embedding or D, model.d_attention or D
-    one_way, products_one_way = _layers(model.cell, E, 2 * D, D, model.layers)
-    decoder, products = _layers(model.cell, E + 2 * D, D, D, model.layers)
+    E, A, deeper = model.d_embedding or D, model.d_attention or D, model.layers - 1
+    one_way, products_one_way = _cells(model.cell, [E] + deeper * [2 * D], D)
+    decoder, products = _cells(model.cell, [E + 2 * D] + deeper * [D], D)
     first_state = STATE_VECTORS[model.cell] * model.layers * D
     alignment = D * A + 2 * D * A  # W_q once a target token, W_k once a source token
     return Count(

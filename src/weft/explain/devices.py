@@ -58,22 +58,3 @@ def device_called(name: str) -> Device | None:
     """The device that a driver calls `name` ("NVIDIA GeForce RTX 4090"), if the table has it."""
     plain = name.lower().replace("rtx ", "rtx")
     return next((device for key, device in DEVICES.items() if re.search(rf"{key}(?!\d)", plain)), None)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a training runs on, and the share of the peak that it reaches (MFU; Chowdhery et al. 2022, appendix B)."""
-
-    device: Device
-    gpus: int
-    mfu: float
-    precision: str
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.mfu <= 1.0:
-            raise ConfigError(f"--mfu {self.mfu:g}: expected a share of the peak above 0 and at most 1, such as 0.4")
-
-    @property
-    def peak(self) -> float:
-        """Operations a second that all devices could do."""
-        return self.gpus * self.device.peak(self.precision)

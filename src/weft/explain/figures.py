@@ -1,9 +1,9 @@
-"""Figures for a page or a paper, as PNG or SVG: a heat map, and the confusion matrix of a classifier."""
+"""Figures for a page or a paper, as PNG or SVG: the confusion matrix of a classifier."""
 
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,49 +14,8 @@ from numpy.typing import ArrayLike
 from weft.errors import ConfigError, DataError
 from weft.files import check_place, write_bytes
 
-MOST_WRITTEN = 400  # cells that are still large enough for their number
+MOST_WRITTEN = 400  # cells that are still large enough for a number
 SUFFIXES = (".png", ".svg")
-
-
-class Axis(NamedTuple):
-    """One side of a heat map: what stands at each row or column, and what they are together."""
-
-    labels: Sequence[str]
-    name: str = ""
-
-
-def heat_map(
-    values: ArrayLike,
-    rows: Axis,
-    columns: Axis,
-    limits: tuple[float, float] | None = None,
-    texts: Sequence[Sequence[str]] | None = None,
-) -> Figure:
-    """Values (rows, columns) as shades, darkest at the upper limit; `texts` are written into the cells if they fit."""
-    grid = np.asarray(values, dtype=np.float64)
-    down, across = rows.labels, columns.labels
-    if grid.shape != (len(down), len(across)) or not grid.size:
-        raise DataError(f"a heat map of {grid.shape} values, but {len(down)} rows and {len(across)} columns have names")
-    figure = Figure(figsize=(_inches(len(across), down), _inches(len(down), across)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes: Any = figure.add_subplot()
-    low, high = limits or (None, None)
-    image = axes.imshow(grid, cmap="Blues", vmin=low, vmax=high, aspect="equal")
-    # a token may hold a dollar sign, which is no formula
-    tilted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, across)) > 3 else {}
-    axes.set_xticks(range(len(across)), across, parse_math=False, **tilted)
-    axes.set_yticks(range(len(down)), down, parse_math=False)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel(columns.name)
-    axes.set_ylabel(rows.name)
-    if texts is not None and grid.size <= MOST_WRITTEN:
-        for (row, column), value in np.ndenumerate(grid):
-            color = "white" if image.norm(value) > 0.55 else "black"
-            axes.text(column, row, texts[row][column], ha="center", va="center", color=color, fontsize=9)
-    else:
-        figure.colorbar(image, shrink=0.8)
-    return figure
 
 
 def confusion_matrix(matrix: ArrayLike, labels: Sequence[str], title: str = "") -> Figure:
@@ -64,15 +23,27 @@ def confusion_matrix(matrix: ArrayLike, labels: Sequence[str], title: str = "") 
     counts = np.asarray(matrix, dtype=np.int64)
     totals = counts.sum(axis=-1, keepdims=True)
     shares = np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)
-    texts = [[f"{count:,}" for count in row] for row in counts.tolist()]
-    figure = heat_map(shares, Axis(labels, "true"), Axis(labels, "predicted"), (0.0, 1.0), texts)
-    figure.axes[0].set_title(title, parse_math=False)
+    inches = min(24.0, 1.8 + 0.45 * len(labels) + 0.05 * min(40, max(map(len, labels))))
+    figure = Figure(figsize=(inches, inches), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
+    # a label may hold a dollar sign, which begins no formula
+    tilted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, labels)) > 3 else {}
+    axes.set_xticks(range(len(labels)), labels, parse_math=False, **tilted)
+    axes.set_yticks(range(len(labels)), labels, parse_math=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.set_title(title, parse_math=False)
+    if counts.size > MOST_WRITTEN:
+        figure.colorbar(image, shrink=0.8)
+        return figure
+    for (row, column), count in np.ndenumerate(counts):
+        color = "white" if shares[row, column] > 0.55 else "black"
+        axes.text(column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=9)
     return figure
-
-
-def _inches(cells: int, across: Sequence[str]) -> float:
-    """The width of so many cells and, beside them, of the longest name of the other side."""
-    return min(24.0, 1.8 + 0.45 * cells + 0.05 * min(40, max(map(len, across))))
 
 
 def check_figure(path: Path) -> None:

@@ -22,6 +22,7 @@ from weft.models.transformer import Transformer
 from weft.nn.config import Attention, LayerNorm, Learned, Plain, XavierInit
 
 Placement = Literal["pre", "post", "none"]
+PLACEMENTS: tuple[Placement, ...] = ("pre", "post", "none")
 BATCH, TIME = 8, 32
 
 
@@ -35,9 +36,11 @@ class GradientFlow:
     apart: tuple[float, ...]
 
 
-def stack(placement: Placement, residual: bool, layers: int, d_model: int) -> Decoder:
-    """A small decoder that is that deep; Xavier weights, as the 2017 Transformer has them."""
-    return Decoder(
+def gradient_flow(
+    placement: Placement, residual: bool, layers: int = 24, d_model: int = 64, seed: int = 0
+) -> GradientFlow:
+    """Build a stack with Xavier weights, as the 2017 Transformer has them, and read the gradient between its layers."""
+    settings = Decoder(
         vocab_size=64,
         context=TIME,
         layers=layers,
@@ -50,13 +53,6 @@ def stack(placement: Placement, residual: bool, layers: int, d_model: int) -> De
         position=Learned(),
         init=XavierInit(),
     )
-
-
-def gradient_flow(
-    placement: Placement, residual: bool, layers: int = 24, d_model: int = 64, seed: int = 0
-) -> GradientFlow:
-    """Build a stack, run it forward and twice backward, and read the gradient between its layers."""
-    settings = stack(placement, residual, layers, d_model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Transformer(settings)
@@ -76,9 +72,3 @@ def _norms(states: list[Tensor], direction: Tensor) -> tuple[float, ...]:
     """‖∂/∂x_l‖ of the output's part along `direction`, for every l, against the top's."""
     gradients = torch.autograd.grad(states[-1], states, direction, retain_graph=True)
     return tuple(float(gradient.norm() / direction.norm()) for gradient in gradients)
-
-
-def gradient_flows(layers: int = 24, d_model: int = 64, seed: int = 0) -> list[GradientFlow]:
-    """Norm before, after or nowhere; with skips and without."""
-    placements: tuple[Placement, ...] = ("pre", "post", "none")
-    return [gradient_flow(place, residual, layers, d_model, seed) for residual in (True, False) for place in placements]

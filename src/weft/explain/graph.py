@@ -8,9 +8,7 @@ each operation is recorded as it happens, so that the graph shows what the contr
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from html import escape
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,101 +16,30 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.errors import WeftError
-from weft.explain.layout import Layout, arrange
-from weft.files import write_text
-
 Kind = Literal["parameter", "input", "constant", "variable"]
-COLOURS = {"parameter": "#fde9c8", "input": "#d7ebd3", "constant": "#e6e6e6", "variable": "#dbe7f6"}
-CHARACTER = 6.6  # about the width of one in the drawing's font
-HEIGHT = 24.0
 
 # A copy is not another variable of the algorithm, and neither is a view in another shape.
 COPIES = {"clone", "_to_copy", "detach", "alias", "lift_fresh"}
 RESHAPES = {"transpose_", "t_", "squeeze_", "unsqueeze_", "as_strided_", "detach_", "swapaxes_", "swapdims_"}
-# These are shown with the number that a tensor is multiplied by, raised to, …
-ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "pow"}
 # These look at a tensor's shape and not at its numbers.
 BLANKS = ("empty", "zeros", "ones", "full", "new_")
 
 
 @dataclass(frozen=True)
 class Node:
-    """A rectangle: `function` stands inside, the variable's `name` outside."""
+    """A variable: its `name`, and the `function` that computes it."""
 
     kind: Kind
     function: str
     name: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the order they came to be, and edges (from, to) between their places in that order."""
+    """Nodes in the order they were computed, and edges (from, to) between their places in that order."""
 
     nodes: list[Node]
     edges: list[tuple[int, int]]
-
-    def to_dot(self) -> str:
-        """The graph in Graphviz's language."""
-        lines = ["digraph {", "  node [shape=box, style=filled, fontname=sans];"]
-        for i, node in enumerate(self.nodes):
-            label, name = (text.replace('"', r"\"") for text in (node.function, node.name))
-            lines.append(f'  {i} [label="{label}", xlabel="{name}", fillcolor="{COLOURS[node.kind]}"];')
-        lines += [f"  {a} -> {b};" for a, b in self.edges]
-        return "\n".join([*lines, "}"]) + "\n"
-
-    def to_svg(self) -> str:
-        """The graph as a drawing, from top to bottom. No other program is needed to show it."""
-        boxes = [14 + CHARACTER * len(node.function) for node in self.nodes]
-        layout = arrange(
-            [box + 8 + CHARACTER * len(node.name) for node, box in zip(self.nodes, boxes, strict=True)],
-            self.edges,
-            anchors=[box / 2 for box in boxes],
-        )
-        lines = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{layout.width:.0f}" height="{layout.height:.0f}" '
-            f'viewBox="0 0 {layout.width:.0f} {layout.height:.0f}" font-family="monospace" font-size="11">',
-            '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" '
-            'orient="auto"><path d="M0 0L8 4L0 8z" fill="#666"/></marker></defs>',
-            '<rect width="100%" height="100%" fill="white"/>',
-            *(_curve(points) for points in layout.paths(HEIGHT / 2)),
-            *(_box(node, box, layout, i) for i, (node, box) in enumerate(zip(self.nodes, boxes, strict=True))),
-        ]
-        return "\n".join([*lines, "</svg>"]) + "\n"
-
-    def draw(self, path: str | Path) -> None:
-        """Write the drawing to a .svg file, or the graph to a .dot file."""
-        path = Path(path)
-        if path.suffix not in (".svg", ".dot"):
-            raise WeftError(f"{path}: a graph is drawn to a file that ends in .svg or .dot")
-        try:
-            write_text(path, self.to_svg() if path.suffix == ".svg" else self.to_dot())
-        except OSError as error:
-            raise WeftError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def _box(node: Node, width: float, layout: Layout, i: int) -> str:
-    x, y = layout.x[i] - width / 2, layout.y[i]
-    shape = " × ".join(map(str, node.shape)) or "a number"
-    return (
-        f"<g><title>{escape(node.name)}: {shape}</title>"
-        f'<rect x="{x:.1f}" y="{y - HEIGHT / 2:.1f}" width="{width:.1f}" height="{HEIGHT}" rx="3" '
-        f'fill="{COLOURS[node.kind]}" stroke="#444"/>'
-        f'<text x="{layout.x[i]:.1f}" y="{y + 4:.1f}" text-anchor="middle">{escape(node.function)}</text>'
-        f'<text x="{x + width + 4:.1f}" y="{y + 4:.1f}" fill="#555">{escape(node.name)}</text></g>'
-    )
-
-
-def _curve(points: list[tuple[float, float]]) -> str:
-    """A line down through the points, upright at each of them."""
-    x, y = points[0]
-    path = f"M{x:.1f} {y:.1f}"
-    for to_x, to_y in points[1:]:
-        middle = (y + to_y) / 2
-        path += f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
-        x, y = to_x, to_y
-    return f'<path d="{path}" fill="none" stroke="#666" marker-end="url(#arrow)"/>'
 
 
 def graph(model: nn.Module, *inputs: Any, **given: Any) -> Graph:
@@ -124,7 +51,7 @@ def graph(model: nn.Module, *inputs: Any, **given: Any) -> Graph:
     fused = torch._C._get_mkldnn_enabled()
     for name, value in (inspect.signature(model.forward).bind_partial(*inputs).arguments | given).items():
         for path, tensor in _named_tensors(name, value):
-            recorder.add(tensor, Node("input", "input", path, tuple(tensor.shape)))
+            recorder.add(tensor, Node("input", "input", path))
     hooks = [
         hook
         for path, module in model.named_modules()
@@ -145,7 +72,7 @@ def graph(model: nn.Module, *inputs: Any, **given: Any) -> Graph:
 
 
 def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a value of any make: itself, or the members of a list, a mapping or an object."""
+    """The tensors in a value of any type: itself, or the members of a list, a mapping or an object."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, dict):
@@ -175,9 +102,9 @@ class _Recorder(TorchDispatchMode):
         self.counts: dict[str, int] = {}
         self.stored: dict[int, Node] = {}
         for name, tensor in model.named_buffers():
-            self.stored[tensor.untyped_storage()._cdata] = Node("constant", "constant", name, tuple(tensor.shape))
+            self.stored[tensor.untyped_storage()._cdata] = Node("constant", "constant", name)
         for name, tensor in model.named_parameters():
-            self.stored[tensor.untyped_storage()._cdata] = Node("parameter", "parameter", name, tuple(tensor.shape))
+            self.stored[tensor.untyped_storage()._cdata] = Node("parameter", "parameter", name)
 
     def add(self, tensor: Tensor, node: Node) -> int:
         """Add a node, and note that the tensor holds its value."""
@@ -190,8 +117,7 @@ class _Recorder(TorchDispatchMode):
         """The node of a tensor's value; what nothing has computed is a parameter or a constant."""
         key = tensor.untyped_storage()._cdata
         if key not in self.place:
-            shape = tuple(tensor.shape)
-            self.add(tensor, self.stored.get(key) or Node("constant", "constant", self._fresh("constant"), shape))
+            self.add(tensor, self.stored.get(key) or Node("constant", "constant", self._fresh("constant")))
         return self.place[key]
 
     def enter(self, path: str) -> None:
@@ -228,10 +154,9 @@ class _Recorder(TorchDispatchMode):
         if name in COPIES and sources:
             i = sources[0]
         else:
-            function = _plain(name) + (_number(args) if len(used) == 1 and name in ARITHMETIC else "")
             path = self.paths[-1] if self.paths else "model"
             kind: Kind = "variable" if sources else "constant"
-            i = self.add(made[0], Node(kind, function, self._fresh(path), tuple(made[0].shape)))
+            i = self.add(made[0], Node(kind, _plain(name), self._fresh(path)))
             self.edges += [(source, i) for source in sources]
         for tensor in made:
             self.alive.append(tensor)
@@ -255,7 +180,3 @@ def _plain(name: str) -> str:
         return "attention"
     name = name.strip("_").removeprefix("native_").removeprefix("safe_").removeprefix("thnn_")
     return {"mm": "matmul", "bmm": "matmul", "addmm": "linear", "baddbmm": "linear"}.get(name, name)
-
-
-def _number(args: Any) -> str:
-    return f" {args[1]:.3g}" if len(args) == 2 and isinstance(args[1], int | float) else ""

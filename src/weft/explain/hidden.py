@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from weft.errors import DataError, ModelError
 from weft.models.base import LanguageModel
@@ -103,12 +104,9 @@ def read(
     try:
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
-            time = len(texts[rows[0]].ids)
-            tokens = torch.full((len(rows), time), pad)
-            lengths = torch.tensor([len(texts[row].ids) for row in rows])
-            for place, row in enumerate(rows):
-                tokens[place, : lengths[place]] = torch.tensor(texts[row].ids)
-            mask = torch.arange(time) < lengths[:, None]
+            ids = [torch.tensor(texts[row].ids) for row in rows]
+            tokens = pad_sequence(ids, batch_first=True, padding_value=pad)
+            mask = torch.arange(tokens.shape[1]) < torch.tensor([len(each) for each in ids])[:, None]
             given = {} if isinstance(model, Recurrent) or bool(mask.all()) else {"mask": mask.to(device)}
             features = model.features(tokens.to(device), **given).float()
             yield Read(rows, features, mask.to(device))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from weft.config import Config
 from weft.errors import ModelError
-from weft.explain.count import GATES, STATE_VECTORS, adapted_linears, block_linears, count, stacks
+from weft.explain.count import GATES, STATE_VECTORS, adapted_linears, count, layers_linears, stacks
 from weft.models import config
 from weft.nn.config import Gated, LoRA
 
@@ -173,7 +173,7 @@ def _adapted(model: config.TransformerConfig, layers: list[float], adapter: LoRA
         for_others.append("feedforward.down")
     adapted: list[float] = []
     learning = False  # below the lowest adapter no gradient is needed
-    for kept, block in zip(layers, block_linears(model), strict=True):
+    for kept, block in zip(layers, layers_linears(model), strict=True):
         learning = learning or any(linear.name in keeps for linear in block)
         for linear in block:
             shared = any(linear.name.endswith(name) for name in for_others)

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.errors import DataError, ModelError, TokenizerError, suggestion
-from weft.explain.hidden import Framed, check_readable, frame_for, longest, read
+from weft.explain.hidden import check_readable, frame_for, longest, read
 from weft.models.base import LanguageModel
-from weft.text.tokenizer import Tokenizer, TokenSpan
+from weft.models.ngram import NGram
+from weft.text.tokenizer import Tokenizer
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
@@ -41,22 +42,14 @@ class Place(NamedTuple):
     text: str
 
 
-class NearPlace(NamedTuple):
-    """A word in its text and the cosine of its vector with that of the word asked about."""
-
-    place: Place
-    cosine: float
-
-
 # ---- the embedding table
 
 
 def embedding_table(model: LanguageModel) -> Tensor:
     """A model's input embeddings (vocab_size, d)."""
-    table = getattr(model, "embedding", None)
-    if table is None:
-        raise ModelError(f"a model of kind '{getattr(model.config, 'kind', '?')}' has no embeddings: it counts words")
-    weight: Tensor = table.weight
+    if isinstance(model, NGram):
+        raise ModelError("a model of kind 'ngram' has no embeddings: it counts words")
+    weight: Tensor = model.get_parameter("embedding.weight")
     return weight.detach()
 
 
@@ -76,10 +69,7 @@ def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
 def word_vector(model: LanguageModel, tokenizer: Tokenizer, word: str) -> NDArray[np.float32] | None:
     """A word's vector (d,), the mean of its tokens' where it is spelled in several; None if it is unknown."""
     ids = word_ids(tokenizer, word)
-    if ids is None:
-        return None
-    vector: NDArray[np.float32] = embedding_table(model)[ids].float().mean(dim=0).cpu().numpy()
-    return vector
+    return None if ids is None else embedding_table(model)[ids].float().mean(dim=0).cpu().numpy()
 
 
 def nearest_words(model: LanguageModel, tokenizer: Tokenizer, word: str, top: int = 10) -> list[Near]:
@@ -121,8 +111,8 @@ class InContext:
         """The indices of a word in `places`, regardless of case."""
         return [n for n, place in enumerate(self.places) if place.text.casefold() == word.casefold()]
 
-    def nearest(self, word: str, top: int = 10) -> list[tuple[Place, list[NearPlace]]]:
-        """For each occurrence of the word, the most similar words of all sentences."""
+    def nearest(self, word: str, top: int = 10) -> list[tuple[Place, list[tuple[Place, float]]]]:
+        """For each occurrence of the word, the most similar words of all sentences with their cosines."""
         found = self.occurrences(word)
         if not found:
             words = [place.text for place in self.places]
@@ -131,41 +121,30 @@ class InContext:
         for number in found:
             cosines = self.vectors @ self.vectors[number]
             order = [int(n) for n in np.argsort(-cosines, kind="stable") if n != number]
-            near = [NearPlace(self.places[n], float(cosines[n])) for n in order[:top]]
-            answers.append((self.places[number], near))
+            answers.append((self.places[number], [(self.places[n], float(cosines[n])) for n in order[:top]]))
         return answers
 
 
 def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[str], batch: int = 32) -> InContext:
-    """Every word of the sentences with its vector: the mean of the features of its pieces, scaled to length 1.
+    """Every word of the sentences with its vector: the mean of the features of its tokens, scaled to length 1.
 
     Words beyond the model's context are left out.
     """
     check_readable(model)
     cuts = [tokenizer.token_spans(sentence) for sentence in sentences]
     frame = frame_for(model)
-    framed = [frame(tokenizer, [piece.id for piece in cut], longest(model)) for cut in cuts]
-    found: list[list[tuple[Place, NDArray[np.float32]]]] = [[] for _ in sentences]
+    framed = [frame(tokenizer, [span.id for span in cut], longest(model)) for cut in cuts]
+    found: dict[Place, NDArray[np.float32]] = {}
     for group in read(model, tokenizer, framed, batch=batch):
-        for row, features in zip(group.rows, group.features, strict=True):
-            found[row] = _words(row, sentences[row], cuts[row], framed[row], features.cpu())
-    places = tuple(place for each in found for place, _ in each)
-    if not places:
+        for row, features in zip(group.rows, group.features.cpu(), strict=True):
+            before, length = framed[row].before, framed[row].length
+            for match in _WORD.finditer(sentences[row]):
+                start, end = match.span()
+                tokens = [n for n, span in enumerate(cuts[row]) if span.start < end and span.end > start]
+                if tokens and tokens[-1] < length:
+                    vector = features[[before + n for n in tokens]].mean(dim=0)
+                    found[Place(row, start, end, match.group())] = F.normalize(vector, dim=0).numpy()
+    if not found:
         raise DataError("the sentences contain no words")
-    vectors = np.stack([vector for each in found for _, vector in each])
-    return InContext(tuple(sentences), places, vectors)
-
-
-def _words(
-    row: int, sentence: str, pieces: Sequence[TokenSpan], framed: Framed, features: Tensor
-) -> list[tuple[Place, NDArray[np.float32]]]:
-    """The words of one sentence that were read; features (time, d)."""
-    found = []
-    for match in _WORD.finditer(sentence):
-        inside = [n for n, piece in enumerate(pieces) if piece.start < match.end() and piece.end > match.start()]
-        if not inside or inside[-1] >= framed.length:
-            continue
-        vector = features[[framed.before + n for n in inside]].mean(dim=0)
-        place = Place(row, match.start(), match.end(), match.group())
-        found.append((place, F.normalize(vector, dim=0).numpy()))
-    return found
+    places = sorted(found)  # as they were given: the longest sentences were read first
+    return InContext(tuple(sentences), tuple(places), np.stack([found[place] for place in places]))

@@ -1,15 +1,13 @@
 """The named models and what each costs, as one list."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.explain.count import count
 from weft.models.config import EncoderDecoder, NGram, TransformerConfig
 from weft.models.presets import PRESETS
 
 
-@dataclass(frozen=True)
-class PresetRow:
+class PresetRow(NamedTuple):
     """A preset at a glance. `flops_per_token` is forward, at the whole context."""
 
     name: str
@@ -35,13 +33,11 @@ def _row(name: str, model: Any, origin: str) -> PresetRow:
 
 def _shape(model: Any) -> str:
     match model:
-        case EncoderDecoder():
-            layers = f"{model.encoder_layers or model.layers}+{model.layers}"
-            return f"{layers} × {model.d_model} ({model.attention.heads})"
-        case TransformerConfig():
-            grouped = f"/{model.attention.groups}" if model.attention.groups != model.attention.heads else ""
-            return f"{model.layers} × {model.d_model} ({model.attention.heads}{grouped})"
         case NGram():
             return f"order {model.order}"
+        case TransformerConfig():
+            layers = f"{model.encoder_layers or model.layers}+" if isinstance(model, EncoderDecoder) else ""
+            grouped = f"/{model.attention.groups}" if model.attention.groups != model.attention.heads else ""
+            return f"{layers}{model.layers} × {model.d_model} ({model.attention.heads}{grouped})"
         case _:
             return f"{model.layers} × {model.d_model}"

@@ -1,18 +1,17 @@
 """Two tables of the lectures, computed again: GPT-3's sizes, and where OPT's operations go."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from weft.explain.count import Count, count
-from weft.models.config import Decoder
-from weft.models.presets import gpt, preset
+from weft.explain.count import count
+from weft.explain.plan import PETAFLOP_DAY, Table
+from weft.explain.units import plain, short
+from weft.models.presets import PRESETS, gpt, preset
 
 
-@dataclass(frozen=True)
-class GPT3Row:
+class GPT3Row(NamedTuple):
     """A row of Brown et al. 2020, table 2.1, as the slide prints it."""
 
     preset: str
-    name: str
     parameters: float
     layers: int
     d_model: int
@@ -27,25 +26,34 @@ class GPT3Row:
 
 # GPT-3 Large's row is 16 heads of 96; two rows do not multiply out, and the presets say what is built instead.
 GPT3 = (
-    GPT3Row("gpt3-small", "GPT-3 Small", 125e6, 12, 768, 12, 64),
-    GPT3Row("gpt3-medium", "GPT-3 Medium", 350e6, 24, 1024, 16, 64),
-    GPT3Row("gpt3-large", "GPT-3 Large", 760e6, 24, 1536, 16, 96),
-    GPT3Row("gpt3-xl", "GPT-3 XL", 1.3e9, 24, 2048, 24, 128),
-    GPT3Row("gpt3-2.7b", "GPT-3 2.7B", 2.7e9, 32, 2560, 32, 80),
-    GPT3Row("gpt3-6.7b", "GPT-3 6.7B", 6.7e9, 32, 4096, 32, 128),
-    GPT3Row("gpt3-13b", "GPT-3 13B", 13.0e9, 40, 5140, 40, 128),
-    GPT3Row("gpt3-175b", "GPT-3 175B", 175.0e9, 96, 12288, 96, 128),
+    GPT3Row("gpt3-small", 125e6, 12, 768, 12, 64),
+    GPT3Row("gpt3-medium", 350e6, 24, 1024, 16, 64),
+    GPT3Row("gpt3-large", 760e6, 24, 1536, 16, 96),
+    GPT3Row("gpt3-xl", 1.3e9, 24, 2048, 24, 128),
+    GPT3Row("gpt3-2.7b", 2.7e9, 32, 2560, 32, 80),
+    GPT3Row("gpt3-6.7b", 6.7e9, 32, 4096, 32, 128),
+    GPT3Row("gpt3-13b", 13.0e9, 40, 5140, 40, 128),
+    GPT3Row("gpt3-175b", 175.0e9, 96, 12288, 96, 128),
 )
 
 
-def gpt3_built(row: GPT3Row) -> tuple[Decoder, Count]:
-    """The preset of a row and its cost."""
-    model: Decoder = preset(row.preset)
-    return model, count(model)
+def gpt3_table() -> Table:
+    """The slide's sizes beside those of the presets."""
+    rows = []
+    for row in GPT3:
+        model = preset(row.preset)
+        cost = count(model)
+        difference = f"{cost.parameters / row.parameters - 1:+.1%}"
+        sizes = (str(size) for size in (model.layers, model.d_model, model.attention.heads, model.d_head))
+        compute = plain(cost.training() * 300e9 / PETAFLOP_DAY)
+        rows.append((row.preset, short(row.parameters), short(cost.parameters), difference, *sizes, compute))
+    remarks = ["Petaflop/s-days are those of training on 300 billion tokens."]
+    remarks += [f"{row.preset}: {PRESETS[row.preset][1]}." for row in GPT3 if not row.multiplies_out]
+    header = ("preset", "slide", "weft", "differs", "layers", "d_model", "heads", "d_head", "PF/s-days")
+    return Table(header, rows, "GPT-3's sizes (Brown et al. 2020, table 2.1)", remarks)
 
 
-@dataclass(frozen=True)
-class OPTRow:
+class OPTRow(NamedTuple):
     """A row of the slide: shares of the operations of an update, in percent."""
 
     name: str
@@ -76,3 +84,20 @@ def opt_shares(row: OPTRow) -> dict[str, float]:
     """Percent of the operations of an update, the layers recomputed once, by component: weft's own count."""
     cost = count(gpt(row.layers, row.d_model, row.heads, OPT_CONTEXT, OPT_VOCABULARY))
     return {part.name: 100 * cost.share(part, recompute=True) for part in cost.components if part.flops}
+
+
+def opt_table() -> Table:
+    """weft's shares beside the slide's."""
+    parts = ("MHA projections", "FFN", "attention", "logits")
+    rows = []
+    for row in OPT:
+        ours, slide = opt_shares(row), (row.projections, row.feedforward, row.attention, row.logits)
+        both = [f"{ours[part]:.1f} | {there:4.1f}" for part, there in zip(parts, slide, strict=True)]
+        rows.append((row.name, *both))
+    remark = (
+        f"weft counts 8d²L, 16d²L, 4TdL and 2dV a token (T = {OPT_CONTEXT}, V = {OPT_VOCABULARY}); an update runs the"
+        " layers 4 times, because they are recomputed once, and the logits 3 times. The slide's FFN, attention and"
+        " logits stand in the same ratios to each other. Its MHA column follows from no standard count, and shifts the"
+        " other three. Both show that the FFN's share rises with size and those of attention and logits fall."
+    )
+    return Table(("size", *parts), rows, "Percent of an update's FLOPs for OPT's sizes: weft | slide", [remark])

@@ -4,6 +4,7 @@ Bahdanau, Cho and Bengio 2015, §3 and appendix A. The encoder reads the source 
 the decoder attends to the source places that matter now, and reads on from their weighted mean.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Bahdanau as BahdanauConfig
 from weft.models.recurrent import HiddenStates
 from weft.nn.loss import Readout
-from weft.nn.recurrent import Layers, bidirectional, parts, read, read_masked, recurrence
+from weft.nn.recurrent import Layers, parts, read, read_masked, recurrence
 
 
 class Encoded(NamedTuple):
@@ -84,8 +85,9 @@ class Bahdanau(LanguageModel):
         self.source_embedding = (
             nn.Embedding(config.source_vocab_size, d_embedding) if config.source_vocab_size is not None else None
         )
-        self.encoder = bidirectional(config.cell, Layers(d_embedding, D, config.layers, config.dropout))
-        self.decoder = recurrence(config.cell, Layers(d_embedding + 2 * D, D, config.layers, config.dropout))
+        sizes = Layers(d_embedding, D, config.layers, config.dropout)
+        self.encoder = recurrence(config.cell, sizes, bidirectional=True)
+        self.decoder = recurrence(config.cell, replace(sizes, d_input=d_embedding + 2 * D))
         self.bridge = nn.Linear(D, parts(self.decoder) * config.layers * D)
         self.attention = AdditiveAttention(D, 2 * D, config.d_attention or D)
         self.maxout = nn.Linear(D + 2 * D + d_embedding, 2 * D)

@@ -131,7 +131,11 @@ def device_of(model: nn.Module) -> torch.device:
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     """Refuse ids outside the vocabulary. On a GPU this would wait for the device, so the caller checks on the host."""
     if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= vocab_size:
-            wrong = low if low < 0 else high
-            raise ModelError(f"token id {wrong} is outside the vocabulary of {vocab_size} (0 … {vocab_size - 1})")
+        check_range(int(tokens.min()), int(tokens.max()), vocab_size)
+
+
+def check_range(low: int, high: int, vocab_size: int) -> None:
+    """Refuse a lowest or a highest token id that is outside the vocabulary."""
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise ModelError(f"token id {wrong} is outside the vocabulary of {vocab_size} (0 … {vocab_size - 1})")

@@ -38,7 +38,7 @@ class Words(nn.Module):
 
     def prepare(self, features: Tensor) -> Tensor:
         """(batch, time, d_model) → the same, ready for the product with the table."""
-        raise AssertionError("a kind of Words prepares its features")
+        return features
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, vocab_size)."""
@@ -97,30 +97,8 @@ class Pooler(nn.Module):
         return self.activation(self.dense(pooled))
 
 
-class NextSentence(nn.Module):
-    """Two classes: the second sentence follows the first, or it does not."""
-
-    def __init__(self, d_model: int):
-        super().__init__()
-        self.pooler = Pooler(d_model)
-        self.out = Linear(d_model, 2)
-
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(batch, time, d_model) → logits (batch, 2)."""
-        return self.out(self.pooler(features[:, 0]))
-
-
-class PretrainingPair(nn.Module):
-    """Masked words and next sentence together."""
-
-    def __init__(self, settings: config.PretrainingHead, model: config.TransformerConfig):
-        super().__init__()
-        self.words = MaskedWordHead(settings, model)
-        self.next_sentence = NextSentence(model.d_model)
-
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Pretraining:
-        """(batch, time, d_model) → both logits."""
-        return Pretraining(self.words(features, table), self.next_sentence(features, table))
+# BERT's: the second sentence follows the first, or it does not
+NEXT_SENTENCE = config.ClassificationHead(labels=2, dropout=0.0)
 
 
 class Classifier(nn.Module):
@@ -137,6 +115,19 @@ class Classifier(nn.Module):
         """(batch, time, d_model) → logits (batch, labels)."""
         pooled = pool(features, mask, self.pooling)
         return self.out(self.dropout(pooled if self.pooler is None else self.pooler(pooled)))
+
+
+class PretrainingPair(nn.Module):
+    """Masked words and next sentence together."""
+
+    def __init__(self, settings: config.PretrainingHead, model: config.TransformerConfig):
+        super().__init__()
+        self.words = MaskedWordHead(settings, model)
+        self.next_sentence = Classifier(NEXT_SENTENCE, model.d_model)
+
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Pretraining:
+        """(batch, time, d_model) → both logits."""
+        return Pretraining(self.words(features, table), self.next_sentence(features, table))
 
 
 class Tagger(nn.Module):
@@ -175,7 +166,7 @@ def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
         case config.PretrainingHead():
             return PretrainingPair(head, model)
         case config.NextSentenceHead():
-            return NextSentence(model.d_model)
+            return Classifier(NEXT_SENTENCE, model.d_model)
         case config.ClassificationHead():
             return Classifier(head, model.d_model)
         case config.TaggingHead():

@@ -18,7 +18,7 @@ from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import AddK
 from weft.models.config import NGram as NGramConfig
 from weft.models.ngram_counts import Documents, Ints, Level, Trie, check_ids, count_ngrams, document_starts, lookups
-from weft.models.ngram_smoothing import smooth
+from weft.models.ngram_smoothing import Weights, smooth
 from weft.progress import bar
 
 SCORED = 1 << 18  # tokens scored together
@@ -83,16 +83,6 @@ class NGram(LanguageModel):
         distinct = int(torch.count_nonzero(self._table("counts", 1)))
         return [distinct] + [len(self._table("words", n)) for n in range(2, self.config.order + 1)]
 
-    def count(self, words: list[int]) -> int:
-        """How often these words, at most `order`, follow each other in what was counted."""
-        tokens = np.asarray(words, dtype=np.int64)
-        self._check_fitted()
-        check_ids(tokens, self.config.vocab_size)
-        if not 1 <= len(tokens) <= self.config.order:
-            raise ModelError(f"counts are of 1 to {self.config.order} words, not {len(tokens)}")
-        *_, (places, _) = lookups(self._trie()[: len(tokens)], Documents(tokens, np.zeros(1, dtype=np.int64)))
-        return int(self._table("counts", len(tokens))[places[-1]]) if places[-1] >= 0 else 0
-
     # ---- scoring a long text
 
     def log_prob(self, tokens: Ints, boundaries: Ints | None = None) -> NDArray[np.float32]:
@@ -104,19 +94,17 @@ class NGram(LanguageModel):
         self._check_fitted()
         documents = Documents(tokens, document_starts(len(tokens), boundaries))
         trie = self._trie()
-        log_probs = [self._host("log_prob", n) for n in range(1, self.config.order + 1)]
-        backoffs = [self._host("backoff", n) for n in range(1, self.config.order + 1)]
+        levels = range(1, self.config.order + 1)
+        weights = [Weights(self._host("log_prob", n), self._host("backoff", n)) for n in levels]
         scores = np.empty(len(tokens), dtype=np.float32)
         for low in range(0, len(tokens), SCORED):
             known = min(low, self.config.order - 1)
             part = documents.part(low - known, low + SCORED)
             check_ids(part.tokens, self.config.vocab_size)
-            scores[low : low + SCORED] = self._score(trie, log_probs, backoffs, part)[known:]
+            scores[low : low + SCORED] = self._score(trie, weights, part)[known:]
         return scores
 
-    def _score(
-        self, trie: Trie, log_probs: list[Any], backoffs: list[Any], documents: Documents
-    ) -> NDArray[np.float32]:
+    def _score(self, trie: Trie, weights: list[Weights], documents: Documents) -> NDArray[np.float32]:
         """log p of each token, (time,), going up from one word to the longest context."""
         tokens, starts = documents
         uniform = -float(np.log(self.config.vocab_size)) if isinstance(self.config.smoothing, AddK) else None
@@ -126,14 +114,14 @@ class NGram(LanguageModel):
         age = np.arange(len(tokens)) - np.maximum.accumulate(begun)  # tokens since the document began
         for n, (places, contexts) in enumerate(lookups(trie, documents), start=1):
             if n == 1:
-                score = log_probs[0].take(places)
+                score = weights[0].log_prob.take(places)
                 continue
             if uniform is not None:
                 score[age >= n - 1] = uniform
             known = np.flatnonzero(contexts >= 0)
-            score[known] += backoffs[n - 2].take(contexts.take(known))
+            score[known] += weights[n - 2].backoff.take(contexts.take(known))
             seen = np.flatnonzero(places >= 0)
-            score[seen] = log_probs[n - 1].take(places.take(seen))
+            score[seen] = weights[n - 1].log_prob.take(places.take(seen))
         return score
 
     # ---- the contract of a language model

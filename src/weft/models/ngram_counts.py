@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.errors import ModelError
+from weft.models.base import check_range
 
 Array = NDArray[Any]
 Ints = NDArray[Any]  # whole numbers, in 4 bytes or in 8
@@ -61,16 +61,10 @@ class Documents(NamedTuple):
 
 
 def document_starts(tokens: int, boundaries: Array | None) -> NDArray[np.int64]:
-    """Where documents begin, 0 among them, from offsets in any of the usual forms: with or without 0 and the end."""
-    if boundaries is None or not len(boundaries):
-        return np.zeros(1, dtype=np.int64)
-    offsets: Array = np.asarray(boundaries)
-    if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
-        raise ModelError(f"document boundaries are a list of whole numbers, not {offsets.ndim}-d {offsets.dtype}")
-    offsets = offsets.astype(np.int64)
-    if bool((offsets[1:] < offsets[:-1]).any()) or offsets[0] < 0 or offsets[-1] > tokens:
-        raise ModelError(f"document boundaries must rise from 0 to at most {tokens}, the number of tokens")
-    return np.unique(np.concatenate([np.zeros(1, dtype=np.int64), offsets[offsets < tokens]]))
+    """Where documents begin, 0 among them, from rising offsets with or without 0 and the end."""
+    offsets = np.asarray([] if boundaries is None else boundaries, dtype=np.int64)
+    assert bool((np.diff(offsets, prepend=0, append=tokens) >= 0).all()), "document boundaries rise from 0 to the end"
+    return np.unique(np.append(0, offsets[offsets < tokens]))
 
 
 def find(above: Level, level: Level, parents: Ints, words: Ints) -> NDArray[np.int64]:
@@ -128,7 +122,7 @@ def count_ngrams(
     """The n-grams of documents up to `order` words long, none of them over a document's start.
 
     Chunks are counted one by one and merged a few at a time, so the memory needed is that of the result and a few
-    chunks, however long the text. `tick` hears of every token, once for each length.
+    chunks, however long the text. `tick` is called with every token counted, once for each length.
     """
     runs: list[Trie] = []
     for low in range(0, len(documents.tokens), chunk):
@@ -143,14 +137,10 @@ def count_ngrams(
 
 
 def check_ids(tokens: Array, vocab_size: int) -> None:
-    """Refuse what is not a row of token ids within the vocabulary."""
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise ModelError(f"tokens are a row of whole numbers, not {tokens.ndim}-d {tokens.dtype}")
+    """Refuse ids outside the vocabulary."""
+    assert tokens.ndim == 1 and tokens.dtype.kind in "iu", "tokens are a row of whole numbers"
     if len(tokens):
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= vocab_size:
-            wrong = low if low < 0 else high
-            raise ModelError(f"token id {wrong} is outside the vocabulary of {vocab_size} (0 … {vocab_size - 1})")
+        check_range(int(tokens.min()), int(tokens.max()), vocab_size)
 
 
 def _count_chunk(documents: Documents, known: int, vocab_size: int, order: int, tick: Callable[[int], None]) -> Trie:

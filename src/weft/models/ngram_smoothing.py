@@ -7,7 +7,7 @@ all: what was not seen after c shares evenly, so the factor applies to 1/V.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -28,14 +28,14 @@ class Weights:
     """The log-probabilities of one level's n-grams, and the log-factors of the same n-grams as contexts."""
 
     log_prob: Floats  # (n-grams,)
-    backoff: Floats  # (n-grams,); empty at the highest order
+    backoff: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))  # empty at the highest order
 
 
 def smooth(trie: Trie, smoothing: Smoothing, openings: list[Ints], tick: Tick) -> list[Weights]:
     """The weights of every level. `openings[n − 1]` are the places of the n-grams that some document begins with."""
     match smoothing:
         case MaximumLikelihood():
-            return _maximum_likelihood(trie, tick)
+            return _add_k(trie, 0.0, tick)
         case AddK():
             return _add_k(trie, smoothing.k, tick)
         case StupidBackoff():
@@ -51,47 +51,36 @@ def _sum_continuations(level: Level, values: Ints) -> Ints:
     return sums[level.starts[1:]] - sums[level.starts[:-1]]
 
 
-def _parents(level: Level, low: int, high: int) -> NDArray[np.int64]:
-    """The contexts, by place in `level`, of the next level's n-grams `low` to `high`."""
-    first = int(np.searchsorted(level.starts, low, side="right")) - 1
-    last = int(np.searchsorted(level.starts, high, side="left"))
-    edges = np.clip(level.starts[first : last + 1], low, high)
-    return np.repeat(np.arange(first, last), np.diff(edges))
-
-
-def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(divide="ignore"):
-        return np.log(values)
-
-
-def _maximum_likelihood(trie: Trie, tick: Tick) -> list[Weights]:
-    """p(w | c) = count(c, w) / count(c): nothing is left for words not seen after c."""
-    total = trie[0].counts.sum()
-    weights = [Weights(_log(trie[0].counts / total).astype(np.float32), _nothing())]
-    for above, level in pairwise(trie):
-        totals = _sum_continuations(above, level.counts)
-        weights[-1].backoff = np.where(totals > 0, -np.inf, 0.0).astype(np.float32)
-        log_prob = np.empty(len(level), dtype=np.float32)
-        for low, high in _blocks(level):
-            log_prob[low:high] = np.log(level.counts[low:high] / totals[_parents(above, low, high)])
+def _blocks(above: Level, level: Level, tick: Tick | None = None) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+    """The n-grams of `level`, some at a time, and the places of their contexts in `above`."""
+    for low in range(0, len(level), BLOCK):
+        high = min(low + BLOCK, len(level))
+        first = int(np.searchsorted(above.starts, low, side="right")) - 1
+        last = int(np.searchsorted(above.starts, high, side="left"))
+        edges = np.clip(above.starts[first : last + 1], low, high)
+        yield slice(low, high), np.repeat(np.arange(first, last), np.diff(edges))
+        if tick is not None:
             tick(high - low)
-        weights.append(Weights(log_prob, _nothing()))
-    return weights
+
+
+def _log(values: NDArray[np.float64]) -> Floats:
+    with np.errstate(divide="ignore"):
+        return np.log(values).astype(np.float32)
 
 
 def _add_k(trie: Trie, k: float, tick: Tick) -> list[Weights]:
-    """p(w | c) = (count(c, w) + k) / (count(c) + kV)."""
+    """p(w | c) = (count(c, w) + k) / (count(c) + kV). With k = 0 nothing is left for words not seen after c."""
     vocab_size = len(trie[0])
     total = trie[0].counts.sum() + k * vocab_size
-    weights = [Weights(np.log((trie[0].counts + k) / total).astype(np.float32), _nothing())]
+    weights = [Weights(_log((trie[0].counts + k) / total))]
     for above, level in pairwise(trie):
         totals = _sum_continuations(above, level.counts) + k * vocab_size
-        weights[-1].backoff = np.log(k * vocab_size / totals).astype(np.float32)
+        left = np.divide(k * vocab_size, totals, out=np.ones(len(totals)), where=totals > 0)
+        weights[-1].backoff = _log(left)
         log_prob = np.empty(len(level), dtype=np.float32)
-        for low, high in _blocks(level):
-            log_prob[low:high] = np.log((level.counts[low:high] + k) / totals[_parents(above, low, high)])
-            tick(high - low)
-        weights.append(Weights(log_prob, _nothing()))
+        for part, context in _blocks(above, level, tick):
+            log_prob[part] = np.log((level.counts[part] + k) / totals[context])
+        weights.append(Weights(log_prob))
     return weights
 
 
@@ -106,7 +95,7 @@ def _stupid_backoff(trie: Trie, alpha: float, tick: Tick) -> list[Weights]:
     counts = trie[0].counts
     scores = np.where(counts > 0, counts / counts.sum(), alpha / vocab_size)
     below = np.full(1, scores.sum())  # Z of each context one word shorter; first of the one that is empty
-    weights = [Weights(np.log(scores / below).astype(np.float32), _nothing())]
+    weights = [Weights(np.log(scores / below).astype(np.float32))]
     score = scores.astype(np.float32)
     suffixes = np.zeros(vocab_size, dtype=np.int64)  # places of the n-grams without their first word
     for n, (above, level) in enumerate(pairwise(trie)):
@@ -114,20 +103,18 @@ def _stupid_backoff(trie: Trie, alpha: float, tick: Tick) -> list[Weights]:
         totals = _sum_continuations(above, level.counts)
         covered = np.zeros(len(above))
         here = np.empty(len(level), dtype=np.float32)
-        for low, high in _blocks(level):
-            context = _parents(above, low, high)
-            here[low:high] = level.counts[low:high] / totals[context]
+        for part, context in _blocks(above, level):
+            here[part] = level.counts[part] / totals[context]
             first = int(context[0])
-            sums = np.bincount(context - first, weights=score[longer[low:high]])
+            sums = np.bincount(context - first, weights=score[longer[part]])
             covered[first : first + len(sums)] += sums
         shorter = below[suffixes]
         mass = 1.0 + alpha * np.maximum(shorter - covered, 0.0)
         weights[-1].backoff = np.where(totals > 0, np.log(alpha * shorter / mass), 0.0).astype(np.float32)
         log_prob = np.empty(len(level), dtype=np.float32)
-        for low, high in _blocks(level):
-            log_prob[low:high] = np.log(here[low:high] / mass[_parents(above, low, high)])
-            tick(high - low)
-        weights.append(Weights(log_prob, _nothing()))
+        for part, context in _blocks(above, level, tick):
+            log_prob[part] = np.log(here[part] / mass[context])
+        weights.append(Weights(log_prob))
         below, score, suffixes = mass, here, longer
     return weights
 
@@ -146,24 +133,21 @@ def _kneser_ney(trie: Trie, discount: float | None, openings: list[Ints], tick: 
     taken = _discount(adjusted) if discount is None else discount
     total = adjusted.sum()
     prob = np.maximum(adjusted - taken, 0.0) / total + taken * np.count_nonzero(adjusted) / total / vocab_size
-    weights = [Weights(np.log(prob).astype(np.float32), _nothing())]
+    weights = [Weights(np.log(prob).astype(np.float32))]
     for n, (above, level) in enumerate(pairwise(trie), start=1):
         suffixes, longer = longer, _suffixes(trie, n, longer)
         adjusted = _varieties(trie, n, longer, openings)
         taken = _discount(adjusted) if discount is None else discount
         totals = np.maximum(_sum_continuations(above, adjusted), 1)
         share = np.diff(above.starts) / totals  # γ(c) / D
-        backoff = np.log(np.where(share > 0, taken * share, 1.0)).astype(np.float32)
-        lower, log_prob = weights[-1].log_prob, np.empty(len(level), dtype=np.float32)
-        weights[-1].backoff = backoff
+        lower, log_prob = weights[-1], np.empty(len(level), dtype=np.float32)
+        lower.backoff = np.log(np.where(share > 0, taken * share, 1.0)).astype(np.float32)
         del share
-        for low, high in _blocks(level):
-            context = _parents(above, low, high)
-            own = np.maximum(adjusted[low:high] - taken, 0.0) / totals[context]
-            passed = np.exp(backoff[context].astype(np.float64) + lower[suffixes[low:high]])
-            log_prob[low:high] = np.log(own + passed)
-            tick(high - low)
-        weights.append(Weights(log_prob, _nothing()))
+        for part, context in _blocks(above, level, tick):
+            own = np.maximum(adjusted[part] - taken, 0.0) / totals[context]
+            passed = np.exp(lower.backoff[context].astype(np.float64) + lower.log_prob[suffixes[part]])
+            log_prob[part] = np.log(own + passed)
+        weights.append(Weights(log_prob))
     return weights
 
 
@@ -178,9 +162,8 @@ def _suffixes(trie: Trie, n: int, suffixes: Ints) -> Ints:
     if n == 0:
         return level.words
     places = np.empty(len(level), dtype=np.int32 if len(above) < 2**31 else np.int64)
-    for low, high in _blocks(level):
-        context = suffixes[_parents(above, low, high)]
-        places[low:high] = find(trie[n - 1], above, context, level.words[low:high])
+    for part, context in _blocks(above, level):
+        places[part] = find(trie[n - 1], above, suffixes[context], level.words[part])
     return places
 
 
@@ -197,12 +180,3 @@ def _discount(adjusted: Ints) -> float:
     """n₁ / (n₁ + 2n₂), from how many n-grams count one and two (Ney, Essen and Kneser 1994)."""
     once, twice = int(np.count_nonzero(adjusted == 1)), int(np.count_nonzero(adjusted == 2))
     return once / (once + 2 * twice) if once and twice else FALLBACK_DISCOUNT
-
-
-def _blocks(level: Level) -> Iterator[tuple[int, int]]:
-    for low in range(0, len(level), BLOCK):
-        yield low, min(low + BLOCK, len(level))
-
-
-def _nothing() -> Floats:
-    return np.empty(0, dtype=np.float32)

@@ -1,20 +1,11 @@
 """The models that have a name. A preset is a config and a line on where it comes from; any field can be overridden."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from weft.config import Config
 from weft.errors import ConfigError, suggestion
-from weft.models.config import (
-    Bahdanau,
-    Decoder,
-    Encoder,
-    EncoderDecoder,
-    LMHead,
-    NGram,
-    PretrainingHead,
-    Recurrent,
-)
+from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder, LMHead, NGram, PretrainingHead, Recurrent
 from weft.nn.config import (
     Attention,
     Gated,
@@ -29,44 +20,45 @@ from weft.nn.config import (
 )
 
 
-def gpt(layers: int, d_model: int, heads: int, context: int, vocab_size: int = 50257, dropout: float = 0.0) -> Decoder:
+def gpt(layers: int, d_model: int, heads: int, context: int, vocab_size: int = 50257, **changes: Any) -> Decoder:
     """GPT-2 and GPT-3: pre-norm, learned positions, tanh GELU, biases everywhere (Radford et al. 2019)."""
-    return Decoder(
-        vocab_size=vocab_size,
-        context=context,
-        layers=layers,
-        d_model=d_model,
-        attention=Attention(heads=heads, bias="all", dropout=dropout),
-        feedforward=Plain(d_ff=4 * d_model, activation="gelu-tanh"),
-        norm=LayerNorm(),
-        position=Learned(),
-        dropout=dropout,
-    )
+    settings: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "context": context,
+        "layers": layers,
+        "d_model": d_model,
+        "attention": Attention(heads=heads, bias="all"),
+        "feedforward": Plain(d_ff=4 * d_model, activation="gelu-tanh"),
+        "norm": LayerNorm(),
+        "position": Learned(),
+    }
+    return Decoder(**settings | changes)
+
+
+class LlamaOptions(TypedDict, total=False):
+    """What LLaMA's sizes differ in, besides their shape."""
+
+    vocab_size: int
+    kv_heads: int | None
+    base: float
+    eps: float
+    tied: bool
 
 
 def llama(
-    layers: int,
-    d_model: int,
-    heads: int,
-    d_ff: int,
-    context: int = 2048,
-    vocab_size: int = 32000,
-    kv_heads: int | None = None,
-    base: float = 10000.0,
-    eps: float = 1e-5,
-    tied: bool = False,
+    layers: int, d_model: int, heads: int, d_ff: int, context: int = 2048, **options: Unpack[LlamaOptions]
 ) -> Decoder:
     """LLaMA: pre-norm RMSNorm, rotary positions, SwiGLU, no biases (Touvron et al. 2023)."""
     return Decoder(
-        vocab_size=vocab_size,
+        vocab_size=options.get("vocab_size", 32000),
         context=context,
         layers=layers,
         d_model=d_model,
-        attention=Attention(heads=heads, kv_heads=kv_heads),
+        attention=Attention(heads=heads, kv_heads=options.get("kv_heads")),
         feedforward=Gated(d_ff=d_ff),
-        norm=RMSNorm(eps=eps),
-        position=Rotary(base=base),
-        head=LMHead(tied=tied),
+        norm=RMSNorm(eps=options.get("eps", 1e-5)),
+        position=Rotary(base=options.get("base", 10000.0)),
+        head=LMHead(tied=options.get("tied", False)),
     )
 
 
@@ -90,24 +82,23 @@ def bert(layers: int, d_model: int, heads: int, vocab_size: int = 30522, context
     )
 
 
-def vaswani(
-    layers: int, d_model: int, heads: int, d_ff: int, dropout: float, vocab_size: int = 37000, context: int = 512
-) -> EncoderDecoder:
+def vaswani(layers: int, d_model: int, heads: int, d_ff: int, dropout: float, **changes: Any) -> EncoderDecoder:
     """The 2017 Transformer: post-norm, sinusoids, ReLU, one shared table of embeddings (Vaswani et al. 2017)."""
-    return EncoderDecoder(
-        vocab_size=vocab_size,
-        context=context,
-        layers=layers,
-        d_model=d_model,
-        attention=Attention(heads=heads, bias="all"),
-        feedforward=Plain(d_ff=d_ff),
-        norm=LayerNorm(),
-        placement="post",
-        position=Sinusoidal(),
-        embedding_scale=True,
-        dropout=dropout,
-        init=XavierInit(),
-    )
+    settings: dict[str, Any] = {
+        "vocab_size": 37000,
+        "context": 512,
+        "layers": layers,
+        "d_model": d_model,
+        "attention": Attention(heads=heads, bias="all"),
+        "feedforward": Plain(d_ff=d_ff),
+        "norm": LayerNorm(),
+        "placement": "post",
+        "position": Sinusoidal(),
+        "embedding_scale": True,
+        "dropout": dropout,
+        "init": XavierInit(),
+    }
+    return EncoderDecoder(**settings | changes)
 
 
 def transformer_lm() -> Decoder:
@@ -167,7 +158,10 @@ PRESETS: dict[str, tuple[Callable[[], Config], str]] = {
     "bert-base": (lambda: bert(12, 768, 12), "Devlin et al. 2019"),
     "bert-large": (lambda: bert(24, 1024, 16), "Devlin et al. 2019"),
     "gpt-tiny": (lambda: gpt(4, 128, 4, 128, 8192), "a laptop's size"),
-    "gpt-mini": (lambda: gpt(6, 384, 6, 256, 8192, 0.2), "nanoGPT's character model's size"),
+    "gpt-mini": (
+        lambda: gpt(6, 384, 6, 256, 8192, dropout=0.2, attention=Attention(heads=6, bias="all", dropout=0.2)),
+        "nanoGPT's character model's size",
+    ),
     "gpt2": (lambda: gpt(12, 768, 12, 1024), "Radford et al. 2019"),
     "gpt2-medium": (lambda: gpt(24, 1024, 16, 1024), "Radford et al. 2019"),
     "gpt2-large": (lambda: gpt(36, 1280, 20, 1024), "Radford et al. 2019"),
@@ -178,23 +172,20 @@ PRESETS: dict[str, tuple[Callable[[], Config], str]] = {
     "gpt3-xl": (lambda: gpt(24, 2048, 16, 2048), "table 2.1 prints 24 heads of 128, not 2048; built as 16"),
     "gpt3-2.7b": (lambda: gpt(32, 2560, 32, 2048), "Brown et al. 2020, table 2.1"),
     "gpt3-6.7b": (lambda: gpt(32, 4096, 32, 2048), "Brown et al. 2020, table 2.1"),
-    "gpt3-13b": (
-        lambda: gpt(40, 5120, 40, 2048),
-        "table 2.1 prints d_model 5140, not 40 × 128; built as 5120",
-    ),
+    "gpt3-13b": (lambda: gpt(40, 5120, 40, 2048), "table 2.1 prints d_model 5140, not 40 × 128; built as 5120"),
     "gpt3-175b": (lambda: gpt(96, 12288, 96, 2048), "Brown et al. 2020, table 2.1"),
-    "llama-tiny": (lambda: llama(4, 128, 4, 352, 128, 8192, tied=True), "a laptop's size"),
-    "llama-mini": (lambda: llama(6, 384, 6, 1024, 256, 8192, tied=True), "a small GPU's size"),
+    "llama-tiny": (lambda: llama(4, 128, 4, 352, 128, vocab_size=8192, tied=True), "a laptop's size"),
+    "llama-mini": (lambda: llama(6, 384, 6, 1024, 256, vocab_size=8192, tied=True), "a small GPU's size"),
     "llama-7b": (lambda: llama(32, 4096, 32, 11008, eps=1e-6), "Touvron et al. 2023"),
     "llama-13b": (lambda: llama(40, 5120, 40, 13824, eps=1e-6), "Touvron et al. 2023"),
     "llama-33b": (lambda: llama(60, 6656, 52, 17920, eps=1e-6), "Touvron et al. 2023"),
     "llama-65b": (lambda: llama(80, 8192, 64, 22016), "Touvron et al. 2023"),
     "llama3-8b": (
-        lambda: llama(32, 4096, 32, 14336, 8192, 128256, kv_heads=8, base=500000.0),
+        lambda: llama(32, 4096, 32, 14336, 8192, vocab_size=128256, kv_heads=8, base=500000.0),
         "Dubey et al. 2024",
     ),
     "smollm2-135m": (
-        lambda: llama(30, 576, 9, 1536, 8192, 49152, kv_heads=3, base=100000.0, tied=True),
+        lambda: llama(30, 576, 9, 1536, 8192, vocab_size=49152, kv_heads=3, base=100000.0, tied=True),
         "Allal et al. 2025",
     ),
 }

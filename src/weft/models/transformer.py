@@ -1,7 +1,7 @@
 """The Transformer (Vaswani et al. 2017) as encoder, decoder or both: one class over one Block."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,14 @@ from weft.nn.mask import Mask
 from weft.nn.position import Position
 
 SourceCache = list[tuple[Tensor, Tensor]]  # keys and values of the source, layer by layer
+
+
+class Limits(TypedDict, total=False):
+    """What limits the attention of whole sequences, besides the model's own mask."""
+
+    documents: Tensor | None  # (batch, time) ids that keep packed documents apart
+    mask: Tensor | None  # (batch, time) True where a token is real
+    prefix: Tensor | None  # (batch,) so many tokens are read in both directions by a decoder
 
 
 class EncodedSource(NamedTuple):
@@ -130,28 +138,27 @@ class Transformer(LanguageModel):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        documents: Tensor | None = None,
-        mask: Tensor | None = None,
         segments: Tensor | None = None,
-        prefix: Tensor | None = None,
         source: Source | None = None,
+        **limits: Unpack[Limits],
     ) -> Tensor:
         """tokens (batch, time) → (batch, time, d_model).
 
-        positions (batch, time) where they are not 0 … time − 1; documents (batch, time) ids that keep packed
-        documents apart; mask (batch, time) True where a token is real; segments (batch, time) for an encoder;
-        prefix (batch,) tokens that a decoder reads in both directions; source for an encoder–decoder.
+        positions (batch, time) where they are not 0 … time − 1; segments (batch, time) for an encoder; source for an
+        encoder–decoder; `limits` on what a token sees.
         """
         encoded = None
-        stack = self._reading_stack()
+        stack = self.decoder or self.encoder
+        assert stack is not None
         if self.decoder is not None and self.encoder is not None:
             given = self._given(source)
             encoded = _encoded(self._encode(given), given.mask, tokens.shape[1])
+        documents = limits.get("documents")
         seen = Mask(
             causal=stack.causal,
             window=stack.window,
-            prefix=prefix,
-            real=mask,
+            prefix=limits.get("prefix"),
+            real=limits.get("mask"),
             documents=None if documents is None else (documents, documents),
         )
         x = self._embed(tokens, self.embedding, segments)
@@ -226,11 +233,6 @@ class Transformer(LanguageModel):
         return features
 
     # ---- inside
-
-    def _reading_stack(self) -> Stack:
-        stack = self.encoder if self.decoder is None else self.decoder
-        assert stack is not None
-        return stack
 
     def _given(self, source: Source | None) -> Source:
         if source is None:

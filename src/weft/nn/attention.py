@@ -5,6 +5,7 @@ fused kernels, with memory that does not grow with the square of the length. A f
 `weights` is all it takes to see the probabilities: where there is one, the reference runs.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -68,7 +69,7 @@ class AttentionMask:
         return self._dense
 
     def prepare(self) -> None:
-        """Make now what the first layer would make for all: where layers run again, none of them may leave a trace."""
+        """Build now what the first layer would build for all: layers that are recomputed must not change any state."""
         plain = self.mask.triangular or self.mask.full
         entries = self.queries.shape[1] * self.keys.shape[1]
         if self.queries.is_cuda and not plain and not self.position.biases and entries > FLEX_ENTRIES:
@@ -115,23 +116,22 @@ class QKV(NamedTuple):
 
     def repeated(self) -> "QKV":
         """The same with a head of keys and values for each of queries."""
-        return QKV(self.q, _repeat(self.k, self.q), _repeat(self.v, self.q))
+        if not self.grouped:
+            return self
+        repeats = self.q.shape[1] // self.k.shape[1]
+        return QKV(self.q, *(x.repeat_interleave(repeats, dim=1) for x in (self.k, self.v)))
 
 
-def _repeat(x: Tensor, q: Tensor) -> Tensor:
-    """Each head of keys or values, once for every head of queries that shares it."""
-    repeats = q.shape[1] // x.shape[1]
-    return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)
-
-
-def reference_attention(qkv: QKV, scale: float, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def reference_attention(
+    qkv: QKV, scale: float, mask: Tensor | None = None, drop: Callable[[Tensor], Tensor] = lambda weights: weights
+) -> tuple[Tensor, Tensor]:
     """softmax(q kᵀ · scale)v and the probabilities, by the formula.
 
     mask bool (True is seen) or float (added). → (batch, heads, time, d_head), (batch, heads, time, source time).
-    A query that sees nothing gets zeros.
+    A query that sees nothing gets zeros. `drop` is applied to the probabilities.
     """
     q, k, v = qkv.repeated()
-    weights = probabilities(q @ k.mT * scale, mask)
+    weights = drop(probabilities(q @ k.mT * scale, mask))
     return weights @ v, weights
 
 
@@ -248,8 +248,9 @@ class _Heads(nn.Module):
 
     def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
         """`reference_attention` with dropout; the probabilities pass through `weights`."""
-        q, k, v = qkv.repeated()
-        return F.dropout(self.weights(probabilities(q @ k.mT * self.scale, where.dense())), dropout) @ v
+        return reference_attention(
+            qkv, self.scale, where.dense(), lambda weights: F.dropout(self.weights(weights), dropout)
+        )[0]
 
 
 class SelfAttention(_Heads):

@@ -58,7 +58,7 @@ def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...
 
 @contextmanager
 def empty_weights() -> Iterator[None]:
-    """What is built here has shapes and no numbers (torch's meta device); a file or `reset_parameters` fills them."""
+    """What is built here has empty weights (torch's meta device); a file or `reset_parameters` fills them."""
     with torch.device("meta"), _NoDraws():
         yield
 

@@ -103,7 +103,7 @@ def gpu_chunk_loss() -> ChunkLoss:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """What the loss is asked for, besides the readout: targets and weights (N,), `rows` of them at a time."""
+    """What the loss needs besides the readout: targets and weights (N,), of which `rows` are read at a time."""
 
     targets: Tensor
     weights: Tensor

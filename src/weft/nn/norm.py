@@ -10,24 +10,12 @@ from weft.nn import config
 from weft.nn.init import Initialiser
 
 
-class LayerNorm(nn.Module):
-    """gain · (x − μ)/σ + bias, with σ the population deviation."""
+class LayerNorm(nn.LayerNorm):
+    """gain · (x − μ)/σ + bias over (…, width), with σ the population deviation."""
 
-    def __init__(self, width: int, eps: float, bias: bool):
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    def reset_parameters(self, init: Initialiser) -> None:
-        """A gain of 1 and no bias."""
-        nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(…, width) → (…, width)."""
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+    def reset_parameters(self, init: Initialiser | None = None) -> None:
+        """A gain of 1 and a bias of 0, however the other weights are drawn."""
+        super().reset_parameters()
 
 
 class RMSNorm(nn.Module):
@@ -53,7 +41,7 @@ def build(settings: config.Norm, width: int) -> LayerNorm | RMSNorm:
     """The norm that `settings` describe, over vectors of `width`."""
     match settings:
         case config.LayerNorm():
-            return LayerNorm(width, settings.eps, settings.bias)
+            return LayerNorm(width, settings.eps, bias=settings.bias)
         case config.RMSNorm():
             return RMSNorm(width, settings.eps, settings.offset)
         case _:

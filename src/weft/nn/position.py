@@ -24,7 +24,9 @@ class Position(nn.Module):
     `Sizes`, and fills its weights, if it has any, in `reset_parameters(init)`.
     """
 
-    classes: ClassVar[dict[type[config.PositionConfig], Callable[[Any, config.Sizes], "Position"]]] = {}
+    classes: ClassVar[dict[type[config.PositionConfig], Callable[[Any, config.Sizes], "Position"]]] = {
+        config.NoPosition: lambda settings, sizes: Position()
+    }
     biases: ClassVar[bool] = False  # whether a kind has a `bias` of its own
 
     def __init_subclass__(cls, settings: type[config.PositionConfig]) -> None:
@@ -54,13 +56,6 @@ class Position(nn.Module):
     def distances(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Row of each layer's relative table for every pair: (batch or 1, time, source time)."""
         return None
-
-
-class NoPosition(Position, settings=config.NoPosition):
-    """Nothing, in every place."""
-
-    def __init__(self, settings: config.NoPosition, sizes: config.Sizes):
-        super().__init__()
 
 
 @torch.library.custom_op("weft::kept", mutates_args=())

@@ -68,29 +68,20 @@ class Layers:
     layers: int = 1
     dropout: float = 0.0
 
-    def build(self, kind: Callable[..., nn.RNNBase], **options: Any) -> nn.RNNBase:
-        """One of PyTorch's recurrent modules, or one with the same arguments."""
-        between = self.dropout if self.layers > 1 else 0.0
-        return kind(self.d_input, self.d_model, self.layers, dropout=between, **options)
 
+def recurrence(cell: Cell, sizes: Layers, activation: Sigma = "tanh", bidirectional: bool = False) -> nn.RNNBase:
+    """A stack that reads from left to right, or both ways (Schuster and Paliwal 1997): d_model coordinates each way.
 
-def recurrence(cell: Cell, sizes: Layers, activation: Sigma = "tanh") -> nn.RNNBase:
-    """A stack that reads from left to right. `activation` is Elman's σ."""
-    match cell:
-        case "lstm":
-            return sizes.build(nn.LSTM, batch_first=True)
-        case "gru":
-            return sizes.build(nn.GRU, batch_first=True)
-        case "elman" if activation == "sigmoid":
-            return sizes.build(SigmoidElman)
-        case "elman":
-            return sizes.build(nn.RNN, batch_first=True, nonlinearity=activation)
-
-
-def bidirectional(cell: Cell, sizes: Layers) -> nn.RNNBase:
-    """A stack that reads both ways (Schuster and Paliwal 1997): d_model coordinates each way, forwards first."""
-    kind = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
-    return sizes.build(kind, batch_first=True, bidirectional=True)
+    `activation` is Elman's σ.
+    """
+    kind: Callable[..., nn.RNNBase] = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
+    options: dict[str, Any] = {"batch_first": True, "bidirectional": bidirectional}
+    if activation == "sigmoid":
+        kind, options = SigmoidElman, {}
+    elif cell == "elman":
+        options["nonlinearity"] = activation
+    between = sizes.dropout if sizes.layers > 1 else 0.0
+    return kind(sizes.d_input, sizes.d_model, sizes.layers, dropout=between, **options)
 
 
 def parts(stack: nn.RNNBase) -> int:

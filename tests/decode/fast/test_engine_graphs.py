@@ -84,7 +84,7 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
     tokenizer = build_tokenizer(Byte(), [])
     torch.manual_seed(0)
     if kind == "fast path":
-        model = build(llama(2, 128, 4, 256, 512, tokenizer.vocab_size))
+        model = build(llama(2, 128, 4, 256, 512, vocab_size=tokenizer.vocab_size))
         model = shouting(model).to("cuda", torch.bfloat16).eval()
     else:
         model = shouting(decoder(vocab_size=tokenizer.vocab_size, context=256, **KINDS[kind])).cuda()
@@ -107,7 +107,7 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
 @torch.inference_mode()
 def test_the_kernels_read_blocks_as_they_read_one_piece() -> None:
     torch.manual_seed(0)
-    model = build(llama(2, 128, 4, 256, 512, 100, kv_heads=2)).to("cuda", torch.bfloat16).eval()
+    model = build(llama(2, 128, 4, 256, 512, vocab_size=100, kv_heads=2)).to("cuda", torch.bfloat16).eval()
     step = paged_graphs(model, BlockStore(model, 200, 16))
     assert step is not None
     numbers = np.random.default_rng(0).permutation(200)[:120].reshape(3, 40)
