@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from weft.api.import_model import check_empty, recipe_for, save_run
 from weft.errors import InteropError, RunError, suggestion
-from weft.explain.count import count
 from weft.files import replacing_folder
 from weft.interop import gguf, hf_export, onnx
 from weft.interop.bundle import ModelBundle, lazily
-from weft.interop.card import model_card
 from weft.runs import checkpoint
+from weft.runs.card import model_card
 from weft.runs.folder import RunFolder, open_run, read_lines
 from weft.runs.imported import checkpoint_weights, read_run
 from weft.training.weights import load_model
@@ -63,7 +62,8 @@ def bundle_of(run: RunFolder) -> ModelBundle:
 def _hf(run: RunFolder, target: Path, dtype: str | None) -> str:
     with replacing_folder(target) as folder:
         family = hf_export.write(bundle_of(run), folder, dtype)
-        (folder / "README.md").write_text(_card(run), encoding="utf-8")
+        card = model_card(run.recipe(), list(read_lines(run.events)))
+        (folder / "README.md").write_text(card, encoding="utf-8")
     return f"{family.title}, for transformers"
 
 
@@ -97,13 +97,3 @@ FORMATS = {
     "onnx": ExportFormat("an ONNX file is written in fp32", _onnx),
     "weft": ExportFormat("a run keeps its weights as they are", _weft),
 }
-
-
-def _card(run: RunFolder) -> str:
-    recipe, events = run.recipe(), list(read_lines(run.events))
-    tokens = flops = None
-    steps = next((line["step"] for line in reversed(events) if line.get("event") == "finish"), None)
-    if steps is not None and recipe.batch.size is not None and recipe.batch.length is not None:
-        tokens = steps * recipe.batch.size * recipe.batch.length
-        flops = tokens * count(recipe.model, recipe.batch.length).training()
-    return model_card(recipe.model_dump(mode="json", exclude_none=True), events, tokens, flops)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.errors import TokenizerError
@@ -55,9 +56,19 @@ def counted(weights: LazyWeights, advance: Callable[[int], None]) -> LazyWeights
     return lazily(read, {name: name for name in weights})
 
 
+def as_dtype(read: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Tensor]:
+    """A weight that is converted when it is read."""
+    return lambda: read().to(dtype)
+
+
 def named_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer that somebody chose for a model, if each of its tokens has an embedding."""
-    tokenizer = Tokenizer.load(path)
-    if tokenizer.vocab_size > vocab_size:
-        raise TokenizerError(f"{path}: {tokenizer.vocab_size} entries, but the model's vocab_size is {vocab_size}")
+    """The tokenizer that somebody chose for a model."""
+    return fitting(Tokenizer.load(path), vocab_size, str(path))
+
+
+def fitting(tokenizer: Tokenizer, vocab_size: int, where: str) -> Tokenizer:
+    """The tokenizer, if each of its tokens has an embedding."""
+    found = tokenizer.vocab_size
+    if found > vocab_size:
+        raise TokenizerError(f"{where}: the tokenizer has {found} entries, but the model's vocab_size is {vocab_size}")
     return tokenizer

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as WordTokenizer
 from tokenizers import models, pre_tokenizers
 
 from weft.errors import InteropError, TokenizerError
-from weft.interop.untrusted import read_json
+from weft.interop.untrusted import read_bytes, read_json, read_text
 from weft.text import sentencepiece
 from weft.text.config import Role
 from weft.text.tokenizer import Tokenizer
@@ -43,13 +43,8 @@ def read_vocabularies(folder: Path) -> Vocabularies:
 
 
 def _lines(file: Path) -> list[str]:
-    try:
-        lines = [line.removesuffix("\r") for line in file.read_text(encoding="utf-8").split("\n")]
-    except UnicodeDecodeError:
-        raise InteropError(f"{file}: not UTF-8 text") from None
-    except OSError as error:
-        raise InteropError(f"{file}: cannot be read: {error.strerror}") from None
-    return lines[:-1] if lines and not lines[-1] else lines
+    lines = [line.removesuffix("\r") for line in read_text(file).split("\n")]
+    return lines[:-1] if not lines[-1] else lines
 
 
 def read_tokenizers(
@@ -87,10 +82,10 @@ def _tokenizer(file: Path | None, tokens: list[str], roles: Mapping[Role, str]) 
     vocabulary = {token: id for id, token in enumerate(tokens)}
     try:
         if file is not None:
-            backend = sentencepiece.to_tokenizer(file.read_bytes(), vocabulary)[0]
+            backend = sentencepiece.to_tokenizer(read_bytes(file), vocabulary)[0]
             return Tokenizer.from_json(backend.to_str(), roles)
         backend = WordTokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"]))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return Tokenizer.from_json(backend.to_str(), roles)
-    except (TokenizerError, OSError) as error:
+    except TokenizerError as error:
         raise InteropError(f"{file or 'the vocabulary'}: {error}") from None

@@ -11,22 +11,9 @@ from torch import Tensor
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
-from weft.interop.gguf_file import ARRAY, FLOAT32, STRING, UINT32, Contents, Value
-from weft.interop.settings import (
-    Flat,
-    Row,
-    Settings,
-    Special,
-    Table,
-    Transformer,
-    first_that_holds,
-    flat,
-    follows,
-    nested,
-    number,
-    same,
-    whole,
-)
+from weft.interop.gguf_file import ARRAY, FLOAT32, Contents
+from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested
+from weft.interop.table import Row, Special, Table, follows, number, same, whole
 from weft.interop.weight_map import SAME, Layout, Rule, adjacent_pairs, module, tensor
 from weft.models.config import Decoder, Model
 from weft.nn.config import Llama3Scaling, RMSNorm, Rotary, Sizes
@@ -236,11 +223,10 @@ def _read_again(name: str, model: Decoder) -> Transformer:
     return validate(Decoder, nested(architecture.settings.read(Settings(tree, "GGUF", f"{name}."), known)))
 
 
-def model_keys(architecture: str, model: Decoder) -> dict[str, Value]:
+def model_keys(architecture: str, model: Decoder) -> Tree:
     """The keys of a model's settings."""
-    types = {int: UINT32, float: FLOAT32, str: STRING}
     tree = ARCHITECTURES[architecture].settings.write(flat(model))
-    return {f"{architecture}.{key}": Value(types[type(value)], value) for key, value in tree.items()}
+    return {f"{architecture}.{key}": value for key, value in tree.items()}
 
 
 def rules(architecture: str, model: Decoder) -> list[Rule]:

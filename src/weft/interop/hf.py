@@ -18,15 +18,14 @@ from torch import Tensor
 from weft.config import Tree
 from weft.errors import InteropError
 from weft.interop import safetensors
-from weft.interop.bundle import LazyWeights, ModelBundle, lazily, named_tokenizer
+from weft.interop.bundle import LazyWeights, ModelBundle, fitting, lazily, named_tokenizer
 from weft.interop.families.base import Family
 from weft.interop.families.known import family_of
 from weft.interop.hf_tokenizer import TOKENIZER_FILES, read_tokenizer
 from weft.interop.safetensors import DTYPES, FLOATS, Stored
 from weft.interop.settings import Flat, Settings, Transformer
-from weft.interop.untrusted import read_object
+from weft.interop.untrusted import read_bytes, read_object, read_text
 from weft.interop.weight_map import Conversion, conversions, their_names, to_ours
-from weft.text.tokenizer import Tokenizer
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # small files that belong to a model and are written again as they were
@@ -39,7 +38,6 @@ KEPT = (
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 )
-LARGEST_KEPT = 64 << 20
 POOLING = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # sentence-transformers' word → ours
 
 
@@ -63,7 +61,9 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     weights, unused, notes = _weights(family, model, table, tensors, str(folder))
     if tokenizer is None:
         own, source = read_tokenizer(folder, tree, model)
-        _check_vocabulary(model, own, source, str(folder))
+        for each, size in ((own, model.vocab_size), (source, getattr(model, "source_vocab_size", None))):
+            if each is not None:
+                fitting(each, size or model.vocab_size, str(folder))
     else:
         own, source = named_tokenizer(tokenizer, model.vocab_size), None
     kept = KEPT if tokenizer is not None else (*KEPT, *TOKENIZER_FILES)
@@ -74,7 +74,7 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
         origin=f"{folder} ({family.title}, Hugging Face)",
         notes={"format": "hf", "family": family.kind, "config": tree, **notes},
         unused=unused,
-        files={name: _bytes(folder / name) for name in kept if (folder / name).is_file()},
+        files={name: read_bytes(folder / name) for name in kept if (folder / name).is_file()},
         labels=_labels(tree, model),
         source_tokenizer=source,
     )
@@ -101,7 +101,7 @@ def _pooling(folder: Path) -> Flat:
             f"{path}: pooling by {' and '.join(modes) or 'nothing'}; weft has mean, first (cls) and last"
         )
     listing = folder / "modules.json"
-    modules = listing.read_text(encoding="utf-8", errors="replace") if listing.is_file() else ""
+    modules = read_text(listing) if listing.is_file() else ""
     return {"head.pooling": POOLING[modes[0]], "head.normalise": "Normalize" in modules}
 
 
@@ -223,17 +223,6 @@ def _widened(table: list[Conversion], types: Mapping[str, str]) -> dict[str, str
 # ---- what else is in the folder
 
 
-def _check_vocabulary(model: Transformer, tokenizer: Tokenizer | None, source: Tokenizer | None, where: str) -> None:
-    for side, size, given in (
-        ("tokenizer", model.vocab_size, tokenizer),
-        ("source tokenizer", getattr(model, "source_vocab_size", None) or model.vocab_size, source),
-    ):
-        if given is not None and given.vocab_size > size:
-            raise InteropError(
-                f"{where}: the {side} has {given.vocab_size} entries, but the model's vocab_size is {size}"
-            )
-
-
 def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
     """A classifier's label names, in order."""
     count, named = getattr(model.head, "labels", None), tree.get("id2label")
@@ -244,12 +233,3 @@ def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
         return usual
     names = tuple(str(named.get(str(number), name)) for number, name in enumerate(usual))
     return names if len(set(names)) == count else usual
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > LARGEST_KEPT:
-            raise InteropError(f"{path}: {path.stat().st_size} bytes are too many for a settings file")
-        return path.read_bytes()
-    except OSError as error:
-        raise InteropError(f"{path}: cannot be read: {error.strerror}") from None

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.config import Tree
 from weft.errors import InteropError
 from weft.interop import safetensors
-from weft.interop.bundle import LazyWeights, ModelBundle, counted
+from weft.interop.bundle import LazyWeights, ModelBundle, as_dtype, counted
 from weft.interop.families.base import Family
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf import CONFIG, GENERATION, KEPT, POOLING
@@ -35,7 +35,7 @@ def write(bundle: ModelBundle, folder: Path, dtype: str | None = None) -> Family
     family, tree, kept = _settings_out(bundle)
     weights = _their_weights(bundle, family, kept)
     if dtype is not None:
-        weights = {name: _typed(make, TYPES[dtype]) for name, make in weights.items()}
+        weights = {name: as_dtype(make, TYPES[dtype]) for name, make in weights.items()}
         tree = {key: value for key, value in tree.items() if key != "torch_dtype"} | {"dtype": _word(TYPES[dtype])}
     headers: Mapping[str, str] = kept.get("headers", {}) if dtype is None else {}
     with bar("writing", len(weights)) as advance:
@@ -49,7 +49,7 @@ def write(bundle: ModelBundle, folder: Path, dtype: str | None = None) -> Family
 def _their_weights(bundle: ModelBundle, family: Family, kept: Tree) -> dict[str, Callable[[], Tensor]]:
     """The family's tensors; by the notes `kept`, with the names, dtypes, copies and extra tensors they came with."""
     weights = dict(to_theirs(conversions(family.rules(bundle.model), bundle.model), bundle.weights))
-    weights |= {name: _typed(weights[name], DTYPES[kind]) for name, kind in kept.get("dtypes", {}).items()}
+    weights |= {name: as_dtype(weights[name], DTYPES[kind]) for name, kind in kept.get("dtypes", {}).items()}
     weights |= {copy: weights[original] for copy, original in kept.get("copies", {}).items()}
     if kept:
         weights |= bundle.unused
@@ -104,10 +104,6 @@ def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, Any
 
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _typed(make: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Tensor]:
-    return lambda: make().to(dtype)
 
 
 def _zeros(shape: tuple[int, ...], like: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -20,7 +20,8 @@ from weft.config import validate
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
 from weft.interop.families.gpt2 import rules
-from weft.interop.settings import Flat, Settings, Special, Table, follows, nested, number, whole
+from weft.interop.settings import Flat, Settings, nested
+from weft.interop.table import Special, Table, follows, number, whole
 from weft.interop.weight_map import SAME, conversions, to_ours
 from weft.models.config import Decoder
 from weft.text.tokenizer import Tokenizer

@@ -6,7 +6,8 @@ from typing import Any
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
-from weft.interop.settings import Flat, Settings, Table, Transformer, flat, nested
+from weft.interop.settings import Flat, Settings, Transformer, flat, nested
+from weft.interop.table import Table
 from weft.interop.weight_map import Rule, Shape
 
 

@@ -9,20 +9,8 @@ from typing import Any
 
 from weft.config import Tree
 from weft.interop.families.base import Family
-from weft.interop.settings import (
-    THEIR_ACTIVATIONS,
-    Flat,
-    Row,
-    Settings,
-    Special,
-    Table,
-    activation,
-    constant,
-    flag,
-    follows,
-    number,
-    whole,
-)
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
+from weft.interop.table import Row, Special, Table, activation, constant, flag, follows, number, whole
 from weft.interop.weight_map import module, tensor
 from weft.models.config import Decoder
 
@@ -160,12 +148,11 @@ QWEN_WINDOW = Special(_read_qwen_window, _write_qwen_window)
 
 
 def _read_gemma_activation(settings: Settings, model: Flat) -> Flat:
+    """The first releases said gelu and meant its approximation by tanh."""
     given = settings.get("hidden_activation") or settings.get("hidden_act")
-    given = (
-        "gelu_pytorch_tanh" if given in (None, "gelu") else given
-    )  # the first releases had gelu there and meant this one
-    asked = Settings({"hidden_act": given}, settings.where)
-    return {"feedforward.activation": asked.activation("hidden_act")}
+    if given in (None, "gelu"):
+        return {"feedforward.activation": "gelu-tanh"}
+    return {"feedforward.activation": Settings({"hidden_act": given}, settings.where).activation("hidden_act")}
 
 
 def _write_gemma_activation(model: Flat) -> Tree:

@@ -7,22 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from weft.config import Tree
 from weft.interop.families.base import Family
-from weft.interop.settings import (
-    ACTIVATIONS,
-    THEIR_ACTIVATIONS,
-    Flat,
-    Row,
-    Settings,
-    Special,
-    Table,
-    activation,
-    constant,
-    flag,
-    follows,
-    number,
-    same,
-    whole,
-)
+from weft.interop.settings import ACTIVATIONS, THEIR_ACTIVATIONS, Flat, Settings
+from weft.interop.table import Row, Special, Table, activation, constant, flag, follows, number, same, whole
 from weft.interop.weight_map import ONE_ROW, Rule, Shape, module, tensor
 from weft.models.config import EncoderDecoder
 
