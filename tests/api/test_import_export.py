@@ -39,7 +39,7 @@ from weft.api.export_model import export_model
 from weft.api.import_model import import_model
 from weft.cli.main import run as command
 from weft.errors import InteropError, RunError, WeftError
-from weft.interop import hf_export, onnx
+from weft.interop import gguf, hf_export, onnx
 from weft.models.presets import llama
 from weft.runs.folder import read_lines
 from weft.text.config import BPE
@@ -383,7 +383,7 @@ def test_a_failure_halfway_leaves_nothing(folder: Path, tmp_path: Path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
-@pytest.mark.parametrize(("to", "writer"), [("hf", hf_export), ("onnx", onnx), ("weft", importing)])
+@pytest.mark.parametrize(("to", "writer"), [("hf", hf_export), ("gguf", gguf), ("onnx", onnx), ("weft", importing)])
 def test_a_failed_export_leaves_nothing(
     to: str, writer: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
