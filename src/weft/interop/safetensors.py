@@ -124,19 +124,10 @@ def reader(tensors: Mapping[str, Stored]) -> Callable[[str], Tensor]:
     return read
 
 
-def equal(tensors: Mapping[str, Stored], one: str, other: str, rows: int = 4096) -> bool:
+def equal(tensors: Mapping[str, Stored], one: str, other: str) -> bool:
     """Whether two stored tensors hold the same bits."""
-    a, b = tensors[one], tensors[other]
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-        return False
-    with safe_open(a.file, "pt") as left, safe_open(b.file, "pt") as right:
-        if not a.shape:
-            return torch.equal(_bits(left.get_tensor(one)), _bits(right.get_tensor(other)))
-        mine, theirs = left.get_slice(one), right.get_slice(other)
-        return all(
-            torch.equal(_bits(mine[start : start + rows]), _bits(theirs[start : start + rows]))
-            for start in range(0, a.shape[0], rows)
-        )
+    a, b, read = tensors[one], tensors[other], reader(tensors)
+    return (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(_bits(read(one)), _bits(read(other)))
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -149,34 +140,11 @@ def _bits(tensor: Tensor) -> Tensor:
 def write(path: Path, weights: LazyWeights) -> None:
     """Write tensors one after the other and sync; at most one of them is in memory.
 
-    A tensor's offset must be a multiple of its item size, which is known once it was read. Where dtypes are mixed and
-    that fails, all are written a second time, the widest dtypes first.
+    Space is reserved for the header, which is filled in at the end. A tensor's offset must be a multiple of its item
+    size, which is known once it was read: where dtypes are mixed and that fails, all are written a second time, the
+    widest dtypes first.
     """
-    sizes = _write(path, weights)
-    if sizes is not None:
-        again = _write(path, {name: weights[name] for name in sorted(sizes, key=lambda n: -sizes[n])})
-        assert again is None
-
-
-def write_as(path: Path, header: str, weights: LazyWeights) -> None:
-    """Write the tensors that a header names, where it places them, and sync: the file that the header came from."""
-    text = header.encode()
-    places = parse_header(text).tensors
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, place in places.items():
-            tensor = weights[name]().detach().cpu().contiguous()
-            if (NAMES[tensor.dtype], tuple(tensor.shape)) != (place.dtype, place.shape):
-                raise InteropError(f"{path.name}: '{name}' is no longer what it was when it was imported")
-            file.write(_bits(tensor).numpy().data if tensor.nbytes else b"")
-        sync(file)
-
-
-def _write(path: Path, weights: LazyWeights) -> dict[str, int] | None:
-    """Write with space reserved for the header, which is filled in at the end. The item sizes, if one is misaligned."""
-    reserved = 64 + sum(
-        len(json.dumps(name)) + 256 for name in weights
-    )  # offsets have up to 20 digits, shapes few entries
+    reserved = 64 + sum(len(json.dumps(name)) + 256 for name in weights)  # offsets have up to 20 digits, shapes few
     reserved += -reserved % 64
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     sizes: dict[str, int] = {}
@@ -184,22 +152,29 @@ def _write(path: Path, weights: LazyWeights) -> dict[str, int] | None:
     with open(path, "wb") as file:
         file.seek(8 + reserved)
         for name, make in weights.items():
-            tensor = make().detach().cpu().contiguous()
-            start, end = end, end + tensor.nbytes
-            if tensor.nbytes:
-                file.write(_bits(tensor).numpy().data)
-            header[name] = {
-                "dtype": NAMES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [start, end],
-            }
-            sizes[name] = tensor.element_size()
+            tensor = make().detach().cpu()
+            start, end, sizes[name] = end, end + tensor.nbytes, tensor.element_size()
             misaligned = misaligned or start % sizes[name] != 0
+            header[name] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [start, end]}
+            file.write(_bits(tensor).numpy())
             del tensor
         text = json.dumps(header, separators=(",", ":")).encode()
         assert len(text) <= reserved, "a tensor has more dimensions than space was reserved for"
         file.seek(0)
-        file.write(reserved.to_bytes(8, "little"))
-        file.write(text.ljust(reserved))
+        file.write(reserved.to_bytes(8, "little") + text.ljust(reserved))
         sync(file)
-    return sizes if misaligned else None
+    if misaligned:
+        write(path, {name: weights[name] for name in sorted(sizes, key=lambda each: -sizes[each])})
+
+
+def write_as(path: Path, header: str, weights: LazyWeights) -> None:
+    """Write the tensors that a header names, where it places them, and sync: the file that the header came from."""
+    text = header.encode()
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, place in parse_header(text).tensors.items():
+            tensor = weights[name]().detach().cpu()
+            if (NAMES[tensor.dtype], tuple(tensor.shape)) != (place.dtype, place.shape):
+                raise InteropError(f"{path.name}: '{name}' is no longer what it was when it was imported")
+            file.write(_bits(tensor).numpy())
+        sync(file)
