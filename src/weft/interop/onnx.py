@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -139,66 +140,63 @@ def _embedded(model: Transformer, tokens: Tensor, table: nn.Embedding) -> Tensor
     return x * model.config.d_model**0.5 if model.config.embedding_scale else x
 
 
-class _WholeSequences(nn.Module):
-    """Whole sequences to a head's output."""
+def _whole_sequences(model: Transformer, tokens: Tensor, mask: Tensor, segments: Tensor | None = None) -> Any:
+    """Whole sequences: tokens, mask, segments (batch, time) → the head's output."""
+    stack = model.decoder or model.encoder
+    assert stack is not None
+    x = _embedded(model, tokens, model.embedding)
+    if model.segments is not None and segments is not None:
+        x = x + model.segments(segments)
+    output = model.head(_read(stack, x, mask), mask != 0)
+    return tuple(output) if isinstance(output, heads.Pretraining) else output
 
-    def __init__(self, model: Transformer):
+
+def _encode_source(model: Transformer, tokens: Tensor, mask: Tensor) -> list[Tensor]:
+    """tokens, mask (batch, source time) → the keys and values in turn, (batch, kv_heads, source time, d_head), that
+    every decoder layer's cross-attention has of a source."""
+    assert model.encoder is not None and model.decoder is not None
+    x = _embedded(model, tokens, model.source_embedding or model.embedding)
+    encoded = _read(model.encoder, x, mask)
+    return [part for block in model.decoder.blocks for part in block.cross.keys_values(encoded)]  # type: ignore[operator,union-attr]
+
+
+def _decode(
+    model: Transformer,
+    tokens: Tensor,
+    past: list[Tensor],
+    mask: Tensor | None = None,
+    memory: list[Tensor] | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """The next tokens (batch, time), with the keys and values of those before → logits, extended keys and values.
+
+    past and memory are keys and values in turn; mask (batch, source time).
+    """
+    stack = model.decoder
+    assert stack is not None
+    x = _embedded(model, tokens, model.embedding)
+    before, time = past[0].shape[2], tokens.shape[1]
+    places = torch.arange(before, before + time, device=x.device)[None]
+    keys = torch.arange(before + time, device=x.device)[None]
+    angles = stack.position.angles(places, 0, x.dtype)
+    where = _GivenMask(_seen(stack, places, keys), stack.position, places, keys, angles)
+    caches = [_Cache(k, v) for k, v in zip(past[::2], past[1::2], strict=True)]
+    source = None
+    if memory is not None and mask is not None:
+        over = _GivenMask((mask != 0)[:, None, None, :], Position(), places, places)
+        source = EncodedSource(list(zip(memory[::2], memory[1::2], strict=True)), over)
+    features = stack(x, places, where, caches, source)
+    return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
+
+
+class _Exported(nn.Module):
+    """A function of a model and its inputs, as the exporter takes it."""
+
+    def __init__(self, compute: Callable[..., Any], model: Transformer):
         super().__init__()
-        self.model = model
+        self.compute, self.model = compute, model
 
-    def forward(self, tokens: Tensor, mask: Tensor, segments: Tensor | None = None) -> Any:
-        """tokens, mask, segments (batch, time) → the head's output."""
-        model, stack = self.model, self.model.decoder or self.model.encoder
-        assert stack is not None
-        x = _embedded(model, tokens, model.embedding)
-        if model.segments is not None and segments is not None:
-            x = x + model.segments(segments)
-        output = model.head(_read(stack, x, mask), mask != 0)
-        return tuple(output) if isinstance(output, heads.Pretraining) else output
-
-
-class _SourceEncoder(nn.Module):
-    """A source to the keys and values that every decoder layer's cross-attention has of it."""
-
-    def __init__(self, model: Transformer):
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, mask: Tensor) -> list[Tensor]:
-        """tokens, mask (batch, source time) → keys and values in turn, (batch, kv_heads, source time, d_head)."""
-        model = self.model
-        assert model.encoder is not None and model.decoder is not None
-        x = _embedded(model, tokens, model.source_embedding or model.embedding)
-        encoded = _read(model.encoder, x, mask)
-        return [part for block in model.decoder.blocks for part in block.cross.keys_values(encoded)]  # type: ignore[operator,union-attr]
-
-
-class _CachedDecoder(nn.Module):
-    """The next tokens, with the keys and values of those before, to logits and the extended keys and values."""
-
-    def __init__(self, model: Transformer):
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, tokens: Tensor, past: list[Tensor], mask: Tensor | None = None, memory: list[Tensor] | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """tokens (batch, time); past and memory as keys and values in turn; mask (batch, source time)."""
-        model, stack = self.model, self.model.decoder
-        assert stack is not None
-        x = _embedded(model, tokens, model.embedding)
-        before, time = past[0].shape[2], tokens.shape[1]
-        places = torch.arange(before, before + time, device=x.device)[None]
-        keys = torch.arange(before + time, device=x.device)[None]
-        angles = stack.position.angles(places, 0, x.dtype)
-        where = _GivenMask(_seen(stack, places, keys), stack.position, places, keys, angles)
-        caches = [_Cache(k, v) for k, v in zip(past[::2], past[1::2], strict=True)]
-        source = None
-        if memory is not None and mask is not None:
-            over = _GivenMask((mask != 0)[:, None, None, :], Position(), places, places)
-            source = EncodedSource(list(zip(memory[::2], memory[1::2], strict=True)), over)
-        features = stack(x, places, where, caches, source)
-        return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
+    def forward(self, *inputs: Any) -> Any:
+        return self.compute(self.model, *inputs)
 
 
 # ---- the files
@@ -218,35 +216,32 @@ class _Graph:
 
 def _graphs(model: Transformer) -> list[_Graph]:
     if model.decoder is None or not isinstance(model.output, heads.WordHead):
-        return [_whole_sequences(model)]
+        return [_one_graph(model)]
     decoder = _cached_decoder(model)
-    return [decoder] if model.encoder is None else [_source_encoder(model), decoder]
-
-
-def _whole_sequences(model: Transformer) -> _Graph:
-    tokens, mask = torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)
-    segments = [torch.zeros_like(tokens)] if model.segments is not None else []
-    names = ("input_ids", "attention_mask", "token_type_ids")[: 2 + len(segments)]
-    outputs = {"mlm+nsp": ("logits", "next_sentence_logits"), "embedding": ("embedding",)}
-    return _Graph(
-        "model.onnx",
-        _WholeSequences(model),
-        example=(tokens, mask, *segments),
-        dynamic=({0: "batch", 1: "time"},) * len(names),
-        inputs=names,
-        outputs=outputs.get(model.config.head.kind, ("logits",)),
-    )
-
-
-def _source_encoder(model: Transformer) -> _Graph:
+    if model.encoder is None:
+        return [decoder]
     tokens = torch.ones(2, 5, dtype=torch.long)
-    return _Graph(
+    encoder = _Graph(
         "encoder.onnx",
-        _SourceEncoder(model),
+        _Exported(_encode_source, model),
         example=(tokens, tokens.clone()),  # one tensor given twice would become one input
         dynamic=({0: "batch", 1: "source"},) * 2,
         inputs=("input_ids", "attention_mask"),
         outputs=_key_values("memory", model),
+    )
+    return [encoder, decoder]
+
+
+def _one_graph(model: Transformer) -> _Graph:
+    names = ("input_ids", "attention_mask", "token_type_ids")[: 2 if model.segments is None else 3]
+    outputs = {"mlm+nsp": ("logits", "next_sentence_logits"), "embedding": ("embedding",)}
+    return _Graph(
+        "model.onnx",
+        _Exported(_whole_sequences, model),
+        example=tuple(torch.full((2, 4), name == "attention_mask", dtype=torch.long) for name in names),
+        dynamic=({0: "batch", 1: "time"},) * len(names),
+        inputs=names,
+        outputs=outputs.get(model.config.head.kind, ("logits",)),
     )
 
 
@@ -263,7 +258,7 @@ def _cached_decoder(model: Transformer) -> _Graph:
         inputs += ["encoder_attention_mask", *_key_values("memory", model)]
     return _Graph(
         "model.onnx" if model.encoder is None else "decoder.onnx",
-        _CachedDecoder(model),
+        _Exported(_decode, model),
         example=tuple(example),
         dynamic=tuple(dynamic),
         inputs=tuple(inputs),
@@ -291,7 +286,7 @@ def _export(graph: _Graph, file: Path) -> None:
                 dynamo=True,
                 verbose=False,
                 opset_version=OPSET,
-                dynamic_shapes=graph.dynamic,
+                dynamic_shapes=(graph.dynamic,),  # of the one parameter `*inputs`
                 input_names=graph.inputs,
                 output_names=graph.outputs,
                 external_data=weights > IN_ONE_FILE,
