@@ -56,7 +56,7 @@ def bundle_of(run: RunFolder) -> ModelBundle:
         path, _ = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
         return read_run(run, checkpoint_weights(path, recipe.model))
     tensors = load_model(run)[0].state_dict()
-    return read_run(run, lazily(tensors.__getitem__, {name: name for name in tensors}))
+    return read_run(run, lazily(tensors.__getitem__, tensors))
 
 
 def _hf(run: RunFolder, target: Path, dtype: str | None) -> str:

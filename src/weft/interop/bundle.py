@@ -1,7 +1,8 @@
 """A trained model on its way in or out: settings, weights under weft's names, tokenizer, and what came with it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,9 @@ class ModelBundle:
     source_tokenizer: Tokenizer | None = None
 
 
-def lazily(read: Callable[[str], Tensor], names: Mapping[str, str]) -> LazyWeights:
-    """Weights that `read` gets by name when they are asked for; `names` maps each to the name it is stored under."""
-
-    def one(stored: str) -> Callable[[], Tensor]:
-        return lambda: read(stored)
-
-    return {name: one(stored) for name, stored in names.items()}
+def lazily(read: Callable[[str], Tensor], names: Iterable[str]) -> LazyWeights:
+    """Weights that `read` gets by name when they are asked for."""
+    return {name: partial(read, name) for name in names}
 
 
 def counted(weights: LazyWeights, advance: Callable[[int], None]) -> LazyWeights:
@@ -53,7 +50,7 @@ def counted(weights: LazyWeights, advance: Callable[[int], None]) -> LazyWeights
         advance(1)
         return tensor
 
-    return lazily(read, {name: name for name in weights})
+    return lazily(read, weights)
 
 
 def as_dtype(read: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Tensor]:

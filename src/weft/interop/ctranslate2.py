@@ -225,7 +225,7 @@ def _embedding_scale(stored: _Stored, d_model: int) -> bool:
     scale = stored.both_sides("scale_embeddings", 1)
     if file.number(f"{stored.source_table.removesuffix('weight')}multiply_by_sqrt_depth") == 0:
         scale = 0.0
-    variable = file.variables.get(file.resolve("decoder/scale_embeddings"))
+    variable = file.variables.get("decoder/scale_embeddings")
     if variable is not None and variable.dtype != "int8" and scale != 1:
         if abs(scale - d_model**0.5) > 1e-2 * d_model**0.5:
             raise InteropError(
@@ -315,7 +315,7 @@ def _found(stored: _Stored, model: EncoderDecoder) -> dict[str, Shape]:
     file, found = stored.file, {}
     copies = {"decoder/projection/weight"} if stored.tied else set()
     copies |= {stored.source_table} if stored.shared else set()
-    for name in (*file.variables, *file.aliases):
+    for name in file.variables:
         shape, last = file.shape(name), name.rsplit("/", 1)[-1]
         belongs = name.endswith("_scale") and name.removesuffix("_scale") in file  # to the tensor that it scales
         repeated = name in copies or (last == "relative_attention_bias" and "/layer_0/" not in name)

@@ -1,6 +1,5 @@
 """Every format that weft imports. A new one is a file with `recognises` and `read`, and a line in the table."""
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -48,15 +47,8 @@ def _locate(source: str) -> Path:
         return path
     if re.fullmatch(r"(hub:)?\w[\w.-]*/\w[\w.-]*", source) and not Path(source.partition("/")[0]).is_dir():
         return _download(source.removeprefix("hub:"))
-    near = [str(path.parent / name) for name in _listing(path.parent)]
+    near = map(str, path.parent.glob("*"))
     raise InteropError(f"{source}: no such file or folder; {suggestion(source, near)}")
-
-
-def _listing(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _download(repository: str) -> Path:

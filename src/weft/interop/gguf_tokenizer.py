@@ -183,6 +183,7 @@ def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None
         tokens[id], types[id] = token, NORMAL
     for each in parsed["added_tokens"]:
         tokens[each["id"]], types[each["id"]] = each["content"], CONTROL if each["special"] else USER
+    keys: dict[str, Any]
     if "ByteLevel" in json.dumps(parsed["decoder"]):
         keys = {
             "model": "gpt2",

@@ -7,13 +7,11 @@ also those that weft does not have. Nothing in a folder is executed, which is wh
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from weft.config import Tree
 from weft.errors import InteropError
@@ -117,47 +115,33 @@ def _check_problem(settings: Settings, model: Transformer) -> None:
 # ---- weights
 
 
-@dataclass(frozen=True)
-class _Tensors:
-    """The tensors of a folder as they are stored, and the name there of each that the family has today."""
-
-    found: Mapping[str, Stored]
-    names: Mapping[str, str]  # today's name → the stored one
-
-    def __getitem__(self, name: str) -> Stored:
-        return self.found[self.names[name]]
-
-    def read(self, name: str) -> Tensor:
-        return safetensors.reader(self.found)(self.names[name])
-
-
 def _match(
     family: Family, model: Transformer, found: Mapping[str, Stored]
-) -> tuple[Transformer, list[Conversion], _Tensors]:
-    """The model, its conversions, and the folder's tensors.
+) -> tuple[Transformer, list[Conversion], dict[str, Stored]]:
+    """The model, its conversions, and the stored tensors by the names that the family has for them today.
 
     An output table that should be the embeddings', but is stored and differs, makes the model an untied one.
     """
     table = conversions(family.rules(model), model)
     wanted = their_names(table)
-    tensors = _Tensors(found, _names_of_today(family, model, wanted, found))
+    tensors = _by_present_names(family, model, wanted, found)
     for copy, original in family.copies(model).items():
-        if copy in tensors.names and original in tensors.names and copy not in wanted:
-            stored, repeated = tensors.names[copy], tensors.names[original]
-            if safetensors.equal(found, stored, repeated):
-                continue
+        if copy not in tensors or original not in tensors or copy in wanted:
+            continue
+        if not safetensors.equal(tensors, copy, original):
             untied: Transformer = model.replace(head=model.head.model_copy(update={"tied": False}).model_dump())
             table = conversions(family.rules(untied), untied)
             if copy not in their_names(table):
-                raise InteropError(f"'{stored}' differs from '{repeated}', which it should repeat")
+                names = tensors[copy].name, tensors[original].name
+                raise InteropError(f"'{names[0]}' differs from '{names[1]}', which it should repeat")
             return untied, table, tensors
     return model, table, tensors
 
 
-def _names_of_today(
+def _by_present_names(
     family: Family, model: Transformer, wanted: set[str], found: Mapping[str, Stored]
-) -> dict[str, str]:
-    """The stored name of each tensor by its present one: old endings replaced, the whole model's prefix in front."""
+) -> dict[str, Stored]:
+    """The tensors by their present names: old endings replaced, the whole model's prefix in front."""
     copies = family.copies(model)
     present = {name: _present(family, name, {*wanted, *copies}) for name in found}
     here = set(present.values())
@@ -166,13 +150,13 @@ def _names_of_today(
         if original in wanted and original not in here and known not in wanted:
             present[name] = original
             here.add(original)
-    names: dict[str, str] = {}
+    tensors: dict[str, Stored] = {}
     for name, known in present.items():
-        if known in names:
+        if known in tensors:
             folder = found[name].file.parent
-            raise InteropError(f"{folder}: '{names[known]}' and '{name}' are names of the same tensor")
-        names[known] = name
-    return names
+            raise InteropError(f"{folder}: '{tensors[known].name}' and '{name}' are names of the same tensor")
+        tensors[known] = found[name]
+    return tensors
 
 
 def _present(family: Family, name: str, known: set[str]) -> str:
@@ -186,29 +170,27 @@ def _is_unused(family: Family, name: str) -> bool:
 
 
 def _weights(
-    family: Family, model: Transformer, table: list[Conversion], tensors: _Tensors, where: str
+    family: Family, model: Transformer, table: list[Conversion], tensors: Mapping[str, Stored], where: str
 ) -> tuple[LazyWeights, LazyWeights, Tree]:
     """Our weights, what weft has no place for, and the notes by which an export reproduces names and dtypes."""
-    wanted, copies = their_names(table), family.copies(model)
-    used = [name for name in tensors.names if name in wanted]
-    others = [name for name in tensors.names if name not in wanted]
-    repeated = [name for name in others if name in copies]
-    unused = [name for name in others if name not in copies and _is_unused(family, name)]
-    strange = [name for name in others if name not in copies and name not in unused]
-    types = {name: tensors[name].dtype for name in used}
-    for name, dtype in types.items():
-        if dtype not in FLOATS:
-            raise InteropError(f"{tensors[name].file}: '{tensors.names[name]}' holds {dtype}; weights are {FLOATS}")
-    shapes = {name: tensors[name].shape for name in (*used, *strange)}
-    weights = to_ours(table, shapes, tensors.read, where)
+    wanted, copies, read = their_names(table), family.copies(model), safetensors.reader(tensors)
+    used = {name: stored for name, stored in tensors.items() if name in wanted}
+    others = [name for name in tensors if name not in wanted and name not in copies]
+    unused = [name for name in others if _is_unused(family, name)]
+    for stored in used.values():
+        if stored.dtype not in FLOATS:
+            raise InteropError(f"{stored.file}: '{stored.name}' holds {stored.dtype}; weights are {FLOATS}")
+    shapes = {name: tensors[name].shape for name in (*used, *others) if name not in unused}
+    weights = to_ours(table, shapes, read, where)
+    types = {name: stored.dtype for name, stored in used.items()}
     notes: Tree = {
         "dtype": Counter(types.values()).most_common(1)[0][0],
         "dtypes": _widened(table, types),
-        "names": {name: stored for name, stored in tensors.names.items() if name != stored},
-        "copies": {name: copies[name] for name in repeated},
-        "headers": safetensors.headers(tensors.found),
+        "names": {name: stored.name for name, stored in tensors.items() if name != stored.name},
+        "copies": {name: original for name, original in copies.items() if name in tensors and name not in wanted},
+        "headers": safetensors.headers(tensors),
     }
-    return weights, lazily(tensors.read, {name: name for name in unused}), notes
+    return weights, lazily(read, unused), notes
 
 
 def _widened(table: list[Conversion], types: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,6 @@ import struct
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,12 +35,6 @@ ORDERS = {  # of the arrays in each version of the file, all layers of a kind on
     0: ("tok_embeddings", "attention_norm.{layer}", *ATTENTION, "ffn_norm.{layer}", *FEEDFORWARD, "norm", ANGLES),
     1: ("attention_norm.{layer}", "ffn_norm.{layer}", "norm", "tok_embeddings", *ATTENTION, *FEEDFORWARD),
 }
-
-
-class _Header(NamedTuple):
-    model: Decoder
-    version: int
-    start: int  # the first weight's byte
 
 
 def recognises(path: Path) -> bool:
@@ -85,7 +78,8 @@ def _arrays(model: Decoder, version: int) -> Iterator[str]:
             yield name.replace("{layer}", str(layer))
 
 
-def _header(path: Path, data: memoryview) -> _Header:
+def _header(path: Path, data: memoryview) -> tuple[Decoder, int, int]:
+    """The model, the version of the file, and the byte at which its weights begin."""
     if len(data) < 256:
         raise InteropError(f"{path}: not a llama2.c model: {len(data)} bytes are too few")
     version, start, shared = 0, 28, None
@@ -119,7 +113,7 @@ def _header(path: Path, data: memoryview) -> _Header:
         "position": {"kind": "rotary"},
         "head": {"kind": "lm", "tied": tied},
     }
-    return _Header(validate(Decoder, tree, f"{path}: not a llama2.c model"), version, start)
+    return validate(Decoder, tree, f"{path}: not a llama2.c model"), version, start
 
 
 def _rules(model: Decoder) -> list[Rule]:

@@ -6,6 +6,7 @@ in a meta.pkl, an unrestricted pickle, which is not read.
 """
 
 import pickle
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
@@ -109,7 +110,8 @@ def _tensors(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     claimed: dict[int, int] = defaultdict(int)  # bytes of each storage that tensors have used
     for plain, (name, tensor) in found.items():
         storage = tensor.untyped_storage()
-        if plain == OUTPUT and TABLE in found and _same(tensor, found[TABLE][1]):
+        twin = found[TABLE][1] if plain == OUTPUT and TABLE in found else None
+        if twin is not None and tensor.dtype == twin.dtype and tensor.is_set_to(twin):
             continue  # the one table that may go by two names
         claimed[storage.data_ptr()] += tensor.numel() * tensor.element_size()
         if claimed[storage.data_ptr()] > storage.nbytes():
@@ -131,14 +133,6 @@ def _unfit(tensor: Tensor) -> str | None:
     return None
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return (
-        one.data_ptr() == other.data_ptr()
-        and (one.dtype, one.shape) == (other.dtype, other.shape)
-        and one.stride() == other.stride()
-    )
-
-
 def _open(path: Path) -> Mapping[str, Any]:
     """The checkpoint's table. torch.load here makes no object that is not a tensor or a plain value."""
     if not path.is_file():
@@ -148,12 +142,12 @@ def _open(path: Path) -> Mapping[str, Any]:
             old = file.read(len(OLD)) == OLD  # such a file cannot be mapped, but read
         with warnings.catch_warnings(action="ignore"):
             stored = torch.load(path, map_location="cpu", weights_only=True, mmap=not old)
-    except pickle.UnpicklingError as error:
-        if "Unsupported" in str(error) or "not an allowed" in str(error) or "GLOBAL" in str(error):
-            raise InteropError(f"{path}: refused: it holds more than tensors and plain values") from None
-        raise InteropError(f"{path}: not a nanoGPT checkpoint, or truncated") from None
-    except Exception:  # torch's reader fails in many ways
-        raise InteropError(f"{path}: not a nanoGPT checkpoint, or truncated") from None
+    except Exception as error:  # torch's reader fails in many ways
+        code = isinstance(error, pickle.UnpicklingError) and re.search("Unsupported|not an allowed|GLOBAL", str(error))
+        reason = (
+            "refused: it holds more than tensors and plain values" if code else "not a nanoGPT checkpoint, or truncated"
+        )
+        raise InteropError(f"{path}: {reason}") from None
     if not isinstance(stored, Mapping) or "model" not in stored:
         raise InteropError(f"{path}: not a nanoGPT checkpoint: it has no 'model'")
     return stored

@@ -39,9 +39,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file, not yet read."""
+    """A tensor in a file under its name there, not yet read."""
 
     file: Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -101,7 +102,7 @@ def listing(file: Path) -> dict[str, Stored]:
         raise InteropError(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise InteropError(f"{file}: not a whole safetensors file: {error}") from None
-    found = {name: Stored(file, place.shape, place.dtype) for name, place in sorted(places.items())}
+    found = {name: Stored(file, name, place.shape, place.dtype) for name, place in sorted(places.items())}
     for name, tensor in found.items():
         if tensor.dtype not in DTYPES:
             raise InteropError(f"{file}: '{name}' holds numbers of type {tensor.dtype}; weft reads {', '.join(DTYPES)}")
@@ -115,11 +116,11 @@ def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
 
 
 def reader(tensors: Mapping[str, Stored]) -> Callable[[str], Tensor]:
-    """A function that reads one tensor by its name. Its memory is the file's own pages, freed with the tensor."""
+    """A function that reads one of these tensors. Its memory is the file's own pages, freed with the tensor."""
 
     def read(name: str) -> Tensor:
         with safe_open(tensors[name].file, "pt") as opened:
-            return opened.get_tensor(name)
+            return opened.get_tensor(tensors[name].name)
 
     return read
 
@@ -156,7 +157,7 @@ def write(path: Path, weights: LazyWeights) -> None:
             start, end, sizes[name] = end, end + tensor.nbytes, tensor.element_size()
             misaligned = misaligned or start % sizes[name] != 0
             header[name] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [start, end]}
-            file.write(_bits(tensor).numpy())
+            file.write(_bits(tensor).numpy().data)
             del tensor
         text = json.dumps(header, separators=(",", ":")).encode()
         assert len(text) <= reserved, "a tensor has more dimensions than space was reserved for"
@@ -176,5 +177,5 @@ def write_as(path: Path, header: str, weights: LazyWeights) -> None:
             tensor = weights[name]().detach().cpu()
             if (NAMES[tensor.dtype], tuple(tensor.shape)) != (place.dtype, place.shape):
                 raise InteropError(f"{path.name}: '{name}' is no longer what it was when it was imported")
-            file.write(_bits(tensor).numpy())
+            file.write(_bits(tensor).numpy().data)
         sync(file)

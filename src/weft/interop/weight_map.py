@@ -7,6 +7,7 @@ layout there. `{layer}` stands for a block's number. A table may hold rules for 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import torch
@@ -183,24 +184,23 @@ def to_ours(
     for name, part in parts.items():
         if tuple(found[name]) != part.shape:
             raise InteropError(f"{where}: '{name}' is {list(found[name])}; the settings ask for {list(part.shape)}")
-    return {conversion.name: _reader(conversion, read) for conversion in table}
+    return {conversion.name: partial(_ours, conversion, read) for conversion in table}
 
 
-def _reader(conversion: Conversion, read: Callable[[str], Tensor]) -> Callable[[], Tensor]:
-    def ours() -> Tensor:
-        parts = [part.layout.to_ours(read(part.name)) for part in conversion.parts]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    return ours
+def _ours(conversion: Conversion, read: Callable[[str], Tensor]) -> Tensor:
+    parts = [part.layout.to_ours(read(part.name)) for part in conversion.parts]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def to_theirs(table: Iterable[Conversion], weights: LazyWeights) -> LazyWeights:
     """Their weights, each made from ours when it is asked for; their shapes stand in the table's parts."""
-    return {part.name: _writer(part, weights[conversion.name]) for conversion in table for part in conversion.parts}
+    return {
+        part.name: partial(_theirs, part, weights[conversion.name]) for conversion in table for part in conversion.parts
+    }
 
 
-def _writer(part: Part, ours: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    return lambda: part.layout.to_theirs(ours()[part.start : part.stop])
+def _theirs(part: Part, ours: Callable[[], Tensor]) -> Tensor:
+    return part.layout.to_theirs(ours()[part.start : part.stop])
 
 
 def _and_others(names: list[str]) -> str:
