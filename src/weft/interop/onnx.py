@@ -19,17 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.data.batch import Source
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
 from weft.models import heads
 from weft.models.build import build
 from weft.models.config import Model, TransformerConfig
-from weft.models.transformer import EncodedSource, Stack, Transformer
+from weft.models.transformer import Transformer, encoded_source
 from weft.nn.attention import AttentionMask
 from weft.nn.config import DynamicNTK, Rotary
 from weft.nn.init import empty_weights
 from weft.nn.mask import Mask
-from weft.nn.position import Position
 
 ABOUT = "weft.json"
 OPSET = 18
@@ -89,22 +89,6 @@ def _plain_model(bundle: ModelBundle) -> Transformer:
 # ---- what is exported
 
 
-class _GivenMask(AttentionMask):
-    """A mask that is given as a tensor, computed from the inputs so that it grows with them."""
-
-    def __init__(
-        self,
-        seen: Tensor,
-        position: Position,
-        queries: Tensor,
-        keys: Tensor,
-        angles: tuple[Tensor, Tensor] | None = None,
-    ):
-        super().__init__(Mask(causal=False), position, queries, keys, angles)
-        bias = position.bias(queries, keys)
-        self._dense = seen if bias is None else torch.where(seen, bias, float("-inf"))
-
-
 class _Cache:
     """One layer's keys and values, (batch, kv_heads, past, d_head) each, to which new ones are appended."""
 
@@ -116,48 +100,16 @@ class _Cache:
         return self.keys, self.values
 
 
-def _seen(stack: Stack, queries: Tensor, keys: Tensor) -> Tensor:
-    """Which keys a stack's queries may see, (1, 1, time, source time), padding apart."""
-    query, key = queries[:, None, :, None], keys[:, None, None, :]
-    seen = key <= query if stack.causal else key >= 0 * query
-    if stack.window is not None:
-        seen = seen & (key > query - stack.window)
-        if not stack.causal:
-            seen = seen & (key < query + stack.window)
-    return seen
-
-
-def _read(stack: Stack, x: Tensor, mask: Tensor) -> Tensor:
-    """Whole sequences x (batch, time, d_model) through a stack; mask (batch, time), 0 where there is padding."""
-    places = torch.arange(x.shape[1], device=x.device)[None]
-    seen = _seen(stack, places, places) & (mask != 0)[:, None, None, :]
-    angles = stack.position.angles(places, 0, x.dtype)
-    return stack(x, places, _GivenMask(seen, stack.position, places, places, angles))
-
-
-def _embedded(model: Transformer, tokens: Tensor, table: nn.Embedding) -> Tensor:
-    x = table(tokens)
-    return x * model.config.d_model**0.5 if model.config.embedding_scale else x
-
-
 def _whole_sequences(model: Transformer, tokens: Tensor, mask: Tensor, segments: Tensor | None = None) -> Any:
     """Whole sequences: tokens, mask, segments (batch, time) → the head's output."""
-    stack = model.decoder or model.encoder
-    assert stack is not None
-    x = _embedded(model, tokens, model.embedding)
-    if model.segments is not None and segments is not None:
-        x = x + model.segments(segments)
-    output = model.head(_read(stack, x, mask), mask != 0)
+    output = model(tokens, mask=mask != 0, segments=segments)
     return tuple(output) if isinstance(output, heads.Pretraining) else output
 
 
 def _encode_source(model: Transformer, tokens: Tensor, mask: Tensor) -> list[Tensor]:
     """tokens, mask (batch, source time) → the keys and values in turn, (batch, kv_heads, source time, d_head), that
     every decoder layer's cross-attention has of a source."""
-    assert model.encoder is not None and model.decoder is not None
-    x = _embedded(model, tokens, model.source_embedding or model.embedding)
-    encoded = _read(model.encoder, x, mask)
-    return [part for block in model.decoder.blocks for part in block.cross.keys_values(encoded)]  # type: ignore[operator,union-attr]
+    return [part for both in model.encode(Source(tokens, mask != 0)) for part in both]
 
 
 def _decode(
@@ -173,17 +125,16 @@ def _decode(
     """
     stack = model.decoder
     assert stack is not None
-    x = _embedded(model, tokens, model.embedding)
     before, time = past[0].shape[2], tokens.shape[1]
-    places = torch.arange(before, before + time, device=x.device)[None]
-    keys = torch.arange(before + time, device=x.device)[None]
-    angles = stack.position.angles(places, 0, x.dtype)
-    where = _GivenMask(_seen(stack, places, keys), stack.position, places, keys, angles)
+    places = torch.arange(before, before + time, device=tokens.device)[None]
+    keys = torch.arange(before + time, device=tokens.device)[None]
+    x = model.embed(tokens, model.embedding)
+    angles = stack.position.angles(places, before + time, x.dtype)
+    where = AttentionMask(Mask(causal=True, window=stack.window, offset=before), stack.position, places, keys, angles)
     caches = [_Cache(k, v) for k, v in zip(past[::2], past[1::2], strict=True)]
     source = None
     if memory is not None and mask is not None:
-        over = _GivenMask((mask != 0)[:, None, None, :], Position(), places, places)
-        source = EncodedSource(list(zip(memory[::2], memory[1::2], strict=True)), over)
+        source = encoded_source(list(zip(memory[::2], memory[1::2], strict=True)), mask != 0, time)
     features = stack(x, places, where, caches, source)
     return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
 
