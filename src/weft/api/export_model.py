@@ -8,7 +8,7 @@ from typing import NamedTuple
 from weft.api.import_model import check_empty, recipe_for, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.files import replacing_folder
-from weft.interop import gguf, hf_export, onnx
+from weft.interop import gguf, hf, onnx
 from weft.interop.bundle import ModelBundle, lazily
 from weft.runs import checkpoint
 from weft.runs.card import model_card
@@ -61,7 +61,7 @@ def bundle_of(run: RunFolder) -> ModelBundle:
 
 def _hf(run: RunFolder, target: Path, dtype: str | None) -> str:
     with replacing_folder(target) as folder:
-        family = hf_export.write(bundle_of(run), folder, dtype)
+        family = hf.write(bundle_of(run), folder, dtype)
         card = model_card(run.recipe(), list(read_lines(run.events)))
         (folder / "README.md").write_text(card, encoding="utf-8")
     return f"{family.title}, for transformers"
@@ -92,7 +92,7 @@ def _weft(run: RunFolder, target: Path, dtype: str | None) -> str:
 
 
 FORMATS = {
-    "hf": ExportFormat(tuple(hf_export.TYPES), _hf),
+    "hf": ExportFormat(tuple(hf.TYPES), _hf),
     "gguf": ExportFormat(gguf.TYPES, _gguf),
     "onnx": ExportFormat("an ONNX file is written in fp32", _onnx),
     "weft": ExportFormat("a run keeps its weights as they are", _weft),
