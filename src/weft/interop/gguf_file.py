@@ -172,10 +172,6 @@ def open_file(path: Path) -> Contents:
     return Contents(path, keys, _read_table(cursor, tensors, _alignment(cursor, keys)), cursor.data)
 
 
-def _string(cursor: Cursor, what: str) -> str:
-    return bytes(cursor.take(cursor.number("Q", what), what)).decode("utf-8", "replace")
-
-
 def _name(cursor: Cursor, what: str) -> str:
     """The name of a key or a tensor, which is short and has no characters that would garble a message."""
     start, length = cursor.place, cursor.number("Q", what)
@@ -186,21 +182,23 @@ def _name(cursor: Cursor, what: str) -> str:
 
 
 def _read_value(cursor: Cursor, type: int, key: str) -> Value:
-    if type in SCALARS:
-        return Value(type, cursor.number(SCALARS[type], f"'{key}'"))
-    if type == STRING:
-        return Value(type, _string(cursor, f"'{key}'"))
     if type != ARRAY:
-        raise cursor.refusal(f"'{key}' is of type {type}, which GGUF does not have")
+        return Value(type, _read_values(cursor, type, 1, key)[0])
     of = cursor.number("I", f"'{key}'")
-    if of == STRING:
-        return Value(type, [_string(cursor, f"'{key}'") for _ in range(cursor.count("Q", 8, f"values of '{key}'"))], of)
-    if of not in SCALARS:
-        raise cursor.refusal(f"'{key}' is an array of values of type {of}, which GGUF does not have")
-    size = struct.calcsize(f"<{SCALARS[of]}")
-    count = cursor.count("Q", size, f"values of '{key}'")
-    raw = cursor.take(count * size, f"'{key}'")
-    return Value(type, list(struct.unpack(f"<{count}{SCALARS[of]}", raw)), of)
+    return Value(
+        type, _read_values(cursor, of, cursor.count("Q", 8 if of == STRING else 1, f"values of '{key}'"), key), of
+    )
+
+
+def _read_values(cursor: Cursor, type: int, count: int, key: str) -> list[Any]:
+    what = f"'{key}'"
+    if type == STRING:
+        raws = (cursor.take(cursor.number("Q", what), what) for _ in range(count))
+        return [bytes(raw).decode("utf-8", "replace") for raw in raws]
+    if type not in SCALARS:
+        raise cursor.refusal(f"{what} holds values of type {type}, which GGUF does not have")
+    form = f"<{count}{SCALARS[type]}"
+    return list(struct.unpack(form, cursor.take(struct.calcsize(form), what)))
 
 
 def _alignment(cursor: Cursor, keys: Mapping[str, Value]) -> int:
@@ -297,14 +295,15 @@ def _header(keys: Mapping[str, Value], table: Mapping[str, Entry]) -> bytes:
 
 
 def _value(value: Value) -> bytes:
-    if value.type == STRING:
-        return _text(value.value)
     if value.type != ARRAY:
-        return struct.pack("<" + SCALARS[value.type], value.value)
-    head = struct.pack("<IQ", value.of, len(value.value))
-    if value.of == STRING:
-        return head + b"".join(map(_text, value.value))
-    return head + struct.pack(f"<{len(value.value)}{SCALARS[value.of]}", *value.value)
+        return _packed(value.type, [value.value])
+    return struct.pack("<IQ", value.of, len(value.value)) + _packed(value.of, value.value)
+
+
+def _packed(type: int, values: Sequence[Any]) -> bytes:
+    if type == STRING:
+        return b"".join(map(_text, values))
+    return struct.pack(f"<{len(values)}{SCALARS[type]}", *values)
 
 
 def _text(text: str) -> bytes:
