@@ -62,14 +62,14 @@ class ModelFile:
             raise InteropError(f"{self.path}: '{name}' {list(shape)} should be a matrix")
         return shape[0], shape[1]
 
-    def number(self, *names: str) -> float | None:
+    def number(self, *names: str, default: float = 0.0) -> float:
         """A setting, under the first of these names that is there."""
-        for name in names:
-            if name in self:
-                if prod(self.shape(name)) != 1:
-                    raise InteropError(f"{self.path}: '{name}' {list(self.shape(name))} should be a single number")
-                return float(self.tensor(name).flatten()[0])
-        return None
+        name = next((name for name in names if name in self), None)
+        if name is None:
+            return default
+        if prod(self.shape(name)) != 1:
+            raise InteropError(f"{self.path}: '{name}' {list(self.shape(name))} should be a single number")
+        return float(self.tensor(name).flatten()[0])
 
     def tensor(self, name: str) -> Tensor:
         """A variable; integers with a scale are divided by it, row by row for int8 (int16: all by one)."""
