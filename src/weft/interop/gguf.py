@@ -20,7 +20,7 @@ from weft.interop.gguf_file import BY_NAME, DTYPES, Contents, Encoding, LazyTens
 from weft.interop.gguf_models import ARCHITECTURES, FREQUENCIES, POSITIONS, rules
 from weft.interop.gguf_tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.settings import Settings, shown
-from weft.interop.weight_map import conversions, to_ours, to_theirs
+from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
 from weft.models.config import Decoder
 from weft.nn.config import Llama3Scaling, RMSNorm, Rotary
 from weft.progress import bar
@@ -85,15 +85,13 @@ def _repeated(contents: Contents, name: str, other: str) -> bool:
 def _check_vocabulary(settings: Settings, contents: Contents, rows: int) -> None:
     """The table of embeddings, the tokens and the settings must agree on how many tokens there are."""
     tokens = contents.get("tokenizer.ggml.tokens")
-    sizes = {
-        f"{settings.prefix}vocab_size": settings.get("vocab_size", rows),
-        "tokenizer.ggml.tokens": len(tokens) if isinstance(tokens, list) else rows,
-    }
-    for key, size in sizes.items():
+    for key, size in (
+        (f"{settings.prefix}vocab_size", settings.get("vocab_size", rows)),
+        ("tokenizer.ggml.tokens", len(tokens) if isinstance(tokens, list) else rows),
+    ):
         if size != rows:
-            raise InteropError(
-                f"{contents.path}: {key} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows"
-            )
+            where = f"{contents.path}: {key}"
+            raise InteropError(f"{where} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows")
 
 
 def _most_common(contents: Contents) -> Encoding:
@@ -168,9 +166,8 @@ def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[
     table = conversions(rules(architecture, model), model)
     weights = to_theirs(table, bundle.weights)
     tensors = [
-        LazyTensor(part.name, part.shape, _encoding(part.name, part.shape, dtype), weights[part.name])
-        for conversion in table
-        for part in conversion.parts
+        LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name])
+        for name, shape in their_shapes(table).items()
     ]
     if isinstance(model.position, Rotary) and isinstance(model.position.scaling, Llama3Scaling):
         factors = gguf_models.frequency_factors(model.position, model.d_head)

@@ -25,7 +25,7 @@ from weft.interop.hf_tokenizer import TOKENIZER_FILES, json_bytes, read_tokenize
 from weft.interop.safetensors import DTYPES, FLOATS, Stored
 from weft.interop.settings import Flat, Settings, Transformer, differences, first_that_holds
 from weft.interop.untrusted import read_bytes, read_object, read_text
-from weft.interop.weight_map import Conversion, conversions, their_names, to_ours, to_theirs
+from weft.interop.weight_map import Conversions, conversions, their_shapes, to_ours, to_theirs
 from weft.models.config import EmbeddingHead, Encoder, EncoderDecoder
 from weft.progress import bar
 
@@ -123,13 +123,13 @@ def _check_problem(settings: Settings, model: Transformer) -> None:
 
 def _match(
     family: Family, model: Transformer, found: Mapping[str, Stored]
-) -> tuple[Transformer, list[Conversion], dict[str, Stored]]:
+) -> tuple[Transformer, Conversions, dict[str, Stored]]:
     """The model, its conversions, and the stored tensors by the names that the family has for them today.
 
     An output table that should be the embeddings', but is stored and differs, makes the model an untied one.
     """
     table = conversions(family.rules(model), model)
-    wanted = their_names(table)
+    wanted = set(their_shapes(table))
     tensors = _by_present_names(family, model, wanted, found)
     for copy, original in family.copies(model).items():
         if copy not in tensors or original not in tensors or copy in wanted:
@@ -137,7 +137,7 @@ def _match(
         if not safetensors.equal(tensors, copy, original):
             untied: Transformer = model.replace(head=model.head.model_copy(update={"tied": False}).model_dump())
             table = conversions(family.rules(untied), untied)
-            if copy not in their_names(table):
+            if copy not in their_shapes(table):
                 names = tensors[copy].name, tensors[original].name
                 raise InteropError(f"'{names[0]}' differs from '{names[1]}', which it should repeat")
             return untied, table, tensors
@@ -176,10 +176,10 @@ def _is_unused(family: Family, name: str) -> bool:
 
 
 def _weights(
-    family: Family, model: Transformer, table: list[Conversion], tensors: Mapping[str, Stored], where: str
+    family: Family, model: Transformer, table: Conversions, tensors: Mapping[str, Stored], where: str
 ) -> tuple[LazyWeights, LazyWeights, Tree]:
     """Our weights, what weft has no place for, and the notes by which an export reproduces names and dtypes."""
-    wanted, copies, read = their_names(table), family.copies(model), safetensors.reader(tensors)
+    wanted, copies, read = their_shapes(table), family.copies(model), safetensors.reader(tensors)
     used = {name: stored for name, stored in tensors.items() if name in wanted}
     others = [name for name in tensors if name not in wanted and name not in copies]
     unused = [name for name in others if _is_unused(family, name)]
@@ -199,12 +199,12 @@ def _weights(
     return weights, lazily(read, unused), notes
 
 
-def _widened(table: list[Conversion], types: Mapping[str, str]) -> dict[str, str]:
+def _widened(table: Conversions, types: Mapping[str, str]) -> dict[str, str]:
     """The own dtypes of tensors that become wider when they are joined with others."""
     narrow: dict[str, str] = {}
-    for conversion in table:
-        joined = reduce(torch.promote_types, (DTYPES[types[part.name]] for part in conversion.parts))
-        narrow |= {part.name: types[part.name] for part in conversion.parts if DTYPES[types[part.name]] != joined}
+    for parts in table.values():
+        joined = reduce(torch.promote_types, (DTYPES[types[part.name]] for part in parts))
+        narrow |= {part.name: types[part.name] for part in parts if DTYPES[types[part.name]] != joined}
     return narrow
 
 

@@ -17,7 +17,7 @@ from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, merges_by_score, sentencepiece
 from weft.interop.untrusted import Cursor, mapped
-from weft.interop.weight_map import SAME, Rule, Shape, adjacent_pairs, conversions, tensor, to_ours
+from weft.interop.weight_map import SAME, Rule, Shape, adjacent_pairs, conversions, tensor, their_shapes, to_ours
 from weft.models.config import Decoder
 from weft.text.token_bytes import BYTE_TOKEN
 from weft.text.tokenizer import Tokenizer
@@ -47,8 +47,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     data = mapped(path)
     model, version, end = _header(path, data)
     table = conversions(_rules(model), model)
-    shapes = {part.name: part.shape for conversion in table for part in conversion.parts}
-    shapes[ANGLES] = (2, model.context, model.d_head // 2)
+    shapes = {**their_shapes(table), ANGLES: (2, model.context, model.d_head // 2)}
     places: dict[str, int] = {}
     for name in _arrays(model, version):
         places[name] = end
