@@ -284,7 +284,7 @@ def test_a_name_on_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError("no route to host\nmore about it")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=unreachable))
-    with pytest.raises(InteropError, match=r"and the hub has no answer: no route to host$"):
+    with pytest.raises(InteropError, match=r"and the download from the hub failed: no route to host$"):
         import_model("owner/name", tmp_path / "three")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(InteropError, match=r"pip install 'weft\[hub\]'$"):
@@ -316,7 +316,7 @@ MISTAKES = {
     "a run already": (["import", "{tmp}/taken", "{tmp}/run"], r"already a run of weft; it needs no import"),
     "an empty folder": (
         ["import", "{tmp}/empty", "{tmp}/run"],
-        r"not a model that weft knows: there is no config.json",
+        r"not a model that weft knows: it has no config.json",
     ),
     "one file of many": (
         ["import", "{tmp}/theirs/model.safetensors", "{tmp}/run"],

@@ -416,7 +416,7 @@ def test_one_line_for_a_bad_file(data: bytes, expected: str, tmp_path: Path) -> 
 def test_one_line_for_bad_vocabularies(tmp_path: Path) -> None:
     for tokens, expected in (
         (TOKENS[:-1], "target vocabulary has 22 tokens, but the embeddings have 23 rows"),
-        ([*TOKENS[:-1], "w0"], "a token is there twice"),
+        ([*TOKENS[:-1], "w0"], "a token appears twice"),
         ({"w0": 1}, "expected a list of tokens"),
     ):
         with pytest.raises(InteropError, match=expected):

@@ -640,7 +640,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut short": (truncate, r"model\.safetensors: not a whole safetensors file"),
     "absurd header": (header_of(2**62), r"model\.safetensors: not a whole safetensors file"),
     "pickled": (pickled, r"pytorch_model\.bin: reading such a file may run code"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"there is neither model\.safetensors nor"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"it has neither model\.safetensors nor"),
     "path in the index": (
         indexed({"x": "../outside.safetensors"}),
         r"'\.\./outside\.safetensors' is not the name of a",

@@ -20,7 +20,7 @@ from weft.training.weights import load_model
 class ExportFormat(NamedTuple):
     """A format: what `--dtype` may be (or why it can't be chosen), and its writer.
 
-    The writer takes the run, the place and the dtype, and returns what it has written, for people.
+    The writer takes the run, the place and the dtype, and returns what it has written, for a message.
     """
 
     dtypes: tuple[str, ...] | str
@@ -50,7 +50,7 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
 
 
 def bundle_of(run: RunFolder) -> ModelBundle:
-    """A run as a model that can go elsewhere, its best weights not yet read; an adapter is merged into its base."""
+    """A run as a model to export, its best weights not yet read; an adapter is merged into its base."""
     recipe = run.recipe()
     if recipe.adapter is None:
         path, _ = checkpoint.find(run.checkpoints, "best", checkpoint.whole)

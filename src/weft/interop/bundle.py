@@ -20,7 +20,7 @@ LazyWeights = Mapping[str, Callable[[], Tensor]]  # a tensor is read, and conver
 class ModelBundle:
     """What the reader of a format returns and its writer takes.
 
-    `origin` names the file and its format for people; `notes` (JSON values only) is what a writer of the same format
+    `origin` names the file and its format for messages; `notes` (JSON values only) is what a writer of the same format
     needs to reproduce what was read: settings that weft does not have, the dtypes of the weights, file names.
     `unused` holds tensors that weft has no place for and `files` small files as they were, for the same purpose.
     `labels` are a classifier's label names; `source_tokenizer` is for models that read with another tokenizer.
@@ -59,7 +59,7 @@ def as_dtype(read: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Ten
 
 
 def named_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer that somebody chose for a model."""
+    """The tokenizer that the user named for a model."""
     return fitting(Tokenizer.load(path), vocab_size, str(path))
 
 

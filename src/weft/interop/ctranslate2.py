@@ -94,14 +94,6 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         tokenizer=target if tokenizer is None else named_tokenizer(tokenizer, model.vocab_size),
         source_tokenizer=source,
         origin=f"{folder}: CTranslate2, {' and '.join(types)}",
-        notes={
-            "format": "ctranslate2",
-            "types": types,
-            "revision": stored.file.revision,
-            "config": config,
-            # Marian's sources end in eos, which its text tools add; other models' do where their config says so
-            "source_eos": stored.zero_start or bool(config.get("add_source_eos")),
-        },
     )
 
 

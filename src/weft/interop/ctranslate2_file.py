@@ -40,7 +40,6 @@ class ModelFile:
 
     path: Path
     kind: str
-    revision: int
     variables: Mapping[str, Variable]
 
     def __contains__(self, name: str) -> bool:
@@ -56,7 +55,7 @@ class ModelFile:
         return self[name].shape
 
     def matrix(self, name: str) -> tuple[int, int]:
-        """The shape of a variable that has to be a matrix."""
+        """The shape of a variable that must be a matrix."""
         shape = self.shape(name)
         if len(shape) != 2 or 0 in shape:
             raise InteropError(f"{self.path}: '{name}' {list(shape)} should be a matrix")
@@ -96,12 +95,13 @@ def open_file(path: Path) -> ModelFile:
             f"not a CTranslate2 model, or of an unknown version: it begins with {version}, "
             f"weft reads {VERSIONS.start} … {VERSIONS.stop - 1}"
         )
-    kind, revision = _string(cursor), cursor.number("I", "the revision")
+    kind = _string(cursor)
+    cursor.number("I", "the revision")
     variables: dict[str, Variable] = {}
     for _ in range(cursor.number("I", "the number of variables")):
         name = _string(cursor)
         if name in variables:
-            raise cursor.refusal(f"the variable '{name}' is there twice")
+            raise cursor.refusal(f"the variable '{name}' appears twice")
         variables[name] = _variable(cursor, name, version)
     aliases: dict[str, Variable] = {}
     for _ in range(cursor.number("I", "the number of aliases") if version >= 3 else 0):
@@ -111,7 +111,7 @@ def open_file(path: Path) -> ModelFile:
         aliases[alias] = variables[name]
     if cursor.left:
         raise cursor.refusal(f"{cursor.left} bytes follow the end of the model")
-    return ModelFile(path, kind, revision, variables | aliases)
+    return ModelFile(path, kind, variables | aliases)
 
 
 def _string(cursor: Cursor) -> str:

@@ -37,7 +37,7 @@ def read_vocabularies(folder: Path) -> Vocabularies:
         if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
             raise InteropError(f"{file}: expected a list of tokens")
         if len(set(tokens)) < len(tokens):
-            raise InteropError(f"{file}: a token is there twice")
+            raise InteropError(f"{file}: a token appears twice")
         found.append(tokens)
     return Vocabularies(*found)
 

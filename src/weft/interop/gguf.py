@@ -27,7 +27,7 @@ from weft.progress import bar
 
 TYPES = ("f32", "f16", "bf16", "q8_0")
 KEPT = ("general.type", "general.name")  # keys that take their former values again
-# keys that describe the file itself, and are written anew
+# keys that describe the file itself and are always written afresh
 GENERAL = {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
 
 
@@ -73,7 +73,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         weights={name: as_dtype(make, dtype) for name, make in weights.items()},
         tokenizer=own,
         origin=f"{path.name} (GGUF, {architecture}, {encoding.name})",
-        notes={"gguf": {"architecture": architecture, "encoding": encoding.name, "keys": unknown}},
+        notes={"gguf": {"keys": unknown}},
     )
 
 

@@ -1,8 +1,8 @@
 """The GGUF container: a header of typed keys, a table of tensors, and their bytes (ggml's `docs/gguf.md`, version 3).
 
-Every count and length is checked against what is left of the file before anything is made of it, so that a header of
-absurd sizes costs nothing. Tensors are read from the mapped file when they are asked for. The `gguf` package converts
-quantized blocks; its reader takes twenty times as long and sixteen times the memory for a vocabulary of 128,000 tokens.
+Every count and length is checked against what is left of the file before it is used, so that a header with absurd sizes
+costs nothing. Tensors are read from the mapped file when they are asked for. The `gguf` package converts quantized
+blocks; its reader takes twenty times as long and sixteen times the memory for a vocabulary of 128,000 tokens.
 """
 
 import os
@@ -127,7 +127,7 @@ def _dequantize(raw: memoryview, entry: Entry) -> Tensor:
     out = torch.empty(rows.shape[0], entry.shape[-1])
     step = max(1, CHUNK // entry.shape[-1])
     for start in range(0, rows.shape[0], step):
-        with np.errstate(all="ignore"):  # a damaged scale gives inf, as it does elsewhere, not a warning
+        with np.errstate(all="ignore"):  # a damaged scale gives inf, as in other programs, not a warning
             unpacked = quantization().dequantize(rows[start : start + step], entry.encoding.number)
         out[start : start + step] = torch.from_numpy(unpacked)
     return out.reshape(entry.shape)
@@ -167,7 +167,7 @@ def open_file(path: Path) -> Contents:
     for _ in range(cursor.count("Q", 13, "keys")):
         key = _name(cursor, "a key")
         if key in keys:
-            raise cursor.refusal(f"the key '{key}' is there twice")
+            raise cursor.refusal(f"the key '{key}' appears twice")
         keys[key] = _read_value(cursor, cursor.number("I", f"'{key}'"), key)
     return Contents(path, keys, _read_table(cursor, tensors, _alignment(cursor, keys)), cursor.data)
 
@@ -224,7 +224,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
             raise cursor.refusal(f"'{name}' is of ggml type {kind}; {suggestion(str(kind), BY_NAME, len(BY_NAME))}")
         encoding = ENCODINGS[kind]
         if name in listed:
-            raise cursor.refusal(f"the tensor '{name}' is there twice")
+            raise cursor.refusal(f"the tensor '{name}' appears twice")
         if min(shape) < 1 or shape[-1] % encoding.block:
             raise cursor.refusal(f"'{name}' {list(shape)}: no rows of blocks of {encoding.block} ({encoding.name})")
         length = prod(shape) // encoding.block * encoding.bytes
@@ -258,7 +258,7 @@ def write_file(
     own = {dtype: BY_NAME[name] for name, dtype in DTYPES.items()}
     numbers: Counter[Encoding] = Counter()
     table = {lazy.name: Entry(lazy.shape, BY_NAME["F32"], 0, 0) for lazy in tensors}
-    with replacing(Path(os.path.realpath(path))) as file:  # or else `a/../b` would create `a`
+    with replacing(Path(os.path.realpath(path))) as file:  # so that `a/../b` does not create `a`
         assert "general.file_type" in keys, "its place is taken here and filled in at the end"
         file.write(_header(keys, table))  # as long as the final one, which is known when the tensors are written
         begin = _pad(file)

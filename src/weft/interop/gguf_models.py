@@ -12,7 +12,7 @@ from weft.config import Tree, validate
 from weft.errors import InteropError
 from weft.interop.gguf_file import ARRAY, FLOAT32, Contents
 from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested
-from weft.interop.table import Row, Special, Table, follows, number, same, whole
+from weft.interop.table import Row, Special, Table, even_heads, follows, number, same, whole
 from weft.interop.weight_map import SAME, Layout, Rule, adjacent_pairs, module, tensor
 from weft.models.config import Decoder, Model
 from weft.nn.config import Llama3Scaling, RMSNorm, Rotary, Sizes
@@ -54,12 +54,6 @@ def _read_window(settings: Settings, model: Flat) -> Flat:
     return {"attention.window": settings.whole("attention.sliding_window")} if windowed else {}
 
 
-def _read_groups(settings: Settings, model: Flat) -> Flat:
-    heads = model["attention.heads"]
-    groups = settings.whole("attention.head_count_kv", heads)
-    return {"attention.kv_heads": None if groups == heads else groups}
-
-
 SIZES: tuple[Row, ...] = (
     Special(write=lambda model: {"vocab_size": model["vocab_size"]}),
     whole("context", "context_length"),
@@ -70,13 +64,9 @@ SIZES: tuple[Row, ...] = (
 )
 LLAMA: tuple[Row, ...] = (
     *SIZES,
-    Special(_read_groups, lambda model: {"attention.head_count_kv": model["attention.kv_heads"]}),
+    whole("attention.kv_heads", "attention.head_count_kv", lambda model: model["attention.heads"]),
     number("norm.eps", "attention.layer_norm_rms_epsilon"),
-    whole(
-        "attention.d_head",
-        "attention.key_length",
-        lambda model: max(1, model["d_model"] // model["attention.heads"]),
-    ),
+    whole("attention.d_head", "attention.key_length", even_heads),
     same("attention.value_length", "attention.d_head"),
     same("rope.dimension_count", "attention.d_head"),
     number("position.base", "rope.freq_base", 10000.0),
@@ -146,8 +136,8 @@ def read_settings(settings: Settings, contents: Contents, tied: bool) -> Decoder
     tensors = contents.tensors
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
-        raise InteropError(f"{contents.path}: there is no table 'token_embd.weight' of (vocab_size, d_model)")
-    if settings.whole("block_count") > len(tensors):  # or else so many layers would be built
+        raise InteropError(f"{contents.path}: it has no matrix 'token_embd.weight' (vocab_size, d_model)")
+    if settings.whole("block_count") > len(tensors):  # before that many layers are built
         raise settings.refusal("block_count", f"the file holds {len(tensors)} tensors in all")
     bias = "all" if "blk.0.attn_output.bias" in tensors else "qkv" if "blk.0.attn_q.bias" in tensors else "none"
     known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}

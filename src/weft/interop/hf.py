@@ -6,7 +6,6 @@ also those that weft does not have. Nothing in a folder is executed, which is wh
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from pathlib import Path
@@ -59,7 +58,7 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     model = family.read(settings, architecture, _known(folder, family, architecture, found))
     _check_problem(settings, model)
     deepest = max(model.layers, getattr(model, "encoder_layers", None) or 0)
-    if deepest > len(found):  # or else a mistyped number would have weft build that many layers
+    if deepest > len(found):  # before that many layers are built
         raise InteropError(f"{settings.where}: {deepest} layers, but the files hold {len(found)} tensors in all")
     model, table, tensors = _match(family, model, found)
     weights, unused, notes = _weights(family, model, table, tensors, str(folder))
@@ -76,7 +75,7 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
         weights=weights,
         tokenizer=own,
         origin=f"{folder} ({family.title}, Hugging Face)",
-        notes={"format": "hf", "family": family.kind, "config": tree, **notes},
+        notes={"family": family.kind, "config": tree, **notes},
         unused=unused,
         files={name: read_bytes(folder / name) for name in kept if (folder / name).is_file()},
         labels=_labels(tree, model),
@@ -190,7 +189,6 @@ def _weights(
     weights = to_ours(table, shapes, read, where)
     types = {name: stored.dtype for name, stored in used.items()}
     notes: Tree = {
-        "dtype": Counter(types.values()).most_common(1)[0][0],
         "dtypes": _widened(table, types),
         "names": {name: stored.name for name, stored in tensors.items() if name != stored.name},
         "copies": {name: original for name, original in copies.items() if name in tensors and name not in wanted},

@@ -115,7 +115,7 @@ def _token(tokenizer: Tokenizer, id: Any) -> str | None:
 
 
 def tokenizer_files(bundle: ModelBundle) -> dict[str, bytes]:
-    """The files of a tokenizer: those that were read, if the tokenizer is still the same, or else new ones."""
+    """The files of a tokenizer: the ones that were read if the tokenizer has not changed, otherwise new ones."""
     assert bundle.tokenizer is not None
     files = {name: data for name, data in bundle.files.items() if name in TOKENIZER_FILES}
     if not files or bundle.notes.get("tokenizer") != bundle.tokenizer.fingerprint:

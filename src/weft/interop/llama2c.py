@@ -96,7 +96,7 @@ def _header(path: Path, data: memoryview) -> tuple[Decoder, int, int]:
     for name, size in sizes.items():
         if not 0 < size <= LARGEST:
             raise InteropError(f"{path}: not a llama2.c model: {name} = {size}; expected 1 to {LARGEST:,}")
-    if sizes["n_layers"] * 4 * sizes["dim"] > len(data):  # or else so many layers would be built
+    if sizes["n_layers"] * 4 * sizes["dim"] > len(data):  # before that many layers are built
         raise InteropError(
             f"{path}: truncated or damaged: {sizes['n_layers']} layers do not fit into {len(data):,} bytes"
         )

@@ -74,7 +74,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     state = stored.get("model")
     if not isinstance(state, Mapping) or not all(_is_named(*each) for each in state.items()):
         raise InteropError(f"{path}: not a nanoGPT checkpoint: 'model' is not a table of tensors")
-    if model.layers > len(state):  # or else so many layers would be built
+    if model.layers > len(state):  # before that many layers are built
         raise InteropError(f"{path}: model_args.n_layer = {model.layers}: the file holds {len(state)} tensors in all")
     tensors = _tensors(state, path)
     if OUTPUT in tensors and TABLE in tensors:

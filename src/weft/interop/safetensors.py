@@ -61,7 +61,7 @@ def model_tensors(folder: Path) -> dict[str, Stored]:
         raise InteropError(
             f"{pickled[0]}: reading such a file may run code, so weft does not; save the model again as safetensors"
         )
-    raise InteropError(f"{folder}: there is neither {SINGLE} nor {INDEX} in it")
+    raise InteropError(f"{folder}: it has neither {SINGLE} nor {INDEX}")
 
 
 def _sharded(folder: Path, index: Path) -> dict[str, Stored]:
@@ -90,7 +90,7 @@ def _sharded(folder: Path, index: Path) -> dict[str, Stored]:
 
 
 def is_shard(name: str) -> bool:
-    """Whether a name is that of a file beside its index; any other path leads to what the model is not made of."""
+    """Whether a name is that of a file beside its index; any other path could lead outside the model."""
     return re.fullmatch(r"[\w][\w.-]*\.safetensors", name) is not None
 
 
@@ -142,8 +142,8 @@ def write(path: Path, weights: LazyWeights) -> None:
     """Write tensors one after the other and sync; at most one of them is in memory.
 
     Space is reserved for the header, which is filled in at the end. A tensor's offset must be a multiple of its item
-    size, which is known once it was read: where dtypes are mixed and that fails, all are written a second time, the
-    widest dtypes first.
+    size, which is known only once it has been read: where dtypes are mixed and that fails, all tensors are written a
+    second time, the widest dtypes first.
     """
     reserved = 64 + sum(len(json.dumps(name)) + 256 for name in weights)  # offsets have up to 20 digits, shapes few
     reserved += -reserved % 64

@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Activation] = {
 # the first name of each is the one that is written
 THEIR_ACTIVATIONS: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 
-LARGEST = 2**28  # of any size: a single row of so many fp32 numbers is a gigabyte
+LARGEST = 2**28  # of any dimension: a single row of that many fp32 numbers is a gigabyte
 
 Transformer = Decoder | Encoder | EncoderDecoder
 Flat = dict[str, Any]
@@ -149,6 +149,8 @@ def nested(model: Flat) -> Tree:
     attention = tree["attention"]
     if attention.get("d_head") is not None and attention["d_head"] * attention["heads"] == tree["d_model"]:
         attention["d_head"] = None
+    if attention.get("kv_heads") == attention["heads"]:
+        attention["kv_heads"] = None
     if tree.get("encoder_layers") == tree["layers"]:
         tree["encoder_layers"] = None
     return tree

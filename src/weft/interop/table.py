@@ -1,4 +1,4 @@
-"""Tables that translate a model's settings to the keys that hold them elsewhere, and back."""
+"""Tables that translate a model's settings to another program's keys, and back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
 
 
 class Row(Protocol):
-    """One or more settings of a model, and the keys that mean the same elsewhere."""
+    """One or more settings of a model, and the other program's keys for them."""
 
     def read(self, settings: Settings, model: Flat) -> Flat:
         """Settings of the model, given those that earlier rows have read."""
@@ -47,6 +47,11 @@ flag = partial(Key, kind="flag")
 activation = partial(Key, kind="activation")
 
 
+def even_heads(model: Flat) -> int:
+    """The default of d_head: the heads share d_model evenly."""
+    return max(1, model["d_model"] // model["attention.heads"])
+
+
 @dataclass(frozen=True)
 class Special:
     """A row that takes code of its own, in either direction."""
@@ -56,7 +61,7 @@ class Special:
 
 
 def same(theirs: str, ours: str) -> Special:
-    """A key that has to repeat a setting that was read before."""
+    """A key that must repeat a setting read before."""
 
     def read(settings: Settings, model: Flat) -> Flat:
         settings.only(**{theirs: model[ours]})
@@ -77,7 +82,7 @@ def constant(theirs: str, value: Any) -> Special:
 
 @dataclass(frozen=True)
 class Table:
-    """A kind of model elsewhere.
+    """A kind of model in another program.
 
     `fixed` are the settings that all such models have, `only` the keys that have to have one value where they are
     there, and `defaults` what this kind has for absent keys where it differs from the rows' own defaults.
@@ -89,7 +94,7 @@ class Table:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, settings: Settings, known: Mapping[str, Any]) -> Flat:
-        """The model's settings; `known` are those that come from elsewhere than the keys."""
+        """The model's settings; `known` are those that do not come from the keys."""
         absent = {key: value for key, value in self.defaults.items() if settings.get(key) is None}
         asked = Settings({**settings.tree, **absent}, settings.where, settings.prefix)
         asked.only(**self.only)

@@ -1,4 +1,4 @@
-"""Files that strangers wrote: every size in them is checked before anything is made of it."""
+"""Untrusted files: every size in them is checked before it is used."""
 
 import json
 import mmap

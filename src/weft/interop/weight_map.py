@@ -22,18 +22,18 @@ from weft.nn.init import empty_weights
 Shape = tuple[int, ...]
 
 
-# ---- layouts: how a tensor is stored elsewhere
+# ---- layouts: how another program stores a tensor
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A tensor's form elsewhere. `to_ours` and `to_theirs` undo each other bit by bit."""
+    """How another program stores a tensor. `to_ours` and `to_theirs` are exact inverses."""
 
     to_ours: Callable[[Tensor], Tensor]
     to_theirs: Callable[[Tensor], Tensor]
 
     def shape(self, ours: Shape) -> Shape:
-        """The shape elsewhere of a tensor that has the shape `ours` here."""
+        """Their shape of a tensor whose shape is `ours` here."""
         return tuple(self.to_theirs(torch.empty(ours, device="meta")).shape)
 
 
@@ -70,7 +70,7 @@ def adjacent_pairs(d_head: int) -> Layout:
 
 @dataclass(frozen=True)
 class Rule:
-    """weft's name of a tensor; its names elsewhere, in the order of the rows; a layout for each of them."""
+    """weft's name of a tensor; their names for its parts, in the order of the rows; a layout for each."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -98,7 +98,7 @@ def module(ours: str, *theirs: str, layout: Layout = SAME, layouts: tuple[Layout
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor elsewhere: rows `start` … `stop` of one of ours, in another layout."""
+    """One of their tensors: rows `start` … `stop` of one of ours, in another layout."""
 
     name: str
     shape: Shape
@@ -107,7 +107,7 @@ class Part:
     layout: Layout
 
 
-Conversions = Mapping[str, tuple[Part, ...]]  # a tensor here → what it consists of elsewhere
+Conversions = Mapping[str, tuple[Part, ...]]  # our tensor → the parts that it consists of
 
 
 def shapes(model: Model) -> dict[str, Shape]:
@@ -151,7 +151,7 @@ def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
 
 
 def their_shapes(table: Conversions) -> dict[str, Shape]:
-    """The names of all tensors elsewhere, with their shapes there."""
+    """All of their tensors, with their shapes."""
     return {part.name: part.shape for parts in table.values() for part in parts}
 
 

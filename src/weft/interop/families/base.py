@@ -10,6 +10,16 @@ from weft.interop.settings import Flat, Settings, Transformer, flat, nested
 from weft.interop.table import Table
 from weft.interop.weight_map import Rule, Shape
 
+# the blocks of the Transformer of 2017: biases, a plain feed-forward, LayerNorm after each sublayer
+POST_NORM = {
+    "attention.bias": "all",
+    "feedforward.kind": "plain",
+    "norm.kind": "layer",
+    "placement": "post",
+    "init.kind": "normal",
+    "init.depth_scaled": False,
+}
+
 
 @dataclass(frozen=True)
 class Family:

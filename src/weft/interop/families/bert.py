@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from weft.config import Tree
-from weft.interop.families.base import Family
+from weft.interop.families.base import POST_NORM, Family
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Row, Special, Table, activation, number, whole
 from weft.interop.weight_map import Rule, Shape, module, tensor
@@ -54,13 +54,7 @@ def _pooled(head: str, pooler: str, out: str) -> tuple[Rule, ...]:
     return (*module(f"{head}.pooler.dense", pooler), *module(f"{head}.out", out))
 
 
-_PREDICTIONS = "cls.predictions"
-_BERT_WORDS = (
-    f"{_PREDICTIONS}.transform.dense",
-    f"{_PREDICTIONS}.transform.LayerNorm",
-    f"{_PREDICTIONS}.decoder",
-    f"{_PREDICTIONS}.bias",
-)
+_BERT_WORDS = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
 _NEXT_SENTENCE = ("bert.pooler.dense", "cls.seq_relationship")
 BERT_HEADS: Heads = {
     "mlm+nsp": (*_words("output.words", *_BERT_WORDS), *_pooled("output.next_sentence", *_NEXT_SENTENCE)),
@@ -186,16 +180,7 @@ BODY: tuple[Row, ...] = (
     number("dropout", "hidden_dropout_prob", 0.1),
     number("init.std", "initializer_range", 0.02, written=False),
 )
-FIXED = {
-    "attention.bias": "all",
-    "feedforward.kind": "plain",
-    "norm.kind": "layer",
-    "placement": "post",
-    "position.kind": "learned",
-    "embedding_norm": True,
-    "init.kind": "normal",
-    "init.depth_scaled": False,
-}
+FIXED = {**POST_NORM, "position.kind": "learned", "embedding_norm": True}
 NO_DECODER = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 GAMMA_AND_BETA = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 

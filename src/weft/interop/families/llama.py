@@ -10,7 +10,7 @@ from typing import Any
 from weft.config import Tree
 from weft.interop.families.base import Family
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
-from weft.interop.table import Row, Special, Table, activation, constant, flag, follows, number, whole
+from weft.interop.table import Row, Special, Table, activation, constant, even_heads, flag, follows, number, whole
 from weft.interop.weight_map import module, tensor
 from weft.models.config import Decoder
 
@@ -95,7 +95,7 @@ SHARED: tuple[Row, ...] = (
     whole("layers", "num_hidden_layers"),
     whole("attention.heads", "num_attention_heads"),
     whole("attention.kv_heads", "num_key_value_heads", lambda model: model["attention.heads"]),
-    whole("attention.d_head", "head_dim", lambda model: max(1, model["d_model"] // model["attention.heads"])),
+    whole("attention.d_head", "head_dim", even_heads),
     whole("context", "max_position_embeddings", 2048),
     number("norm.eps", "rms_norm_eps", 1e-6),
     number("attention.dropout", "attention_dropout", 0.0),
