@@ -75,17 +75,13 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     vocabularies = read_vocabularies(folder)
     model = validate(EncoderDecoder, _settings(stored, config), f"{folder / MODEL}: settings that do not fit")
-    for side, tokens, embeddings in (
-        ("target", vocabularies.target, TARGET),
-        ("source", vocabularies.source, stored.source_table),
-    ):
-        rows = stored.file.shape(embeddings)[0]
-        if len(tokens) != rows:
+    for side, table in (("target", TARGET), ("source", stored.source_table)):
+        tokens, rows = len(vocabularies[side]), stored.file.shape(table)[0]
+        if tokens != rows:
             raise InteropError(
-                f"{folder}: the {side} vocabulary has {len(tokens)} tokens, but the embeddings have {rows} rows"
+                f"{folder}: the {side} vocabulary has {tokens} tokens, but the embeddings have {rows} rows"
             )
-    table = conversions(_rules(model, stored), model)
-    weights = to_ours(table, _found(stored, model), _reader(stored), str(path))
+    weights = to_ours(conversions(_rules(model, stored), model), _found(stored, model), _reader(stored), str(path))
     target, source = read_tokenizers(folder, config, vocabularies, stored.zero_start)
     types = sorted({variable.dtype for variable in stored.file.variables.values() if len(variable.shape) > 1})
     return ModelBundle(

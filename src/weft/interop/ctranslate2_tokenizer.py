@@ -1,7 +1,6 @@
 """The vocabularies of a CTranslate2 folder, and the tokenizers that give their ids."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,9 @@ from weft.text.tokenizer import Tokenizer
 START = "<pad>"  # the token that stands for the zero vector from which Marian's decoder starts
 
 
-@dataclass(frozen=True)
-class Vocabularies:
-    """The tokens of source and target, in the order of their ids."""
-
-    source: list[str]
-    target: list[str]
-
-
-def read_vocabularies(folder: Path) -> Vocabularies:
-    """The vocabularies of a folder, which may be one for both sides."""
-    found = []
+def read_vocabularies(folder: Path) -> dict[str, list[str]]:
+    """The tokens of source and target, in the order of their ids; they may be one list for both sides."""
+    found = {}
     for side in ("source", "target"):
         names = [f"{name}_vocabulary.{end}" for name in ("shared", side) for end in ("json", "txt")]
         file = next((folder / name for name in names if (folder / name).is_file()), None)
@@ -38,8 +29,8 @@ def read_vocabularies(folder: Path) -> Vocabularies:
             raise InteropError(f"{file}: expected a list of tokens")
         if len(set(tokens)) < len(tokens):
             raise InteropError(f"{file}: a token appears twice")
-        found.append(tokens)
-    return Vocabularies(*found)
+        found[side] = tokens
+    return found
 
 
 def _lines(file: Path) -> list[str]:
@@ -48,13 +39,13 @@ def _lines(file: Path) -> list[str]:
 
 
 def read_tokenizers(
-    folder: Path, config: Mapping[str, Any], vocabularies: Vocabularies, zero_start: bool
+    folder: Path, config: Mapping[str, Any], vocabularies: Mapping[str, list[str]], zero_start: bool
 ) -> tuple[Tokenizer, Tokenizer | None]:
     """The tokenizer of the target, and the source's where it is another.
 
     With `zero_start` the target gets one more token, which stands for the zero vector that the decoder starts from.
     """
-    source, target = vocabularies.source, vocabularies.target
+    source, target = vocabularies["source"], vocabularies["target"]
     shared = source == target
     start = START if START not in target else "<start>"
     if zero_start:

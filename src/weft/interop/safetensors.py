@@ -75,17 +75,16 @@ def _sharded(folder: Path, index: Path) -> dict[str, Stored]:
             raise InteropError(f"{index}: '{name}' is not the name of a .safetensors file beside it")
         if not (folder / name).is_file():
             raise InteropError(f"{folder / name}: missing, though {INDEX} names it")
-        more = listing(folder / name)
-        twice = next((tensor for tensor in more if tensor in found), None)
-        if twice is not None:
-            raise InteropError(f"{folder / name}: '{twice}' is in {found[twice].file.name} too")
-        found |= more
-    for tensor, name in placed.items():
-        if tensor not in found or found[tensor].file.name != name:
-            raise InteropError(f"{index}: '{tensor}' is not in {name}, where it should be")
-    extra = next((tensor for tensor in found if tensor not in placed), None)
-    if extra is not None:
-        raise InteropError(f"{found[extra].file}: '{extra}' is not in {INDEX}")
+        for tensor, stored in listing(folder / name).items():
+            if tensor in found:
+                raise InteropError(f"{folder / name}: '{tensor}' is in {found[tensor].file.name} too")
+            found[tensor] = stored
+    files = {tensor: stored.file.name for tensor, stored in found.items()}
+    for tensor in {**placed, **files}:
+        if tensor not in placed:
+            raise InteropError(f"{found[tensor].file}: '{tensor}' is not in {INDEX}")
+        if placed[tensor] != files.get(tensor):
+            raise InteropError(f"{index}: '{tensor}' is not in {placed[tensor]}, where it should be")
     return found
 
 
