@@ -311,8 +311,7 @@ def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
     assert isinstance(bundle.model, Transformer)
     if original and not differences(bundle.model, _read_again(family, original, bundle.model)):
         return family, original, bundle.notes
-    architecture, tree = family.write(bundle.model)
-    config: Tree = {**original, "architectures": [architecture], **tree}
+    config: Tree = {**original, **family.write(bundle.model)}
     config["dtype"] = _word(next(iter(bundle.weights.values()))().dtype)
     if bundle.labels is not None:
         config["id2label"] = {str(number): name for number, name in enumerate(bundle.labels)}
@@ -338,13 +337,12 @@ def choose(bundle: ModelBundle) -> Family:
     came_from = bundle.notes.get("family")
     families.sort(key=lambda family: family.kind != came_from)
     titled = {family.title: family for family in families}
-    ways = {title: partial(_written_and_read, family, model) for title, family in titled.items()}
+
+    def written_and_read(family: Family) -> Transformer:
+        return _read_again(family, family.write(model), model)
+
+    ways = {title: partial(written_and_read, family) for title, family in titled.items()}
     return titled[first_that_holds(model, ways, "Hugging Face family")]
-
-
-def _written_and_read(family: Family, model: Transformer) -> Transformer:
-    architecture, tree = family.write(model)
-    return _read_again(family, {**tree, "architectures": [architecture]}, model)
 
 
 def _read_again(family: Family, tree: Tree, model: Transformer) -> Transformer:

@@ -15,6 +15,7 @@ from torch import Tensor
 from weft.config import validate
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
+from weft.interop.settings import nested
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, merges_by_score, sentencepiece
 from weft.interop.untrusted import Cursor, mapped
 from weft.interop.weight_map import SAME, Rule, Shape, adjacent_pairs, conversions, tensor, their_shapes, to_ours
@@ -27,7 +28,17 @@ LARGEST = 2**20  # of any width or count: a larger one means that the header is 
 LONGEST = 2**10  # bytes of a token
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"  # ids 0, 1 and 2
 
-SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
+# the sizes in a header, in their order there, and what weft calls them
+SIZES = {
+    "dim": "d_model",
+    "hidden_dim": "feedforward.d_ff",
+    "n_layers": "layers",
+    "n_heads": "attention.heads",
+    "n_kv_heads": "attention.kv_heads",
+    "vocab_size": "vocab_size",
+    "seq_len": "context",
+}
+FIXED = {"feedforward.kind": "gated", "norm.kind": "rms", "position.kind": "rotary", "head.kind": "lm"}
 ATTENTION = ("wq.{layer}", "wk.{layer}", "wv.{layer}", "wo.{layer}")
 FEEDFORWARD = ("w1.{layer}", "w2.{layer}", "w3.{layer}")
 ANGLES = "freq_cis"  # of rotary positions, which programs compute themselves now
@@ -100,19 +111,8 @@ def _header(path: Path, data: memoryview) -> tuple[Decoder, int, int]:
         raise InteropError(
             f"{path}: truncated or damaged: {sizes['n_layers']} layers do not fit into {len(data):,} bytes"
         )
-    groups, heads = sizes["n_kv_heads"], sizes["n_heads"]
-    tree = {
-        "vocab_size": sizes["vocab_size"],
-        "context": sizes["seq_len"],
-        "layers": sizes["n_layers"],
-        "d_model": sizes["dim"],
-        "attention": {"heads": heads, "kv_heads": None if groups == heads else groups},
-        "feedforward": {"kind": "gated", "d_ff": sizes["hidden_dim"]},
-        "norm": {"kind": "rms"},
-        "position": {"kind": "rotary"},
-        "head": {"kind": "lm", "tied": tied},
-    }
-    return validate(Decoder, tree, f"{path}: not a llama2.c model"), version, start
+    model = {**FIXED, "head.tied": tied, **{SIZES[name]: size for name, size in sizes.items()}}
+    return validate(Decoder, nested(model), f"{path}: not a llama2.c model"), version, start
 
 
 def _rules(model: Decoder) -> list[Rule]:

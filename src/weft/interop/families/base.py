@@ -48,12 +48,12 @@ class Family:
         model = self.settings.read(settings, {"head.kind": self.architectures[architecture], **known})
         return validate(self.model, nested(model), settings.where)
 
-    def write(self, model: Transformer) -> tuple[str, Tree]:
-        """The architecture and the config.json of a model, as near as the family can come."""
+    def write(self, model: Transformer) -> Tree:
+        """The config.json of a model, as near as the family can come."""
         named = [name for name, head in self.architectures.items() if head == model.head.kind]
         if not named:
             raise InteropError(f"model.head.kind = '{model.head.kind}', which {self.title} does not have")
-        return named[0], {"model_type": self.kind, **self.settings.write(flat(model))}
+        return {"model_type": self.kind, "architectures": named[:1], **self.settings.write(flat(model))}
 
     def known(self, model: Transformer) -> Flat:
         """The settings of a model that would be read from its weights and other files, not from config.json."""
