@@ -39,7 +39,7 @@ from weft.api.export_model import export_model
 from weft.api.import_model import import_model
 from weft.cli.main import run as command
 from weft.errors import InteropError, RunError, WeftError
-from weft.interop import hf_export, onnx
+from weft.interop import gguf, hf, onnx
 from weft.models.presets import llama
 from weft.runs.folder import read_lines
 from weft.text.config import BPE
@@ -199,7 +199,7 @@ def test_types_on_the_way(dtype: str, folder: Path, tmp_path: Path) -> None:
     export_model(tmp_path / "wide", "hf", tmp_path / "half", dtype=dtype)
     import_model(tmp_path / "half", tmp_path / "run")
     stored = load_file(tmp_path / "run/checkpoints/best/model.safetensors")
-    assert {tensor.dtype for tensor in stored.values()} == {hf_export.TYPES[dtype]}
+    assert {tensor.dtype for tensor in stored.values()} == {hf.TYPES[dtype]}
     model = api.load(tmp_path / "run", "cpu").model
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert torch.equal(model.embedding.weight, stored["embedding.weight"].float())
@@ -230,7 +230,7 @@ import torch
 from weft.api import run as api
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
-from weft.interop import hf_export
+from weft.interop import hf
 from weft.interop.weight_map import shapes
 from weft.interop.bundle import ModelBundle
 from weft.models.presets import llama
@@ -256,7 +256,7 @@ for name, layers in (("warm", 1), ("large", 8)):
     model = llama(layers, 512, 8, 1408, 64, vocab_size=300)
     weights = {name: (lambda s=s: torch.full(s, 0.01)) for name, s in shapes(model).items()}
     (folder / name).mkdir()
-    hf_export.write(ModelBundle(model, weights, build_tokenizer(Byte(), []), "here"), folder / name)
+    hf.write(ModelBundle(model, weights, build_tokenizer(Byte(), []), "here"), folder / name)
     took = {"size": (folder / name / "model.safetensors").stat().st_size}
     took["import"], _ = peak(lambda: import_model(folder / name, folder / f"{name}-run"))
     took["load"], _ = peak(lambda: used(api.load(folder / f"{name}-run", "cpu")))
@@ -284,7 +284,7 @@ def test_a_name_on_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError("no route to host\nmore about it")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=unreachable))
-    with pytest.raises(InteropError, match=r"and the hub has no answer: no route to host$"):
+    with pytest.raises(InteropError, match=r"and the download from the hub failed: no route to host$"):
         import_model("owner/name", tmp_path / "three")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(InteropError, match=r"pip install 'weft\[hub\]'$"):
@@ -316,7 +316,7 @@ MISTAKES = {
     "a run already": (["import", "{tmp}/taken", "{tmp}/run"], r"already a run of weft; it needs no import"),
     "an empty folder": (
         ["import", "{tmp}/empty", "{tmp}/run"],
-        r"not a model that weft knows: there is no config.json",
+        r"not a model that weft knows: it has no config.json",
     ),
     "one file of many": (
         ["import", "{tmp}/theirs/model.safetensors", "{tmp}/run"],
@@ -383,7 +383,7 @@ def test_a_failure_halfway_leaves_nothing(folder: Path, tmp_path: Path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
-@pytest.mark.parametrize(("to", "writer"), [("hf", hf_export), ("onnx", onnx), ("weft", importing)])
+@pytest.mark.parametrize(("to", "writer"), [("hf", hf), ("gguf", gguf), ("onnx", onnx), ("weft", importing)])
 def test_a_failed_export_leaves_nothing(
     to: str, writer: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,16 @@ def test_older_layouts(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(again, TARGET, SOURCE), logits(model, TARGET, SOURCE), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("scaled", [True, False, None])
+def test_older_files_switch_the_embedding_scale_beside_the_table(scaled: bool | None, tmp_path: Path) -> None:
+    found, aliases = variables(made(MODELS["marian"]))
+    for side in ("encoder", "decoder"):
+        del found[f"{side}/scale_embeddings"]
+    if scaled is not None:
+        found["encoder/embeddings_0/multiply_by_sqrt_depth"] = np.int8(scaled)
+    assert ctranslate2.read(folder(tmp_path, binary(found, aliases))).model.embedding_scale is (scaled is not False)
+
+
 @pytest.mark.parametrize("kind", ["int8", "int16", "float16"])
 def test_quantized(kind: str, tmp_path: Path) -> None:
     model = made(MODELS["marian"])
@@ -416,7 +426,7 @@ def test_one_line_for_a_bad_file(data: bytes, expected: str, tmp_path: Path) -> 
 def test_one_line_for_bad_vocabularies(tmp_path: Path) -> None:
     for tokens, expected in (
         (TOKENS[:-1], "target vocabulary has 22 tokens, but the embeddings have 23 rows"),
-        ([*TOKENS[:-1], "w0"], "a token is there twice"),
+        ([*TOKENS[:-1], "w0"], "a token appears twice"),
         ({"w0": 1}, "expected a list of tokens"),
     ):
         with pytest.raises(InteropError, match=expected):

@@ -13,18 +13,7 @@ import torch
 import transformers
 
 from weft.errors import InteropError
-from weft.interop.gguf_file import (
-    ARRAY,
-    BOOL,
-    ENCODINGS,
-    FLOAT32,
-    STRING,
-    UINT32,
-    LazyTensor,
-    Value,
-    open_file,
-    write_file,
-)
+from weft.interop.gguf_file import ENCODINGS, LazyTensor, open_file, typed, write_file
 from weft.interop.gguf_tokenizer import (
     BYTE,
     CONTROL,
@@ -49,23 +38,23 @@ TEXTS = (
 )
 
 
-def keys_of(**values: Any) -> dict[str, Value]:
-    keys = {}
-    types_of = {str: STRING, bool: BOOL, int: UINT32, float: FLOAT32}
-    for name, value in values.items():
-        of = types_of[type(value[0])] if isinstance(value, list) else STRING
-        keys[f"tokenizer.ggml.{name}"] = Value(ARRAY if isinstance(value, list) else types_of[type(value)], value, of)
-    return keys
+def keys_of(**values: Any) -> dict[str, Any]:
+    return {f"tokenizer.ggml.{name}": value for name, value in values.items()}
 
 
-def file_of(path: Path, keys: dict[str, Value]) -> None:
+def keys_in(path: Path) -> dict[str, Any]:
+    return {key: value.value for key, value in open_file(path).keys.items()}
+
+
+def file_of(path: Path, keys: dict[str, Any]) -> None:
     """A file with a tokenizer and next to nothing else, for transformers."""
-    general = {"general.architecture": Value(STRING, "llama"), "general.file_type": Value(UINT32, 0)}
-    general |= {f"llama.{name}": Value(UINT32, 64) for name in ("block_count", "context_length", "embedding_length")}
-    write_file(path, general | keys, [LazyTensor("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], lambda done: None)
+    general = {"general.architecture": "llama", "general.file_type": 0}
+    general |= {f"llama.{name}": 64 for name in ("block_count", "context_length", "embedding_length")}
+    written = {key: typed(value) for key, value in {**general, **keys}.items()}
+    write_file(path, written, [LazyTensor("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], lambda done: None)
 
 
-def byte_level_keys(pre: str) -> dict[str, Value]:
+def byte_level_keys(pre: str) -> dict[str, Any]:
     """A vocabulary with merges across everything that a cut could keep apart: digits, spaces, apostrophes."""
     letters = sorted(byte_letters())
     merges = [
@@ -93,7 +82,7 @@ def byte_level_keys(pre: str) -> dict[str, Value]:
 @pytest.mark.parametrize("pre", ["gpt-2", "default", "llama-bpe", "qwen2"])
 def test_byte_level_ids_are_those_of_transformers(pre: str, tmp_path: Path) -> None:
     file_of(tmp_path / "m.gguf", byte_level_keys(pre))
-    ours = read_tokenizer(open_file(tmp_path / "m.gguf").keys, "")
+    ours = read_tokenizer(keys_in(tmp_path / "m.gguf"), "")
     assert ours is not None
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
     for text in (*TEXTS, "a<think>b", "THE'S 19841984  12", "x\r\n y  1"):
@@ -111,7 +100,7 @@ def test_smollm_keeps_digits_apart() -> None:
     assert tokens == ["the", "ĠĠ", "1", "9", "8", "4"]
 
 
-def pieces_keys(**more: Any) -> dict[str, Value]:
+def pieces_keys(**more: Any) -> dict[str, Any]:
     pieces = [
         "▁",
         "t",
@@ -141,7 +130,7 @@ def pieces_keys(**more: Any) -> dict[str, Value]:
 
 def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path) -> None:
     file_of(tmp_path / "m.gguf", pieces_keys())
-    ours = read_tokenizer(open_file(tmp_path / "m.gguf").keys, "")
+    ours = read_tokenizer(keys_in(tmp_path / "m.gguf"), "")
     assert ours is not None
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
     for text in (*TEXTS, "the cat", "thecatsat", "the  cat sat 🙂", " the", "cat\nthe"):

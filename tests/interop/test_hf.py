@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from weft.data.batch import Source
 from weft.errors import InteropError, WeftError
-from weft.interop import hf, hf_export, safetensors
+from weft.interop import hf, safetensors
 from weft.interop.bundle import ModelBundle
 from weft.interop.families.known import FAMILIES
 from weft.interop.hf_tokenizer import TOKENIZER_FILES
@@ -234,7 +234,7 @@ def warnings_of_transformers() -> Iterator[list[str]]:
 
 def exported(bundle: ModelBundle, folder: Path, **given: Any) -> Path:
     folder.mkdir()
-    hf_export.write(bundle, folder, **given)
+    hf.write(bundle, folder, **given)
     return folder
 
 
@@ -302,7 +302,7 @@ def test_shards(tmp_path: Path) -> None:
     assert same_files(tmp_path / "theirs", exported(bundle, tmp_path / "back"))
     narrow = tmp_path / "narrow"
     narrow.mkdir()
-    hf_export.write(bundle, narrow, "bf16")
+    hf.write(bundle, narrow, "bf16")
     assert [file.name for file in narrow.glob("*.safetensors*")] == ["model.safetensors"]
 
 
@@ -543,7 +543,7 @@ def edit(folder: Path, **changes: Any) -> None:
 def test_presets_find_their_family(name: str, family: str) -> None:
     small = {"vocab_size": V, "d_model": D, "layers": 1, "context": 16}
     settings = preset(name).replace(**small, attention={**preset(name).attention.model_dump(), "heads": 2})
-    assert hf_export.choose(fresh_model(settings)).kind == family
+    assert hf.choose(fresh_model(settings)).kind == family
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -642,7 +642,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut short": (truncate, r"model\.safetensors: not a whole safetensors file"),
     "absurd header": (header_of(2**62), r"model\.safetensors: not a whole safetensors file"),
     "pickled": (pickled, r"pytorch_model\.bin: reading such a file may run code"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"there is neither model\.safetensors nor"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"it has neither model\.safetensors nor"),
     "path in the index": (
         indexed({"x": "../outside.safetensors"}),
         r"'\.\./outside\.safetensors' is not the name of a",

@@ -199,6 +199,5 @@ def test_nan_is_the_largest_difference(
             return [np.ones(2, np.float32)] * 2
 
     monkeypatch.setattr(runtime, "InferenceSession", Session)
-    example, free = (torch.zeros(1, 1, dtype=torch.long),), ({0: "batch", 1: "time"},)
-    graph = onnx._Graph("model.onnx", lambda tokens: answers, example, free, ("input_ids",), ("a", "b"))  # type: ignore[arg-type]
+    graph = onnx._Graph("model.onnx", lambda tokens: answers, {"input_ids": ("batch", "time")}, ("a", "b"))  # type: ignore[arg-type]
     assert np.isnan(onnx._difference(graph, tmp_path / "model.onnx"))

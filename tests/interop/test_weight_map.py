@@ -16,6 +16,7 @@ from weft.interop.weight_map import (
     module,
     shapes,
     tensor,
+    their_shapes,
     to_ours,
     to_theirs,
 )
@@ -96,7 +97,7 @@ def test_there_and_back() -> None:
 def test_nothing_is_read_before_it_is_asked_for() -> None:
     model = a_model()
     table = conversions(TABLE, model)
-    sizes = {part.name: part.shape for conversion in table for part in conversion.parts}
+    sizes = their_shapes(table)
     asked: list[str] = []
 
     def read(name: str) -> Tensor:
@@ -110,7 +111,7 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
 
 
 def test_an_untied_model_needs_its_output_table() -> None:
-    names = {part.name for conversion in conversions(TABLE, a_model(tied=False)) for part in conversion.parts}
+    names = their_shapes(conversions(TABLE, a_model(tied=False)))
     assert "out" in names
 
 
@@ -126,7 +127,7 @@ def test_an_untied_model_needs_its_output_table() -> None:
 )
 def test_what_does_not_fit_is_named(change: dict[str, tuple[int, ...] | None], message: str) -> None:
     table = conversions(TABLE, a_model())
-    sizes = {part.name: part.shape for conversion in table for part in conversion.parts} | change
+    sizes = their_shapes(table) | change
     with pytest.raises(InteropError, match=message):
         to_ours(table, {name: size for name, size in sizes.items() if size is not None}, torch.zeros, "here")
 

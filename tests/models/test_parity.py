@@ -16,7 +16,7 @@ from weft.interop.families.bert import BERT
 from weft.interop.families.gpt2 import GPT2
 from weft.interop.families.llama import LLAMA, MISTRAL, QWEN3
 from weft.interop.families.seq2seq import MARIAN, T5
-from weft.interop.weight_map import Rule, conversions, module, tensor, to_ours
+from weft.interop.weight_map import Rule, conversions, module, tensor, their_shapes, to_ours
 from weft.models.build import build
 from weft.models.config import EncoderDecoder, LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
@@ -44,7 +44,7 @@ def _seed() -> None:
 def load(ours: nn.Module, theirs: Mapping[str, Tensor], rules: Iterable[Rule]) -> None:
     """Fill `ours` by a table of names. Every parameter must be named, and every name be there."""
     table = conversions(rules, ours.config)
-    used = {part.name: tuple(theirs[part.name].shape) for conversion in table for part in conversion.parts}
+    used = {name: tuple(theirs[name].shape) for name in their_shapes(table)}
     ours.load_state_dict({name: make() for name, make in to_ours(table, used, theirs.__getitem__, "theirs").items()})
 
 

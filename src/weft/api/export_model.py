@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from weft.api.import_model import check_empty, recipe_for, save_run
 from weft.errors import InteropError, RunError, suggestion
-from weft.explain.count import count
 from weft.files import replacing_folder
-from weft.interop import gguf, hf_export, onnx
+from weft.interop import gguf, hf, onnx
 from weft.interop.bundle import ModelBundle, lazily
-from weft.interop.card import model_card
 from weft.runs import checkpoint
+from weft.runs.card import model_card
 from weft.runs.folder import RunFolder, open_run, read_lines
 from weft.runs.imported import checkpoint_weights, read_run
 from weft.training.weights import load_model
@@ -21,7 +20,7 @@ from weft.training.weights import load_model
 class ExportFormat(NamedTuple):
     """A format: what `--dtype` may be (or why it can't be chosen), and its writer.
 
-    The writer takes the run, the place and the dtype, and returns what it has written, for people.
+    The writer takes the run, the place and the dtype, and returns what it has written, for a message.
     """
 
     dtypes: tuple[str, ...] | str
@@ -51,19 +50,20 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
 
 
 def bundle_of(run: RunFolder) -> ModelBundle:
-    """A run as a model that can go elsewhere, its best weights not yet read; an adapter is merged into its base."""
+    """A run as a model to export, its best weights not yet read; an adapter is merged into its base."""
     recipe = run.recipe()
     if recipe.adapter is None:
         path, _ = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
         return read_run(run, checkpoint_weights(path, recipe.model))
     tensors = load_model(run)[0].state_dict()
-    return read_run(run, lazily(tensors.__getitem__, {name: name for name in tensors}))
+    return read_run(run, lazily(tensors.__getitem__, tensors))
 
 
 def _hf(run: RunFolder, target: Path, dtype: str | None) -> str:
     with replacing_folder(target) as folder:
-        family = hf_export.write(bundle_of(run), folder, dtype)
-        (folder / "README.md").write_text(_card(run), encoding="utf-8")
+        family = hf.write(bundle_of(run), folder, dtype)
+        card = model_card(run.recipe(), list(read_lines(run.events)))
+        (folder / "README.md").write_text(card, encoding="utf-8")
     return f"{family.title}, for transformers"
 
 
@@ -92,18 +92,8 @@ def _weft(run: RunFolder, target: Path, dtype: str | None) -> str:
 
 
 FORMATS = {
-    "hf": ExportFormat(tuple(hf_export.TYPES), _hf),
+    "hf": ExportFormat(tuple(hf.TYPES), _hf),
     "gguf": ExportFormat(gguf.TYPES, _gguf),
     "onnx": ExportFormat("an ONNX file is written in fp32", _onnx),
     "weft": ExportFormat("a run keeps its weights as they are", _weft),
 }
-
-
-def _card(run: RunFolder) -> str:
-    recipe, events = run.recipe(), list(read_lines(run.events))
-    tokens = flops = None
-    steps = next((line["step"] for line in reversed(events) if line.get("event") == "finish"), None)
-    if steps is not None and recipe.batch.size is not None and recipe.batch.length is not None:
-        tokens = steps * recipe.batch.size * recipe.batch.length
-        flops = tokens * count(recipe.model, recipe.batch.length).training()
-    return model_card(recipe.model_dump(mode="json", exclude_none=True), events, tokens, flops)

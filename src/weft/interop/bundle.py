@@ -1,10 +1,12 @@
 """A trained model on its way in or out: settings, weights under weft's names, tokenizer, and what came with it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.errors import TokenizerError
@@ -18,7 +20,7 @@ LazyWeights = Mapping[str, Callable[[], Tensor]]  # a tensor is read, and conver
 class ModelBundle:
     """What the reader of a format returns and its writer takes.
 
-    `origin` names the file and its format for people; `notes` (JSON values only) is what a writer of the same format
+    `origin` names the file and its format for messages; `notes` (JSON values only) is what a writer of the same format
     needs to reproduce what was read: settings that weft does not have, the dtypes of the weights, file names.
     `unused` holds tensors that weft has no place for and `files` small files as they were, for the same purpose.
     `labels` are a classifier's label names; `source_tokenizer` is for models that read with another tokenizer.
@@ -35,13 +37,9 @@ class ModelBundle:
     source_tokenizer: Tokenizer | None = None
 
 
-def lazily(read: Callable[[str], Tensor], names: Mapping[str, str]) -> LazyWeights:
-    """Weights that `read` gets by name when they are asked for; `names` maps each to the name it is stored under."""
-
-    def one(stored: str) -> Callable[[], Tensor]:
-        return lambda: read(stored)
-
-    return {name: one(stored) for name, stored in names.items()}
+def lazily(read: Callable[[str], Tensor], names: Iterable[str]) -> LazyWeights:
+    """Weights that `read` gets by name when they are asked for."""
+    return {name: partial(read, name) for name in names}
 
 
 def counted(weights: LazyWeights, advance: Callable[[int], None]) -> LazyWeights:
@@ -52,12 +50,22 @@ def counted(weights: LazyWeights, advance: Callable[[int], None]) -> LazyWeights
         advance(1)
         return tensor
 
-    return lazily(read, {name: name for name in weights})
+    return lazily(read, weights)
+
+
+def as_dtype(read: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Tensor]:
+    """A weight that is converted when it is read."""
+    return lambda: read().to(dtype)
 
 
 def named_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer that somebody chose for a model, if each of its tokens has an embedding."""
-    tokenizer = Tokenizer.load(path)
-    if tokenizer.vocab_size > vocab_size:
-        raise TokenizerError(f"{path}: {tokenizer.vocab_size} entries, but the model's vocab_size is {vocab_size}")
+    """The tokenizer that the user named for a model."""
+    return fitting(Tokenizer.load(path), vocab_size, str(path))
+
+
+def fitting(tokenizer: Tokenizer, vocab_size: int, where: str) -> Tokenizer:
+    """The tokenizer, if each of its tokens has an embedding."""
+    found = tokenizer.vocab_size
+    if found > vocab_size:
+        raise TokenizerError(f"{where}: the tokenizer has {found} entries, but the model's vocab_size is {vocab_size}")
     return tokenizer

@@ -28,6 +28,8 @@ MODEL, CONFIG = "model.bin", "config.json"
 KIND = "TransformerSpec"
 ACTIVATIONS: tuple[Activation | None, ...] = ("relu", "gelu-tanh", "silu", "gelu", None, "tanh", "sigmoid")
 SIDES = ("encoder", "decoder")
+TARGET, SOURCES = "decoder/embeddings/weight", ("encoder/embeddings_0/weight", "encoder/embeddings/weight")
+POSITIONS = tuple(f"{side}/position_encodings/encodings" for side in SIDES)
 NEVER = -1e4  # the logit of a token that is never generated
 UNLIMITED = 2048  # positions that get a row where the file leaves them to a formula
 OWN = "decoder/layer_0/self_attention"  # whose settings stand for those of all layers
@@ -55,7 +57,7 @@ SETTINGS = {
     "with_relative_position",
 }
 # the tensors with a row a token of the target, to which Marian's start adds one
-EXTENDED = {"decoder/embeddings/weight", "decoder/projection/weight", "decoder/projection/bias"}
+EXTENDED = {TARGET, "decoder/projection/weight", "decoder/projection/bias"}
 
 
 def recognises(path: Path) -> bool:
@@ -69,21 +71,17 @@ def recognises(path: Path) -> bool:
 def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     """The encoder–decoder of a folder, or of its model.bin; `tokenizer` is used for the target if it is given."""
     folder = path if path.is_dir() else path.parent
-    stored = _Stored.of(open_file(folder / MODEL))
+    stored = _open(folder / MODEL)
     config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     vocabularies = read_vocabularies(folder)
     model = validate(EncoderDecoder, _settings(stored, config), f"{folder / MODEL}: settings that do not fit")
-    for side, tokens, embeddings in (
-        ("target", vocabularies.target, "decoder/embeddings/weight"),
-        ("source", vocabularies.source, stored.source_table),
-    ):
-        rows = stored.file.shape(embeddings)[0]
-        if len(tokens) != rows:
+    for side, table in (("target", TARGET), ("source", stored.source_table)):
+        tokens, rows = len(vocabularies[side]), stored.file.shape(table)[0]
+        if tokens != rows:
             raise InteropError(
-                f"{folder}: the {side} vocabulary has {len(tokens)} tokens, but the embeddings have {rows} rows"
+                f"{folder}: the {side} vocabulary has {tokens} tokens, but the embeddings have {rows} rows"
             )
-    table = conversions(_rules(model, stored), model)
-    weights = to_ours(table, _found(stored, model), _reader(stored), str(path))
+    weights = to_ours(conversions(_rules(model, stored), model), _found(stored, model), _reader(stored), str(path))
     target, source = read_tokenizers(folder, config, vocabularies, stored.zero_start)
     types = sorted({variable.dtype for variable in stored.file.variables.values() if len(variable.shape) > 1})
     return ModelBundle(
@@ -92,14 +90,6 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         tokenizer=target if tokenizer is None else named_tokenizer(tokenizer, model.vocab_size),
         source_tokenizer=source,
         origin=f"{folder}: CTranslate2, {' and '.join(types)}",
-        notes={
-            "format": "ctranslate2",
-            "types": types,
-            "revision": stored.file.revision,
-            "config": config,
-            # Marian's sources end in eos, which its text tools add; other models' do where their config says so
-            "source_eos": stored.zero_start or bool(config.get("add_source_eos")),
-        },
     )
 
 
@@ -117,74 +107,68 @@ class _Stored:
     tied: bool
     zero_start: bool
 
-    @classmethod
-    def of(cls, file: ModelFile) -> "_Stored":
-        if file.kind != KIND:
-            raise InteropError(f"{file.path}: a model of kind '{file.kind}'; weft reads {KIND}, which translates")
-        if "encoder/embeddings_1/weight" in file:
-            raise InteropError(f"{file.path}: several source embeddings (word features) are not supported")
-        first, old = "encoder/embeddings_0/weight", "encoder/embeddings/weight"
-        source = first if first in file else old
-        target = file["decoder/embeddings/weight"]
-        shared, tied = file[source] is target, file["decoder/projection/weight"] is target
-        return cls(file, source, shared, tied, bool(file.number("decoder/start_from_zero_embedding")))
 
-    def number(self, side: str, setting: str, default: float) -> float:
-        """A side's setting; older files give one to both sides."""
-        found = self.file.number(f"{side}/{setting}", setting)
-        return default if found is None else found
-
-    def both_sides(self, setting: str, default: float) -> float:
-        """A setting that weft has once for both sides."""
-        one, other = (self.number(side, setting, default) for side in SIDES)
-        if one != other:
-            raise InteropError(
-                f"{self.file.path}: {setting} is {one:g} in the encoder and {other:g} in the decoder; "
-                "weft has one for both"
-            )
-        return one
-
-    def layers(self, side: str) -> int:
-        """How many layers a side has."""
-        name = f"{side}/layer_{{}}/ffn/linear_0/weight"
-        self.file.matrix(name.format(0))  # there is one at least
-        return next(number for number in count(1) if name.format(number) not in self.file)
+def _open(path: Path) -> _Stored:
+    file = open_file(path)
+    if file.kind != KIND:
+        raise InteropError(f"{path}: a model of kind '{file.kind}'; weft reads {KIND}, which translates")
+    if "encoder/embeddings_1/weight" in file:
+        raise InteropError(f"{path}: several source embeddings (word features) are not supported")
+    source = next((name for name in SOURCES if name in file), SOURCES[-1])
+    shared, tied = (file[name] is file[TARGET] for name in (source, "decoder/projection/weight"))
+    return _Stored(file, source, shared, tied, bool(file.number("decoder/start_from_zero_embedding")))
 
 
 # ---- settings
 
 
+def _both_sides(file: ModelFile, setting: str, default: float) -> float:
+    """A setting that weft has once for both sides; older files give one to both, too."""
+    one, other = (file.number(f"{side}/{setting}", setting, default=default) for side in SIDES)
+    if one != other:
+        raise InteropError(
+            f"{file.path}: {setting} is {one:g} in the encoder and {other:g} in the decoder; weft has one for both"
+        )
+    return one
+
+
+def _layers(file: ModelFile, side: str) -> int:
+    name = f"{side}/layer_{{}}/ffn/linear_0/weight"
+    file.matrix(name.format(0))  # there is one at least
+    return next(number for number in count(1) if name.format(number) not in file)
+
+
 def _settings(stored: _Stored, config: Mapping[str, Any]) -> Tree:
     file, where = stored.file, stored.file.path
-    rows, d_model = file.matrix("decoder/embeddings/weight")
-    heads = int(stored.both_sides("num_heads", 8))
+    rows, d_model = file.matrix(TARGET)
+    heads = int(_both_sides(file, "num_heads", 8))
     d_head = file.matrix(f"{OWN}/linear_1/weight")[1] // max(heads, 1)
     if heads < 1 or d_head < 1:
         raise InteropError(f"{where}: num_heads = {heads}: expected a whole number above 0")
-    groups = stored.number(OWN, "num_heads_kv", heads)
+    groups = int(file.number(f"{OWN}/num_heads_kv", "num_heads_kv", default=heads))
     for switch in OFF:
-        if stored.number("decoder", switch, 0.0):
+        if file.number(f"decoder/{switch}", switch):
             raise InteropError(f"{where}: decoder/{switch} is on; weft has no such part in an encoder–decoder")
     qkv, out = (f"{OWN}/linear_{part}/bias" in file for part in (0, 1))
-    scale = stored.number("decoder", "scale_outputs", 0.0)
-    position, context = _position(stored, d_model)
+    scale = file.number("decoder/scale_outputs", "scale_outputs")
+    position, context = _position(file, d_model)
     return {
         "vocab_size": rows + stored.zero_start,
         "source_vocab_size": None if stored.shared else file.matrix(stored.source_table)[0],
         "context": context,
-        "layers": stored.layers("decoder"),
-        "encoder_layers": stored.layers("encoder"),
+        "layers": _layers(file, "decoder"),
+        "encoder_layers": _layers(file, "encoder"),
         "d_model": d_model,
         "attention": {
             "heads": heads,
-            "kv_heads": None if groups == heads else int(groups),
+            "kv_heads": None if groups == heads else groups,
             "d_head": None if d_head * heads == d_model else d_head,
             "bias": "all" if qkv and out else "qkv" if qkv else "none",
-            "scale": file.number(f"{OWN}/queries_scale"),
+            "scale": file.number(f"{OWN}/queries_scale") if f"{OWN}/queries_scale" in file else None,
         },
-        "feedforward": _feedforward(stored),
+        "feedforward": _feedforward(file),
         "norm": _norm(file, config),
-        "placement": "pre" if stored.both_sides("pre_norm", 1) else "post",
+        "placement": "pre" if _both_sides(file, "pre_norm", 1) else "post",
         "position": position,
         "embedding_scale": _embedding_scale(stored, d_model),
         "embedding_norm": "decoder/layernorm_embedding/gamma" in file,
@@ -196,17 +180,17 @@ def _settings(stored: _Stored, config: Mapping[str, Any]) -> Tree:
     }
 
 
-def _feedforward(stored: _Stored) -> Tree:
-    number = int(stored.both_sides("activation", 0))
+def _feedforward(file: ModelFile) -> Tree:
+    number = int(_both_sides(file, "activation", 0))
     activation = ACTIVATIONS[number] if 0 <= number < len(ACTIVATIONS) else None
     if activation is None:
-        raise InteropError(f"{stored.file.path}: activation number {number} is not one that weft has")
+        raise InteropError(f"{file.path}: activation number {number} is not one that weft has")
     first = "decoder/layer_0/ffn/linear_0"
     return {
-        "kind": "gated" if f"{first}_noact/weight" in stored.file else "plain",
-        "d_ff": stored.file.matrix(f"{first}/weight")[0],
+        "kind": "gated" if f"{first}_noact/weight" in file else "plain",
+        "d_ff": file.matrix(f"{first}/weight")[0],
         "activation": activation,
-        "bias": f"{first}/bias" in stored.file,
+        "bias": f"{first}/bias" in file,
     }
 
 
@@ -220,40 +204,36 @@ def _norm(file: ModelFile, config: Mapping[str, Any]) -> Tree:
 
 
 def _embedding_scale(stored: _Stored, d_model: int) -> bool:
-    """Whether embeddings are multiplied by √d_model: given as a switch, or as the number itself."""
-    file = stored.file
-    scale = stored.both_sides("scale_embeddings", 1)
-    if file.number(f"{stored.source_table.removesuffix('weight')}multiply_by_sqrt_depth") == 0:
-        scale = 0.0
-    variable = file.variables.get(file.resolve("decoder/scale_embeddings"))
-    if variable is not None and variable.dtype != "int8" and scale != 1:
-        if abs(scale - d_model**0.5) > 1e-2 * d_model**0.5:
-            raise InteropError(
-                f"{file.path}: embeddings are multiplied by {scale:g}; weft multiplies by √{d_model} or not at all"
-            )
-        return True
-    return variable is None or (variable.dtype == "int8" and scale != 0)
+    """Whether embeddings are multiplied by √d_model: given as a switch, or as the number itself; on if it is absent."""
+    file, old = stored.file, stored.source_table.removesuffix("weight") + "multiply_by_sqrt_depth"
+    scale = _both_sides(file, "scale_embeddings", 1)
+    name = next((name for name in ("decoder/scale_embeddings", "scale_embeddings", old) if name in file), None)
+    if name is None or file[name].dtype == "int8":
+        return name is None or file.number(name) != 0
+    if scale != 1 and abs(scale - d_model**0.5) > 1e-2 * d_model**0.5:
+        raise InteropError(
+            f"{file.path}: embeddings are multiplied by {scale:g}; weft multiplies by √{d_model} or not at all"
+        )
+    return scale != 1
 
 
-def _position(stored: _Stored, d_model: int) -> tuple[Tree, int]:
+def _position(file: ModelFile, d_model: int) -> tuple[Tree, int]:
     """How the model knows where a token is, and the longest text that this allows."""
-    file = stored.file
     if f"{OWN}/relative_attention_bias" in file:
         buckets = file.matrix(f"{OWN}/relative_attention_bias")[0]
         farthest = file.number(f"{OWN}/relative_attention_max_distance") or 128
         return {"kind": "t5", "buckets": buckets, "max_distance": int(farthest)}, UNLIMITED
     if f"{OWN}/relative_position_keys" in file:
         return {"kind": "relative", "max_distance": file.matrix(f"{OWN}/relative_position_keys")[0] // 2}, UNLIMITED
-    tables = [f"{side}/position_encodings/encodings" for side in SIDES]
-    if not any(table in file for table in tables):
+    if not any(table in file for table in POSITIONS):
         return {"kind": "learned"}, UNLIMITED
-    sizes = [file.matrix(table) for table in tables]
+    sizes = [file.matrix(table) for table in POSITIONS]
     if sizes[0] != sizes[1] or sizes[0][1] != d_model:
         raise InteropError(f"{file.path}: position encodings of {sizes[0]} and {sizes[1]}; d_model is {d_model}")
     context = sizes[0][0]
     for layout in ("interleaved", "halves", "tensor2tensor") if d_model % 2 == 0 else ():
         waves = sinusoids(torch.arange(context), d_model, layout)
-        if all(torch.allclose(file.tensor(table).double(), waves, atol=2e-3) for table in tables):
+        if all(torch.allclose(file.tensor(table).double(), waves, atol=2e-3) for table in POSITIONS):
             return {"kind": "sinusoidal", "layout": layout}, context
     return {"kind": "learned"}, context
 
@@ -263,8 +243,10 @@ def _position(stored: _Stored, d_model: int) -> tuple[Tree, int]:
 
 def _rules(model: EncoderDecoder, stored: _Stored) -> list[Rule]:
     """weft's names against CTranslate2's."""
+    biased = isinstance(model.position, T5Bias)
+    position = "layer_0/self_attention/relative_attention_bias" if biased else "position_encodings/encodings"
     rules = [
-        tensor("embedding.weight", "decoder/embeddings/weight"),
+        tensor("embedding.weight", TARGET),
         tensor("source_embedding.weight", stored.source_table),
         tensor("output.weight", "decoder/projection/weight"),
         tensor("output.bias", "decoder/projection/bias"),
@@ -283,7 +265,7 @@ def _rules(model: EncoderDecoder, stored: _Stored) -> list[Rule]:
             *_norm_rules(f"{side}.embedding_norm", f"{side}/layernorm_embedding"),
             tensor(f"{block}.attention.relative_keys", f"{layer}/self_attention/relative_position_keys"),
             tensor(f"{block}.attention.relative_values", f"{layer}/self_attention/relative_position_values"),
-            tensor(f"{side}.position.weight", _position_name(model, side)),
+            tensor(f"{side}.position.weight", f"{side}/{position}"),
         ]
     block, layer = "decoder.blocks.{layer}", "decoder/layer_{layer}/attention"
     rules += [
@@ -304,29 +286,23 @@ def _norm_rules(ours: str, theirs: str) -> tuple[Rule, Rule]:
     return tensor(f"{ours}.weight", f"{theirs}/gamma"), tensor(f"{ours}.bias", f"{theirs}/beta")
 
 
-def _position_name(model: EncoderDecoder, side: str) -> str:
-    if isinstance(model.position, T5Bias):
-        return f"{side}/layer_0/self_attention/relative_attention_bias"
-    return f"{side}/position_encodings/encodings"
-
-
 def _found(stored: _Stored, model: EncoderDecoder) -> dict[str, Shape]:
     """The tensors that need a place: all of the file but what is a setting, a copy or a formula."""
     file, found = stored.file, {}
-    copies = {"decoder/projection/weight"} if stored.tied else set()
-    copies |= {stored.source_table} if stored.shared else set()
-    for name in (*file.variables, *file.aliases):
-        shape, last = file.shape(name), name.rsplit("/", 1)[-1]
-        belongs = name.endswith("_scale") and name.removesuffix("_scale") in file  # to the tensor that it scales
-        repeated = name in copies or (last == "relative_attention_bias" and "/layer_0/" not in name)
-        formula = isinstance(model.position, Sinusoidal) and name.endswith("/position_encodings/encodings")
-        if not belongs and (not shape or last in SETTINGS):
-            _check_setting(file, name, model)
-        elif not (belongs or repeated or formula):
-            found[name] = shape
+    left_out = set(POSITIONS) if isinstance(model.position, Sinusoidal) else set()
+    left_out |= {"decoder/projection/weight"} if stored.tied else set()
+    left_out |= {stored.source_table} if stored.shared else set()
+    for name, variable in file.variables.items():
+        last = name.rsplit("/", 1)[-1]
+        if name.endswith("_scale") and name.removesuffix("_scale") in file:
+            continue  # it belongs to the tensor that it scales
+        if not variable.shape or last in SETTINGS:
+            _check_setting(file, name, last, model.attention.scale)
+        elif name not in left_out and (last != "relative_attention_bias" or "/layer_0/" in name):
+            found[name] = variable.shape
     if isinstance(model.position, Learned):
-        for side in SIDES:
-            found.setdefault(f"{side}/position_encodings/encodings", (model.context, model.d_model))
+        for name in POSITIONS:
+            found.setdefault(name, (model.context, model.d_model))
     if stored.zero_start:
         found.setdefault("decoder/projection/bias", (model.vocab_size - 1,))
         for name in EXTENDED & found.keys():
@@ -334,8 +310,7 @@ def _found(stored: _Stored, model: EncoderDecoder) -> dict[str, Shape]:
     return found
 
 
-def _check_setting(file: ModelFile, name: str, model: EncoderDecoder) -> None:
-    last, scale = name.rsplit("/", 1)[-1], model.attention.scale
+def _check_setting(file: ModelFile, name: str, last: str, scale: float | None) -> None:
     if last not in SETTINGS:
         raise InteropError(f"{file.path}: '{name}' is a setting that weft does not know")
     if last == "queries_scale" and file.number(name) != scale:
@@ -345,14 +320,14 @@ def _check_setting(file: ModelFile, name: str, model: EncoderDecoder) -> None:
 def _reader(stored: _Stored) -> Callable[[str], Tensor]:
     """A function that reads a tensor by name, and makes those that the file leaves out."""
     file = stored.file
-    rows, d_model = file.matrix("decoder/embeddings/weight")
+    rows, d_model = file.matrix(TARGET)
     quantized = any(v.dtype in ("int8", "int16") and len(v.shape) > 1 for v in file.variables.values())
 
     def read(name: str) -> Tensor:
         if name in file:
             found = file.tensor(name)
             found = found.float() if quantized else found
-        elif name.endswith("/position_encodings/encodings"):
+        elif name in POSITIONS:
             # what CTranslate2 computes where a file holds none: tensor2tensor's sinusoids, counted from 1
             found = sinusoids(torch.arange(1, UNLIMITED + 1), d_model, "tensor2tensor").float()
         else:  # a bias that only the start token needs

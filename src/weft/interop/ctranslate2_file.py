@@ -26,8 +26,9 @@ MOST_DIMENSIONS = 8
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable's shape, type and bytes."""
+    """A variable's name, shape, type and bytes."""
 
+    name: str
     shape: tuple[int, ...]
     dtype: str
     data: memoryview
@@ -35,49 +36,43 @@ class Variable:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model.bin: the kind of model, its variables, and names that stand for another one's variable."""
+    """A model.bin: the kind of model, and its variables; some stand under several names."""
 
     path: Path
     kind: str
-    revision: int
     variables: Mapping[str, Variable]
-    aliases: Mapping[str, str]
-
-    def resolve(self, name: str) -> str:
-        """The name under which a variable is stored."""
-        return self.aliases.get(name, name)
 
     def __contains__(self, name: str) -> bool:
-        return self.resolve(name) in self.variables
+        return name in self.variables
 
     def __getitem__(self, name: str) -> Variable:
         if name not in self:
             raise InteropError(f"{self.path}: '{name}' is missing")
-        return self.variables[self.resolve(name)]
+        return self.variables[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A variable's shape."""
         return self[name].shape
 
     def matrix(self, name: str) -> tuple[int, int]:
-        """The shape of a variable that has to be a matrix."""
+        """The shape of a variable that must be a matrix."""
         shape = self.shape(name)
         if len(shape) != 2 or 0 in shape:
             raise InteropError(f"{self.path}: '{name}' {list(shape)} should be a matrix")
         return shape[0], shape[1]
 
-    def number(self, *names: str) -> float | None:
+    def number(self, *names: str, default: float = 0.0) -> float:
         """A setting, under the first of these names that is there."""
-        for name in names:
-            if name in self:
-                if prod(self.shape(name)) != 1:
-                    raise InteropError(f"{self.path}: '{name}' {list(self.shape(name))} should be a single number")
-                return float(self.tensor(name).flatten()[0])
-        return None
+        name = next((name for name in names if name in self), None)
+        if name is None:
+            return default
+        if prod(self.shape(name)) != 1:
+            raise InteropError(f"{self.path}: '{name}' {list(self.shape(name))} should be a single number")
+        return float(self.tensor(name).flatten()[0])
 
     def tensor(self, name: str) -> Tensor:
         """A variable; integers with a scale are divided by it, row by row for int8 (int16: all by one)."""
-        found, scale_name = self[name], f"{self.resolve(name)}_scale"
+        found, scale_name = self[name], f"{self[name].name}_scale"
         values = torch.from_numpy(np.frombuffer(found.data, NUMPY[found.dtype]).reshape(found.shape).copy())
         if found.dtype == "bfloat16":
             return values.view(torch.bfloat16)
@@ -100,22 +95,23 @@ def open_file(path: Path) -> ModelFile:
             f"not a CTranslate2 model, or of an unknown version: it begins with {version}, "
             f"weft reads {VERSIONS.start} … {VERSIONS.stop - 1}"
         )
-    kind, revision = _string(cursor), cursor.number("I", "the revision")
+    kind = _string(cursor)
+    cursor.number("I", "the revision")
     variables: dict[str, Variable] = {}
     for _ in range(cursor.number("I", "the number of variables")):
         name = _string(cursor)
         if name in variables:
-            raise cursor.refusal(f"the variable '{name}' is there twice")
+            raise cursor.refusal(f"the variable '{name}' appears twice")
         variables[name] = _variable(cursor, name, version)
-    aliases = {}
+    aliases: dict[str, Variable] = {}
     for _ in range(cursor.number("I", "the number of aliases") if version >= 3 else 0):
         alias, name = _string(cursor), _string(cursor)
         if name not in variables or alias in variables:
             raise cursor.refusal(f"the alias '{alias}' stands for '{name}', which is not a variable")
-        aliases[alias] = name
+        aliases[alias] = variables[name]
     if cursor.left:
         raise cursor.refusal(f"{cursor.left} bytes follow the end of the model")
-    return ModelFile(path, kind, revision, variables, aliases)
+    return ModelFile(path, kind, variables | aliases)
 
 
 def _string(cursor: Cursor) -> str:
@@ -138,4 +134,4 @@ def _variable(cursor: Cursor, name: str, version: int) -> Variable:
     size = count if version >= 4 else count * kind
     if size != prod(shape) * np.dtype(NUMPY[known[kind]]).itemsize:
         raise cursor.refusal(f"'{name}' {list(shape)} of {known[kind]} does not fill its {size} bytes")
-    return Variable(shape, known[kind], cursor.take(size, f"'{name}'"))
+    return Variable(name, shape, known[kind], cursor.take(size, f"'{name}'"))

@@ -1,7 +1,6 @@
 """The vocabularies of a CTranslate2 folder, and the tokenizers that give their ids."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from tokenizers import Tokenizer as WordTokenizer
 from tokenizers import models, pre_tokenizers
 
 from weft.errors import InteropError, TokenizerError
-from weft.interop.untrusted import read_json
+from weft.interop.untrusted import read_bytes, read_json, read_text
 from weft.text import sentencepiece
 from weft.text.config import Role
 from weft.text.tokenizer import Tokenizer
@@ -17,17 +16,9 @@ from weft.text.tokenizer import Tokenizer
 START = "<pad>"  # the token that stands for the zero vector from which Marian's decoder starts
 
 
-@dataclass(frozen=True)
-class Vocabularies:
-    """The tokens of source and target, in the order of their ids."""
-
-    source: list[str]
-    target: list[str]
-
-
-def read_vocabularies(folder: Path) -> Vocabularies:
-    """The vocabularies of a folder, which may be one for both sides."""
-    found = []
+def read_vocabularies(folder: Path) -> dict[str, list[str]]:
+    """The tokens of source and target, in the order of their ids; they may be one list for both sides."""
+    found = {}
     for side in ("source", "target"):
         names = [f"{name}_vocabulary.{end}" for name in ("shared", side) for end in ("json", "txt")]
         file = next((folder / name for name in names if (folder / name).is_file()), None)
@@ -37,29 +28,24 @@ def read_vocabularies(folder: Path) -> Vocabularies:
         if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
             raise InteropError(f"{file}: expected a list of tokens")
         if len(set(tokens)) < len(tokens):
-            raise InteropError(f"{file}: a token is there twice")
-        found.append(tokens)
-    return Vocabularies(*found)
+            raise InteropError(f"{file}: a token appears twice")
+        found[side] = tokens
+    return found
 
 
 def _lines(file: Path) -> list[str]:
-    try:
-        lines = [line.removesuffix("\r") for line in file.read_text(encoding="utf-8").split("\n")]
-    except UnicodeDecodeError:
-        raise InteropError(f"{file}: not UTF-8 text") from None
-    except OSError as error:
-        raise InteropError(f"{file}: cannot be read: {error.strerror}") from None
-    return lines[:-1] if lines and not lines[-1] else lines
+    lines = [line.removesuffix("\r") for line in read_text(file).split("\n")]
+    return lines[:-1] if not lines[-1] else lines
 
 
 def read_tokenizers(
-    folder: Path, config: Mapping[str, Any], vocabularies: Vocabularies, zero_start: bool
+    folder: Path, config: Mapping[str, Any], vocabularies: Mapping[str, list[str]], zero_start: bool
 ) -> tuple[Tokenizer, Tokenizer | None]:
     """The tokenizer of the target, and the source's where it is another.
 
     With `zero_start` the target gets one more token, which stands for the zero vector that the decoder starts from.
     """
-    source, target = vocabularies.source, vocabularies.target
+    source, target = vocabularies["source"], vocabularies["target"]
     shared = source == target
     start = START if START not in target else "<start>"
     if zero_start:
@@ -87,10 +73,10 @@ def _tokenizer(file: Path | None, tokens: list[str], roles: Mapping[Role, str]) 
     vocabulary = {token: id for id, token in enumerate(tokens)}
     try:
         if file is not None:
-            backend = sentencepiece.to_tokenizer(file.read_bytes(), vocabulary)[0]
+            backend = sentencepiece.to_tokenizer(read_bytes(file), vocabulary)[0]
             return Tokenizer.from_json(backend.to_str(), roles)
         backend = WordTokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"]))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return Tokenizer.from_json(backend.to_str(), roles)
-    except (TokenizerError, OSError) as error:
+    except TokenizerError as error:
         raise InteropError(f"{file or 'the vocabulary'}: {error}") from None

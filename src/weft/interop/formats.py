@@ -1,6 +1,5 @@
 """Every format that weft imports. A new one is a file with `recognises` and `read`, and a line in the table."""
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,9 @@ from weft.interop.bundle import ModelBundle
 
 
 class ImportFormat(NamedTuple):
-    """A format: its name for people, which paths are in it, and its reader.
+    """A format: its name in messages, how to recognise a path of it, and its reader.
 
-    The reader takes the path and, where the person named one, that of a tokenizer to use instead of the model's own.
+    The reader takes the path and, where the user named one, that of a tokenizer to use instead of the model's own.
     """
 
     title: str
@@ -48,15 +47,8 @@ def _locate(source: str) -> Path:
         return path
     if re.fullmatch(r"(hub:)?\w[\w.-]*/\w[\w.-]*", source) and not Path(source.partition("/")[0]).is_dir():
         return _download(source.removeprefix("hub:"))
-    near = [str(path.parent / name) for name in _listing(path.parent)]
+    near = map(str, path.parent.glob("*"))
     raise InteropError(f"{source}: no such file or folder; {suggestion(source, near)}")
-
-
-def _listing(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _download(repository: str) -> Path:
@@ -72,7 +64,9 @@ def _download(repository: str) -> Path:
         return Path(huggingface_hub.snapshot_download(repository, allow_patterns=HUB_FILES))
     except Exception as error:  # the client, its HTTP library and the system each have errors of their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InteropError(f"{repository}: no such folder here, and the hub has no answer: {reason}") from None
+        raise InteropError(
+            f"{repository}: no such folder here, and the download from the hub failed: {reason}"
+        ) from None
 
 
 def _unrecognised(path: Path) -> str:
@@ -83,7 +77,7 @@ def _unrecognised(path: Path) -> str:
             return "already a run of weft; it needs no import"
         inside = sorted(path.glob("*.gguf"))
         hint = f"name the file {inside[0].name} in it" if inside else known
-        return f"not a model that weft knows: there is no {hf.CONFIG} in it; {hint}"
+        return f"not a model that weft knows: it has no {hf.CONFIG}; {hint}"
     if path.suffix in (".safetensors", ".json"):
         return "one file of a model; name the folder that it is in"
     return f"not a model that weft knows; {known}"

@@ -7,49 +7,27 @@ holds every matrix as the run does, so that reading it again gives the same numb
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from weft.errors import InteropError, suggestion
-from weft.interop.bundle import ModelBundle, named_tokenizer
-from weft.interop.gguf_file import (
-    BY_NAME,
-    DTYPES,
-    STRING,
-    UINT32,
-    Contents,
-    Encoding,
-    LazyTensor,
-    Value,
-    open_file,
-    quantization,
-    write_file,
-)
-from weft.interop.gguf_models import (
-    ARCHITECTURES,
-    FREQUENCIES,
-    POSITIONS,
-    architecture_of,
-    frequency_factors,
-    model_keys,
-    read_settings,
-    rules,
-    settings_of,
-    unknown_keys,
-)
+from weft.interop import gguf_file, gguf_models
+from weft.interop.bundle import ModelBundle, as_dtype, named_tokenizer
+from weft.interop.gguf_file import BY_NAME, DTYPES, Contents, Encoding, LazyTensor, Value, typed
+from weft.interop.gguf_models import ARCHITECTURES, FREQUENCIES, POSITIONS, rules
 from weft.interop.gguf_tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.settings import Settings, shown
-from weft.interop.weight_map import conversions, to_ours, to_theirs
+from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
 from weft.models.config import Decoder
 from weft.nn.config import Llama3Scaling, RMSNorm, Rotary
 from weft.progress import bar
 
 TYPES = ("f32", "f16", "bf16", "q8_0")
-# keys that describe the file itself, and are written anew
+KEPT = ("general.type", "general.name")  # keys that take their former values again
+# keys that describe the file itself and are always written afresh
 GENERAL = {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
 
 
@@ -66,7 +44,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
 
     Weights are read, and unpacked, when they are asked for.
     """
-    contents = open_file(path)
+    contents = gguf_file.open_file(path)
     architecture = contents.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         known = suggestion(str(architecture), ARCHITECTURES)
@@ -74,14 +52,14 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     if (parts := contents.get("split.count", 1)) != 1:
         raise InteropError(f"{path}: one of {shown(parts)} parts of a model; join them with llama-gguf-split")
     if any(entry.encoding.block > 1 for entry in contents.tensors.values()):
-        quantization()  # a missing package is an error now, not when the first weight is read
-    settings = settings_of(contents, architecture)
+        gguf_file.quantization()  # a missing package is an error now, not when the first weight is read
+    settings = gguf_models.settings_of(contents, architecture)
     found = {name: entry.shape for name, entry in contents.tensors.items() if name != FREQUENCIES}
     if architecture == "gpt2" and _repeated(contents, "output.weight", "token_embd.weight"):
         del found["output.weight"]  # some programs store GPT-2's one table twice
-    model = read_settings(settings, contents, tied="output.weight" not in found)
+    model = gguf_models.read_settings(settings, contents, tied="output.weight" not in found)
     if tokenizer is None:
-        own = read_tokenizer(contents.keys, str(path))
+        own = read_tokenizer({key: value.value for key, value in contents.keys.items()}, str(path))
     else:
         own = named_tokenizer(tokenizer, model.vocab_size)
         settings.asked |= {key for key in contents.keys if key.startswith("tokenizer.")}  # about another one
@@ -89,23 +67,14 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     weights = to_ours(conversions(rules(architecture, model), model), found, contents.tensor, str(path))
     encoding, dtype = _most_common(contents), _dtype(contents, model)
     settings.asked |= {*GENERAL, "split.count", "tokenizer.chat_template"}
+    unknown = gguf_models.unknown_keys(settings, contents)
     return ModelBundle(
         model=model,
-        weights={name: _as(dtype, make) for name, make in weights.items()},
+        weights={name: as_dtype(make, dtype) for name, make in weights.items()},
         tokenizer=own,
         origin=f"{path.name} (GGUF, {architecture}, {encoding.name})",
-        notes={
-            "gguf": {
-                "architecture": architecture,
-                "encoding": encoding.name,
-                "keys": unknown_keys(settings, contents),
-            }
-        },
+        notes={"gguf": {"keys": unknown}},
     )
-
-
-def _as(dtype: torch.dtype, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    return lambda: make().to(dtype)
 
 
 def _repeated(contents: Contents, name: str, other: str) -> bool:
@@ -116,15 +85,13 @@ def _repeated(contents: Contents, name: str, other: str) -> bool:
 def _check_vocabulary(settings: Settings, contents: Contents, rows: int) -> None:
     """The table of embeddings, the tokens and the settings must agree on how many tokens there are."""
     tokens = contents.get("tokenizer.ggml.tokens")
-    sizes = {
-        f"{settings.prefix}vocab_size": settings.get("vocab_size", rows),
-        "tokenizer.ggml.tokens": len(tokens) if isinstance(tokens, list) else rows,
-    }
-    for key, size in sizes.items():
+    for key, size in (
+        (f"{settings.prefix}vocab_size", settings.get("vocab_size", rows)),
+        ("tokenizer.ggml.tokens", len(tokens) if isinstance(tokens, list) else rows),
+    ):
         if size != rows:
-            raise InteropError(
-                f"{contents.path}: {key} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows"
-            )
+            where = f"{contents.path}: {key}"
+            raise InteropError(f"{where} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows")
 
 
 def _most_common(contents: Contents) -> Encoding:
@@ -162,14 +129,14 @@ def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
     `dtype`, one of TYPES, is what matrices are stored in; without one each stays as it is. Vectors are fp32, as
     llama.cpp wants them. Keys that were read from a GGUF file and that weft does not use are written again.
     """
-    architecture = architecture_of(bundle.model)
+    architecture = gguf_models.architecture_of(bundle.model)
     assert isinstance(bundle.model, Decoder)
     if dtype == "q8_0":
-        quantization()
+        gguf_file.quantization()
     keys = _keys(bundle, architecture, path.stem)
     tensors = _tensors(bundle, architecture, dtype)
     with bar("writing", len(tensors)) as advance:
-        write_file(path, keys, tensors, advance)
+        gguf_file.write_file(path, keys, tensors, advance)
 
 
 def _keys(bundle: ModelBundle, architecture: str, name: str) -> dict[str, Value]:
@@ -179,18 +146,18 @@ def _keys(bundle: ModelBundle, architecture: str, name: str) -> dict[str, Value]
     if tokenizer is None or bundle.notes.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
         kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}  # about another one
     keys = {
-        "general.architecture": Value(STRING, architecture),
-        "general.type": Value(STRING, "model"),
-        "general.name": Value(STRING, name),
-        "general.file_type": Value(UINT32, 0),
-        "general.quantization_version": Value(UINT32, 2),
+        "general.architecture": architecture,
+        "general.type": "model",
+        "general.name": name,
+        "general.file_type": 0,
+        "general.quantization_version": 2,
+        **gguf_models.model_keys(architecture, model),
     }
-    keys |= {key: Value(*kept[key]) for key in ("general.type", "general.name") if key in kept}
-    keys |= model_keys(architecture, model)
     if tokenizer is not None:
         pre = kept["tokenizer.ggml.pre"][1] if "tokenizer.ggml.pre" in kept else None
         keys |= tokenizer_keys(tokenizer, model.vocab_size, pre)
-    return keys | {key: Value(*value) for key, value in kept.items() if key not in keys}
+    own = {key: Value(*value) for key, value in kept.items() if key not in keys or key in KEPT}
+    return {key: typed(value) for key, value in keys.items()} | own
 
 
 def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[LazyTensor]:
@@ -199,12 +166,11 @@ def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[
     table = conversions(rules(architecture, model), model)
     weights = to_theirs(table, bundle.weights)
     tensors = [
-        LazyTensor(part.name, part.shape, _encoding(part.name, part.shape, dtype), weights[part.name])
-        for conversion in table
-        for part in conversion.parts
+        LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name])
+        for name, shape in their_shapes(table).items()
     ]
     if isinstance(model.position, Rotary) and isinstance(model.position.scaling, Llama3Scaling):
-        factors = frequency_factors(model.position, model.d_head)
+        factors = gguf_models.frequency_factors(model.position, model.d_head)
         tensors.insert(0, LazyTensor(FREQUENCIES, tuple(factors.shape), BY_NAME["F32"], lambda: factors))
     return tensors
 

@@ -1,7 +1,6 @@
 """llama.cpp's architectures: how each calls its settings and tensors in a GGUF file, and which of them a model is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,22 +10,9 @@ from torch import Tensor
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
-from weft.interop.gguf_file import ARRAY, FLOAT32, STRING, UINT32, Contents, Value
-from weft.interop.settings import (
-    Flat,
-    Row,
-    Settings,
-    Special,
-    Table,
-    Transformer,
-    first_that_holds,
-    flat,
-    follows,
-    nested,
-    number,
-    same,
-    whole,
-)
+from weft.interop.gguf_file import ARRAY, FLOAT32, Contents
+from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested
+from weft.interop.table import Row, Special, Table, even_heads, follows, number, same, whole
 from weft.interop.weight_map import SAME, Layout, Rule, adjacent_pairs, module, tensor
 from weft.models.config import Decoder, Model
 from weft.nn.config import Llama3Scaling, RMSNorm, Rotary, Sizes
@@ -68,12 +54,6 @@ def _read_window(settings: Settings, model: Flat) -> Flat:
     return {"attention.window": settings.whole("attention.sliding_window")} if windowed else {}
 
 
-def _read_groups(settings: Settings, model: Flat) -> Flat:
-    heads = model["attention.heads"]
-    groups = settings.whole("attention.head_count_kv", heads)
-    return {"attention.kv_heads": None if groups == heads else groups}
-
-
 SIZES: tuple[Row, ...] = (
     Special(write=lambda model: {"vocab_size": model["vocab_size"]}),
     whole("context", "context_length"),
@@ -84,13 +64,9 @@ SIZES: tuple[Row, ...] = (
 )
 LLAMA: tuple[Row, ...] = (
     *SIZES,
-    Special(_read_groups, lambda model: {"attention.head_count_kv": model["attention.kv_heads"]}),
+    whole("attention.kv_heads", "attention.head_count_kv", lambda model: model["attention.heads"]),
     number("norm.eps", "attention.layer_norm_rms_epsilon"),
-    whole(
-        "attention.d_head",
-        "attention.key_length",
-        lambda model: max(1, model["d_model"] // model["attention.heads"]),
-    ),
+    whole("attention.d_head", "attention.key_length", even_heads),
     same("attention.value_length", "attention.d_head"),
     same("rope.dimension_count", "attention.d_head"),
     number("position.base", "rope.freq_base", 10000.0),
@@ -99,24 +75,17 @@ LLAMA: tuple[Row, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """A kind of decoder; `adjacent`: a file stores queries and keys for rotary pairs that are adjacent."""
-
-    settings: Table
-    adjacent: bool = False
-
-
-def _llama_like(fixed: Mapping[str, Any], *more: Row, adjacent: bool = False) -> Architecture:
+def _llama_like(fixed: Mapping[str, Any], *more: Row) -> Table:
     """RMSNorm, rotary positions, a gated feed-forward."""
     usual = {"norm.kind": "rms", "position.kind": "rotary", "feedforward.kind": "gated"}
-    return Architecture(Table((*LLAMA, *more), {**usual, **fixed}, only={"expert_count": 0}), adjacent)
+    return Table((*LLAMA, *more), {**usual, **fixed}, only={"expert_count": 0})
 
 
+ADJACENT = ("llama",)  # files of these store queries and keys for rotary pairs that are adjacent
 # where several can hold a model, the first one is written
 ARCHITECTURES = {
     "qwen2": _llama_like({"attention.bias": "qkv"}),
-    "llama": _llama_like({}, adjacent=True),
+    "llama": _llama_like({}),
     "qwen3": _llama_like(
         {"attention.qk_norm.kind": "rms", "attention.bias": "none"}, follows("attention.qk_norm.eps", "norm.eps")
     ),
@@ -129,21 +98,19 @@ ARCHITECTURES = {
             "attention.bias": "none",
         }
     ),
-    "gpt2": Architecture(
-        Table(
-            rows=(
-                *SIZES,
-                same("attention.head_count_kv", "attention.heads"),
-                number("norm.eps", "attention.layer_norm_epsilon"),
-            ),
-            fixed={
-                "attention.bias": "all",
-                "feedforward.kind": "plain",
-                "feedforward.activation": "gelu-tanh",
-                "norm.kind": "layer",
-                "position.kind": "learned",
-            },
-        )
+    "gpt2": Table(
+        rows=(
+            *SIZES,
+            same("attention.head_count_kv", "attention.heads"),
+            number("norm.eps", "attention.layer_norm_epsilon"),
+        ),
+        fixed={
+            "attention.bias": "all",
+            "feedforward.kind": "plain",
+            "feedforward.activation": "gelu-tanh",
+            "norm.kind": "layer",
+            "position.kind": "learned",
+        },
     ),
 }
 
@@ -169,14 +136,14 @@ def read_settings(settings: Settings, contents: Contents, tied: bool) -> Decoder
     tensors = contents.tensors
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
-        raise InteropError(f"{contents.path}: there is no table 'token_embd.weight' of (vocab_size, d_model)")
-    if settings.whole("block_count") > len(tensors):  # or else so many layers would be built
+        raise InteropError(f"{contents.path}: it has no matrix 'token_embd.weight' (vocab_size, d_model)")
+    if settings.whole("block_count") > len(tensors):  # before that many layers are built
         raise settings.refusal("block_count", f"the file holds {len(tensors)} tensors in all")
     bias = "all" if "blk.0.attn_output.bias" in tensors else "qkv" if "blk.0.attn_q.bias" in tensors else "none"
     known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
     if FREQUENCIES in tensors:
         known["position.scaling.kind"] = "llama3"
-    model = ARCHITECTURES[settings.prefix.removesuffix(".")].settings.read(settings, known)
+    model = ARCHITECTURES[settings.prefix.removesuffix(".")].read(settings, known)
     if FREQUENCIES in tensors:
         model |= _llama3_scaling(settings, contents, model)
     return validate(Decoder, nested(model), settings.where)
@@ -225,29 +192,27 @@ def architecture_of(model: Model) -> str:
 
 def _read_again(name: str, model: Decoder) -> Transformer:
     """The model that its keys would be read as beside its tensors."""
-    architecture, ours = ARCHITECTURES[name], flat(model)
-    tree = {f"{name}.{key}": value for key, value in architecture.settings.write(ours).items()}
+    table, ours = ARCHITECTURES[name], flat(model)
+    tree = {f"{name}.{key}": value for key, value in table.write(ours).items()}
     in_tensors = {"vocab_size", "head.tied", "attention.bias"}
     if ours.get("position.scaling.kind") == "llama3":
         in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
-    if architecture.adjacent:  # where it differs, rows are reordered
+    if name in ADJACENT:  # where it differs, rows are reordered
         in_tensors.add("position.pairs")
-    known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **architecture.settings.fixed}
-    return validate(Decoder, nested(architecture.settings.read(Settings(tree, "GGUF", f"{name}."), known)))
+    known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **table.fixed}
+    return validate(Decoder, nested(table.read(Settings(tree, "GGUF", f"{name}."), known)))
 
 
-def model_keys(architecture: str, model: Decoder) -> dict[str, Value]:
+def model_keys(architecture: str, model: Decoder) -> Tree:
     """The keys of a model's settings."""
-    types = {int: UINT32, float: FLOAT32, str: STRING}
-    tree = ARCHITECTURES[architecture].settings.write(flat(model))
-    return {f"{architecture}.{key}": Value(types[type(value)], value) for key, value in tree.items()}
+    tree = ARCHITECTURES[architecture].write(flat(model))
+    return {f"{architecture}.{key}": value for key, value in tree.items()}
 
 
 def rules(architecture: str, model: Decoder) -> list[Rule]:
     """Where each of weft's tensors is in a file."""
     gain = _shifted(model.norm.offset) if isinstance(model.norm, RMSNorm) and model.norm.offset else SAME
-    adjacent = ARCHITECTURES[architecture].adjacent
-    reorder = adjacent and isinstance(model.position, Rotary) and model.position.pairs == "halves"
+    reorder = architecture in ADJACENT and isinstance(model.position, Rotary) and model.position.pairs == "halves"
     pairs = adjacent_pairs(model.d_head) if reorder else SAME
     joined = [f"{BLK}.attn_qkv"] if architecture == "gpt2" else [f"{BLK}.attn_{part}" for part in "qkv"]
     return [

@@ -6,17 +6,17 @@ tokenizer.json, so nothing is lost on the way through a run.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.errors import InteropError, TokenizerError, suggestion
-from weft.interop.gguf_file import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Value
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, Json, byte_level, merges_by_score, sentencepiece
 from weft.text.config import Role
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
+from weft.text.training import look_alikes
 
+UNNAMED = "the tokenizer normalizes or splits text in a way that GGUF has no name for"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
 
 IDS: dict[Role, str] = {
@@ -54,40 +54,28 @@ LLAMA3 = _split(_words(r"\p{N}{1,3}"))
 QWEN2 = _split(_words(r"\p{N}"))
 DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
 
-PRE_TOKENIZERS: dict[str, Json] = {  # the first name of each is the one that is written
-    "gpt-2": GPT2,
-    "default": GPT2,
-    "phi-2": GPT2,
-    "mpt": GPT2,
-    "olmo": GPT2,
-    "roberta-bpe": GPT2,
-    "smollm": DIGITS,
-    "starcoder": DIGITS,
-    "refact": DIGITS,
-    "codeshell": DIGITS,
-    "llama-bpe": LLAMA3,
-    "llama3": LLAMA3,
-    "llama-v3": LLAMA3,
-    "falcon3": LLAMA3,
-    "qwen2": QWEN2,
-    "deepseek-r1-qwen": QWEN2,
-    "megrez": QWEN2,
-}
+NAMES = (  # the first name of each is the one that is written
+    (("gpt-2", "default", "phi-2", "mpt", "olmo", "roberta-bpe"), GPT2),
+    (("smollm", "starcoder", "refact", "codeshell"), DIGITS),
+    (("llama-bpe", "llama3", "llama-v3", "falcon3"), LLAMA3),
+    (("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+)
+PRE_TOKENIZERS: dict[str, Json] = {name: pre_tokenizer for names, pre_tokenizer in NAMES for name in names}
 
 
 # ---- from a file's keys
 
 
-def read_tokenizer(keys: Mapping[str, Value], where: str) -> Tokenizer | None:
-    """The tokenizer that a file holds; None where it holds none."""
-    kind = keys["tokenizer.ggml.model"].value if "tokenizer.ggml.model" in keys else None
+def read_tokenizer(keys: Mapping[str, Any], where: str) -> Tokenizer | None:
+    """The tokenizer that a file's keys describe; None where they describe none."""
+    kind = keys.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return None
     read = {"gpt2": _read_byte_level, "llama": _read_sentencepiece}.get(str(kind))
     if read is None:
         raise InteropError(f"{where}: tokenizer.ggml.model = {kind!r:.60}: {suggestion(str(kind), ['gpt2', 'llama'])}")
-    ggml = {key.removeprefix("tokenizer.ggml."): value.value for key, value in keys.items()}
-    template = ggml.get("tokenizer.chat_template")
+    ggml = {key.removeprefix("tokenizer.ggml."): value for key, value in keys.items()}
+    template = keys.get("tokenizer.chat_template")
     try:
         text, roles = read(ggml)
         return Tokenizer.from_json(text, roles, template if isinstance(template, str) else None)
@@ -179,7 +167,7 @@ def _numbers(values: Any) -> bool:
 # ---- to a file's keys
 
 
-def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None) -> dict[str, Value]:
+def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None) -> dict[str, Any]:
     """The keys of a tokenizer, its vocabulary padded to the model's `vocab_size`.
 
     `pre` is the name that a file gave to the pre-tokenizer; it is kept where it still means the same.
@@ -189,35 +177,29 @@ def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None
     parsed = json.loads(tokenizer.to_json())
     if parsed["model"]["type"] != "BPE":
         raise InteropError(f"a GGUF file can't hold a {tokenizer.kind} tokenizer, only BPE")
-    entries = {**parsed["model"]["vocab"], **{each["content"]: each["id"] for each in parsed["added_tokens"]}}
+    merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in parsed["model"]["merges"]]
     tokens, types = [_padding(id) for id in range(vocab_size)], [UNUSED] * vocab_size
-    for token, id in entries.items():
+    for token, id in parsed["model"]["vocab"].items():
         tokens[id], types[id] = token, NORMAL
     for each in parsed["added_tokens"]:
-        types[each["id"]] = CONTROL if each["special"] else USER
-    write = _byte_level_keys if "ByteLevel" in json.dumps(parsed["decoder"]) else _sentencepiece_keys
-    keys = write(parsed, tokens, types, tokenizer, pre)
-    for role, name in IDS.items():
-        if role in tokenizer.roles:
-            keys[f"tokenizer.ggml.{name}"] = Value(UINT32, tokenizer.need(role))
-    for name, added in zip(("add_bos_token", "add_eos_token"), _adds(parsed, tokenizer), strict=True):
-        keys[f"tokenizer.ggml.{name}"] = Value(BOOL, added)
-    if tokenizer.chat_template is not None:
-        keys["tokenizer.chat_template"] = Value(STRING, tokenizer.chat_template)
-    return keys
-
-
-def _byte_level_keys(
-    parsed: Json, tokens: list[str], types: list[int], tokenizer: Tokenizer, pre: str | None
-) -> dict[str, Value]:
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in parsed["model"]["merges"]]
-    return {
-        "tokenizer.ggml.model": Value(STRING, "gpt2"),
-        "tokenizer.ggml.pre": Value(STRING, _pre_tokenizer_name(parsed, tokenizer, pre)),
-        "tokenizer.ggml.tokens": Value(ARRAY, tokens, STRING),
-        "tokenizer.ggml.token_type": Value(ARRAY, types, INT32),
-        "tokenizer.ggml.merges": Value(ARRAY, merges, STRING),
-    }
+        tokens[each["id"]], types[each["id"]] = each["content"], CONTROL if each["special"] else USER
+    keys: dict[str, Any]
+    if "ByteLevel" in json.dumps(parsed["decoder"]):
+        keys = {
+            "model": "gpt2",
+            "pre": _pre_tokenizer_name(parsed, tokenizer, pre),
+            "tokens": tokens,
+            "token_type": types,
+            "merges": [" ".join(merge) for merge in merges],
+        }
+    else:
+        keys = _sentencepiece_keys(parsed, tokenizer, merges, tokens, types) | {"pre": pre or "default"}
+    keys |= {name: tokenizer.need(role) for role, name in IDS.items() if role in tokenizer.roles}
+    before, after = tokenizer.frame  # what other programs should put around a text
+    keys["add_bos_token"] = tokenizer.bos_id is not None and before[:1] == (tokenizer.bos_id,)
+    keys["add_eos_token"] = tokenizer.eos_id is not None and after[-1:] == (tokenizer.eos_id,)
+    keys = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
+    return keys if tokenizer.chat_template is None else keys | {"tokenizer.chat_template": tokenizer.chat_template}
 
 
 def _pre_tokenizer_name(parsed: Json, tokenizer: Tokenizer, pre: str | None) -> str:
@@ -225,51 +207,34 @@ def _pre_tokenizer_name(parsed: Json, tokenizer: Tokenizer, pre: str | None) -> 
     normalizer, found = parsed["normalizer"], _without_guard(parsed["pre_tokenizer"], tokenizer)
     if not parsed["model"]["merges"] and normalizer is None and found == _byte_level(False):
         return "gpt-2"  # single bytes: where text is split makes no difference
-    if pre in PRE_TOKENIZERS and found == PRE_TOKENIZERS[pre] and normalizer is None:
-        return pre
-    name = next((name for name, known in PRE_TOKENIZERS.items() if known == found), None)
+    named = [name for name, known in PRE_TOKENIZERS.items() if known == found]
     composed = normalizer == {"type": "NFC"} and found == QWEN2  # llama.cpp composes characters for Qwen
-    if name is None or not (normalizer is None or composed):
-        known = ", ".join(PRE_TOKENIZERS)
-        raise InteropError(
-            f"the tokenizer normalizes or splits text in a way that GGUF has no name for; known: {known}"
-        )
-    return name
+    if not named or not (normalizer is None or composed):
+        raise InteropError(f"{UNNAMED}; known: {', '.join(PRE_TOKENIZERS)}")
+    return pre if pre in named and normalizer is None else named[0]
 
 
 def _without_guard(pre_tokenizer: Json | None, tokenizer: Tokenizer) -> Json | None:
     """A pre-tokenizer without the step that weft puts before it to keep look-alikes of special tokens apart."""
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer and pre_tokenizer["type"] == "Sequence" else []
-    if len(steps) == 2 and steps[0]["type"] == "Split":
-        guards = [f"{re.escape(t[0])}(?={re.escape(t[1:])})" for t in tokenizer.special_tokens]
-        pattern = steps[0]["pattern"].get("Regex", "")
-        if pattern and all(part in guards for part in _alternatives(pattern, guards)):
-            return steps[1]
-    return pre_tokenizer
-
-
-def _alternatives(pattern: str, guards: Sequence[str]) -> list[str]:
-    """A pattern taken apart at the bars between known guards; what is not a guard stays whole."""
-    found = []
-    while pattern:
-        guard = next((each for each in guards if pattern == each or pattern.startswith(each + "|")), pattern)
-        found.append(guard)
-        pattern = pattern[len(guard) + 1 :]
-    return found
+    if len(steps) != 2 or steps[0]["type"] != "Split":
+        return pre_tokenizer
+    pattern = steps[0]["pattern"].get("Regex", "")
+    rest = pattern
+    for token in sorted(tokenizer.special_tokens, key=len, reverse=True):
+        rest = rest.replace(look_alikes([token]), "")
+    return steps[1] if pattern and not rest.strip("|") else pre_tokenizer
 
 
 def _sentencepiece_keys(
-    parsed: Json, tokens: list[str], types: list[int], tokenizer: Tokenizer, pre: str | None
-) -> dict[str, Value]:
-    vocab, model = parsed["model"]["vocab"], parsed["model"]
-    if not model["byte_fallback"] or not all(token in vocab for token in byte_tokens()):
+    parsed: Json, tokenizer: Tokenizer, merges: list[Any], tokens: list[str], types: list[int]
+) -> dict[str, Any]:
+    model = parsed["model"]
+    if not model["byte_fallback"] or not all(token in model["vocab"] for token in byte_tokens()):
         raise InteropError("a GGUF file needs a tokenizer that spells unknown characters in bytes (<0x00> … <0xFF>)")
-    for id, token in enumerate(tokens):
-        if types[id] == NORMAL and BYTE_TOKEN.fullmatch(token):
-            types[id] = BYTE
+    types = [BYTE if type == NORMAL and BYTE_TOKEN.fullmatch(tokens[id]) else type for id, type in enumerate(types)]
     if (unk := tokenizer.unk_id) is not None:
         types[unk] = UNKNOWN
-    merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
     space_first, spelled = _spaces(parsed, merges)
     if spelled:
         tokens = [SPACE if token == " " else token for token in tokens]
@@ -278,16 +243,15 @@ def _sentencepiece_keys(
         ranks.setdefault(left + right, rank)
     scores = [-float(ranks.get(token, len(merges))) for token in tokens]
     keys = {
-        "tokenizer.ggml.model": Value(STRING, "llama"),
-        "tokenizer.ggml.pre": Value(STRING, pre or "default"),
-        "tokenizer.ggml.tokens": Value(ARRAY, tokens, STRING),
-        "tokenizer.ggml.scores": Value(ARRAY, scores, FLOAT32),
-        "tokenizer.ggml.token_type": Value(ARRAY, types, INT32),
-        "tokenizer.ggml.add_space_prefix": Value(BOOL, space_first),
+        "model": "llama",
+        "tokens": tokens,
+        "scores": scores,
+        "token_type": types,
+        "add_space_prefix": space_first,
     }
     if merges_by_score(tokens, scores, [type in (NORMAL, USER, UNUSED) for type in types]) != merges:
         # the scores alone do not give the merges, so they are written too, for programs that read them
-        keys["tokenizer.ggml.merges"] = Value(ARRAY, [" ".join(merge) for merge in merges], STRING)
+        keys["merges"] = [" ".join(merge) for merge in merges]
     return keys
 
 
@@ -306,13 +270,4 @@ def _spaces(parsed: Json, merges: Sequence[tuple[str, ...]]) -> tuple[bool, bool
         return True, False
     if steps == [replace]:
         return False, False
-    raise InteropError("the tokenizer normalizes or splits text in a way that GGUF has no name for")
-
-
-def _adds(parsed: Json, tokenizer: Tokenizer) -> tuple[bool, bool]:
-    """Whether other programs should put a token before and after a text."""
-    single = (parsed["post_processor"] or {}).get("single") or []
-    begin, end = (
-        (step.get("SpecialToken", {}).get("id", "") for step in (single[0], single[-1])) if single else ("", "")
-    )
-    return begin == tokenizer.roles.get("bos"), end == tokenizer.roles.get("eos")
+    raise InteropError(UNNAMED)

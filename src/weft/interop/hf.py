@@ -4,11 +4,10 @@ What was read can be written back as it was: tensors under their own names with 
 also those that weft does not have. Nothing in a folder is executed, which is why `pytorch_model.bin` is refused.
 """
 
+import json
 import re
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,16 @@ from torch import Tensor
 from weft.config import Tree
 from weft.errors import InteropError
 from weft.interop import safetensors
-from weft.interop.bundle import LazyWeights, ModelBundle, lazily, named_tokenizer
+from weft.interop.bundle import LazyWeights, ModelBundle, as_dtype, counted, fitting, lazily, named_tokenizer
 from weft.interop.families.base import Family
-from weft.interop.families.known import family_of
-from weft.interop.hf_tokenizer import TOKENIZER_FILES, read_tokenizer
+from weft.interop.families.known import FAMILIES, family_of
+from weft.interop.hf_tokenizer import TOKENIZER_FILES, json_bytes, read_tokenizer, tokenizer_files
 from weft.interop.safetensors import DTYPES, FLOATS, Stored
-from weft.interop.settings import Flat, Settings, Transformer
-from weft.interop.untrusted import read_object
-from weft.interop.weight_map import Conversion, conversions, their_names, to_ours
-from weft.text.tokenizer import Tokenizer
+from weft.interop.settings import Flat, Settings, Transformer, differences, first_that_holds
+from weft.interop.untrusted import read_bytes, read_object, read_text
+from weft.interop.weight_map import Conversions, conversions, their_shapes, to_ours, to_theirs
+from weft.models.config import EmbeddingHead, Encoder, EncoderDecoder
+from weft.progress import bar
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # small files that belong to a model and are written again as they were
@@ -39,7 +39,8 @@ KEPT = (
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 )
-LARGEST_KEPT = 64 << 20
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 POOLING = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # sentence-transformers' word → ours
 
 
@@ -57,13 +58,15 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     model = family.read(settings, architecture, _known(folder, family, architecture, found))
     _check_problem(settings, model)
     deepest = max(model.layers, getattr(model, "encoder_layers", None) or 0)
-    if deepest > len(found):  # or else a mistyped number would have weft build that many layers
+    if deepest > len(found):  # before that many layers are built
         raise InteropError(f"{settings.where}: {deepest} layers, but the files hold {len(found)} tensors in all")
     model, table, tensors = _match(family, model, found)
     weights, unused, notes = _weights(family, model, table, tensors, str(folder))
     if tokenizer is None:
         own, source = read_tokenizer(folder, tree, model)
-        _check_vocabulary(model, own, source, str(folder))
+        for each, size in ((own, model.vocab_size), (source, getattr(model, "source_vocab_size", None))):
+            if each is not None:
+                fitting(each, size or model.vocab_size, str(folder))
     else:
         own, source = named_tokenizer(tokenizer, model.vocab_size), None
     kept = KEPT if tokenizer is not None else (*KEPT, *TOKENIZER_FILES)
@@ -72,9 +75,9 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
         weights=weights,
         tokenizer=own,
         origin=f"{folder} ({family.title}, Hugging Face)",
-        notes={"format": "hf", "family": family.kind, "config": tree, **notes},
+        notes={"family": family.kind, "config": tree, **notes},
         unused=unused,
-        files={name: _bytes(folder / name) for name in kept if (folder / name).is_file()},
+        files={name: read_bytes(folder / name) for name in kept if (folder / name).is_file()},
         labels=_labels(tree, model),
         source_tokenizer=source,
     )
@@ -101,7 +104,7 @@ def _pooling(folder: Path) -> Flat:
             f"{path}: pooling by {' and '.join(modes) or 'nothing'}; weft has mean, first (cls) and last"
         )
     listing = folder / "modules.json"
-    modules = listing.read_text(encoding="utf-8", errors="replace") if listing.is_file() else ""
+    modules = read_text(listing) if listing.is_file() else ""
     return {"head.pooling": POOLING[modes[0]], "head.normalise": "Normalize" in modules}
 
 
@@ -117,47 +120,33 @@ def _check_problem(settings: Settings, model: Transformer) -> None:
 # ---- weights
 
 
-@dataclass(frozen=True)
-class _Tensors:
-    """The tensors of a folder as they are stored, and the name there of each that the family has today."""
-
-    found: Mapping[str, Stored]
-    names: Mapping[str, str]  # today's name → the stored one
-
-    def __getitem__(self, name: str) -> Stored:
-        return self.found[self.names[name]]
-
-    def read(self, name: str) -> Tensor:
-        return safetensors.reader(self.found)(self.names[name])
-
-
 def _match(
     family: Family, model: Transformer, found: Mapping[str, Stored]
-) -> tuple[Transformer, list[Conversion], _Tensors]:
-    """The model, its conversions, and the folder's tensors.
+) -> tuple[Transformer, Conversions, dict[str, Stored]]:
+    """The model, its conversions, and the stored tensors by the names that the family has for them today.
 
     An output table that should be the embeddings', but is stored and differs, makes the model an untied one.
     """
     table = conversions(family.rules(model), model)
-    wanted = their_names(table)
-    tensors = _Tensors(found, _names_of_today(family, model, wanted, found))
+    wanted = set(their_shapes(table))
+    tensors = _by_present_names(family, model, wanted, found)
     for copy, original in family.copies(model).items():
-        if copy in tensors.names and original in tensors.names and copy not in wanted:
-            stored, repeated = tensors.names[copy], tensors.names[original]
-            if safetensors.equal(found, stored, repeated):
-                continue
+        if copy not in tensors or original not in tensors or copy in wanted:
+            continue
+        if not safetensors.equal(tensors, copy, original):
             untied: Transformer = model.replace(head=model.head.model_copy(update={"tied": False}).model_dump())
             table = conversions(family.rules(untied), untied)
-            if copy not in their_names(table):
-                raise InteropError(f"'{stored}' differs from '{repeated}', which it should repeat")
+            if copy not in their_shapes(table):
+                names = tensors[copy].name, tensors[original].name
+                raise InteropError(f"'{names[0]}' differs from '{names[1]}', which it should repeat")
             return untied, table, tensors
     return model, table, tensors
 
 
-def _names_of_today(
+def _by_present_names(
     family: Family, model: Transformer, wanted: set[str], found: Mapping[str, Stored]
-) -> dict[str, str]:
-    """The stored name of each tensor by its present one: old endings replaced, the whole model's prefix in front."""
+) -> dict[str, Stored]:
+    """The tensors by their present names: old endings replaced, the whole model's prefix in front."""
     copies = family.copies(model)
     present = {name: _present(family, name, {*wanted, *copies}) for name in found}
     here = set(present.values())
@@ -166,13 +155,13 @@ def _names_of_today(
         if original in wanted and original not in here and known not in wanted:
             present[name] = original
             here.add(original)
-    names: dict[str, str] = {}
+    tensors: dict[str, Stored] = {}
     for name, known in present.items():
-        if known in names:
+        if known in tensors:
             folder = found[name].file.parent
-            raise InteropError(f"{folder}: '{names[known]}' and '{name}' are names of the same tensor")
-        names[known] = name
-    return names
+            raise InteropError(f"{folder}: '{tensors[known].name}' and '{name}' are names of the same tensor")
+        tensors[known] = found[name]
+    return tensors
 
 
 def _present(family: Family, name: str, known: set[str]) -> str:
@@ -186,52 +175,38 @@ def _is_unused(family: Family, name: str) -> bool:
 
 
 def _weights(
-    family: Family, model: Transformer, table: list[Conversion], tensors: _Tensors, where: str
+    family: Family, model: Transformer, table: Conversions, tensors: Mapping[str, Stored], where: str
 ) -> tuple[LazyWeights, LazyWeights, Tree]:
     """Our weights, what weft has no place for, and the notes by which an export reproduces names and dtypes."""
-    wanted, copies = their_names(table), family.copies(model)
-    used = [name for name in tensors.names if name in wanted]
-    others = [name for name in tensors.names if name not in wanted]
-    repeated = [name for name in others if name in copies]
-    unused = [name for name in others if name not in copies and _is_unused(family, name)]
-    strange = [name for name in others if name not in copies and name not in unused]
-    types = {name: tensors[name].dtype for name in used}
-    for name, dtype in types.items():
-        if dtype not in FLOATS:
-            raise InteropError(f"{tensors[name].file}: '{tensors.names[name]}' holds {dtype}; weights are {FLOATS}")
-    shapes = {name: tensors[name].shape for name in (*used, *strange)}
-    weights = to_ours(table, shapes, tensors.read, where)
+    wanted, copies, read = their_shapes(table), family.copies(model), safetensors.reader(tensors)
+    used = {name: stored for name, stored in tensors.items() if name in wanted}
+    others = [name for name in tensors if name not in wanted and name not in copies]
+    unused = [name for name in others if _is_unused(family, name)]
+    for stored in used.values():
+        if stored.dtype not in FLOATS:
+            raise InteropError(f"{stored.file}: '{stored.name}' holds {stored.dtype}; weights are {FLOATS}")
+    shapes = {name: tensors[name].shape for name in (*used, *others) if name not in unused}
+    weights = to_ours(table, shapes, read, where)
+    types = {name: stored.dtype for name, stored in used.items()}
     notes: Tree = {
-        "dtype": Counter(types.values()).most_common(1)[0][0],
         "dtypes": _widened(table, types),
-        "names": {name: stored for name, stored in tensors.names.items() if name != stored},
-        "copies": {name: copies[name] for name in repeated},
-        "headers": safetensors.headers(tensors.found),
+        "names": {name: stored.name for name, stored in tensors.items() if name != stored.name},
+        "copies": {name: original for name, original in copies.items() if name in tensors and name not in wanted},
+        "headers": safetensors.headers(tensors),
     }
-    return weights, lazily(tensors.read, {name: name for name in unused}), notes
+    return weights, lazily(read, unused), notes
 
 
-def _widened(table: list[Conversion], types: Mapping[str, str]) -> dict[str, str]:
+def _widened(table: Conversions, types: Mapping[str, str]) -> dict[str, str]:
     """The own dtypes of tensors that become wider when they are joined with others."""
     narrow: dict[str, str] = {}
-    for conversion in table:
-        joined = reduce(torch.promote_types, (DTYPES[types[part.name]] for part in conversion.parts))
-        narrow |= {part.name: types[part.name] for part in conversion.parts if DTYPES[types[part.name]] != joined}
+    for parts in table.values():
+        joined = reduce(torch.promote_types, (DTYPES[types[part.name]] for part in parts))
+        narrow |= {part.name: types[part.name] for part in parts if DTYPES[types[part.name]] != joined}
     return narrow
 
 
 # ---- what else is in the folder
-
-
-def _check_vocabulary(model: Transformer, tokenizer: Tokenizer | None, source: Tokenizer | None, where: str) -> None:
-    for side, size, given in (
-        ("tokenizer", model.vocab_size, tokenizer),
-        ("source tokenizer", getattr(model, "source_vocab_size", None) or model.vocab_size, source),
-    ):
-        if given is not None and given.vocab_size > size:
-            raise InteropError(
-                f"{where}: the {side} has {given.vocab_size} entries, but the model's vocab_size is {size}"
-            )
 
 
 def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
@@ -246,10 +221,131 @@ def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
     return names if len(set(names)) == count else usual
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > LARGEST_KEPT:
-            raise InteropError(f"{path}: {path.stat().st_size} bytes are too many for a settings file")
-        return path.read_bytes()
-    except OSError as error:
-        raise InteropError(f"{path}: cannot be read: {error.strerror}") from None
+# ---- writing
+
+
+def write(bundle: ModelBundle, folder: Path, dtype: str | None = None) -> Family:
+    """Fill an empty folder with a model, as `transformers` reads it. The family that it was written as.
+
+    What was read from such a folder, and still is the same model, gets back its names, dtypes and files; `dtype`, one
+    of TYPES, converts all weights.
+    """
+    family, tree, kept = _settings_out(bundle)
+    weights = _their_weights(bundle, family, kept)
+    if dtype is not None:
+        weights = {name: as_dtype(make, TYPES[dtype]) for name, make in weights.items()}
+        tree = {key: value for key, value in tree.items() if key != "torch_dtype"} | {"dtype": _word(TYPES[dtype])}
+    headers: Mapping[str, str] = kept.get("headers", {}) if dtype is None else {}
+    with bar("writing", len(weights)) as advance:
+        _write_weights(folder, counted(weights, advance), headers, bundle.origin)
+    for name, data in _small_files(bundle, tree, bool(kept), bool(headers)).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return family
+
+
+def _their_weights(bundle: ModelBundle, family: Family, kept: Tree) -> dict[str, Callable[[], Tensor]]:
+    """The family's tensors; by the notes `kept`, with the names, dtypes, copies and extra tensors they came with."""
+    weights = dict(to_theirs(conversions(family.rules(bundle.model), bundle.model), bundle.weights))
+    weights |= {name: as_dtype(weights[name], DTYPES[kind]) for name, kind in kept.get("dtypes", {}).items()}
+    weights |= {copy: weights[original] for copy, original in kept.get("copies", {}).items()}
+    if kept:
+        weights |= bundle.unused
+    for name, shape in family.zeros(bundle.model).items():
+        weights.setdefault(name, _zeros(shape, next(iter(weights.values()))))
+    names = kept.get("names", {})
+    return {names.get(name, name): make for name, make in weights.items()}
+
+
+def _write_weights(folder: Path, weights: LazyWeights, headers: Mapping[str, str], origin: str) -> None:
+    """One file, or the files that the weights came from, each by its header."""
+    for file, header in headers.items():
+        if not safetensors.is_shard(file):
+            raise InteropError(f"{origin}: '{file}' is not the name of a .safetensors file")
+        safetensors.write_as(folder / file, header, weights)
+    if not headers:
+        safetensors.write(folder / safetensors.SINGLE, weights)
+
+
+def _small_files(bundle: ModelBundle, tree: Tree, same: bool, sharded: bool) -> dict[str, bytes]:
+    """All that is not weights, by name; the list of shards only where there are the same ones again."""
+    files = {name: data for name, data in bundle.files.items() if same and name in KEPT}
+    if not sharded:
+        files.pop(safetensors.INDEX, None)
+    if CONFIG not in files or json.loads(files[CONFIG]) != tree:
+        files[CONFIG] = json_bytes(tree)
+    if GENERATION not in files and not isinstance(bundle.model, Encoder):
+        files[GENERATION] = json_bytes({"_from_model_config": True} | {key: tree[key] for key in TOKENS if key in tree})
+    if not same and isinstance(bundle.model, Encoder) and isinstance(bundle.model.head, EmbeddingHead):
+        trees = _sentence_transformers(bundle.model, bundle.model.head)
+        files |= {name: json_bytes(tree) for name, tree in trees.items()}
+    return files | (tokenizer_files(bundle) if bundle.tokenizer is not None else {})
+
+
+def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, Any]:
+    """How sentence-transformers makes one vector of many."""
+    pooling = {f"pooling_mode_{theirs}": head.pooling == ours for theirs, ours in POOLING.items()}
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * head.normalise
+    return {
+        "modules.json": [
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for number, (path, kind) in enumerate(modules)
+        ],
+        "1_Pooling/config.json": {"word_embedding_dimension": model.d_model, **pooling},
+        "sentence_bert_config.json": {"max_seq_length": model.context, "do_lower_case": False},
+    }
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _zeros(shape: tuple[int, ...], like: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return lambda: torch.zeros(shape, dtype=like().dtype)
+
+
+def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
+    """The family that can hold the model, its config.json, and the notes of what was read, if it still is the same."""
+    family = choose(bundle)
+    original: Tree = bundle.notes.get("config", {}) if bundle.notes.get("family") == family.kind else {}
+    assert isinstance(bundle.model, Transformer)
+    if original and not differences(bundle.model, _read_again(family, original, bundle.model)):
+        return family, original, bundle.notes
+    config: Tree = {**original, **family.write(bundle.model)}
+    config["dtype"] = _word(next(iter(bundle.weights.values()))().dtype)
+    if bundle.labels is not None:
+        config["id2label"] = {str(number): name for number, name in enumerate(bundle.labels)}
+        config["label2id"] = {name: number for number, name in enumerate(bundle.labels)}
+    tokenizer = bundle.tokenizer
+    ids = {role: None if tokenizer is None else getattr(tokenizer, f"{role}_id") for role in ("bos", "eos", "pad")}
+    for role, id in ids.items():
+        config.setdefault(f"{role}_token_id", id)
+    if isinstance(bundle.model, EncoderDecoder):  # what it generates begins with bos in weft
+        config.setdefault("decoder_start_token_id", next((id for id in ids.values() if id is not None), 0))
+        config.setdefault("forced_eos_token_id", None)
+    return family, config, {}
+
+
+def choose(bundle: ModelBundle) -> Family:
+    """The first family that can express all of the model's settings: the one it came from, then any other."""
+    model = bundle.model
+    if not isinstance(model, Transformer):
+        raise InteropError(
+            f"model.kind = '{model.kind}': Hugging Face has no family for it; only Transformers can be exported"
+        )
+    families = [family for family in FAMILIES.values() if isinstance(model, family.model)]
+    came_from = bundle.notes.get("family")
+    families.sort(key=lambda family: family.kind != came_from)
+    titled = {family.title: family for family in families}
+
+    def written_and_read(family: Family) -> Transformer:
+        return _read_again(family, family.write(model), model)
+
+    ways = {title: partial(written_and_read, family) for title, family in titled.items()}
+    return titled[first_that_holds(model, ways, "Hugging Face family")]
+
+
+def _read_again(family: Family, tree: Tree, model: Transformer) -> Transformer:
+    """The model that a config.json would be read as beside the weights of `model`."""
+    _, architecture = family_of(tree, CONFIG)
+    return family.read(Settings(tree, CONFIG), architecture, family.known(model))

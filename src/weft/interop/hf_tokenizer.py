@@ -7,7 +7,7 @@ from typing import Any
 from weft.config import Tree
 from weft.errors import TokenizerError
 from weft.interop.bundle import ModelBundle
-from weft.interop.untrusted import read_object
+from weft.interop.untrusted import read_bytes, read_object
 from weft.models.config import EncoderDecoder, Model
 from weft.text import sentencepiece, vocabularies
 from weft.text.config import ROLES, Role
@@ -58,11 +58,11 @@ def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer 
 
 
 def _with_roles(tokenizer: Tokenizer, roles: dict[Role, str]) -> Tokenizer:
-    known = {role: token for role, token in roles.items() if _has(tokenizer, token)}
+    """The tokenizer with those of the roles whose tokens it has."""
     return (
         tokenizer
-        if known == tokenizer.roles
-        else Tokenizer.from_json(tokenizer.to_json(), known, tokenizer.chat_template)
+        if roles == tokenizer.roles
+        else tokenizer.from_json(tokenizer.to_json(), roles, tokenizer.chat_template)
     )
 
 
@@ -87,25 +87,18 @@ def _vocabulary(path: Path) -> dict[str, int]:
 def _pieces(path: Path, vocabulary: dict[str, int]) -> Tokenizer:
     """A SentencePiece model with the ids of another vocabulary, as both of Marian's have."""
     try:
-        backend, roles = sentencepiece.to_tokenizer(path.read_bytes(), vocabulary)
+        backend, roles = sentencepiece.to_tokenizer(read_bytes(path), vocabulary)
         return Tokenizer.from_json(backend.to_str(), roles)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
-    except OSError as error:
-        raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _special_tokens(folder: Path) -> dict[Role, str]:
     """The roles that special_tokens_map.json gives, which older folders have beside tokenizer_config.json."""
-    if not (folder / SPECIALS).is_file():
-        return {}
-    tree = read_object(folder / SPECIALS)
-    return {role: text for role in ROLES if (text := _text(tree.get(f"{role}_token"))) is not None}
-
-
-def _text(token: Any) -> str | None:
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
+    tree = read_object(folder / SPECIALS) if (folder / SPECIALS).is_file() else {}
+    given = {role: tree.get(f"{role}_token") for role in ROLES}
+    texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in given.items()}
+    return {role: text for role, text in texts.items() if isinstance(text, str)}
 
 
 def _token(tokenizer: Tokenizer, id: Any) -> str | None:
@@ -118,19 +111,11 @@ def _token(tokenizer: Tokenizer, id: Any) -> str | None:
         return None
 
 
-def _has(tokenizer: Tokenizer, token: str) -> bool:
-    try:
-        tokenizer.id(token)
-    except TokenizerError:
-        return False
-    return True
-
-
 # ---- writing
 
 
 def tokenizer_files(bundle: ModelBundle) -> dict[str, bytes]:
-    """The files of a tokenizer: those that were read, if the tokenizer is still the same, or else new ones."""
+    """The files of a tokenizer: the ones that were read if the tokenizer has not changed, otherwise new ones."""
     assert bundle.tokenizer is not None
     files = {name: data for name, data in bundle.files.items() if name in TOKENIZER_FILES}
     if not files or bundle.notes.get("tokenizer") != bundle.tokenizer.fingerprint:

@@ -8,7 +8,6 @@ import struct
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +15,10 @@ from torch import Tensor
 from weft.config import validate
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
+from weft.interop.settings import nested
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, merges_by_score, sentencepiece
 from weft.interop.untrusted import Cursor, mapped
-from weft.interop.weight_map import SAME, Rule, Shape, adjacent_pairs, conversions, tensor, to_ours
+from weft.interop.weight_map import SAME, Rule, Shape, adjacent_pairs, conversions, tensor, their_shapes, to_ours
 from weft.models.config import Decoder
 from weft.text.token_bytes import BYTE_TOKEN
 from weft.text.tokenizer import Tokenizer
@@ -28,7 +28,17 @@ LARGEST = 2**20  # of any width or count: a larger one means that the header is 
 LONGEST = 2**10  # bytes of a token
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"  # ids 0, 1 and 2
 
-SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
+# the sizes in a header, in their order there, and what weft calls them
+SIZES = {
+    "dim": "d_model",
+    "hidden_dim": "feedforward.d_ff",
+    "n_layers": "layers",
+    "n_heads": "attention.heads",
+    "n_kv_heads": "attention.kv_heads",
+    "vocab_size": "vocab_size",
+    "seq_len": "context",
+}
+FIXED = {"feedforward.kind": "gated", "norm.kind": "rms", "position.kind": "rotary", "head.kind": "lm"}
 ATTENTION = ("wq.{layer}", "wk.{layer}", "wv.{layer}", "wo.{layer}")
 FEEDFORWARD = ("w1.{layer}", "w2.{layer}", "w3.{layer}")
 ANGLES = "freq_cis"  # of rotary positions, which programs compute themselves now
@@ -36,12 +46,6 @@ ORDERS = {  # of the arrays in each version of the file, all layers of a kind on
     0: ("tok_embeddings", "attention_norm.{layer}", *ATTENTION, "ffn_norm.{layer}", *FEEDFORWARD, "norm", ANGLES),
     1: ("attention_norm.{layer}", "ffn_norm.{layer}", "norm", "tok_embeddings", *ATTENTION, *FEEDFORWARD),
 }
-
-
-class _Header(NamedTuple):
-    model: Decoder
-    version: int
-    start: int  # the first weight's byte
 
 
 def recognises(path: Path) -> bool:
@@ -54,8 +58,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     data = mapped(path)
     model, version, end = _header(path, data)
     table = conversions(_rules(model), model)
-    shapes = {part.name: part.shape for conversion in table for part in conversion.parts}
-    shapes[ANGLES] = (2, model.context, model.d_head // 2)
+    shapes = {**their_shapes(table), ANGLES: (2, model.context, model.d_head // 2)}
     places: dict[str, int] = {}
     for name in _arrays(model, version):
         places[name] = end
@@ -85,7 +88,8 @@ def _arrays(model: Decoder, version: int) -> Iterator[str]:
             yield name.replace("{layer}", str(layer))
 
 
-def _header(path: Path, data: memoryview) -> _Header:
+def _header(path: Path, data: memoryview) -> tuple[Decoder, int, int]:
+    """The model, the version of the file, and the byte at which its weights begin."""
     if len(data) < 256:
         raise InteropError(f"{path}: not a llama2.c model: {len(data)} bytes are too few")
     version, start, shared = 0, 28, None
@@ -103,23 +107,12 @@ def _header(path: Path, data: memoryview) -> _Header:
     for name, size in sizes.items():
         if not 0 < size <= LARGEST:
             raise InteropError(f"{path}: not a llama2.c model: {name} = {size}; expected 1 to {LARGEST:,}")
-    if sizes["n_layers"] * 4 * sizes["dim"] > len(data):  # or else so many layers would be built
+    if sizes["n_layers"] * 4 * sizes["dim"] > len(data):  # before that many layers are built
         raise InteropError(
             f"{path}: truncated or damaged: {sizes['n_layers']} layers do not fit into {len(data):,} bytes"
         )
-    groups, heads = sizes["n_kv_heads"], sizes["n_heads"]
-    tree = {
-        "vocab_size": sizes["vocab_size"],
-        "context": sizes["seq_len"],
-        "layers": sizes["n_layers"],
-        "d_model": sizes["dim"],
-        "attention": {"heads": heads, "kv_heads": None if groups == heads else groups},
-        "feedforward": {"kind": "gated", "d_ff": sizes["hidden_dim"]},
-        "norm": {"kind": "rms"},
-        "position": {"kind": "rotary"},
-        "head": {"kind": "lm", "tied": tied},
-    }
-    return _Header(validate(Decoder, tree, f"{path}: not a llama2.c model"), version, start)
+    model = {**FIXED, "head.tied": tied, **{SIZES[name]: size for name, size in sizes.items()}}
+    return validate(Decoder, nested(model), f"{path}: not a llama2.c model"), version, start
 
 
 def _rules(model: Decoder) -> list[Rule]:

@@ -6,6 +6,7 @@ in a meta.pkl, an unrestricted pickle, which is not read.
 """
 
 import pickle
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ from weft.config import validate
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
 from weft.interop.families.gpt2 import rules
-from weft.interop.settings import Flat, Settings, Special, Table, follows, nested, number, whole
+from weft.interop.settings import Flat, Settings, nested
+from weft.interop.table import Special, Table, follows, number, whole
 from weft.interop.weight_map import SAME, conversions, to_ours
 from weft.models.config import Decoder
 from weft.text.tokenizer import Tokenizer
@@ -72,7 +74,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     state = stored.get("model")
     if not isinstance(state, Mapping) or not all(_is_named(*each) for each in state.items()):
         raise InteropError(f"{path}: not a nanoGPT checkpoint: 'model' is not a table of tensors")
-    if model.layers > len(state):  # or else so many layers would be built
+    if model.layers > len(state):  # before that many layers are built
         raise InteropError(f"{path}: model_args.n_layer = {model.layers}: the file holds {len(state)} tensors in all")
     tensors = _tensors(state, path)
     if OUTPUT in tensors and TABLE in tensors:
@@ -108,7 +110,8 @@ def _tensors(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     claimed: dict[int, int] = defaultdict(int)  # bytes of each storage that tensors have used
     for plain, (name, tensor) in found.items():
         storage = tensor.untyped_storage()
-        if plain == OUTPUT and TABLE in found and _same(tensor, found[TABLE][1]):
+        twin = found[TABLE][1] if plain == OUTPUT and TABLE in found else None
+        if twin is not None and tensor.dtype == twin.dtype and tensor.is_set_to(twin):
             continue  # the one table that may go by two names
         claimed[storage.data_ptr()] += tensor.numel() * tensor.element_size()
         if claimed[storage.data_ptr()] > storage.nbytes():
@@ -130,14 +133,6 @@ def _unfit(tensor: Tensor) -> str | None:
     return None
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return (
-        one.data_ptr() == other.data_ptr()
-        and (one.dtype, one.shape) == (other.dtype, other.shape)
-        and one.stride() == other.stride()
-    )
-
-
 def _open(path: Path) -> Mapping[str, Any]:
     """The checkpoint's table. torch.load here makes no object that is not a tensor or a plain value."""
     if not path.is_file():
@@ -147,12 +142,12 @@ def _open(path: Path) -> Mapping[str, Any]:
             old = file.read(len(OLD)) == OLD  # such a file cannot be mapped, but read
         with warnings.catch_warnings(action="ignore"):
             stored = torch.load(path, map_location="cpu", weights_only=True, mmap=not old)
-    except pickle.UnpicklingError as error:
-        if "Unsupported" in str(error) or "not an allowed" in str(error) or "GLOBAL" in str(error):
-            raise InteropError(f"{path}: refused: it holds more than tensors and plain values") from None
-        raise InteropError(f"{path}: not a nanoGPT checkpoint, or truncated") from None
-    except Exception:  # torch's reader fails in many ways
-        raise InteropError(f"{path}: not a nanoGPT checkpoint, or truncated") from None
+    except Exception as error:  # torch's reader fails in many ways
+        code = isinstance(error, pickle.UnpicklingError) and re.search("Unsupported|not an allowed|GLOBAL", str(error))
+        reason = (
+            "refused: it holds more than tensors and plain values" if code else "not a nanoGPT checkpoint, or truncated"
+        )
+        raise InteropError(f"{path}: {reason}") from None
     if not isinstance(stored, Mapping) or "model" not in stored:
         raise InteropError(f"{path}: not a nanoGPT checkpoint: it has no 'model'")
     return stored

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,17 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.data.batch import Source
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
 from weft.models import heads
 from weft.models.build import build
 from weft.models.config import Model, TransformerConfig
-from weft.models.transformer import EncodedSource, Stack, Transformer
+from weft.models.transformer import Transformer, encoded_source
 from weft.nn.attention import AttentionMask
 from weft.nn.config import DynamicNTK, Rotary
 from weft.nn.init import empty_weights
 from weft.nn.mask import Mask
-from weft.nn.position import Position
 
 ABOUT = "weft.json"
 OPSET = 18
@@ -50,7 +51,7 @@ def write(bundle: ModelBundle, folder: Path) -> None:
         _compare(graph, folder / graph.file)
     about = {
         "model": bundle.model.model_dump(mode="json", exclude_none=True),
-        "files": {graph.file: {"inputs": graph.inputs, "outputs": graph.outputs} for graph in graphs},
+        "files": {graph.file: {"inputs": [*graph.inputs], "outputs": graph.outputs} for graph in graphs},
     }
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     if bundle.tokenizer is not None:
@@ -88,22 +89,6 @@ def _plain_model(bundle: ModelBundle) -> Transformer:
 # ---- what is exported
 
 
-class _GivenMask(AttentionMask):
-    """A mask that is given as a tensor, computed from the inputs so that it grows with them."""
-
-    def __init__(
-        self,
-        seen: Tensor,
-        position: Position,
-        queries: Tensor,
-        keys: Tensor,
-        angles: tuple[Tensor, Tensor] | None = None,
-    ):
-        super().__init__(Mask(causal=False), position, queries, keys, angles)
-        bias = position.bias(queries, keys)
-        self._dense = seen if bias is None else torch.where(seen, bias, float("-inf"))
-
-
 class _Cache:
     """One layer's keys and values, (batch, kv_heads, past, d_head) each, to which new ones are appended."""
 
@@ -115,160 +100,101 @@ class _Cache:
         return self.keys, self.values
 
 
-def _seen(stack: Stack, queries: Tensor, keys: Tensor) -> Tensor:
-    """Which keys a stack's queries may see, (1, 1, time, source time), padding apart."""
-    query, key = queries[:, None, :, None], keys[:, None, None, :]
-    seen = key <= query if stack.causal else key >= 0 * query
-    if stack.window is not None:
-        seen = seen & (key > query - stack.window)
-        if not stack.causal:
-            seen = seen & (key < query + stack.window)
-    return seen
+def _whole_sequences(model: Transformer, tokens: Tensor, mask: Tensor, segments: Tensor | None = None) -> Any:
+    """Whole sequences: tokens, mask, segments (batch, time) → the head's output."""
+    output = model(tokens, mask=mask != 0, segments=segments)
+    return tuple(output) if isinstance(output, heads.Pretraining) else output
 
 
-def _read(stack: Stack, x: Tensor, mask: Tensor) -> Tensor:
-    """Whole sequences x (batch, time, d_model) through a stack; mask (batch, time), 0 where there is padding."""
-    places = torch.arange(x.shape[1], device=x.device)[None]
-    seen = _seen(stack, places, places) & (mask != 0)[:, None, None, :]
-    angles = stack.position.angles(places, 0, x.dtype)
-    return stack(x, places, _GivenMask(seen, stack.position, places, places, angles))
+def _encode_source(model: Transformer, tokens: Tensor, mask: Tensor) -> list[Tensor]:
+    """tokens, mask (batch, source time) → the keys and values in turn, (batch, kv_heads, source time, d_head), that
+    every decoder layer's cross-attention has of a source."""
+    return [part for both in model.encode(Source(tokens, mask != 0)) for part in both]
 
 
-def _embedded(model: Transformer, tokens: Tensor, table: nn.Embedding) -> Tensor:
-    x = table(tokens)
-    return x * model.config.d_model**0.5 if model.config.embedding_scale else x
+def _decode(model: Transformer, tokens: Tensor, *given: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The next tokens (batch, time) → logits, and every layer's keys and values with the new ones appended.
+
+    Given are the keys and values in turn of the tokens before; in an encoder–decoder also the source's mask
+    (batch, source time), and the keys and values in turn that the layers have of it.
+    """
+    stack, count = model.decoder, 2 * model.config.layers
+    assert stack is not None
+    before, time = given[0].shape[2], tokens.shape[1]
+    places = torch.arange(before, before + time, device=tokens.device)[None]
+    keys = torch.arange(before + time, device=tokens.device)[None]
+    x = model.embed(tokens, model.embedding)
+    angles = stack.position.angles(places, before + time, x.dtype)
+    where = AttentionMask(Mask(causal=True, window=stack.window, offset=before), stack.position, places, keys, angles)
+    caches = [_Cache(k, v) for k, v in zip(given[:count:2], given[1:count:2], strict=True)]
+    source = None
+    if len(given) > count:
+        mask, *memory = given[count:]
+        source = encoded_source(list(zip(memory[::2], memory[1::2], strict=True)), mask != 0, time)
+    features = stack(x, places, where, caches, source)
+    return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
 
 
-class _WholeSequences(nn.Module):
-    """Whole sequences to a head's output."""
+class _Exported(nn.Module):
+    """A function of a model and its inputs, as the exporter takes it."""
 
-    def __init__(self, model: Transformer):
+    def __init__(self, compute: Callable[..., Any], model: Transformer):
         super().__init__()
-        self.model = model
+        self.compute, self.model = compute, model
 
-    def forward(self, tokens: Tensor, mask: Tensor, segments: Tensor | None = None) -> Any:
-        """tokens, mask, segments (batch, time) → the head's output."""
-        model, stack = self.model, self.model.decoder or self.model.encoder
-        assert stack is not None
-        x = _embedded(model, tokens, model.embedding)
-        if model.segments is not None and segments is not None:
-            x = x + model.segments(segments)
-        output = model.head(_read(stack, x, mask), mask != 0)
-        return tuple(output) if isinstance(output, heads.Pretraining) else output
-
-
-class _SourceEncoder(nn.Module):
-    """A source to the keys and values that every decoder layer's cross-attention has of it."""
-
-    def __init__(self, model: Transformer):
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, mask: Tensor) -> list[Tensor]:
-        """tokens, mask (batch, source time) → keys and values in turn, (batch, kv_heads, source time, d_head)."""
-        model = self.model
-        assert model.encoder is not None and model.decoder is not None
-        x = _embedded(model, tokens, model.source_embedding or model.embedding)
-        encoded = _read(model.encoder, x, mask)
-        return [part for block in model.decoder.blocks for part in block.cross.keys_values(encoded)]  # type: ignore[operator,union-attr]
-
-
-class _CachedDecoder(nn.Module):
-    """The next tokens, with the keys and values of those before, to logits and the extended keys and values."""
-
-    def __init__(self, model: Transformer):
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, tokens: Tensor, past: list[Tensor], mask: Tensor | None = None, memory: list[Tensor] | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """tokens (batch, time); past and memory as keys and values in turn; mask (batch, source time)."""
-        model, stack = self.model, self.model.decoder
-        assert stack is not None
-        x = _embedded(model, tokens, model.embedding)
-        before, time = past[0].shape[2], tokens.shape[1]
-        places = torch.arange(before, before + time, device=x.device)[None]
-        keys = torch.arange(before + time, device=x.device)[None]
-        angles = stack.position.angles(places, 0, x.dtype)
-        where = _GivenMask(_seen(stack, places, keys), stack.position, places, keys, angles)
-        caches = [_Cache(k, v) for k, v in zip(past[::2], past[1::2], strict=True)]
-        source = None
-        if memory is not None and mask is not None:
-            over = _GivenMask((mask != 0)[:, None, None, :], Position(), places, places)
-            source = EncodedSource(list(zip(memory[::2], memory[1::2], strict=True)), over)
-        features = stack(x, places, where, caches, source)
-        return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
+    def forward(self, *inputs: Any) -> Any:
+        return self.compute(self.model, *inputs)
 
 
 # ---- the files
 
 
+Dims = tuple[str | int, ...]  # sizes, and the names of those that are dynamic
+
+
 @dataclass(frozen=True)
 class _Graph:
-    """A file: what is exported, an example of its inputs with the names of their dynamic sizes, and all names."""
+    """A file: what is exported, the dimensions of its inputs, and the names of its outputs."""
 
     file: str
     module: nn.Module
-    example: tuple[Any, ...]
-    dynamic: tuple[Any, ...]
-    inputs: tuple[str, ...]
+    inputs: Mapping[str, Dims]
     outputs: tuple[str, ...]
+
+    def example(self, **sizes: int) -> tuple[Tensor, ...]:
+        """Inputs of these sizes."""
+        rng = torch.Generator().manual_seed(0)
+        return tuple(_example(dims, sizes, rng) for dims in self.inputs.values())
+
+
+def _example(dims: Dims, sizes: Mapping[str, int], rng: torch.Generator) -> Tensor:
+    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in dims]
+    if not all(isinstance(dim, str) for dim in dims):
+        return torch.randn(shape, generator=rng)
+    integers = torch.randint(0, 2, shape, generator=rng)  # which can be ids, masks and segments alike
+    integers[:, 0] = 1  # the output for a row that is all padding means nothing
+    return integers
 
 
 def _graphs(model: Transformer) -> list[_Graph]:
+    config, text, source = model.config, ("batch", "time"), ("batch", "source")
     if model.decoder is None or not isinstance(model.output, heads.WordHead):
-        return [_whole_sequences(model)]
-    decoder = _cached_decoder(model)
-    return [decoder] if model.encoder is None else [_source_encoder(model), decoder]
-
-
-def _whole_sequences(model: Transformer) -> _Graph:
-    tokens, mask = torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)
-    segments = [torch.zeros_like(tokens)] if model.segments is not None else []
-    names = ("input_ids", "attention_mask", "token_type_ids")[: 2 + len(segments)]
-    outputs = {"mlm+nsp": ("logits", "next_sentence_logits"), "embedding": ("embedding",)}
-    return _Graph(
-        "model.onnx",
-        _WholeSequences(model),
-        example=(tokens, mask, *segments),
-        dynamic=({0: "batch", 1: "time"},) * len(names),
-        inputs=names,
-        outputs=outputs.get(model.config.head.kind, ("logits",)),
-    )
-
-
-def _source_encoder(model: Transformer) -> _Graph:
-    tokens = torch.ones(2, 5, dtype=torch.long)
-    return _Graph(
-        "encoder.onnx",
-        _SourceEncoder(model),
-        example=(tokens, tokens.clone()),  # one tensor given twice would become one input
-        dynamic=({0: "batch", 1: "source"},) * 2,
-        inputs=("input_ids", "attention_mask"),
-        outputs=_key_values("memory", model),
-    )
-
-
-def _cached_decoder(model: Transformer) -> _Graph:
-    """Its inputs are the tokens and the cache; in an encoder–decoder also the source's mask, keys and values."""
-    groups, d_head = model.config.attention.groups, model.config.d_head
-    past = _key_values("past_key_values", model)
-    example: list[Any] = [torch.zeros(2, 4, dtype=torch.long), [torch.zeros(2, groups, 3, d_head) for _ in past]]
-    dynamic: list[Any] = [{0: "batch", 1: "time"}, [{0: "batch", 2: "past"} for _ in past]]
-    inputs = ["input_ids", *past]
-    if model.encoder is not None:
-        example += [torch.ones(2, 5, dtype=torch.long), [torch.zeros(2, groups, 5, d_head) for _ in past]]
-        dynamic += [{0: "batch", 1: "source"}, [{0: "batch", 2: "source"} for _ in past]]
-        inputs += ["encoder_attention_mask", *_key_values("memory", model)]
-    return _Graph(
-        "model.onnx" if model.encoder is None else "decoder.onnx",
-        _CachedDecoder(model),
-        example=tuple(example),
-        dynamic=tuple(dynamic),
-        inputs=tuple(inputs),
-        outputs=("logits", *_key_values("present", model)),
-    )
+        names = ("input_ids", "attention_mask", "token_type_ids")[: 2 if model.segments is None else 3]
+        outputs = {"mlm+nsp": ("logits", "next_sentence_logits"), "embedding": ("embedding",)}
+        whole = _Exported(_whole_sequences, model)
+        return [_Graph("model.onnx", whole, dict.fromkeys(names, text), outputs.get(config.head.kind, ("logits",)))]
+    decoder, present = _Exported(_decode, model), ("logits", *_key_values("present", model))
+    cached: Dims = ("batch", config.attention.groups, "past", config.d_head)
+    inputs = {"input_ids": text, **dict.fromkeys(_key_values("past_key_values", model), cached)}
+    if model.encoder is None:
+        return [_Graph("model.onnx", decoder, inputs, present)]
+    encoder, memory = _Exported(_encode_source, model), _key_values("memory", model)
+    read: Dims = ("batch", config.attention.groups, "source", config.d_head)
+    inputs |= {"encoder_attention_mask": source, **dict.fromkeys(memory, read)}
+    return [
+        _Graph("encoder.onnx", encoder, {"input_ids": source, "attention_mask": source}, memory),
+        _Graph("decoder.onnx", decoder, inputs, present),
+    ]
 
 
 def _key_values(name: str, model: Transformer) -> tuple[str, ...]:
@@ -278,6 +204,9 @@ def _key_values(name: str, model: Transformer) -> tuple[str, ...]:
 
 def _export(graph: _Graph, file: Path) -> None:
     weights = sum(tensor.numel() * tensor.element_size() for tensor in graph.module.state_dict().values())
+    dynamic = tuple(
+        {place: dim for place, dim in enumerate(dims) if isinstance(dim, str)} for dims in graph.inputs.values()
+    )
     quiet = logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -286,13 +215,13 @@ def _export(graph: _Graph, file: Path) -> None:
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 graph.module,
-                graph.example,
+                graph.example(batch=2, time=4, past=3, source=5),
                 file,
                 dynamo=True,
                 verbose=False,
                 opset_version=OPSET,
-                dynamic_shapes=graph.dynamic,
-                input_names=graph.inputs,
+                dynamic_shapes=(dynamic,),  # of the one parameter `*inputs`
+                input_names=[*graph.inputs],
                 output_names=graph.outputs,
                 external_data=weights > IN_ONE_FILE,
             )
@@ -322,29 +251,16 @@ def _difference(graph: _Graph, file: Path) -> float:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    rng = torch.Generator().manual_seed(0)
     worst = torch.zeros(())
     for sizes in ({"batch": 3, "time": 7, "past": 2, "source": 4}, {"batch": 1, "time": 1, "past": 0, "source": 1}):
-        given = tuple(_resized(each, own, sizes, rng) for each, own in zip(graph.example, graph.dynamic, strict=True))
+        given = graph.example(**sizes)
         with torch.no_grad():
             expected = _flat(graph.module(*given))
-        fed = {name: tensor.numpy() for name, tensor in zip(graph.inputs, _flat(given), strict=True)}
+        fed = {name: tensor.numpy() for name, tensor in zip(graph.inputs, given, strict=True)}
         for ours, theirs in zip(expected, session.run(None, fed), strict=True):
             # unlike max, maximum keeps a NaN, which no check may pass over
             worst = torch.maximum(worst, (ours - torch.from_numpy(theirs)).abs().max().float())
     return float(worst)
-
-
-def _resized(example: Any, dynamic: Any, sizes: dict[str, int], rng: torch.Generator) -> Any:
-    """An input like the example's at these sizes; integers are 0 and 1, which can be ids, masks and segments alike."""
-    if isinstance(example, list):
-        return [_resized(one, own, sizes, rng) for one, own in zip(example, dynamic, strict=True)]
-    shape = [sizes[dynamic[dim]] if dim in dynamic else size for dim, size in enumerate(example.shape)]
-    if example.dtype == torch.long:
-        integers = torch.randint(0, 2, shape, generator=rng)
-        integers[:, 0] = 1  # the output for a row that is all padding means nothing
-        return integers
-    return torch.randn(shape, generator=rng)
 
 
 def _flat(tree: Any) -> list[Tensor]:

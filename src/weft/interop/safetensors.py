@@ -39,9 +39,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file, not yet read."""
+    """A tensor in a file under its name there, not yet read."""
 
     file: Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -60,7 +61,7 @@ def model_tensors(folder: Path) -> dict[str, Stored]:
         raise InteropError(
             f"{pickled[0]}: reading such a file may run code, so weft does not; save the model again as safetensors"
         )
-    raise InteropError(f"{folder}: there is neither {SINGLE} nor {INDEX} in it")
+    raise InteropError(f"{folder}: it has neither {SINGLE} nor {INDEX}")
 
 
 def _sharded(folder: Path, index: Path) -> dict[str, Stored]:
@@ -74,22 +75,21 @@ def _sharded(folder: Path, index: Path) -> dict[str, Stored]:
             raise InteropError(f"{index}: '{name}' is not the name of a .safetensors file beside it")
         if not (folder / name).is_file():
             raise InteropError(f"{folder / name}: missing, though {INDEX} names it")
-        more = listing(folder / name)
-        twice = next((tensor for tensor in more if tensor in found), None)
-        if twice is not None:
-            raise InteropError(f"{folder / name}: '{twice}' is in {found[twice].file.name} too")
-        found |= more
-    for tensor, name in placed.items():
-        if tensor not in found or found[tensor].file.name != name:
-            raise InteropError(f"{index}: '{tensor}' is not in {name}, where it should be")
-    extra = next((tensor for tensor in found if tensor not in placed), None)
-    if extra is not None:
-        raise InteropError(f"{found[extra].file}: '{extra}' is not in {INDEX}")
+        for tensor, stored in listing(folder / name).items():
+            if tensor in found:
+                raise InteropError(f"{folder / name}: '{tensor}' is in {found[tensor].file.name} too")
+            found[tensor] = stored
+    files = {tensor: stored.file.name for tensor, stored in found.items()}
+    for tensor in {**placed, **files}:
+        if tensor not in placed:
+            raise InteropError(f"{found[tensor].file}: '{tensor}' is not in {INDEX}")
+        if placed[tensor] != files.get(tensor):
+            raise InteropError(f"{index}: '{tensor}' is not in {placed[tensor]}, where it should be")
     return found
 
 
 def is_shard(name: str) -> bool:
-    """Whether a name is that of a file beside its index; any other path leads to what the model is not made of."""
+    """Whether a name is that of a file beside its index; any other path could lead outside the model."""
     return re.fullmatch(r"[\w][\w.-]*\.safetensors", name) is not None
 
 
@@ -101,7 +101,7 @@ def listing(file: Path) -> dict[str, Stored]:
         raise InteropError(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise InteropError(f"{file}: not a whole safetensors file: {error}") from None
-    found = {name: Stored(file, place.shape, place.dtype) for name, place in sorted(places.items())}
+    found = {name: Stored(file, name, place.shape, place.dtype) for name, place in sorted(places.items())}
     for name, tensor in found.items():
         if tensor.dtype not in DTYPES:
             raise InteropError(f"{file}: '{name}' holds numbers of type {tensor.dtype}; weft reads {', '.join(DTYPES)}")
@@ -115,28 +115,19 @@ def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
 
 
 def reader(tensors: Mapping[str, Stored]) -> Callable[[str], Tensor]:
-    """A function that reads one tensor by its name. Its memory is the file's own pages, freed with the tensor."""
+    """A function that reads one of these tensors. Its memory is the file's own pages, freed with the tensor."""
 
     def read(name: str) -> Tensor:
         with safe_open(tensors[name].file, "pt") as opened:
-            return opened.get_tensor(name)
+            return opened.get_tensor(tensors[name].name)
 
     return read
 
 
-def equal(tensors: Mapping[str, Stored], one: str, other: str, rows: int = 4096) -> bool:
+def equal(tensors: Mapping[str, Stored], one: str, other: str) -> bool:
     """Whether two stored tensors hold the same bits."""
-    a, b = tensors[one], tensors[other]
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-        return False
-    with safe_open(a.file, "pt") as left, safe_open(b.file, "pt") as right:
-        if not a.shape:
-            return torch.equal(_bits(left.get_tensor(one)), _bits(right.get_tensor(other)))
-        mine, theirs = left.get_slice(one), right.get_slice(other)
-        return all(
-            torch.equal(_bits(mine[start : start + rows]), _bits(theirs[start : start + rows]))
-            for start in range(0, a.shape[0], rows)
-        )
+    a, b, read = tensors[one], tensors[other], reader(tensors)
+    return (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(_bits(read(one)), _bits(read(other)))
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -149,34 +140,11 @@ def _bits(tensor: Tensor) -> Tensor:
 def write(path: Path, weights: LazyWeights) -> None:
     """Write tensors one after the other and sync; at most one of them is in memory.
 
-    A tensor's offset must be a multiple of its item size, which is known once it was read. Where dtypes are mixed and
-    that fails, all are written a second time, the widest dtypes first.
+    Space is reserved for the header, which is filled in at the end. A tensor's offset must be a multiple of its item
+    size, which is known only once it has been read: where dtypes are mixed and that fails, all tensors are written a
+    second time, the widest dtypes first.
     """
-    sizes = _write(path, weights)
-    if sizes is not None:
-        again = _write(path, {name: weights[name] for name in sorted(sizes, key=lambda n: -sizes[n])})
-        assert again is None
-
-
-def write_as(path: Path, header: str, weights: LazyWeights) -> None:
-    """Write the tensors that a header names, where it places them, and sync: the file that the header came from."""
-    text = header.encode()
-    places = parse_header(text).tensors
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, place in places.items():
-            tensor = weights[name]().detach().cpu().contiguous()
-            if (NAMES[tensor.dtype], tuple(tensor.shape)) != (place.dtype, place.shape):
-                raise InteropError(f"{path.name}: '{name}' is no longer what it was when it was imported")
-            file.write(_bits(tensor).numpy().data if tensor.nbytes else b"")
-        sync(file)
-
-
-def _write(path: Path, weights: LazyWeights) -> dict[str, int] | None:
-    """Write with space reserved for the header, which is filled in at the end. The item sizes, if one is misaligned."""
-    reserved = 64 + sum(
-        len(json.dumps(name)) + 256 for name in weights
-    )  # offsets have up to 20 digits, shapes few entries
+    reserved = 64 + sum(len(json.dumps(name)) + 256 for name in weights)  # offsets have up to 20 digits, shapes few
     reserved += -reserved % 64
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     sizes: dict[str, int] = {}
@@ -184,22 +152,29 @@ def _write(path: Path, weights: LazyWeights) -> dict[str, int] | None:
     with open(path, "wb") as file:
         file.seek(8 + reserved)
         for name, make in weights.items():
-            tensor = make().detach().cpu().contiguous()
-            start, end = end, end + tensor.nbytes
-            if tensor.nbytes:
-                file.write(_bits(tensor).numpy().data)
-            header[name] = {
-                "dtype": NAMES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [start, end],
-            }
-            sizes[name] = tensor.element_size()
+            tensor = make().detach().cpu()
+            start, end, sizes[name] = end, end + tensor.nbytes, tensor.element_size()
             misaligned = misaligned or start % sizes[name] != 0
+            header[name] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [start, end]}
+            file.write(_bits(tensor).numpy().data)
             del tensor
         text = json.dumps(header, separators=(",", ":")).encode()
         assert len(text) <= reserved, "a tensor has more dimensions than space was reserved for"
         file.seek(0)
-        file.write(reserved.to_bytes(8, "little"))
-        file.write(text.ljust(reserved))
+        file.write(reserved.to_bytes(8, "little") + text.ljust(reserved))
         sync(file)
-    return sizes if misaligned else None
+    if misaligned:
+        write(path, {name: weights[name] for name in sorted(sizes, key=lambda each: -sizes[each])})
+
+
+def write_as(path: Path, header: str, weights: LazyWeights) -> None:
+    """Write the tensors that a header names, where it places them, and sync: the file that the header came from."""
+    text = header.encode()
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, place in parse_header(text).tensors.items():
+            tensor = weights[name]().detach().cpu()
+            if (NAMES[tensor.dtype], tuple(tensor.shape)) != (place.dtype, place.shape):
+                raise InteropError(f"{path.name}: '{name}' is no longer what it was when it was imported")
+            file.write(_bits(tensor).numpy().data)
+        sync(file)

@@ -1,14 +1,13 @@
-"""Another program's settings: asked key by key with their types checked, and tables that translate them both ways.
+"""Another program's settings, asked for key by key with their types checked, and a model's own in one flat table.
 
-A model's settings are flat in here: {"d_model": 64, "attention.heads": 4, …}. A table maps them to the keys
-that hold them elsewhere. What a format cannot express shows when a model is written by a table and read again.
+A model's settings are flat in here: {"d_model": 64, "attention.heads": 4, …}. What a format cannot express shows when a
+model is written in it (`table.py`) and read again.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from reprlib import Repr
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from weft.config import Tree
 from weft.errors import InteropError, WeftError
@@ -29,7 +28,7 @@ ACTIVATIONS: dict[str, Activation] = {
 # the first name of each is the one that is written
 THEIR_ACTIVATIONS: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 
-LARGEST = 2**28  # of any size: a single row of so many fp32 numbers is a gigabyte
+LARGEST = 2**28  # of any dimension: a single row of that many fp32 numbers is a gigabyte
 
 Transformer = Decoder | Encoder | EncoderDecoder
 Flat = dict[str, Any]
@@ -117,120 +116,6 @@ class Settings:
         return value
 
 
-# ---- tables
-
-
-class Row(Protocol):
-    """One or more settings of a model, and the keys that mean the same elsewhere."""
-
-    def read(self, settings: Settings, model: Flat) -> Flat:
-        """Settings of the model, given those that earlier rows have read."""
-
-    def write(self, model: Flat) -> Tree:
-        """Keys and their values."""
-
-
-@dataclass(frozen=True)
-class Key:
-    """A setting that has a key of its own; a setting that the model does not have is not written."""
-
-    ours: str
-    theirs: str
-    kind: Literal["whole", "number", "flag", "activation"]
-    default: Any = None  # what the other program takes, or a function of the settings read so far; None: required
-    written: bool = True
-
-    def read(self, settings: Settings, model: Flat) -> Flat:
-        default = self.default(model) if callable(self.default) else self.default
-        return {self.ours: getattr(settings, self.kind)(self.theirs, default)}
-
-    def write(self, model: Flat) -> Tree:
-        if not self.written or self.ours not in model:
-            return {}
-        value = model[self.ours]
-        return {self.theirs: THEIR_ACTIVATIONS[value] if self.kind == "activation" else value}
-
-
-def whole(ours: str, theirs: str, default: int | Callable[[Flat], int] | None = None) -> Key:
-    """A setting that is a whole number above 0."""
-    return Key(ours, theirs, "whole", default)
-
-
-def number(ours: str, theirs: str, default: float | None = None, written: bool = True) -> Key:
-    """A setting that is a number."""
-    return Key(ours, theirs, "number", default, written)
-
-
-def flag(ours: str, theirs: str, default: bool) -> Key:
-    """A setting that is on or off."""
-    return Key(ours, theirs, "flag", default)
-
-
-def activation(ours: str, theirs: str, default: str) -> Key:
-    """A setting that names an activation function."""
-    return Key(ours, theirs, "activation", default)
-
-
-@dataclass(frozen=True)
-class Special:
-    """A row that takes code of its own, in either direction."""
-
-    read: Callable[[Settings, Flat], Flat] = lambda settings, model: {}
-    write: Callable[[Flat], Tree] = lambda model: {}
-
-
-def same(theirs: str, ours: str) -> Special:
-    """A key that has to repeat a setting that was read before."""
-
-    def read(settings: Settings, model: Flat) -> Flat:
-        settings.only(**{theirs: model[ours]})
-        return {}
-
-    return Special(read, lambda model: {theirs: model[ours]})
-
-
-def follows(ours: str, other: str) -> Special:
-    """A setting without a key, which is the same as another one."""
-    return Special(read=lambda settings, model: {ours: model[other]})
-
-
-def constant(theirs: str, value: Any) -> Special:
-    """A key that is written and not read."""
-    return Special(write=lambda model: {theirs: value})
-
-
-@dataclass(frozen=True)
-class Table:
-    """A kind of model elsewhere.
-
-    `fixed` are the settings that all such models have, `only` the keys that have to have one value where they are
-    there, and `defaults` what this kind has for absent keys where it differs from the rows' own defaults.
-    """
-
-    rows: tuple[Row, ...]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    only: Mapping[str, Any] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-    def read(self, settings: Settings, known: Mapping[str, Any]) -> Flat:
-        """The model's settings; `known` are those that come from elsewhere than the keys."""
-        absent = {key: value for key, value in self.defaults.items() if settings.get(key) is None}
-        asked = Settings({**settings.tree, **absent}, settings.where, settings.prefix)
-        asked.only(**self.only)
-        model = {**self.fixed, **known}
-        for row in self.rows:
-            model |= row.read(asked, model)
-        settings.asked |= asked.asked
-        return model
-
-    def write(self, model: Flat) -> Tree:
-        """The keys, as near as this kind can come to the model."""
-        tree: Tree = {}
-        for row in self.rows:
-            tree |= row.write(model)
-        return tree
-
-
 # ---- a model's settings, flat
 
 
@@ -264,6 +149,8 @@ def nested(model: Flat) -> Tree:
     attention = tree["attention"]
     if attention.get("d_head") is not None and attention["d_head"] * attention["heads"] == tree["d_model"]:
         attention["d_head"] = None
+    if attention.get("kv_heads") == attention["heads"]:
+        attention["kv_heads"] = None
     if tree.get("encoder_layers") == tree["layers"]:
         tree["encoder_layers"] = None
     return tree

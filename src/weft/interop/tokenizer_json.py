@@ -7,7 +7,6 @@ token holds. The result is text; what is wrong in it is found when it is loaded.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 SPACE = "▁"
@@ -30,22 +29,15 @@ class BPEVocabulary:
     begin: str | None = None
     end: str | None = None
 
-    @cached_property
-    def ids(self) -> dict[str, int]:
-        """The id of every token."""
-        return {token: id for id, token in enumerate(self.tokens)}
-
 
 def byte_level(vocabulary: BPEVocabulary, pre_tokenizer: Json, whole_words: bool = False) -> str:
     """tokenizer.json of a byte-level BPE; with `whole_words` a word in the vocabulary is not merged from its parts."""
-    model = {"unk_token": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": whole_words}
     decoder = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    return _tokenizer_json(vocabulary, model, pre_tokenizer, decoder)
+    return _tokenizer_json(vocabulary, {"ignore_merges": whole_words}, pre_tokenizer, decoder)
 
 
 def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool = True) -> str:
     """tokenizer.json of a SentencePiece BPE with byte fallback; `space_first` puts a space before a text."""
-    model = {"unk_token": unk, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False}
     scheme = "first" if space_first else "never"
     pre_tokenizer = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
     steps: list[Json] = [
@@ -55,56 +47,42 @@ def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool 
     ]
     if space_first:
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    model = {"unk_token": unk, "fuse_unk": True, "byte_fallback": True}
     return _tokenizer_json(vocabulary, model, pre_tokenizer, {"type": "Sequence", "decoders": steps})
 
 
 def _tokenizer_json(vocabulary: BPEVocabulary, model: Json, pre_tokenizer: Json, decoder: Json) -> str:
+    ids = {token: id for id, token in enumerate(vocabulary.tokens)}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    special = sorted(vocabulary.special.items(), key=lambda item: ids[item[0]])
     tree = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": _added_tokens(vocabulary),
-        "normalizer": None,
+        "added_tokens": [{"id": ids[token], "content": token, **plain, "special": hidden} for token, hidden in special],
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": _post_processor(vocabulary),
+        "post_processor": _post_processor(vocabulary, ids),
         "decoder": decoder,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            **model,
-            "vocab": vocabulary.ids,
-            "merges": [list(merge) for merge in vocabulary.merges],
-        },
+        "model": {"type": "BPE", **model, "vocab": ids, "merges": [list(merge) for merge in vocabulary.merges]},
     }
     return json.dumps(tree, ensure_ascii=False)
 
 
-def _post_processor(vocabulary: BPEVocabulary) -> Json | None:
-    begin, end = vocabulary.begin, vocabulary.end
-    tokens = [token for token in (begin, end) if token is not None]
-    if not tokens:
+def _post_processor(vocabulary: BPEVocabulary, ids: Mapping[str, int]) -> Json | None:
+    around = [token for token in (vocabulary.begin, vocabulary.end) if token is not None]
+    if not around:
         return None
 
     def framed(sequence: str) -> list[Json]:
-        before, after = ([{"SpecialToken": {"id": token, "type_id": 0}}] if token else [] for token in (begin, end))
+        before, after = (
+            [{"SpecialToken": {"id": token, "type_id": 0}}] if token else []
+            for token in (vocabulary.begin, vocabulary.end)
+        )
         return [*before, {"Sequence": {"id": sequence, "type_id": 0}}, *after]
 
     return {
         "type": "TemplateProcessing",
         "single": framed("A"),
         "pair": [*framed("A"), *framed("B")],
-        "special_tokens": {token: {"id": token, "ids": [vocabulary.ids[token]], "tokens": [token]} for token in tokens},
+        "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in around},
     }
-
-
-def _added_tokens(vocabulary: BPEVocabulary) -> list[Json]:
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return [
-        {"id": vocabulary.ids[token], "content": token, **plain, "special": vocabulary.special[token]}
-        for token in sorted(vocabulary.special, key=vocabulary.ids.__getitem__)
-    ]
 
 
 def merges_by_score(tokens: Sequence[str], scores: Sequence[float], texts: Sequence[bool]) -> list[tuple[str, str]]:

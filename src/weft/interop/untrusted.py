@@ -1,4 +1,4 @@
-"""Files that strangers wrote: every size in them is checked before anything is made of it."""
+"""Untrusted files: every size in them is checked before it is used."""
 
 import json
 import mmap
@@ -9,23 +9,36 @@ from typing import Any
 
 from weft.errors import InteropError
 
-LARGEST_JSON = 100_000_000  # bytes; no header of a safetensors file may be larger either
+LARGEST = 100_000_000  # bytes of a file that is read whole; no header of a safetensors file may be larger either
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a small file."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise InteropError(f"{path}: {path.stat().st_size:,} bytes are too many for a settings file")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InteropError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InteropError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file."""
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InteropError(f"{path}: not UTF-8 text") from None
 
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
+    text = read_text(path)
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise InteropError(f"{path}: {path.stat().st_size:,} bytes are too many for a settings file")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InteropError(f"{path}: no such file") from None
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, InteropError):
-            raise
         raise InteropError(f"{path}: not valid JSON: {' '.join(str(error).split())}") from None
-    except OSError as error:
-        raise InteropError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:

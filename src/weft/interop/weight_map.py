@@ -7,6 +7,7 @@ layout there. `{layer}` stands for a block's number. A table may hold rules for 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import torch
@@ -21,18 +22,18 @@ from weft.nn.init import empty_weights
 Shape = tuple[int, ...]
 
 
-# ---- layouts: how a tensor is stored elsewhere
+# ---- layouts: how another program stores a tensor
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A tensor's form elsewhere. `to_ours` and `to_theirs` undo each other bit by bit."""
+    """How another program stores a tensor. `to_ours` and `to_theirs` are exact inverses."""
 
     to_ours: Callable[[Tensor], Tensor]
     to_theirs: Callable[[Tensor], Tensor]
 
     def shape(self, ours: Shape) -> Shape:
-        """The shape elsewhere of a tensor that has the shape `ours` here."""
+        """Their shape of a tensor whose shape is `ours` here."""
         return tuple(self.to_theirs(torch.empty(ours, device="meta")).shape)
 
 
@@ -69,7 +70,7 @@ def adjacent_pairs(d_head: int) -> Layout:
 
 @dataclass(frozen=True)
 class Rule:
-    """weft's name of a tensor; its names elsewhere, in the order of the rows; a layout for each of them."""
+    """weft's name of a tensor; their names for its parts, in the order of the rows; a layout for each."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -97,7 +98,7 @@ def module(ours: str, *theirs: str, layout: Layout = SAME, layouts: tuple[Layout
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor elsewhere: rows `start` … `stop` of one of ours, in another layout."""
+    """One of their tensors: rows `start` … `stop` of one of ours, in another layout."""
 
     name: str
     shape: Shape
@@ -106,12 +107,7 @@ class Part:
     layout: Layout
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """A tensor here, and what it consists of elsewhere."""
-
-    name: str
-    parts: tuple[Part, ...]
+Conversions = Mapping[str, tuple[Part, ...]]  # our tensor → the parts that it consists of
 
 
 def shapes(model: Model) -> dict[str, Shape]:
@@ -120,10 +116,10 @@ def shapes(model: Model) -> dict[str, Shape]:
         return {name: tuple(tensor.shape) for name, tensor in build(model).state_dict().items()}
 
 
-def conversions(rules: Iterable[Rule], model: Model) -> list[Conversion]:
+def conversions(rules: Iterable[Rule], model: Model) -> Conversions:
     """The rules that apply to `model`, layer by layer. Every tensor of the model is covered exactly once."""
     ours = shapes(model)
-    made: dict[str, Conversion] = {}
+    made: dict[str, tuple[Part, ...]] = {}
     for rule in rules:
         for layer in count() if "{layer}" in rule.ours else range(1):
             name = rule.ours.replace("{layer}", str(layer))
@@ -135,11 +131,11 @@ def conversions(rules: Iterable[Rule], model: Model) -> list[Conversion]:
                 shape = layout.shape((length, *ours[name][1:]))
                 parts.append(Part(theirs.replace("{layer}", str(layer)), shape, start, start + length, layout))
                 start += length
-            made[name] = Conversion(name, tuple(parts))
+            made[name] = tuple(parts)
     unnamed = next((name for name in ours if name not in made), None)
     if unnamed is not None:
         raise InteropError(f"{unnamed} {list(ours[unnamed])}: this format has no place for it")
-    return [made[name] for name in ours]
+    return {name: made[name] for name in ours}
 
 
 def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
@@ -154,54 +150,43 @@ def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
     return rows
 
 
-def their_names(table: Iterable[Conversion]) -> set[str]:
-    """The names of all tensors elsewhere."""
-    return {part.name for conversion in table for part in conversion.parts}
+def their_shapes(table: Conversions) -> dict[str, Shape]:
+    """All of their tensors, with their shapes."""
+    return {part.name: part.shape for parts in table.values() for part in parts}
 
 
 # ---- reading and writing by a table
 
 
-def to_ours(
-    table: Iterable[Conversion], found: Mapping[str, Shape], read: Callable[[str], Tensor], where: str
-) -> LazyWeights:
+def to_ours(table: Conversions, found: Mapping[str, Shape], read: Callable[[str], Tensor], where: str) -> LazyWeights:
     """Our weights, each read from theirs when it is asked for.
 
     `found` holds the names and shapes of everything that `where` stores; `read` gets one tensor. What is missing, left
     over or of another shape is an error that names it.
     """
-    table = list(table)
-    parts = {part.name: part for conversion in table for part in conversion.parts}
-    missing = [name for name in parts if name not in found]
-    if missing:
-        raise InteropError(f"{where}: '{missing[0]}' {list(parts[missing[0]].shape)} is missing{_and_others(missing)}")
-    extra = [name for name in found if name not in parts]
-    if extra:
-        raise InteropError(
-            f"{where}: '{extra[0]}' {list(found[extra[0]])} has no place in this model{_and_others(extra)}"
-        )
-    for name, part in parts.items():
-        if tuple(found[name]) != part.shape:
-            raise InteropError(f"{where}: '{name}' is {list(found[name])}; the settings ask for {list(part.shape)}")
-    return {conversion.name: _reader(conversion, read) for conversion in table}
+    wanted = their_shapes(table)
+    for names, shapes, fault in (
+        ([name for name in wanted if name not in found], wanted, "is missing"),
+        ([name for name in found if name not in wanted], found, "has no place in this model"),
+    ):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise InteropError(f"{where}: '{names[0]}' {list(shapes[names[0]])} {fault}{more}")
+    for name, shape in wanted.items():
+        if tuple(found[name]) != shape:
+            raise InteropError(f"{where}: '{name}' is {list(found[name])}; the settings ask for {list(shape)}")
+    return {name: partial(_ours, parts, read) for name, parts in table.items()}
 
 
-def _reader(conversion: Conversion, read: Callable[[str], Tensor]) -> Callable[[], Tensor]:
-    def ours() -> Tensor:
-        parts = [part.layout.to_ours(read(part.name)) for part in conversion.parts]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    return ours
+def _ours(parts: Iterable[Part], read: Callable[[str], Tensor]) -> Tensor:
+    tensors = [part.layout.to_ours(read(part.name)) for part in parts]
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def to_theirs(table: Iterable[Conversion], weights: LazyWeights) -> LazyWeights:
-    """Their weights, each made from ours when it is asked for; their shapes stand in the table's parts."""
-    return {part.name: _writer(part, weights[conversion.name]) for conversion in table for part in conversion.parts}
+def to_theirs(table: Conversions, weights: LazyWeights) -> LazyWeights:
+    """Their weights, each made from ours when it is asked for."""
+    return {part.name: partial(_theirs, part, weights[name]) for name, parts in table.items() for part in parts}
 
 
-def _writer(part: Part, ours: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    return lambda: part.layout.to_theirs(ours()[part.start : part.stop])
-
-
-def _and_others(names: list[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+def _theirs(part: Part, ours: Callable[[], Tensor]) -> Tensor:
+    return part.layout.to_theirs(ours()[part.start : part.stop])

@@ -152,7 +152,7 @@ class Transformer(LanguageModel):
         assert stack is not None
         if self.decoder is not None and self.encoder is not None:
             given = self._given(source)
-            encoded = _encoded(self._encode(given), given.mask, tokens.shape[1])
+            encoded = encoded_source(self.encode(given), given.mask, tokens.shape[1])
         documents = limits.get("documents")
         seen = Mask(
             causal=stack.causal,
@@ -161,7 +161,7 @@ class Transformer(LanguageModel):
             real=limits.get("mask"),
             documents=None if documents is None else (documents, documents),
         )
-        x = self._embed(tokens, self.embedding, segments)
+        x = self.embed(tokens, self.embedding, segments)
         positions = _places(tokens) if positions is None else positions
         return stack(x, positions, _where(stack, seen, positions, x), source=encoded)
 
@@ -205,7 +205,7 @@ class Transformer(LanguageModel):
         if self.encoder is None:
             return TransformerState(cache, batch, max_len, None, None)
         source = self._given(source)
-        return TransformerState(cache, batch, max_len, self._encode(source), source.mask)
+        return TransformerState(cache, batch, max_len, self.encode(source), source.mask)
 
     @torch.no_grad()
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
@@ -213,7 +213,7 @@ class Transformer(LanguageModel):
         assert isinstance(state, TransformerState) and self.decoder is not None
         time, stack = tokens.shape[1], self.decoder
         state.reserve(time)
-        x = self._embed(tokens, self.embedding, None)
+        x = self.embed(tokens, self.embedding, None)
         ahead = _places(tokens)
         places = ahead + state.longest if state.even else ahead + state.lengths[:, None]
         seen = state.longest + time
@@ -227,7 +227,7 @@ class Transformer(LanguageModel):
         where = AttentionMask(mask, stack.position, places, keys, stack.position.angles(places, seen, x.dtype))
         written = None if state.even else places
         cache = [state.cache.layer(number, written, state.longest) for number in range(len(stack.blocks))]
-        source = None if state.source_cache is None else _encoded(state.source_cache, state.source_mask, time)
+        source = None if state.source_cache is None else encoded_source(state.source_cache, state.source_mask, time)
         features = stack(x, places, where, cache, source)
         state.advance(time, lengths)
         return features
@@ -239,7 +239,8 @@ class Transformer(LanguageModel):
             raise ModelError(f"{self._name()} reads a source before it writes; none was given")
         return source
 
-    def _embed(self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None) -> Tensor:
+    def embed(self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None = None) -> Tensor:
+        """tokens (batch, time) → (batch, time, d_model), in an encoder with what their segments add."""
         check_tokens(tokens, table.num_embeddings)
         x = table(tokens)
         if self.config.embedding_scale:
@@ -248,10 +249,10 @@ class Transformer(LanguageModel):
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         return x
 
-    def _encode(self, source: Source) -> SourceCache:
+    def encode(self, source: Source) -> SourceCache:
         """Every decoder layer's keys and values of the source."""
         assert self.encoder is not None and self.decoder is not None
-        x = self._embed(source.tokens, self.source_embedding or self.embedding, None)
+        x = self.embed(source.tokens, self.source_embedding or self.embedding, None)
         positions = _places(source.tokens)
         mask = Mask(causal=False, window=self.encoder.window, real=source.mask)
         encoded = self.encoder(x, positions, _where(self.encoder, mask, positions, x))
@@ -279,7 +280,7 @@ def _where(stack: Stack, mask: Mask, positions: Tensor, x: Tensor) -> AttentionM
     return AttentionMask(mask, stack.position, positions, positions, angles)
 
 
-def _encoded(cache: SourceCache, mask: Tensor | None, time: int) -> EncodedSource:
+def encoded_source(cache: SourceCache, mask: Tensor | None, time: int) -> EncodedSource:
     """A source as `time` queries read it: every real token of it; positions take no part."""
     keys = cache[0][0]
     queries, places = (torch.arange(length, device=keys.device)[None] for length in (time, keys.shape[2]))

@@ -97,4 +97,4 @@ def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
 
 def _stored(file: Path) -> dict[str, Callable[[], Tensor]]:
     tensors = safetensors.listing(file)
-    return dict(lazily(safetensors.reader(tensors), {name: name for name in tensors}))
+    return dict(lazily(safetensors.reader(tensors), tensors))

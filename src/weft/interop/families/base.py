@@ -6,8 +6,19 @@ from typing import Any
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
-from weft.interop.settings import Flat, Settings, Table, Transformer, flat, nested
+from weft.interop.settings import Flat, Settings, Transformer, flat, nested
+from weft.interop.table import Table
 from weft.interop.weight_map import Rule, Shape
+
+# the blocks of the Transformer of 2017: biases, a plain feed-forward, LayerNorm after each sublayer
+POST_NORM = {
+    "attention.bias": "all",
+    "feedforward.kind": "plain",
+    "norm.kind": "layer",
+    "placement": "post",
+    "init.kind": "normal",
+    "init.depth_scaled": False,
+}
 
 
 @dataclass(frozen=True)
@@ -37,12 +48,12 @@ class Family:
         model = self.settings.read(settings, {"head.kind": self.architectures[architecture], **known})
         return validate(self.model, nested(model), settings.where)
 
-    def write(self, model: Transformer) -> tuple[str, Tree]:
-        """The architecture and the config.json of a model, as near as the family can come."""
+    def write(self, model: Transformer) -> Tree:
+        """The config.json of a model, as near as the family can come."""
         named = [name for name, head in self.architectures.items() if head == model.head.kind]
         if not named:
             raise InteropError(f"model.head.kind = '{model.head.kind}', which {self.title} does not have")
-        return named[0], {"model_type": self.kind, **self.settings.write(flat(model))}
+        return {"model_type": self.kind, "architectures": named[:1], **self.settings.write(flat(model))}
 
     def known(self, model: Transformer) -> Flat:
         """The settings of a model that would be read from its weights and other files, not from config.json."""

@@ -5,10 +5,12 @@ BERT (Devlin et al. 2019) and the many sentence encoders that are BERTs without 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from weft.config import Tree
-from weft.interop.families.base import Family
-from weft.interop.settings import Flat, Row, Settings, Special, Table, activation, number, whole
+from weft.interop.families.base import POST_NORM, Family
+from weft.interop.settings import Flat, Settings
+from weft.interop.table import Row, Special, Table, activation, number, whole
 from weft.interop.weight_map import Rule, Shape, module, tensor
 from weft.models.config import Encoder
 from weft.nn.config import Activation
@@ -37,47 +39,67 @@ def _body(base: str) -> tuple[Rule, ...]:
     )
 
 
-def _bert_words(head: str) -> tuple[Rule, ...]:
+def _words(head: str, dense: str, norm: str, table: str, bias: str) -> tuple[Rule, ...]:
     """The head that predicts masked words."""
     return (
-        *module(f"{head}.dense", "cls.predictions.transform.dense"),
-        *module(f"{head}.norm", "cls.predictions.transform.LayerNorm"),
-        tensor(f"{head}.bias", "cls.predictions.bias"),
-        tensor(f"{head}.weight", "cls.predictions.decoder.weight"),
+        *module(f"{head}.dense", dense),
+        *module(f"{head}.norm", norm),
+        tensor(f"{head}.weight", f"{table}.weight"),
+        tensor(f"{head}.bias", bias),
     )
 
 
+def _pooled(head: str, pooler: str, out: str) -> tuple[Rule, ...]:
+    """A head that classifies whole texts."""
+    return (*module(f"{head}.pooler.dense", pooler), *module(f"{head}.out", out))
+
+
+_BERT_WORDS = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
+_NEXT_SENTENCE = ("bert.pooler.dense", "cls.seq_relationship")
 BERT_HEADS: Heads = {
-    "mlm": _bert_words("output"),
-    "nsp": (*module("output.pooler.dense", "bert.pooler.dense"), *module("output.out", "cls.seq_relationship")),
-    "mlm+nsp": (
-        *_bert_words("output.words"),
-        *module("output.next_sentence.pooler.dense", "bert.pooler.dense"),
-        *module("output.next_sentence.out", "cls.seq_relationship"),
-    ),
-    "sequence": (*module("output.pooler.dense", "bert.pooler.dense"), *module("output.out", "classifier")),
+    "mlm+nsp": (*_words("output.words", *_BERT_WORDS), *_pooled("output.next_sentence", *_NEXT_SENTENCE)),
+    "mlm": _words("output", *_BERT_WORDS),
+    "nsp": _pooled("output", *_NEXT_SENTENCE),
+    "sequence": _pooled("output", "bert.pooler.dense", "classifier"),
     "token": module("output.out", "classifier"),
+    "embedding": (),
 }
 ROBERTA_HEADS: Heads = {
-    "mlm": (
-        *module("output.dense", "lm_head.dense"),
-        *module("output.norm", "lm_head.layer_norm"),
-        tensor("output.bias", "lm_head.bias"),
-        tensor("output.weight", "lm_head.decoder.weight"),
-    ),
-    "sequence": (*module("output.pooler.dense", "classifier.dense"), *module("output.out", "classifier.out_proj")),
+    "mlm": _words("output", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+    "sequence": _pooled("output", "classifier.dense", "classifier.out_proj"),
     "token": module("output.out", "classifier"),
+    "embedding": (),
 }
 DISTILBERT_HEADS: Heads = {
-    "mlm": (
-        *module("output.dense", "vocab_transform"),
-        *module("output.norm", "vocab_layer_norm"),
-        tensor("output.bias", "vocab_projector.bias"),
-        tensor("output.weight", "vocab_projector.weight"),
-    ),
-    "sequence": (*module("output.pooler.dense", "pre_classifier"), *module("output.out", "classifier")),
+    "mlm": _words("output", "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
+    "sequence": _pooled("output", "pre_classifier", "classifier"),
     "token": module("output.out", "classifier"),
+    "embedding": (),
 }
+# what transformers calls the class of a model with each head; the last is the base model
+CLASSES = {
+    "mlm+nsp": "ForPreTraining",
+    "mlm": "ForMaskedLM",
+    "nsp": "ForNextSentencePrediction",
+    "sequence": "ForSequenceClassification",
+    "token": "ForTokenClassification",
+    "embedding": "Model",
+}
+
+
+def _architectures(name: str, heads: Heads) -> dict[str, str]:
+    return {name + CLASSES[head]: head for head in heads}
+
+
+def _rules(body: tuple[Rule, ...], heads: Heads, model: Encoder) -> tuple[Rule, ...]:
+    return (*body, *heads.get(model.head.kind, ()))
+
+
+def _unused_pooler(base: str, model: Encoder) -> dict[str, Shape]:
+    """A headless BERT has a pooler in transformers, which warns if it is missing though nothing here uses it."""
+    size, pooler = model.d_model, f"{base}.pooler.dense"
+    return {f"{pooler}.weight": (size, size), f"{pooler}.bias": (size,)} if model.head.kind == "embedding" else {}
+
 
 _LAYER = "distilbert.transformer.layer.{layer}"
 DISTILBERT_BODY = (
@@ -91,22 +113,6 @@ DISTILBERT_BODY = (
     *module(f"{BLOCK}.feedforward.down", f"{_LAYER}.ffn.lin2"),
     *module(f"{BLOCK}.feedforward_skip.norm", f"{_LAYER}.output_layer_norm"),
 )
-
-
-def _rules(body: tuple[Rule, ...], heads: Heads) -> Callable[[Encoder], tuple[Rule, ...]]:
-    return lambda model: (*body, *heads.get(model.head.kind, ()))
-
-
-def _unused_pooler(base: str) -> Callable[[Encoder], dict[str, Shape]]:
-    """A headless BERT has a pooler in transformers, which is missed in the file though nothing here uses it."""
-
-    def zeros(model: Encoder) -> dict[str, Shape]:
-        if model.head.kind != "embedding":
-            return {}
-        d_model = model.d_model
-        return {f"{base}.pooler.dense.weight": (d_model, d_model), f"{base}.pooler.dense.bias": (d_model,)}
-
-    return zeros
 
 
 # ---- heads
@@ -174,16 +180,7 @@ BODY: tuple[Row, ...] = (
     number("dropout", "hidden_dropout_prob", 0.1),
     number("init.std", "initializer_range", 0.02, written=False),
 )
-FIXED = {
-    "attention.bias": "all",
-    "feedforward.kind": "plain",
-    "norm.kind": "layer",
-    "placement": "post",
-    "position.kind": "learned",
-    "embedding_norm": True,
-    "init.kind": "normal",
-    "init.depth_scaled": False,
-}
+FIXED = {**POST_NORM, "position.kind": "learned", "embedding_norm": True}
 NO_DECODER = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 GAMMA_AND_BETA = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -192,28 +189,16 @@ BERT = Family(
     kind="bert",
     title="BERT",
     model=Encoder,
-    architectures={
-        "BertForPreTraining": "mlm+nsp",
-        "BertForMaskedLM": "mlm",
-        "BertForNextSentencePrediction": "nsp",
-        "BertForSequenceClassification": "sequence",
-        "BertForTokenClassification": "token",
-        "BertModel": "embedding",
-    },
+    architectures=_architectures("Bert", BERT_HEADS),
     settings=Table((*BODY, _head("tanh", _bert_dropout)), FIXED, NO_DECODER),
-    rules=_rules(_body("bert"), BERT_HEADS),
+    rules=partial(_rules, _body("bert"), BERT_HEADS),
     prefix="bert.",
     copies=lambda model: {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    unused=(
-        r"bert\.embeddings\.position_ids",
-        r"bert\.pooler\..*",
-        r"cls\.seq_relationship\..*",
-        r"cls\.predictions\..*",
-    ),
-    zeros=_unused_pooler("bert"),
+    unused=(r"bert\.embeddings\.position_ids", r"bert\.pooler\..*", r"cls\.(seq_relationship|predictions)\..*"),
+    zeros=partial(_unused_pooler, "bert"),
     renames=GAMMA_AND_BETA,
 )
 
@@ -221,21 +206,16 @@ ROBERTA = Family(
     kind="roberta",
     title="RoBERTa",
     model=Encoder,
-    architectures={
-        "RobertaForMaskedLM": "mlm",
-        "RobertaForSequenceClassification": "sequence",
-        "RobertaForTokenClassification": "token",
-        "RobertaModel": "embedding",
-    },
+    architectures=_architectures("Roberta", ROBERTA_HEADS),
     settings=Table((*BODY, OFFSET, _head("tanh", _bert_dropout, words="gelu")), FIXED, NO_DECODER),
-    rules=_rules(_body("roberta"), ROBERTA_HEADS),
+    rules=partial(_rules, _body("roberta"), ROBERTA_HEADS),
     prefix="roberta.",
     copies=lambda model: {
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },
     unused=(r"roberta\.embeddings\.(position_ids|token_type_ids)", r"roberta\.pooler\..*", r"lm_head\..*"),
-    zeros=_unused_pooler("roberta"),
+    zeros=partial(_unused_pooler, "roberta"),
     renames=GAMMA_AND_BETA,
 )
 
@@ -243,12 +223,7 @@ DISTILBERT = Family(
     kind="distilbert",
     title="DistilBERT",
     model=Encoder,
-    architectures={
-        "DistilBertForMaskedLM": "mlm",
-        "DistilBertForSequenceClassification": "sequence",
-        "DistilBertForTokenClassification": "token",
-        "DistilBertModel": "embedding",
-    },
+    architectures=_architectures("DistilBert", DISTILBERT_HEADS),
     settings=Table(
         rows=(
             whole("vocab_size", "vocab_size", 30522),
@@ -265,7 +240,7 @@ DISTILBERT = Family(
         ),
         fixed={**FIXED, "norm.eps": 1e-12, "segments": 0},
     ),
-    rules=_rules(DISTILBERT_BODY, DISTILBERT_HEADS),
+    rules=partial(_rules, DISTILBERT_BODY, DISTILBERT_HEADS),
     prefix="distilbert.",
     copies=lambda model: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     unused=(r"distilbert\.embeddings\.position_ids", r"vocab_(transform|layer_norm|projector)\..*"),

@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019): learned positions, pre-norm, matrices stored as (in, out)."""
 
 from weft.interop.families.base import Family
-from weft.interop.settings import Special, Table, activation, flag, number, whole
+from weft.interop.table import Special, Table, activation, flag, number, whole
 from weft.interop.weight_map import TRANSPOSED, Layout, Rule, module, tensor
 from weft.models.config import Decoder
 

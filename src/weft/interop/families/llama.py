@@ -9,20 +9,8 @@ from typing import Any
 
 from weft.config import Tree
 from weft.interop.families.base import Family
-from weft.interop.settings import (
-    THEIR_ACTIVATIONS,
-    Flat,
-    Row,
-    Settings,
-    Special,
-    Table,
-    activation,
-    constant,
-    flag,
-    follows,
-    number,
-    whole,
-)
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
+from weft.interop.table import Row, Special, Table, activation, constant, even_heads, flag, follows, number, whole
 from weft.interop.weight_map import module, tensor
 from weft.models.config import Decoder
 
@@ -107,7 +95,7 @@ SHARED: tuple[Row, ...] = (
     whole("layers", "num_hidden_layers"),
     whole("attention.heads", "num_attention_heads"),
     whole("attention.kv_heads", "num_key_value_heads", lambda model: model["attention.heads"]),
-    whole("attention.d_head", "head_dim", lambda model: max(1, model["d_model"] // model["attention.heads"])),
+    whole("attention.d_head", "head_dim", even_heads),
     whole("context", "max_position_embeddings", 2048),
     number("norm.eps", "rms_norm_eps", 1e-6),
     number("attention.dropout", "attention_dropout", 0.0),
@@ -160,12 +148,11 @@ QWEN_WINDOW = Special(_read_qwen_window, _write_qwen_window)
 
 
 def _read_gemma_activation(settings: Settings, model: Flat) -> Flat:
+    """The first releases said gelu and meant its approximation by tanh."""
     given = settings.get("hidden_activation") or settings.get("hidden_act")
-    given = (
-        "gelu_pytorch_tanh" if given in (None, "gelu") else given
-    )  # the first releases had gelu there and meant this one
-    asked = Settings({"hidden_act": given}, settings.where)
-    return {"feedforward.activation": asked.activation("hidden_act")}
+    if given in (None, "gelu"):
+        return {"feedforward.activation": "gelu-tanh"}
+    return {"feedforward.activation": Settings({"hidden_act": given}, settings.where).activation("hidden_act")}
 
 
 def _write_gemma_activation(model: Flat) -> Tree:

@@ -6,23 +6,9 @@ Marian (Junczys-Dowmunt et al. 2018), BART (Lewis et al. 2020), T5 and T5 v1.1 (
 from collections.abc import Callable, Collection, Mapping
 
 from weft.config import Tree
-from weft.interop.families.base import Family
-from weft.interop.settings import (
-    ACTIVATIONS,
-    THEIR_ACTIVATIONS,
-    Flat,
-    Row,
-    Settings,
-    Special,
-    Table,
-    activation,
-    constant,
-    flag,
-    follows,
-    number,
-    same,
-    whole,
-)
+from weft.interop.families.base import POST_NORM, Family
+from weft.interop.settings import ACTIVATIONS, THEIR_ACTIVATIONS, Flat, Settings
+from weft.interop.table import Row, Special, Table, activation, constant, flag, follows, number, same, whole
 from weft.interop.weight_map import ONE_ROW, Rule, Shape, module, tensor
 from weft.models.config import EncoderDecoder
 
@@ -100,15 +86,7 @@ SHARED: tuple[Row, ...] = (
     flag("head.tied", "tie_word_embeddings", True),
     number("init.std", "init_std", 0.02, written=False),
 )
-FIXED = {
-    "attention.bias": "all",
-    "feedforward.kind": "plain",
-    "norm.kind": "layer",
-    "placement": "post",
-    "init.kind": "normal",
-    "init.depth_scaled": False,
-}
-POST_NORM = {"normalize_before": False, "add_final_layer_norm": False}
+NORM_AFTER = {"normalize_before": False, "add_final_layer_norm": False}
 
 
 def _read_tables(settings: Settings, model: Flat) -> Flat:
@@ -134,8 +112,8 @@ MARIAN = Family(
     architectures={"MarianMTModel": "lm"},
     settings=Table(
         rows=(*SHARED, Special(_read_tables, _write_tables)),
-        fixed={**FIXED, "position.kind": "sinusoidal", "position.layout": "halves", "embedding_norm": False},
-        only={**POST_NORM, "static_position_embeddings": True, "normalize_embedding": False},
+        fixed={**POST_NORM, "position.kind": "sinusoidal", "position.layout": "halves", "embedding_norm": False},
+        only={**NORM_AFTER, "static_position_embeddings": True, "normalize_embedding": False},
     ),
     rules=_rules,
     by_weights={"head.bias": _has("final_logits_bias")},
@@ -151,8 +129,8 @@ BART = Family(
     architectures={"BartForConditionalGeneration": "lm", "BartModel": "lm"},
     settings=Table(
         rows=SHARED,
-        fixed={**FIXED, "position.kind": "learned", "position.offset": 2, "embedding_norm": True},
-        only={**POST_NORM, "normalize_embedding": True},
+        fixed={**POST_NORM, "position.kind": "learned", "position.offset": 2, "embedding_norm": True},
+        only={**NORM_AFTER, "normalize_embedding": True},
     ),
     rules=_rules,
     prefix="model.",

@@ -1,0 +1,126 @@
+"""The model card of an exported run: what was trained on what, what it cost, what it can do, and how to repeat it.
+
+Everything in it comes from the run's own records. A license is not among them: only the owner can give one.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from weft.explain.count import count
+from weft.explain.units import duration
+from weft.recipe.config import Recipe
+from weft.recipe.metrics import metric
+from weft.runs.report import Record
+
+# the kind of a model and of its head → what the hub calls its task
+TASKS = {
+    ("encoder", "mlm"): "fill-mask",
+    ("encoder", "mlm+nsp"): "fill-mask",
+    ("encoder", "sequence"): "text-classification",
+    ("decoder", "sequence"): "text-classification",
+    ("encoder", "token"): "token-classification",
+    ("encoder", "embedding"): "sentence-similarity",
+    ("encoder-decoder", "lm"): "translation",
+    ("decoder", "lm"): "text-generation",
+}
+SIZES = ("layers", "d_model", "vocab_size", "context")
+NAMED_PARTS = {"position": "positions", "norm": "norm", "feedforward": "feed-forward", "smoothing": "smoothing"}
+LICENSE = "## License\n\nUnknown: the people who made this model have not said how it may be used."
+
+
+def model_card(recipe: Recipe, events: Sequence[dict[str, Any]]) -> str:
+    """The card as Markdown, from a run's recipe and the lines of its events.jsonl."""
+    record = Record(recipe, (), (), events)
+    start, result = record.last("start"), record.last("result")
+    samples = [_fenced(text) for text in result.get("samples") or () if isinstance(text, str)][:3]
+    versions = ", ".join(f"{name} {start[name]}" for name in ("weft", "torch", "python") if start.get(name))
+    sections = [
+        _front_matter(recipe),
+        f"# {recipe.name}",
+        _description(record),
+        _data(recipe, start.get("corpus") or ()),
+        _table("Counts", ("", ""), [row for row in _counts(record).items() if row[1]]),
+        _table("Measured on held-out text", ("", ""), _metrics(result)),
+        *(["## What it writes", *samples] if samples else []),
+        *(["## How to repeat it", _fenced(start["command"])] if start.get("command") else []),
+        f"Made with {versions}." if versions else "",
+        LICENSE,
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _front_matter(recipe: Recipe) -> str:
+    """YAML between two rules, as the hub reads it."""
+    head = getattr(recipe.model, "head", None)
+    task = TASKS.get((recipe.model.kind, head.kind if head is not None else "lm"))
+    tag = f'pipeline_tag: "{task}"\n' if task else ""
+    return f'---\nlicense: "unknown"\ntags: ["weft"]\n{tag}---'
+
+
+def _description(record: Record) -> str:
+    recipe, origin = record.recipe, record.last("import").get("origin")
+    model = recipe.model.model_dump(mode="json", exclude_none=True)
+    parts = [f"{key} {model[key]:,}" for key in SIZES if key in model]
+    parts += [f"{model[key]['kind']} {name}" for key, name in NAMED_PARTS.items() if "kind" in model.get(key, ())]
+    sentences = [
+        *([f"Imported from {_line(origin)}."] if origin else []),
+        f"A model of kind `{recipe.model.kind}`: {', '.join(parts)}.",
+        f"Trained for `{recipe.objective.kind}`.",
+        *([f"Its tokenizer is of kind `{recipe.tokenizer.kind}`."] if recipe.tokenizer is not None else []),
+    ]
+    return " ".join(sentences)
+
+
+def _data(recipe: Recipe, corpus: Sequence[str]) -> str:
+    """The text that was read, with the hash of the tokens made of it where the run kept one."""
+    weighted = bool(recipe.data.mixture)
+    rows = [
+        (", ".join(part.sources) or part.prepared, *([f"{part.weight:g}"] if weighted else []), sha or "")
+        for part, sha in zip_longest(recipe.data.parts, corpus[: len(recipe.data.parts)])
+    ]
+    return _table("Data", ("source", "weight", "sha256") if weighted else ("source", "sha256"), rows)
+
+
+def _counts(record: Record) -> dict[str, str]:
+    recipe, start = record.recipe, record.last("start")
+    made: Mapping[str, Any] = record.last("model") or record.last("import")
+    steps, batch = record.last("finish").get("step"), recipe.batch
+    seconds = sum(event.get("seconds", 0.0) for event in record.all("finish"))
+    counts = {"parameters": f"{made['parameters']:,}" if made.get("parameters") else ""}
+    if steps is not None:
+        counts["steps"] = f"{steps:,}"
+    if steps is not None and batch.size is not None and batch.length is not None:
+        tokens = steps * batch.size * batch.length
+        counts["tokens seen"] = f"{tokens:,}"
+        counts["operations in training"] = f"{tokens * count(recipe.model, batch.length).training():.2e}"
+    if seconds:
+        counts["time"] = duration(seconds)
+    if start:
+        counts |= {"precision": recipe.precision or "", "seed": str(recipe.seed), "device": start.get("device", "")}
+    return counts
+
+
+def _metrics(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    numbers = {name: value for name, value in result.items() if type(value) in (int, float)}
+    return [(metric(name).title, format(value, metric(name).format)) for name, value in numbers.items()]
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A titled table; nothing where there are no rows."""
+    cells = [[_line(value).replace("|", "\\|") for value in row] for row in rows]
+    lines = [columns, ["---"] * len(columns), *cells]
+    return "\n".join([f"## {title}", "", *(f"| {' | '.join(line)} |" for line in lines)]) if cells else ""
+
+
+def _line(value: object) -> str:
+    """Anything as one line."""
+    return " ".join(str(value).split())
+
+
+def _fenced(text: str) -> str:
+    """A text as it is, between fences that it does not contain."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
