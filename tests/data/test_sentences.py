@@ -1,6 +1,7 @@
 """Pairs of sentences: whole passages, half of which follow one another, whatever the batch."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from weft.data.sentences import (
     sentence_examples,
     sentence_pairs,
 )
+from weft.data.shards import Side
 from weft.data.split import split_sections
 from weft.errors import DataError, TokenizerError
 from weft.text.config import Byte
@@ -115,13 +117,13 @@ def test_a_batch_of_pairs() -> None:
         real = batch.mask[row]
         assert batch.targets[row][real].tolist() == expected
         assert batch.segments[row][real].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
-        assert batch.follows[row] == is_next
+        assert batch.next_sentence[row] == is_next
         assert (batch.targets[row][~real] == PAD).all()
         assert (batch.tokens[row][~real] == PAD).all()
         assert (batch.segments[row][~real] == 0).all()
     assert batch.loss_mask is not None
     assert not batch.loss_mask[torch.isin(batch.targets, torch.tensor(BERT.special_ids))].any()
-    assert float(batch.follows_weight.sum()) == pytest.approx(batch.count)
+    assert float(batch.next_sentence_weight.sum()) == pytest.approx(batch.count)
     parts = batch.split(3)
     assert torch.equal(torch.cat([part.tokens for part in parts]), batch.tokens)
     weights = torch.cat([part.next_sentence_weight for part in parts if part.next_sentence_weight is not None])
@@ -136,7 +138,7 @@ def test_a_pair_does_not_know_its_company(step: int, size: int, length: int) -> 
     whole = next_sentence_batch(sentences, masking, rows(step, size), seed=5, length=length)
     for row in range(size):
         alone = next_sentence_batch(sentences, masking, [step * size + row], seed=5, length=length)
-        for name in ("tokens", "targets", "loss_mask", "mask", "segments", "follows"):
+        for name in ("tokens", "targets", "loss_mask", "mask", "segments", "next_sentence"):
             assert torch.equal(getattr(alone, name)[0], getattr(whole, name)[row])
 
 
@@ -166,7 +168,9 @@ def test_sentences_of_both_sides_in_one_pass(tmp_path: Path) -> None:
         for side in ("train", "validation"):
             mine = (section for section in split_sections(text) if section.side == side)
             assert [one for one in found if one[0] == side] == list(document_sentences(mine))
-        examples = list(sentence_examples(text, tokenizer))
+        read: Counter[Side] = Counter()
+        examples = list(sentence_examples(text, tokenizer, read))
+        assert read == Counter({side: sum(s.size for s in split_sections(text) if s.side == side) for side in read})
         spelled = [(side, tokenizer.decode(row["tokens"]), row["document"]) for side, row in examples]
         assert spelled == found and len(found) > 100
         assert {side for side, _, _ in found} == ({"train"} if isinstance(split, NoSplit) else {"train", "validation"})

@@ -61,7 +61,7 @@ def framed_text_length(tokenizer: Tokenizer, length: int | None) -> tuple[int | 
 def text_length(length: int | None, specials: int) -> int | None:
     """How many tokens of text fit into a row beside its special tokens."""
     if length is not None and length <= specials:
-        raise DataError(f"length {length} leaves no space for text beside {specials} special tokens; raise it")
+        raise DataError(f"batch.length = {length} leaves no space for text beside {specials} special tokens; raise it")
     return None if length is None else length - specials
 
 

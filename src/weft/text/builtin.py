@@ -22,6 +22,11 @@ from weft.errors import DataError, suggestion
 from weft.files import write_text
 from weft.progress import bar
 
+try:
+    from pydoc_data.topics import topics
+except ImportError:  # some distributions ship it apart; the docstrings remain
+    topics = {}
+
 NAMES = ("python",)
 FORMAT = 1  # of the cached file; raise it when the text below changes
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
@@ -89,10 +94,6 @@ def _from_cache(cache: Path) -> list[str] | None:
 
 def _python_topics() -> list[str]:
     """The pages of `help("topics")`: chapters of the language reference."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:  # some distributions ship it apart; the docstrings remain
-        return []
     pages = (inspect.cleandoc(topics[name]) + "\n" for name in sorted(topics) if topics[name].strip())
     return list(dict.fromkeys(pages))  # some pages answer to two names
 
