@@ -22,10 +22,9 @@ PATIENCE = 20_000  # draws in a row that bring nothing new: then there is nothin
 
 @dataclass(frozen=True)
 class Task:
-    """What a task is, the columns of its rows, and how many rows a side has by default."""
+    """A task: the columns of its rows, the grammar that draws them, and how many a side has by default."""
 
     name: str
-    summary: str
     columns: tuple[str, ...]
     draw: Callable[[Rng, Mine], Row | None]
     train: int = 20_000
@@ -36,32 +35,15 @@ _PAIR = ("source", "target")
 _TASKS = {
     task.name: task
     for task in (
-        Task("copy", "write a string of letters down again", _PAIR, letters.copy),
-        Task("reverse", "write a string of letters from its end", _PAIR, letters.reverse),
-        Task("dates", "a day as people write or say it → ISO 8601", _PAIR, dates.to_iso),
-        Task("dates-back", "a day in ISO 8601 → as one says it", _PAIR, dates.to_words),
-        Task("numbers", "a number below a million in words → in figures", _PAIR, numbers.to_figures),
-        Task("numbers-back", "a number in figures → in words", _PAIR, numbers.to_words),
-        Task(
-            "sentiment",
-            "is an opinion positive or negative? Its words alone don't tell, their order does",
-            ("text", "label"),
-            sentiment.opinion,
-        ),
-        Task(
-            "questions",
-            "a question about a short story of made-up facts",
-            ("context", "question", "answer", *_PAIR),
-            questions.question,
-        ),
-        Task(
-            "chatter",
-            "conversations with an assistant that answers in one plain sentence",
-            ("messages",),
-            chatter.conversation,
-            train=10_000,
-            validation=500,
-        ),
+        Task("copy", _PAIR, letters.copy),
+        Task("reverse", _PAIR, letters.reverse),
+        Task("dates", _PAIR, dates.to_iso),
+        Task("dates-back", _PAIR, dates.to_words),
+        Task("numbers", _PAIR, numbers.to_figures),
+        Task("numbers-back", _PAIR, numbers.to_words),
+        Task("sentiment", ("text", "label"), sentiment.opinion),
+        Task("questions", ("context", "question", "answer", *_PAIR), questions.question),
+        Task("chatter", ("messages",), chatter.conversation, train=10_000, validation=500),
     )
 }
 
@@ -72,7 +54,7 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> Task:
-    """What a task is about."""
+    """A task by its name."""
     name = name.removeprefix("builtin:")
     if name not in _TASKS:
         raise DataError(f"builtin:{name}: no such built-in task; {suggestion(name, _TASKS)}")
