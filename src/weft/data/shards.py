@@ -8,8 +8,7 @@ shape (3, sections): a section's first token in the shard, its UTF-8 bytes, its 
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,9 +17,8 @@ import numpy.typing as npt
 from pydantic import Field, NonNegativeInt, ValidationError
 
 from weft.config import Config
-from weft.data import verified
 from weft.errors import DataError
-from weft.files import THREADS, put, sha256, sync, write_text
+from weft.files import put, sync, write_text
 from weft.text.tokenizer import Tokenizer
 
 Ids = npt.NDArray[np.int64]
@@ -134,7 +132,7 @@ class Shards:
 
     @classmethod
     def open(cls, path: str | Path) -> "Shards":
-        """The folder that `weft prepare` wrote. Every file's size is checked, its content only by `verify`."""
+        """The folder that `weft prepare` wrote. Every file's size is checked."""
         path = Path(path)
         index = _read_index(path)
         width = np.dtype(index.dtype).itemsize
@@ -166,28 +164,6 @@ class Shards:
         if tokenizer.fingerprint != self.index.tokenizer:
             raise DataError(f"{self.path}: tokenizer.json is not the one these tokens were made with; prepare it again")
         return tokenizer
-
-    def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
-        """Reads everything and compares checksums, except for files noted as whole; `advance` gets the bytes read.
-
-        What is whole is noted in the folder, so that it costs once.
-        """
-        expected = {self.path / f"{shard.name}.tokens": shard.tokens_sha256 for shard in self.index.shards}
-        expected |= {self.path / f"{shard.name}.sections": shard.sections_sha256 for shard in self.index.shards}
-        todo = {path: checksum for path, checksum in expected.items() if not verified.is_noted(path, checksum)}
-
-        def check(path: Path) -> None:
-            try:
-                found = sha256(path, advance)
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-            if found != todo[path]:
-                raise DataError(f"{path}: damaged: its checksum differs from the index; prepare the folder again")
-
-        with ThreadPoolExecutor(THREADS, "verify") as pool:
-            for _ in pool.map(check, todo):
-                pass
-        verified.note(todo)
 
 
 def _read_index(path: Path) -> Index:
