@@ -122,7 +122,7 @@ def test_a_subword_tokenizer_spells_the_text(tmp_path: Path, text: Path) -> None
     tokenizer = build_tokenizer(BPE(), train_texts(TextSource([str(text)], NoSplit())))
     shards = prepare(TextSource([str(text)], NoSplit()), tmp_path / "out", tokenizer)
     assert shards.index.dtype == "uint16"
-    assert spelled(shards.train, shards.tokenizer()) == text.read_text(encoding="utf-8")
+    assert spelled(shards.train, Tokenizer.load(shards.path)) == text.read_text(encoding="utf-8")
 
 
 def test_wide_ids_take_four_bytes(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,10 +304,3 @@ def test_a_shard_may_not_name_a_file_elsewhere(tmp_path: Path, text: Path) -> No
     index.write_text(index.read_text().replace('"train-00000"', '"../train-00000"'))
     with pytest.raises(DataError, match=r"shards\.0\.name"):
         Shards.open(tmp_path / "out")
-
-
-def test_another_tokenizer_in_the_folder_is_noticed(tmp_path: Path, text: Path) -> None:
-    shards = prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
-    build_tokenizer(BPE(), ["weft warp loom"]).save(tmp_path / "out")
-    with pytest.raises(DataError, match="not the one these tokens were made with"):
-        shards.tokenizer()

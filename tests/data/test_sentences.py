@@ -10,9 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data import held
 
 from weft.data.config import HashSplit, NoSplit, TextSource
 from weft.data.corrupt import Masking
+from weft.data.examples import Examples
 from weft.data.sampler import Array, rows
 from weft.data.sentences import (
     Pairs,
@@ -34,28 +36,16 @@ PAD, CLS, SEP, MASK_ID = 0, 2, 3, 4  # as in BERT's vocabulary, with ordinary to
 BERT = Masking(0.15, 90, MASK_ID, np.array([PAD, CLS, SEP, MASK_ID, 50]), PAD, CLS, SEP)
 
 
-class Listed:
-    """Sentences in memory, each of them numbers that say which document and which token they are."""
+def listed(documents: list[list[int]]) -> Examples:
+    """Sentences whose tokens say which document and which place they are from.
 
-    def __init__(self, documents: list[list[int]]) -> None:
-        """documents: the length of each sentence of each document."""
-        self.numbers = np.array([d for d, sentences in enumerate(documents) for _ in sentences], dtype=np.int64)
-        self.sentences: list[Array] = []
-        for document, sentences in enumerate(documents):
-            ids = 1000 * (document + 1) + np.arange(sum(sentences))
-            self.sentences += np.split(ids, np.cumsum(sentences)[:-1])
-
-    def joined(self, field: str) -> Array:
-        assert field == "tokens"
-        return np.concatenate(self.sentences)
-
-    def lengths(self, field: str) -> Array:
-        assert field == "tokens"
-        return np.array([len(sentence) for sentence in self.sentences])
-
-    def values(self, field: str) -> Array:
-        assert field == "document"
-        return self.numbers
+    documents: the length of each sentence of each document.
+    """
+    rows = []
+    for document, sentences in enumerate(documents):
+        ids = 1000 * (document + 1) + np.arange(sum(sentences))
+        rows += [{"tokens": part.tolist(), "document": document} for part in np.split(ids, np.cumsum(sentences)[:-1])]
+    return held.examples(rows)
 
 
 def passages(sentences: Sentences, pairs: Pairs) -> Iterator[tuple[Array, Array, bool]]:
@@ -72,7 +62,7 @@ def passages(sentences: Sentences, pairs: Pairs) -> Iterator[tuple[Array, Array,
     st.integers(0, 2**40),
 )
 def test_pairs_are_passages(documents: list[list[int]], length: int, sample: int) -> None:
-    sentences = Sentences(Listed(documents))
+    sentences = Sentences(listed(documents))
     ((a, b, is_next),) = passages(sentences, sentence_pairs(sentences, [sample], 3, length))
     assert len(a) >= 1
     assert len(b) >= 1
@@ -84,7 +74,7 @@ def test_pairs_are_passages(documents: list[list[int]], length: int, sample: int
 
 
 def test_most_pairs_fill_the_row_and_a_tenth_does_not() -> None:
-    sentences = Sentences(Listed([[5] * 100] * 20))
+    sentences = Sentences(listed([[5] * 100] * 20))
     pairs = sentence_pairs(sentences, range(600), 0, 63)
     totals = pairs.a_length + pairs.b_length
     assert (totals == 60).mean() == pytest.approx(0.9, abs=0.04)
@@ -92,7 +82,7 @@ def test_most_pairs_fill_the_row_and_a_tenth_does_not() -> None:
 
 
 def test_an_epoch_of_pairs_goes_through_the_text() -> None:
-    sentences = Sentences(Listed([[4, 6] * 20] * 10))  # 2000 tokens
+    sentences = Sentences(listed([[4, 6] * 20] * 10))  # 2000 tokens
     count = sentences.per_epoch(53)
     assert count == 40
     places = sentences.places(range(2 * count), 1, 53)
@@ -103,7 +93,7 @@ def test_an_epoch_of_pairs_goes_through_the_text() -> None:
 
 
 def test_a_batch_of_pairs() -> None:
-    sentences = Sentences(Listed([[7, 5, 9, 4] * 5] * 6))
+    sentences = Sentences(listed([[7, 5, 9, 4] * 5] * 6))
     masking = Masking(0.15, 9000, MASK_ID, BERT.special_ids, PAD, CLS, SEP)
     batch = next_sentence_batch(sentences, masking, rows(2, 7), seed=5, length=40)
     assert batch.mask is not None
@@ -133,7 +123,7 @@ def test_a_batch_of_pairs() -> None:
 @many
 @given(st.integers(0, 2**40), st.integers(1, 9), st.integers(5, 40))
 def test_a_pair_does_not_know_its_company(step: int, size: int, length: int) -> None:
-    sentences = Sentences(Listed([[7, 5, 9, 4] * 3, [2], [30, 1]]))
+    sentences = Sentences(listed([[7, 5, 9, 4] * 3, [2], [30, 1]]))
     masking = Masking(0.15, 9000, MASK_ID, BERT.special_ids, PAD, CLS, SEP)
     whole = next_sentence_batch(sentences, masking, rows(step, size), seed=5, length=length)
     for row in range(size):
@@ -144,10 +134,10 @@ def test_a_pair_does_not_know_its_company(step: int, size: int, length: int) -> 
 
 def test_what_gives_no_pairs() -> None:
     with pytest.raises(DataError, match="1 document: half of the sentence pairs come from another one"):
-        Sentences(Listed([[3, 4]]))
+        Sentences(listed([[3, 4]]))
     with pytest.raises(DataError, match="every document is a single sentence"):
-        Sentences(Listed([[3], [4]]))
-    sentences = Sentences(Listed([[3, 4], [4]]))
+        Sentences(listed([[3], [4]]))
+    sentences = Sentences(listed([[3, 4], [4]]))
     with pytest.raises(TokenizerError, match="cls, sep and pad"):
         next_sentence_batch(sentences, Masking(0.15, 90, 4, np.array([4])), [0, 1], seed=0, length=16)
     with pytest.raises(DataError, match=r"batch\.length = 4"):

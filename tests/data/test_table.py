@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.data import rows as rows_module
 from weft.data.config import FilesSplit, HashSplit, NoSplit, TailSplit
-from weft.data.row_split import Seen, split_rows
+from weft.data.row_split import split_rows
 from weft.data.table import Columns, Row, RowSource, Skipped, read_rows
 from weft.errors import DataError
 
@@ -237,15 +237,6 @@ def test_a_tail_is_measured_once_while_its_files_stay(tmp_path: Path, monkeypatc
     pair = [put(tmp_path / f"a.{language}", "one\ntwo\n" * 10) for language in ("en", "de")]
     parallel = RowSource(pair[:1], PAIRS, pair[1:])
     assert [row.side for row in split_rows(parallel, TailSplit())] == ["train"] * 18 + ["validation"] * 2
-
-
-def test_what_went_by(tmp_path: Path) -> None:
-    name = put(tmp_path / "a.jsonl", "".join(f'{{"text": "row {n}", "label": {n % 3}}}\n' for n in range(300)))
-    source, seen = RowSource([name], {"text": "text", "label": "label"}), Seen()
-    rows = list(seen.watch(split_rows(source, HashSplit()), lambda row: [row.values["label"]]))
-    assert rows == list(split_rows(source, HashSplit()))
-    assert seen.rows == Counter(row.side for row in rows) and seen.rows.total() == 300
-    assert seen.labels == {"0", "1", "2"}
 
 
 def test_validation_from_files_of_its_own(tmp_path: Path) -> None:

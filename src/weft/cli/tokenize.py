@@ -99,7 +99,7 @@ def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokeniz
     from weft.data.documents import read
 
     texts = (document.text for document in read(data or ["builtin:python"]))
-    return build_tokenizer(config, texts, progress=True)
+    return build_tokenizer(config, texts)
 
 
 def _faces(cutter: "Tokenizer", spans: "list[TokenSpan]") -> list[str]:

@@ -159,7 +159,7 @@ def stamp(name: str) -> list[Any]:
 
 def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
     if name.startswith("builtin:"):
-        for text in builtin.documents(name):
+        for text in builtin.corpus(name).documents:
             yield from _sections_of(text, name)
         return
     if name.startswith("hub:"):

@@ -31,14 +31,7 @@ BATCH = 1024 * 1024  # bytes of text that are encoded at once
 AHEAD = 2  # batches being encoded: one's ids are turned into an array while the other keeps the cores busy
 
 
-def prepare(
-    text: TextSource,
-    out: str | Path,
-    tokenizer: Tokenizer,
-    *,
-    shard_tokens: int = SHARD_TOKENS,
-    progress: bool = True,
-) -> Shards:
+def prepare(text: TextSource, out: str | Path, tokenizer: Tokenizer, *, shard_tokens: int = SHARD_TOKENS) -> Shards:
     """Writes the tokens of a text to the folder `out`; one that the same call left unfinished is continued."""
     plan = _plan(text, shard_tokens, tokenizer)
     out = Path(out)
@@ -51,7 +44,7 @@ def prepare(
             size = tokenizer.vocab_size
             dtype = dtype_for(size)
             try:
-                with bar("preparing", _total(text), unit="bytes", wanted=progress) as advance:
+                with bar("preparing", _total(text), unit="bytes") as advance:
                     sections = _counted(split_sections(text, plan["section"]), advance)
                     shards = _write(out, _encoded(_remaining(sections, done), tokenizer, dtype), done, shard_tokens)
                 check_sides(shards, text.validation)

@@ -1,11 +1,11 @@
-"""Training and validation: each row on its side, and what was seen of rows that went by."""
+"""Training and validation: each row on its side."""
 
 import hashlib
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit
@@ -41,34 +41,20 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
     if isinstance(split, FilesSplit):
         there = replace(source, sources=split.sources, targets=split.targets)
         parts.append(read_rows(there, "validation", skipped))
-    seen = Seen()
-    yield from seen.watch(chain.from_iterable(parts))
-    empty = next((side for side in sides if not seen.rows[side]), None)
+    seen: Counter[Side] = Counter()
+    for row in chain.from_iterable(parts):
+        seen[row.side] += 1
+        yield row
+    empty = next((side for side in sides if not seen[side]), None)
     if empty is not None and not isinstance(split, NoSplit):
         raise DataError(
-            f"{seen.rows.total()} rows leave none for {empty} (validation.kind = '{split.kind}'); "
+            f"{seen.total()} rows leave none for {empty} (validation.kind = '{split.kind}'); "
             "add rows, change validation.fraction, or set validation.kind to none"
         )
 
 
 def _is_task(source: str) -> bool:
     return source.startswith("builtin:") and source.removeprefix("builtin:") in tasks.names()
-
-
-@dataclass
-class Seen:
-    """What went by while rows were read: how many on each side, and the labels of those to learn from."""
-
-    rows: Counter[Side] = field(default_factory=Counter)
-    labels: set[str] = field(default_factory=set)
-
-    def watch(self, rows: Iterable[Row], labels_of: Callable[[Row], Iterable[str]] | None = None) -> Iterator[Row]:
-        """The rows as they are, counted on their way; `labels_of` gives the labels of one."""
-        for row in rows:
-            self.rows[row.side] += 1
-            if labels_of is not None and row.side == "train":
-                self.labels.update(labels_of(row))
-            yield row
 
 
 # ---- by hash

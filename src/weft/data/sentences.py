@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import torch
 from weft.data.batch import Batch
 from weft.data.config import TextSource
 from weft.data.corrupt import PAIRING, Flags, Masking
+from weft.data.examples import Examples
 from weft.data.sampler import Array, draw, permute, streams
 from weft.data.shards import Side
 from weft.data.split import Section, split_sections
@@ -70,21 +71,14 @@ def document_sentences(sections: Iterable[Section]) -> Iterator[tuple[Side, str,
         yield from ((side, sentence, before.document) for sentence in split_sentences(rest[side]))
 
 
-class SentenceSource(Protocol):
-    """Sentences in the order of the text, the ids of each in `tokens` and the number of its document in `document`."""
-
-    def joined(self, field: str, /) -> npt.NDArray[Any]: ...
-
-    def lengths(self, field: str, /) -> npt.NDArray[Any]: ...
-
-    def values(self, field: str, /) -> npt.NDArray[Any]: ...
-
-
 class Sentences:
     """Sentences with their documents: what next-sentence pairs are drawn from."""
 
-    def __init__(self, source: SentenceSource) -> None:
-        """Refuses a source from which no pair can be drawn."""
+    def __init__(self, source: Examples) -> None:
+        """`source`: sentences in the order of the text, their ids in `tokens`, their documents' numbers in `document`.
+
+        Refuses a source from which no pair can be drawn.
+        """
         self.tokens = source.joined("tokens")  # of all sentences
         numbers = np.asarray(source.values("document"))
         # ends[i] is the number of tokens up to and with sentence i; borders[d] the first sentence of document d

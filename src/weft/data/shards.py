@@ -19,7 +19,6 @@ from pydantic import Field, NonNegativeInt, ValidationError
 from weft.config import Config
 from weft.errors import DataError
 from weft.files import put, sync, write_text
-from weft.text.tokenizer import Tokenizer
 
 Ids = npt.NDArray[np.int64]
 Side = Literal["train", "validation"]
@@ -157,13 +156,6 @@ class Shards:
         """A hash of every token and border, and of the tokenizer."""
         index = self.index.model_dump_json()
         return hashlib.sha256(index.encode()).hexdigest()
-
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made these tokens, from the same folder."""
-        tokenizer = Tokenizer.load(self.path)
-        if tokenizer.fingerprint != self.index.tokenizer:
-            raise DataError(f"{self.path}: tokenizer.json is not the one these tokens were made with; prepare it again")
-        return tokenizer
 
 
 def _read_index(path: Path) -> Index:

@@ -129,11 +129,11 @@ def _file(name: str, kinds: Mapping[str, Kind], side: Side) -> Iterator[tuple[in
 
 
 def _builtin(name: str, side: Side) -> Iterator[Mapping[str, Any]]:
-    if name in builtin.builtin_names():
-        return ({"text": text} for text in builtin.documents(name))
+    if name in builtin.NAMES:
+        return ({"text": text} for text in builtin.corpus(name).documents)
     if name in tasks.names():
         return iter(tasks.rows(name, side))
-    known = [*tasks.names(), *builtin.builtin_names()]
+    known = [*tasks.names(), *builtin.NAMES]
     raise DataError(f"builtin:{name}: no such task or corpus; {suggestion(name, known)}")
 
 

@@ -73,6 +73,8 @@ class Tokenizer:
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in undeclared])
         self._json = backend.to_str()
         self._special = {token: vocab[token] for token in sorted(special.union(undeclared))}
+        ids = {role: self._special[token] for role, token in self._roles.items()}
+        self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.cls_id, self.sep_id, self.mask_id = map(ids.get, ROLES)
         self._vocab_size = max(vocab.values(), default=-1) + 1
         self.chat_template = chat_template
 
@@ -169,11 +171,7 @@ class Tokenizer:
     def encode(self, text: str, *, bos: bool = False, eos: bool = False, specials: bool = False) -> list[int]:
         """The ids of a text. `specials` reads special tokens in it: only for text from a trusted hand."""
         ids = self._encode(self._trusting if specials else self._backend, [text])[0]
-        if bos:
-            ids.insert(0, self.need("bos"))
-        if eos:
-            ids.append(self.need("eos"))
-        return ids
+        return [*([self.need("bos")] if bos else []), *ids, *([self.need("eos")] if eos else [])]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, on all cores."""
@@ -311,38 +309,6 @@ class Tokenizer:
             )
         return self._special[token]
 
-    def _id_of(self, role: Role) -> int | None:
-        token = self._roles.get(role)
-        return None if token is None else self._special[token]
-
-    @property
-    def pad_id(self) -> int | None:
-        return self._id_of("pad")
-
-    @property
-    def unk_id(self) -> int | None:
-        return self._id_of("unk")
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._id_of("bos")
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._id_of("eos")
-
-    @property
-    def cls_id(self) -> int | None:
-        return self._id_of("cls")
-
-    @property
-    def sep_id(self) -> int | None:
-        return self._id_of("sep")
-
-    @property
-    def mask_id(self) -> int | None:
-        return self._id_of("mask")
-
     # ---- chat
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, reply: bool = True) -> str:
@@ -359,17 +325,15 @@ class Tokenizer:
         return render(self.chat_template, given)
 
 
-def build_tokenizer(
-    settings: TokenizerConfig, texts: Iterable[str] = (), progress: bool = False, most: int = DEFAULT_SIZE
-) -> Tokenizer:
+def build_tokenizer(settings: TokenizerConfig, texts: Iterable[str] = (), most: int = DEFAULT_SIZE) -> Tokenizer:
     """The tokenizer that `settings` describe: trained on texts, which are read once, one at a time; or a finished one.
 
     Pieces of words are learned up to `most` tokens, or as many as the text supports, where the settings name no
-    `vocab_size`. `progress` shows a bar where stderr is a terminal.
+    `vocab_size`.
     """
     if isinstance(settings, Pretrained):
         return Tokenizer.load(settings.path, settings.pattern)
-    return Tokenizer(learn(settings, texts, progress, most), settings.specials.roles())
+    return Tokenizer(learn(settings, texts, most), settings.specials.roles())
 
 
 # ---- reading files that others wrote

@@ -24,10 +24,10 @@ LONGEST_WORD = 1000  # characters of a word that wordpiece cuts; beyond, the gre
 WORD_START = "\ue000"  # private use: BERT's normalizer removes it from texts, so it can mark
 
 
-def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False, most: int = DEFAULT_SIZE) -> Tokenizer:
+def learn(config: TrainedConfig, texts: Iterable[str], most: int = DEFAULT_SIZE) -> Tokenizer:
     """A trained Hugging Face tokenizer with its special tokens in place; of `most` tokens where none are asked for."""
     with ExitStack() as bars:
-        reading = _Reading(texts, bars, progress)
+        reading = _Reading(texts, bars)
         match config:
             case Word():
                 backend = _word(config, reading)
@@ -55,16 +55,15 @@ def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False, m
 class _Reading:
     """Passes the texts on, refuses what no tokenizer can hold, and remembers the characters it saw."""
 
-    def __init__(self, texts: Iterable[str], bars: ExitStack, progress: bool) -> None:
+    def __init__(self, texts: Iterable[str], bars: ExitStack) -> None:
         self._texts = texts
         self._bars = bars
-        self._progress = progress
         self.alphabet: set[str] = set()
-        self.at_end: Callable[[], None] = _nothing  # runs when the texts are read, before the long work begins
+        self.at_end: Callable[[], None] = lambda: None  # runs when the texts are read, before the long work begins
 
     def __iter__(self) -> Iterator[str]:
         characters = 0
-        with bar("tokenizer: reading text", None, unit="bytes", wanted=self._progress) as advance:
+        with bar("tokenizer: reading text", None, unit="bytes") as advance:
             for text in self._texts:
                 refuse_surrogates(text)
                 advance(utf8_size(text))
@@ -74,12 +73,7 @@ class _Reading:
         if not characters:
             raise TokenizerError("there is no text to train the tokenizer on; provide at least one character")
         self.at_end()
-        learning = f"tokenizer: learning from {characters:,} characters"
-        self._bars.enter_context(bar(learning, None, wanted=self._progress))
-
-
-def _nothing() -> None:
-    return None
+        self._bars.enter_context(bar(f"tokenizer: learning from {characters:,} characters", None))
 
 
 def refuse_surrogates(text: str) -> None:
