@@ -72,10 +72,10 @@ def _unpacking(name: str) -> float:
 
 
 def _builtin(name: str, columns: Sequence[str]) -> Amount:
-    if name not in tasks.names():
+    if name not in tasks.TASKS:
         return Amount(sum(map(utf8_size, builtin.corpus(name).documents)))
     drawn = list(islice(tasks.rows(name, "train"), ROWS))
-    return Amount(_text(drawn, columns) * tasks.describe(name).train // len(drawn), exact=False)
+    return Amount(_text(drawn, columns) * tasks.TASKS[name].train // len(drawn), exact=False)
 
 
 def _estimated(name: str, columns: Sequence[str]) -> Amount:

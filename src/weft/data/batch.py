@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.data.mixture import Mixture
-from weft.data.sampler import Array, sequential
+from weft.data.sampler import Array
 from weft.data.shards import Tokens
 from weft.errors import DataError
 
@@ -118,16 +118,14 @@ def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batc
 
     Full windows come `batch` at a time; what is left at the end is one shorter row, so nothing is padded.
     """
-    waiting: list[int] = []
-    last = (len(tokens) - 2) // length * length  # where the last window starts
-    for start, inputs in sequential(len(tokens), length):
-        if inputs == length:
-            waiting.append(start)
-        if waiting and (len(waiting) == batch or start == last):
-            yield _stack([tokens], np.zeros(len(waiting), dtype=np.int64), np.array(waiting), length, False)
-            waiting = []
-        if inputs < length:
-            yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([start]), inputs, False)
+    if len(tokens) < 2:
+        raise DataError(f"the text has {len(tokens)} tokens; at least 2 are needed to predict one from another")
+    full, rest = divmod(len(tokens) - 1, length)
+    for first in range(0, full, batch):
+        starts = np.arange(first, min(first + batch, full)) * length
+        yield _stack([tokens], np.zeros_like(starts), starts, length, False)
+    if rest:
+        yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([full * length]), rest, False)
 
 
 def _stack(texts: Sequence[Tokens], sources: Array, starts: Array, length: int, document_mask: bool) -> Batch:
@@ -163,17 +161,11 @@ def _restarting(documents: Array) -> Array:
 # ---- from separate sequences
 
 
-def pad(sequences: Sequence[Sequence[int]], pad_id: int | None, length: int | None = None) -> tuple[Tensor, Tensor]:
-    """Sequences as one (B, T) tensor, filled up with the tokenizer's `pad_id`, and a bool mask of the real tokens.
-
-    T is `length`, or the longest sequence's.
-    """
+def pad(sequences: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
+    """Sequences as one (B, T) tensor, filled up with the tokenizer's `pad_id`, and a bool mask of the real tokens."""
     if pad_id is None:
         raise DataError("this tokenizer has no padding token; give it one (tokenizer.specials.pad), or pack instead")
-    longest = max((len(sequence) for sequence in sequences), default=0)
-    length = longest if length is None else length
-    if longest > length:
-        raise DataError(f"a sequence of {longest} tokens doesn't fit into {length}; truncate first")
+    length = max((len(sequence) for sequence in sequences), default=0)
     mask = np.arange(length) < np.array([len(sequence) for sequence in sequences], dtype=np.int64)[:, None]
     ids = np.full(mask.shape, pad_id, dtype=np.int64)
     ids[mask] = np.fromiter(chain.from_iterable(sequences), dtype=np.int64)

@@ -54,7 +54,7 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
 
 
 def _is_task(source: str) -> bool:
-    return source.startswith("builtin:") and source.removeprefix("builtin:") in tasks.names()
+    return source.startswith("builtin:") and source.removeprefix("builtin:") in tasks.TASKS
 
 
 # ---- by hash

@@ -5,7 +5,6 @@ windows in the same order. Within an epoch every window comes exactly once, in a
 (a Feistel network with cycle walking, Black and Rogaway 2002), computed for the wanted indices alone.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,16 +58,6 @@ def rows(step: int, batch: int, rank: int = 0, ranks: int = 1) -> Array:
     assert 0 <= rank < ranks <= batch, f"rank {rank} of {ranks}, batch {batch}"
     first = step * batch
     return np.arange(first + rank * batch // ranks, first + (rank + 1) * batch // ranks, dtype=np.int64)
-
-
-def sequential(tokens: int, length: int) -> Iterator[tuple[int, int]]:
-    """(first input, inputs) of windows that make each token but the first a target exactly once, in order.
-
-    The last window is as short as it must be.
-    """
-    if tokens < 2:
-        raise DataError(f"the text has {tokens} tokens; at least 2 are needed to predict one from another")
-    return ((start, min(length, tokens - 1 - start)) for start in range(0, tokens - 1, length))
 
 
 # ---- random numbers by their place

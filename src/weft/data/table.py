@@ -131,9 +131,9 @@ def _file(name: str, kinds: Mapping[str, Kind], side: Side) -> Iterator[tuple[in
 def _builtin(name: str, side: Side) -> Iterator[Mapping[str, Any]]:
     if name in builtin.NAMES:
         return ({"text": text} for text in builtin.corpus(name).documents)
-    if name in tasks.names():
-        return iter(tasks.rows(name, side))
-    known = [*tasks.names(), *builtin.NAMES]
+    if name in tasks.TASKS:
+        return tasks.rows(name, side)
+    known = [*tasks.TASKS, *builtin.NAMES]
     raise DataError(f"builtin:{name}: no such task or corpus; {suggestion(name, known)}")
 
 

@@ -10,7 +10,6 @@ like length holds every kind of question.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.text.grammars.rng import Mine, Rng, Row, load
 
@@ -18,33 +17,20 @@ GRAMMAR = load("questions")
 SHARES = 2520  # 1 … 10 divide it: the k-th of a list has SHARES / k of them
 
 
-@dataclass(frozen=True)
-class Fact:
-    """How a kind of fact is told, how one asks for what it holds, and how for whom; and what it may hold."""
-
-    told: str
-    asked: str
-    whose: str
-    values: list[str]
-
-
-FACTS = [Fact(**fact) for fact in GRAMMAR["facts"]]
-
-
 def question(rng: Rng, mine: Mine) -> Row | None:
     """{context, question, answer}; also as one text to read and one to write, {source, target}.
 
     Who has what decides whether a story is held out, in whatever order it is told and whatever is asked.
     """
-    fact, clothes, people = rng.pick(FACTS), rng.pick(GRAMMAR["clothes"]), 2 if rng.chance(65) else 3
-    names, values = _often(rng, GRAMMAR["names"], people), _often(rng, fact.values, people)
+    fact, clothes, people = rng.pick(GRAMMAR["facts"]), rng.pick(GRAMMAR["clothes"]), 2 if rng.chance(65) else 3
+    names, values = _often(rng, GRAMMAR["names"], people), _often(rng, fact["values"], people)
     pairs = list(zip(names, values, strict=True))
     if not mine(" ".join(f"{name} {value}" for name, value in sorted(pairs))):
         return None
-    told = [fact.told.format(n=name, x=value, c=clothes) for name, value in pairs]
+    told = [fact["told"].format(n=name, x=value, c=clothes) for name, value in pairs]
     chosen = rng.below(people)
     name, value = pairs[chosen]
-    wording, answer = (fact.asked, value) if rng.chance(50) else (fact.whose, name)
+    wording, answer = (fact["asked"], value) if rng.chance(50) else (fact["whose"], name)
     context, asked = " ".join(told), wording.format(n=name, x=value, c=clothes)
     both = {"source": f"{context} {asked}", "target": told[chosen]}
     return {"context": context, "question": asked, "answer": answer, **both}
