@@ -80,16 +80,17 @@ def _expand(source: str) -> list[str]:
         return matches
     if _names_hub(source):
         return [f"hub:{source}"]
-    folder = os.path.dirname(source) or "."
-    nearby = [os.path.join(os.path.dirname(source), name) for name in _listing(folder)]
-    raise DataError(f"{source}: no such file; {suggestion(source, nearby)}")
+    raise no_such_file(source)
 
 
-def _listing(folder: str) -> list[str]:
+def no_such_file(source: str) -> DataError:
+    """The error for a file that is missing, with the nearest name in its folder."""
+    folder = os.path.dirname(source)
     try:
-        return os.listdir(folder)
+        nearby = [os.path.join(folder, name) for name in os.listdir(folder or ".")]
     except OSError:
-        return []
+        nearby = []
+    return DataError(f"{source}: no such file; {suggestion(source, nearby)}")
 
 
 def _in_folder(folder: str) -> list[str]:

@@ -141,12 +141,10 @@ def _refuse_marks(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -
                 raise DataError(f"a content that contains a special token: message {number} holds '{mark}'")
 
 
-def _common(ids: Sequence[int], other: Sequence[int]) -> int:
+def _common(ids: list[int], other: list[int]) -> int:
     """How many ids both begin with."""
-    for at, (one, two) in enumerate(zip(ids, other, strict=False)):
-        if one != two:
-            return at
-    return min(len(ids), len(other))
+    differing = (at for at, (one, two) in enumerate(zip(ids, other, strict=False)) if one != two)
+    return next(differing, min(len(ids), len(other)))
 
 
 def _without_gap(tokenizer: Tokenizer, ids: Sequence[int], start: int, stop: int) -> int:

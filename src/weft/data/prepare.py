@@ -45,8 +45,8 @@ def prepare(text: TextSource, out: str | Path, tokenizer: Tokenizer, *, shard_to
             dtype = dtype_for(size)
             try:
                 with bar("preparing", _total(text), unit="bytes") as advance:
-                    sections = _counted(split_sections(text, plan["section"]), advance)
-                    shards = _write(out, _encoded(_remaining(sections, done), tokenizer, dtype), done, shard_tokens)
+                    sections = _remaining(split_sections(text, plan["section"]), done, advance)
+                    shards = _write(out, _encoded(sections, tokenizer, dtype), done, shard_tokens)
                 check_sides(shards, text.validation)
             except WeftError:  # the text itself is wrong: what began with this call goes with it
                 if not done:
@@ -177,18 +177,13 @@ def _write(out: Path, encoded: Iterable[Encoded], done: list[Shard], shard_token
     return shards
 
 
-def _counted(sections: Iterable[Section], advance: Advance) -> Iterator[Section]:
-    for section in sections:
-        advance(section.size)
-        yield section
-
-
-def _remaining(sections: Iterable[Section], done: Sequence[Shard]) -> Iterator[Section]:
-    """What no finished shard holds: a split's shards hold its first sections."""
+def _remaining(sections: Iterable[Section], done: Sequence[Shard], advance: Advance) -> Iterator[Section]:
+    """What no finished shard holds: a split's shards hold its first sections. `advance` gets the bytes of them all."""
     held: dict[Side, int] = {"train": 0, "validation": 0}
     for shard in done:
         held[shard.split] += shard.sections
     for section in sections:
+        advance(section.size)
         if held[section.side] > 0:
             held[section.side] -= 1
         else:

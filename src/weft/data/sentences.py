@@ -8,7 +8,7 @@ A pair depends on the seed and on its number among all samples of the run, and o
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import chain
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,16 +43,12 @@ def sentence_examples(
             read[section.side] += section.size
             yield section
 
-    waiting: list[tuple[Side, str, int]] = []
-    for sentence in chain(document_sentences(counted()), [None]):
-        if sentence is not None:
-            waiting.append(sentence)
-        if len(waiting) == CHUNK or sentence is None:
-            encoded = tokenizer.encode_batch([words for _, words, _ in waiting])
-            for ids, (side, _, document) in zip(encoded, waiting, strict=True):
-                if ids:
-                    yield side, {"tokens": ids, "document": document}
-            waiting = []
+    sentences = document_sentences(counted())
+    while chunk := list(islice(sentences, CHUNK)):
+        encoded = tokenizer.encode_batch([words for _, words, _ in chunk])
+        for ids, (side, _, document) in zip(encoded, chunk, strict=True):
+            if ids:
+                yield side, {"tokens": ids, "document": document}
 
 
 def document_sentences(sections: Iterable[Section]) -> Iterator[tuple[Side, str, int]]:

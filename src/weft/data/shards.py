@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeInt, ValidationError
 
 from weft.config import Config
 from weft.errors import DataError
-from weft.files import put, sync, write_text
+from weft.files import put, sync, write_bytes, write_text
 
 Ids = npt.NDArray[np.int64]
 Side = Literal["train", "validation"]
@@ -205,10 +205,8 @@ class ShardWriter:
         self._dtype = _little(dtype)
         self._columns = (array("q"), array("q"), array("q"))
         self._digest = hashlib.sha256()
-        self._stream = self._beside("tokens").open("wb")
-
-    def _beside(self, file: str) -> Path:
-        return self._folder / f"{self._name}.{file}.partial"
+        self._partial = folder / f"{self._name}.tokens.partial"
+        self._stream = self._partial.open("wb")
 
     def add(self, ids: npt.NDArray[Any], size: int, document: int) -> None:
         """A section: its ids, the UTF-8 bytes of its text, its document's number in the split."""
@@ -222,13 +220,10 @@ class ShardWriter:
     def close(self, first_document: int) -> Shard:
         """`first_document`: the number of the first document that may begin here, one more than any before."""
         sections = np.array(self._columns, dtype="<i8")
-        with self._beside("sections").open("wb") as stream:
-            stream.write(sections.tobytes())
-            sync(stream)
+        write_bytes(self._folder / f"{self._name}.sections", sections.tobytes())
         sync(self._stream)
         self._stream.close()
-        for file in ("tokens", "sections"):
-            put(self._beside(file), self._folder / f"{self._name}.{file}")
+        put(self._partial, self._folder / f"{self._name}.tokens")
         return Shard(
             name=self._name,
             split=self._split,

@@ -1,5 +1,6 @@
 """The bytes of a file, unpacked and checked, a block at a time; as lines, and as characters."""
 
+import codecs
 import gzip
 import io
 import sys
@@ -7,6 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -129,16 +131,13 @@ def lines(name: str) -> Iterator[str]:
 
 def characters(name: str) -> Iterator[str]:
     """A file as text, a block at a time; a character that a block's end cuts goes to the next one."""
-    cut, offset = b"", 0
-    for block in blocks(name):
-        whole = cut + block
-        stop = len(whole)
-        while stop > max(len(whole) - 4, 0) and whole[stop - 1] & 0xC0 == 0x80:
-            stop -= 1
-        if stop and whole[stop - 1] >= 0xC0:
-            stop -= 1
-        if stop:
-            yield decode(whole[:stop], name, offset)
-        cut, offset = whole[stop:], offset + stop
-    if cut:
-        yield decode(cut, name, offset)
+    utf8, offset = codecs.getincrementaldecoder("utf-8")(), 0
+    for block in chain(blocks(name), [b""]):
+        cut, _ = utf8.getstate()
+        try:
+            text = utf8.decode(block, final=not block)
+        except UnicodeDecodeError:
+            text = decode(cut + block, name, offset - len(cut))  # raises, with the place
+        if text:
+            yield text
+        offset += len(block)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-from weft.data.documents import files
+from weft.data.documents import files, no_such_file
 from weft.data.messages import conversation
 from weft.data.rows import TABLES, Malformed, missing, records
 from weft.data.shards import Side
@@ -168,9 +168,7 @@ def text_files(sources: Sequence[str]) -> list[str]:
         elif matches := sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path)):
             found += matches
         else:
-            folder = os.path.dirname(source)
-            near = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-            raise DataError(f"{source}: no such file; {suggestion(source, [os.path.join(folder, n) for n in near])}")
+            raise no_such_file(source)
     return found
 
 
