@@ -15,8 +15,7 @@ from weft.data.batch import (
     pad,
     windows_batch,
 )
-from weft.data.mixture import Mixture
-from weft.data.sampler import Windows, rows
+from weft.data.sampler import Mixture, Windows, rows
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)

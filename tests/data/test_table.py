@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.data import rows as rows_module
 from weft.data.config import FilesSplit, HashSplit, NoSplit, TailSplit
-from weft.data.row_split import split_rows
+from weft.data.split import split_rows
 from weft.data.table import Columns, Row, RowSource, Skipped, read_rows
 from weft.errors import DataError
 

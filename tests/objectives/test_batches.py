@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.data import held
 
+from weft.data.batch import framed
 from weft.data.bucket import Buckets
-from weft.data.collate import framed
 from weft.data.messages import encode_chat
 from weft.errors import DataError, TokenizerError
 from weft.objectives import table as objectives

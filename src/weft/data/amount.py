@@ -8,7 +8,6 @@ import csv
 import json
 import os
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -55,7 +54,7 @@ def _file(name: str, columns: Sequence[str]) -> Amount:
         return Amount(round(sum(size * _unpacking(file) for file, size in hub_sizes(name))), exact=False)
     try:
         return _estimated(name, columns)
-    except (OSError, EOFError, csv.Error, zlib.error, zstandard.ZstdError, ValueError, RecursionError):
+    except (OSError, csv.Error, zstandard.ZstdError, ValueError, RecursionError):
         # damage, or a column that is missing: reading the file says so, and where
         return Amount(round(_size(name) * _unpacking(name)), exact=False)
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, TextSource
 from weft.data.documents import stamps
-from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for, write_index
+from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for
 from weft.data.split import Section, check_sides, section_for, split_sections
 from weft.errors import DataError, WeftError
 from weft.files import locked, sync, write_text
@@ -53,7 +53,8 @@ def prepare(text: TextSource, out: str | Path, tokenizer: Tokenizer, *, shard_to
                     _discard(out)
                 raise
             ordered = tuple(sorted(shards, key=lambda shard: shard.name))
-            write_index(out, Index(dtype=dtype, vocab_size=size, tokenizer=tokenizer.fingerprint, shards=ordered))
+            index = Index(dtype=dtype, vocab_size=size, tokenizer=tokenizer.fingerprint, shards=ordered)
+            write_text(out / INDEX, json.dumps(index.model_dump(), indent=1) + "\n")  # now the folder is finished
             (out / JOURNAL).unlink()
     except BlockingIOError:
         raise DataError(f"{out}: another `weft prepare` is writing there; wait for it") from None

@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeInt, ValidationError
 
 from weft.config import Config
 from weft.errors import DataError
-from weft.files import put, sync, write_bytes, write_text
+from weft.files import put, sync, write_bytes
 
 Ids = npt.NDArray[np.int64]
 Side = Literal["train", "validation"]
@@ -238,11 +238,6 @@ class ShardWriter:
     def abandon(self) -> None:
         """Closes the file without putting it in place."""
         self._stream.close()
-
-
-def write_index(folder: Path, index: Index) -> None:
-    """The last step of preparing: from now on the folder is finished."""
-    write_text(folder / INDEX, json.dumps(index.model_dump(), indent=1) + "\n")
 
 
 def noted_tokenizer(folder: Path) -> dict[str, str]:

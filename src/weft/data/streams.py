@@ -39,8 +39,6 @@ def blocks(name: str) -> Iterator[bytes]:
                     raise DataError(f"{shown}: looks binary, not text: a NUL byte at byte {offset + zero}")
                 yield block.removeprefix(b"\xef\xbb\xbf") if offset == 0 else block
                 offset += len(block)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{name}: truncated or damaged gzip after {offset} bytes of text: {error}") from None
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror or error}") from None
 
@@ -54,14 +52,24 @@ def _open(name: str) -> AbstractContextManager[IO[bytes]]:
 
 
 def unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """The bytes of an open file, unpacked as its suffix says. Damage raises the unpacking library's own errors."""
+    """The bytes of an open file, unpacked as its suffix says."""
     if name.lower().endswith(".gz"):
-        with gzip.GzipFile(fileobj=stream, mode="rb") as inner:
-            yield from iter(lambda: inner.read(BLOCK), b"")
+        yield from _ungzip(stream, name)
     elif name.lower().endswith(".zst"):
         yield from _unzstd(stream, name)
     else:
         yield from iter(lambda: stream.read(BLOCK), b"")
+
+
+def _ungzip(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    given = 0
+    try:
+        with gzip.GzipFile(fileobj=stream, mode="rb") as inner:
+            for block in iter(lambda: inner.read(BLOCK), b""):
+                given += len(block)
+                yield block
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{name}: truncated or damaged gzip after {given} bytes of text: {error}") from None
 
 
 def _unzstd(stream: IO[bytes], name: str) -> Iterator[bytes]:
@@ -87,12 +95,8 @@ def seekable(name: str) -> IO[bytes]:
     if not name.lower().endswith(PACKED):
         return open(name, "rb")
     copy = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
-    try:
-        with open(name, "rb") as stream:
-            for block in unpacked(stream, name):
-                copy.write(block)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{name}: truncated or damaged gzip: {error}") from None
+    with open(name, "rb") as stream:
+        copy.writelines(unpacked(stream, name))
     copy.seek(0)
     return copy
 

@@ -106,14 +106,14 @@ class Tokenizer:
     @classmethod
     def from_json(cls, text: str, roles: Mapping[Role, str] | None = None, chat_template: str | None = None) -> Self:
         """From the content of a tokenizer.json. Without `roles`, customary names such as `<eos>` take theirs."""
-        backend = _careful(lambda: tokenizers.Tokenizer.from_str(text), "not a tokenizer")
+        backend = _careful(lambda: tokenizers.Tokenizer.from_str(text))
         vocab = backend.get_vocab()
         if not vocab:
             raise TokenizerError("not a tokenizer: its vocabulary is empty")
         if roles is None:
             named = {role: next((t for t in tokens if t in vocab), None) for role, tokens in CUSTOMARY.items()}
             roles = {role: token for role, token in named.items() if token is not None}
-        return _careful(lambda: cls(backend, roles, chat_template), "not a tokenizer")
+        return _careful(lambda: cls(backend, roles, chat_template))
 
     @classmethod
     def load(cls, path: str | Path, pattern: Pattern | None = None) -> Self:
@@ -135,7 +135,7 @@ class Tokenizer:
         roles, template = tokenizer_config.read(file.parent)
         try:
             if text is None:
-                backend, own = _careful(lambda: vocabularies.read(file, pattern), "not a tokenizer")
+                backend, own = _careful(lambda: vocabularies.read(file, pattern))
                 _refuse_holes(backend.get_vocab())
                 text, roles = backend.to_str(), roles or own
             elif pattern is not None:
@@ -351,11 +351,11 @@ def _refuse_holes(vocab: Mapping[str, int]) -> None:
         )
 
 
-def _careful(make: Callable[[], T], what: str) -> T:
+def _careful(make: Callable[[], T]) -> T:
     """What `make` gives; a fault in the file, even one that makes the library panic, becomes one line."""
     try:
         return make()
     except (TokenizerError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # the library's panics are no Exceptions
-        raise TokenizerError(f"{what}: {' '.join(str(error).split())}") from None
+        raise TokenizerError(f"not a tokenizer: {' '.join(str(error).split())}") from None
