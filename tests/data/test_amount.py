@@ -144,7 +144,7 @@ def test_built_in_texts() -> None:
     python = amount(["builtin:python"])
     assert python.exact and python.bytes == in_truth("builtin:python")
     dates = amount(["builtin:dates"], ["source", "target"])
-    rows = [row.values for row in read_rows(RowSource(["builtin:dates"], ["source", "target"]))]
+    rows = [row.values for row in read_rows(RowSource(["builtin:dates"], {"source": "text", "target": "text"}))]
     assert len(rows) == 20_000
     assert dates.bytes == pytest.approx(sum(len(row["source"]) + len(row["target"]) for row in rows), rel=0.1)
 

@@ -11,6 +11,7 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral, Real
 from pathlib import Path
@@ -51,22 +52,15 @@ class Metadata(Config):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+@dataclass(frozen=True, eq=False)
 class Examples:
     """Examples by number: fields of ids, one ragged row an example, and fields of one number an example."""
 
-    def __init__(
-        self,
-        ids: Mapping[str, tuple[npt.NDArray[Any], Array]],
-        values: Mapping[str, npt.NDArray[Any]],
-        notes: Mapping[str, Any],
-        fingerprint: str,
-    ) -> None:
-        """`ids`: for each field all ids (n,) and offsets (count + 1,); `values`: for each field (count,)."""
-        self._ids = dict(ids)
-        self._values = dict(values)
-        self._count = max([*(len(at) - 1 for _, at in ids.values()), *map(len, values.values())], default=0)
-        self.notes = dict(notes)
-        self.fingerprint = fingerprint
+    _count: int
+    _ids: Mapping[str, tuple[npt.NDArray[Any], Array]]  # for each field all ids (n,) and offsets (count + 1,)
+    _values: Mapping[str, npt.NDArray[Any]]  # for each field (count,)
+    notes: dict[str, Any]
+    fingerprint: str
 
     @classmethod
     def open(cls, path: Path) -> "Examples":
@@ -88,7 +82,7 @@ class Examples:
         except ValueError:
             raise DataError(f"{path}: damaged: its notes are not JSON; make it again") from None
         fingerprint = hashlib.sha256(json.dumps(json.loads(header.text), sort_keys=True).encode()).hexdigest()
-        return cls(ids, values, notes, fingerprint)
+        return cls(count, ids, values, notes, fingerprint)
 
     def __len__(self) -> int:
         return self._count

@@ -154,7 +154,7 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
     if plain.sources or not held:
         rows = read_rows(plain, "train", skipped)
         if isinstance(split, HashSplit):
-            rows = _rows_by_hash(rows, _asked(source.kinds), split)
+            rows = _rows_by_hash(rows, _asked(source.columns), split)
         elif isinstance(split, TailSplit):
             rows = _rows_by_place(rows, _before_tail(plain, split))
         parts.append(rows)
@@ -207,7 +207,7 @@ def _before_tail(source: RowSource, split: TailSplit) -> int:
     if "-" in source.sources:
         raise DataError("'-': validation.kind = 'tail' reads the rows twice, which standard input can't; name a file")
     names = text_files([*source.sources, *source.targets]) if source.targets else files(source.sources)
-    key = json.dumps([*map(stamp, names), source.kinds, source.on_error, split.model_dump()])
+    key = json.dumps([*map(stamp, names), dict(source.columns), source.on_error, split.model_dump()])
     if key not in _tails:
         rows = read_rows(source)
         sizes = np.fromiter((sum(utf8_size(str(value)) for value in row.values.values()) for row in rows), np.int64)
