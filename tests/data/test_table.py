@@ -179,7 +179,7 @@ def test_words_and_conversations(tmp_path: Path) -> None:
         {"words": ["a", "b"], "tags": ["x", "y"]},
     ]
     chat = put(tmp_path / "c.csv", "instruction,output\nAdd 1 and 1.,2\nSay nothing.,\n")
-    with pytest.raises(DataError, match=r"c\.csv:3: an empty content: message 2 of role assistant"):
+    with pytest.raises(DataError, match=r"c\.csv:3: empty content: message 2 of role assistant"):
         values(chat, columns={"messages": "messages"})
     asked = {"role": "user", "content": "Add 1 and 1."}
     assert values(chat, columns={"messages": "messages"}, on_error="skip") == [

@@ -41,7 +41,7 @@ class Amount:
 
 
 def amount(sources: Sequence[str], columns: Sequence[str] = ("text",)) -> Amount:
-    """The text of all sources; of tables the text in `columns`. What '-' holds nobody knows: it counts as nothing."""
+    """The text of all sources; of tables, that in `columns`. Standard input ('-'), of unknown size, counts as 0."""
     return sum((_file(name, columns) for name in files(sources)), start=Amount(0))
 
 

@@ -204,18 +204,18 @@ def packed(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) 
 
 
 def _fit(sizes: Sequence[int], length: int) -> list[tuple[int, int]]:
-    """(row, column) for each size: longest first, into the row where it leaves the least room (best-fit decreasing)."""
+    """(row, column) for each size: longest first, into the row with the least space left (best-fit decreasing)."""
     places = [(0, 0)] * len(sizes)
-    room: list[tuple[int, int]] = []  # (free places, row), sorted
+    spaces: list[tuple[int, int]] = []  # (free places, row), sorted
     opened = 0
     for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
-        at = bisect_left(room, (sizes[item], -1))
-        if at < len(room):
-            free, row = room.pop(at)
+        at = bisect_left(spaces, (sizes[item], -1))
+        if at < len(spaces):
+            free, row = spaces.pop(at)
         else:
             free, row, opened = length, opened, opened + 1
         places[item] = (row, length - free)
-        insort(room, (free - sizes[item], row))
+        insort(spaces, (free - sizes[item], row))
     return places
 
 

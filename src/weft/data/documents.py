@@ -135,7 +135,7 @@ def _names_hub(source: str) -> bool:
 
 
 def stamps(sources: Sequence[str]) -> list[list[Any]]:
-    """[name, size in bytes, what changes when the content does] for each file. Nobody knows what '-' will hold."""
+    """[name, size in bytes, what changes when the content does] for each file; of '-' nothing is known."""
     return [stamp(name) for name in files(sources)]
 
 

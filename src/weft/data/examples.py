@@ -126,7 +126,7 @@ def write_sides(
     notes: Mapping[str, Any] | None = None,
     labels: Mapping[str, Labels] | None = None,
 ) -> dict[Side, Examples]:
-    """Writes the examples of each side to a file of its own, in one pass, and opens them; others are passed over.
+    """Writes the examples of each side to a file of its own, in one pass, and opens them; other sides are skipped.
 
     Every example of a side has the same fields: a sequence of whole numbers is a field of ids, a number a field of
     numbers. What is held in memory is a few bytes an example. `notes` is anything that JSON can hold. Fields of
@@ -237,7 +237,7 @@ class _Spill:
 
 
 def _reordered(numbers: npt.NDArray[Any], order: Array | None) -> npt.NDArray[Any]:
-    """Numbers that labels had for now as their final ones."""
+    """The provisional numbers of labels, replaced by the final ones."""
     if order is None:
         return numbers
     return np.where(numbers < 0, numbers, order[np.maximum(numbers, 0)]).astype(numbers.dtype)
@@ -285,7 +285,7 @@ def encode_rows(
 ) -> Iterator[tuple[Side, Example]]:
     """The example that `make` gives for each row, with the row's side, as `write_sides` takes them.
 
-    `make` gets some rows at a time, for tokenizers like many texts at once.
+    `make` gets many rows at a time, because tokenizers are faster that way.
     """
     rows = iter(rows)
     while chunk := list(islice(rows, CHUNK)):

@@ -78,9 +78,9 @@ def _checked_turn(message: Any, number: int) -> Message:
     if role not in ROLES:
         raise DataError(f"unknown role: message {number} has {role!r}; {suggestion(str(role), ROLES)}")
     if not isinstance(content, str):
-        raise DataError(f"a content that is not text: message {number} of role {role}")
+        raise DataError(f"content that is not text: message {number} of role {role}")
     if not content.strip():
-        raise DataError(f"an empty content: message {number} of role {role}")
+        raise DataError(f"empty content: message {number} of role {role}")
     return {"role": role, "content": content}
 
 
@@ -138,7 +138,7 @@ def _refuse_marks(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -
     for number, message in enumerate(messages, 1):
         for mark in marks:
             if mark in message["content"]:
-                raise DataError(f"a content that contains a special token: message {number} holds '{mark}'")
+                raise DataError(f"content that contains a special token: message {number} holds '{mark}'")
 
 
 def _common(ids: list[int], other: list[int]) -> int:

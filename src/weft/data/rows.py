@@ -59,7 +59,7 @@ def records(name: str, columns: Sequence[str], *, every: bool = False) -> Iterat
 
 
 def _json_lines(name: str) -> Iterator[tuple[int, Any]]:
-    """(line, value) for each line of JSON; empty lines are passed over."""
+    """(line, value) for each line of JSON; empty lines are skipped."""
     for number, line in enumerate(lines(name), 1):
         if line.isspace():
             continue

@@ -82,7 +82,7 @@ def shares(weights: Sequence[float]) -> list[int]:
 
 
 def assign(samples: npt.ArrayLike, weights: Sequence[float]) -> tuple[Array, Array]:
-    """For each global sample its source, and the how-manieth sample of that source it is.
+    """For each global sample its source, and its place among the samples of that source.
 
     The first source takes its share evenly out of all samples, the second its share of what is left, and so on: of
     the first n samples a share of a/b takes exactly ⌊n·a/b⌋.

@@ -154,14 +154,14 @@ def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, leng
     another document. Where the last sentence is too long, a loses its beginning or b its end, so that what is left
     still touches.
     """
-    room = length - 3
+    space = length - 3
     stretch = int(sentences.ends[-1]) / sentences.per_epoch(length)
     own = streams(samples, seed, PAIRING)
 
     def between(low: Array | int, high: Array | int, place: int) -> Array:
         return low + (draw(own, place) * (high - low)).astype(np.int64)
 
-    target = np.where(draw(own, 0) < SHORTER, between(2, room + 1, 1), room)
+    target = np.where(draw(own, 0) < SHORTER, between(2, space + 1, 1), space)
     token = sentences.places(samples, seed, length) + (stretch * draw(own, 2)).astype(np.int64)
     first, stop = sentences.passage(sentences.first(token), target)
     stop = np.maximum(stop, first + 2)  # two sentences at least, however long
@@ -175,8 +175,8 @@ def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, leng
     begin, end = sentences.passage(anywhere, np.maximum(1, target - a_length))
     begin, end = np.where(is_next, middle, begin), np.where(is_next, stop, end)
     b, b_length = sentences.start(begin), sentences.ends[end - 1] - sentences.start(begin)
-    b_length = np.minimum(b_length, np.maximum(room - a_length, room // 2))
-    lost = np.maximum(0, a_length + b_length - room)
+    b_length = np.minimum(b_length, np.maximum(space - a_length, space // 2))
+    lost = np.maximum(0, a_length + b_length - space)
     return Pairs(a + lost, a_length - lost, b, b_length, is_next)
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -16,7 +16,7 @@ from weft.data.amount import amount
 from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, TextSource
 from weft.data.documents import SECTION, Document, files, read, stamp, stamps
 from weft.data.shards import Shard, Side
-from weft.data.table import Kind, Row, RowSource, Skipped, read_rows, text_files
+from weft.data.table import Row, RowSource, Skipped, read_rows, text_files
 from weft.errors import DataError
 from weft.files import utf8_size
 from weft.text import tasks
@@ -147,14 +147,15 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
     Built-in tasks hold out items by themselves, after the rest.
     """
     skipped = Skipped() if skipped is None else skipped
-    own = source.targets or isinstance(split, NoSplit | FilesSplit)
+    kinds, own = source.columns, source.targets or isinstance(split, NoSplit | FilesSplit)
     held = [] if own else [name for name in source.sources if _is_task(name)]
     plain = replace(source, sources=[name for name in source.sources if name not in held])
     parts: list[Iterable[Row]] = []
     if plain.sources or not held:
         rows = read_rows(plain, "train", skipped)
         if isinstance(split, HashSplit):
-            rows = _rows_by_hash(rows, _asked(source.columns), split)
+            asked = [name for name, kind in kinds.items() if kind not in ("label", "number") and name != "target"]
+            rows = _rows_by_hash(rows, asked or list(kinds), split)
         elif isinstance(split, TailSplit):
             rows = _rows_by_place(rows, _before_tail(plain, split))
         parts.append(rows)
@@ -178,11 +179,6 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
 
 def _is_task(source: str) -> bool:
     return source.startswith("builtin:") and source.removeprefix("builtin:") in tasks.TASKS
-
-
-def _asked(kinds: Mapping[str, Kind]) -> list[str]:
-    asked = [name for name, kind in kinds.items() if kind not in ("label", "number") and name != "target"]
-    return asked or list(kinds)
 
 
 def _rows_by_hash(rows: Iterable[Row], key: Sequence[str], split: HashSplit) -> Iterator[Row]:

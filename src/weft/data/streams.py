@@ -7,7 +7,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import IO
@@ -31,7 +31,7 @@ def blocks(name: str) -> Iterator[bytes]:
     """The decompressed bytes of a file, a megabyte at a time, checked for bytes that no text holds."""
     offset, shown = 0, _shown(name)
     try:
-        with _open(name) as stream:
+        with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
             for block in unpacked(stream, name):
                 if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
                     raise DataError(f"{shown}: is UTF-16 text; save it as UTF-8")
@@ -45,10 +45,6 @@ def blocks(name: str) -> Iterator[bytes]:
 
 def _shown(name: str) -> str:
     return "standard input" if name == "-" else name
-
-
-def _open(name: str) -> AbstractContextManager[IO[bytes]]:
-    return nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb")
 
 
 def unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:

@@ -150,7 +150,7 @@ def _parallel(sources: Sequence[str], targets: Sequence[str]) -> Iterator[tuple[
 
 
 def text_files(sources: Sequence[str]) -> list[str]:
-    """Text files whatever their suffix is: parallel ones are called after their languages."""
+    """Text files with any suffix: parallel ones are often named after their languages."""
     found: list[str] = []
     for source in sources:
         if format_of(source) in TABLES:

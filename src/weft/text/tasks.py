@@ -32,7 +32,7 @@ TASKS = {
     "reverse": Task(letters.reverse),
     "dates": Task(dates.to_iso),
     "dates-back": Task(dates.to_words),
-    "numbers": Task(numbers.to_figures),
+    "numbers": Task(numbers.to_digits),
     "numbers-back": Task(numbers.to_words),
     "sentiment": Task(sentiment.opinion),
     "questions": Task(questions.question),

@@ -347,7 +347,7 @@ def _refuse_holes(vocab: Mapping[str, int]) -> None:
         shown = token if len(token) <= 40 else token[:40] + "…"
         raise TokenizerError(
             f"not a tokenizer: the token {shown!r} has id {vocab[token]}, far beyond its {len(vocab)} tokens; "
-            f"ids below {most} would do"
+            f"expected ids below {most}"
         )
 
 

@@ -6,7 +6,7 @@ GRAMMAR = load("chatter")
 ASK = GRAMMAR["ask"]
 MEANINGS = GRAMMAR["meanings"]
 
-Exchange = tuple[str, str, str]  # what identifies it, what the person says, what the assistant answers
+Exchange = tuple[str, str, str]  # what identifies it, what the person asks, what the assistant answers
 
 
 def conversation(rng: Rng, mine: Mine) -> Row | None:
@@ -18,15 +18,15 @@ def conversation(rng: Rng, mine: Mine) -> Row | None:
     if rng.chance(20):
         turns.append((rng.pick(GRAMMAR["greetings"]), "Hello! What would you like to know?"))
     for _ in range(rng.pick((1, 1, 1, 2, 2, 3))):
-        key, said, answer = _exchange(rng)
+        key, asked, answer = _exchange(rng)
         while not mine(key):
-            key, said, answer = _exchange(rng)
-        turns.append((said, answer))
+            key, asked, answer = _exchange(rng)
+        turns.append((asked, answer))
     if rng.chance(15):
         turns.append((rng.pick(GRAMMAR["thanks"]), "You are welcome."))
     messages = []
-    for said, answer in turns:
-        messages += [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
+    for asked, answer in turns:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
     return {"messages": messages}
 
 
@@ -51,34 +51,34 @@ def _measure(rng: Rng) -> Exchange:
     small, large, ratio, plural = rng.pick(GRAMMAR["measures"])
     count = rng.between(2, 30)
     many = f"{count} {plural}"
-    said = rng.pick(ASK["measure"]).format(s=small, m=many)
-    return f"{count} {large}", said, f"There are {count * ratio} {small} in {many}."
+    asked = rng.pick(ASK["measure"]).format(s=small, m=many)
+    return f"{count} {large}", asked, f"There are {count * ratio} {small} in {many}."
 
 
 def _meaning(rng: Rng) -> Exchange:
     word = rng.pick(tuple(MEANINGS))
-    said = rng.pick(ASK["meaning"]).format(w=word, a=an(word))
+    asked = rng.pick(ASK["meaning"]).format(w=word, a=an(word))
     answer = f"{an(word)} is {MEANINGS[word]}."
-    return said, said, answer[0].upper() + answer[1:]
+    return asked, asked, answer[0].upper() + answer[1:]
 
 
 def _opposite(rng: Rng) -> Exchange:
     one, other = rng.pick(GRAMMAR["opposites"]).split()
     if rng.chance(50):
         one, other = other, one
-    said = rng.pick(ASK["opposite"]).format(one)
-    return said, said, f"The opposite of {one} is {other}."
+    asked = rng.pick(ASK["opposite"]).format(one)
+    return asked, asked, f"The opposite of {one} is {other}."
 
 
 def _spelling(rng: Rng) -> Exchange:
     word = rng.pick(tuple(MEANINGS))
-    said = rng.pick(ASK["spelling"]).format(word)
-    return said, said, f"{word} is spelled {'-'.join(word.upper())}."
+    asked = rng.pick(ASK["spelling"]).format(word)
+    return asked, asked, f"{word} is spelled {'-'.join(word.upper())}."
 
 
 def _larger(rng: Rng) -> Exchange:
     a = rng.below(1000)
     b = (a + rng.between(1, 999)) % 1000  # any other number
-    said = rng.pick(ASK["larger"]).format(a, b)
+    asked = rng.pick(ASK["larger"]).format(a, b)
     low, high = sorted((a, b))
-    return f"{low} or {high}", said, f"{high} is larger than {low}."
+    return f"{low} or {high}", asked, f"{high} is larger than {low}."
