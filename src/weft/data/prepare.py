@@ -127,6 +127,13 @@ def _journalled(out: Path) -> list[Shard]:
     return shards
 
 
+def _note(out: Path, shard: Shard) -> None:
+    """A finished shard's line in the journal, synced: from now on it need not be made again."""
+    with (out / JOURNAL).open("a", encoding="utf-8") as stream:
+        stream.write(shard.model_dump_json() + "\n")
+        sync(stream)
+
+
 def _discard(out: Path) -> None:
     """Removes what preparing wrote, and the folder if it is empty then."""
     for pattern in ("train-*", "validation-*", "tokenizer*.json", JOURNAL, PLAN):
@@ -153,9 +160,7 @@ def _write(out: Path, encoded: Iterable[Encoded], done: list[Shard], shard_token
     def finish(side: Side) -> None:
         seen = sum(shard.documents for shard in shards if shard.split == side)
         shards.append(writers.pop(side).close(seen))
-        with (out / JOURNAL).open("a", encoding="utf-8") as stream:  # from now on it need not be made again
-            stream.write(shards[-1].model_dump_json() + "\n")
-            sync(stream)
+        _note(out, shards[-1])
 
     try:
         for section, ids in encoded:

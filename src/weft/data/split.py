@@ -148,7 +148,7 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
     """
     skipped = Skipped() if skipped is None else skipped
     kinds, own = source.columns, source.targets or isinstance(split, NoSplit | FilesSplit)
-    held = [] if own else [name for name in source.sources if _is_task(name)]
+    held = [] if own else [name for name in source.sources if name in tasks.SOURCES]
     plain = replace(source, sources=[name for name in source.sources if name not in held])
     parts: list[Iterable[Row]] = []
     if plain.sources or not held:
@@ -175,10 +175,6 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
             f"{seen.total()} rows leave none for {empty} (validation.kind = '{split.kind}'); "
             "add rows, change validation.fraction, or set validation.kind to none"
         )
-
-
-def _is_task(source: str) -> bool:
-    return source.startswith("builtin:") and source.removeprefix("builtin:") in tasks.TASKS
 
 
 def _rows_by_hash(rows: Iterable[Row], key: Sequence[str], split: HashSplit) -> Iterator[Row]:

@@ -38,6 +38,7 @@ TASKS = {
     "questions": Task(questions.question),
     "chatter": Task(chatter.conversation, train=10_000, validation=500),
 }
+SOURCES = {f"builtin:{name}" for name in TASKS}  # as a data source names them
 
 
 def rows(name: str, split: Split) -> Iterator[Row]:

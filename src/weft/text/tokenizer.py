@@ -86,10 +86,8 @@ class Tokenizer:
 
     def _protect(self) -> None:
         """Cut the look-alikes that the model itself would find in its vocabulary, as a unigram model does."""
-        found = []
-        for token, id in self._special.items():
-            if token != self._roles.get("unk") and len(token) > 1 and id in self._read(token):
-                found.append(token)
+        known = {token: id for token, id in self._special.items() if token != self._roles.get("unk") and len(token) > 1}
+        found = [token for token, id in known.items() if id in self._read(token)]
         if found:
             cut = pre_tokenizers.Split(Regex(look_alikes(found)), "isolated")
             before = self._backend.pre_tokenizer
