@@ -9,7 +9,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,16 +168,6 @@ def _lock(handle: int) -> None:
 
 
 # ---- checksums
-
-
-def sha256(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:
-    """The SHA-256 of a file; `advance` is called with the number of bytes read."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-            advance(len(block))
-    return digest.hexdigest()
 
 
 def checksums(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""A bar for work that lasts, with its rate and the time left: on standard error, and only where that is a terminal."""
+"""A progress bar with its rate and the time left: on standard error, and only where that is a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ class Bar:
 
 @contextmanager
 def drawn(what: str, total: int | None, unit: Literal["items", "bytes"] = "items") -> Iterator[Bar | None]:
-    """A bar for `total` items, None where nobody knows how many; none at all where there is no terminal."""
+    """A bar for `total` items (None: unknown); yields None where there is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return

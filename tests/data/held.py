@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.data.examples import Example, Examples, write_examples
+from weft.data.examples import Example, Examples, write_sides
 from weft.data.shards import Tokens
+
+
+def write_examples(path: Path, rows: Iterable[Example], *, notes: dict[str, Any] | None = None) -> Examples:
+    """Examples of one side in a file."""
+    return write_sides({"train": path}, (("train", row) for row in rows), notes=notes)["train"]
 
 
 def examples(rows: Iterable[Example], notes: dict[str, Any] | None = None) -> Examples:

@@ -25,8 +25,7 @@ from weft.data.corrupt import (
     spans_batch,
     word_starts,
 )
-from weft.data.mixture import Mixture
-from weft.data.sampler import Windows, Words, rows, streams
+from weft.data.sampler import Mixture, Windows, Words, rows, streams
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
 from weft.text.tokenizer import build_tokenizer

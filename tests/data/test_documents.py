@@ -261,11 +261,11 @@ def test_sources_that_stand_for_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> None:
+    def refuse(name: str, mode: str) -> None:
         raise PermissionError(13, "Permission denied", name)
 
     (tmp_path / "a.txt").write_text("x")
-    monkeypatch.setattr(streams, "_open", refuse)
+    monkeypatch.setattr(streams, "open", refuse, raising=False)
     with pytest.raises(DataError, match="cannot be read: Permission denied"):
         texts(tmp_path / "a.txt")
 

@@ -10,14 +10,13 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data import held
+from tests.data.held import write_examples
 
-from weft.data.examples import Examples, encode_rows, encoded, write_examples, write_sides
+from weft.data.examples import Examples, encode_rows, write_sides
 from weft.data.labels import Labels, label_names
 from weft.data.shards import Side
 from weft.data.table import Row
 from weft.errors import DataError
-from weft.text.config import Word
-from weft.text.tokenizer import build_tokenizer
 
 IDS = st.lists(st.integers(0, 70_000), max_size=9)
 ROWS = st.lists(st.fixed_dictionaries({"a": IDS, "b": IDS, "score": st.floats(-5, 5)}), min_size=1, max_size=12)
@@ -29,7 +28,6 @@ SOME: list[dict[str, Any]] = [{"a": [1, 2, 3], "label": 1}, {"a": [], "label": 0
 def test_what_is_written_is_read(tmp_path_factory: Any, rows: list[dict[str, Any]]) -> None:
     path = tmp_path_factory.mktemp("examples") / "train.safetensors"
     examples = write_examples(path, rows, notes={"labels": ["ä"], "tokenizer": "abc"})
-    examples.verify()
     assert len(examples) == len(rows)
     assert set(examples.fields) == {"a", "b", "score"}
     assert examples.notes == {"labels": ["ä"], "tokenizer": "abc"}
@@ -76,7 +74,7 @@ def test_both_sides_are_written_in_one_pass(tmp_path: Path) -> None:
             tmp_path / "alone", [row for where, row in sided if where == side], notes={"labels": ["x"]}
         )
         assert path.read_bytes() == (tmp_path / "alone").read_bytes()
-        assert found[side].fingerprint == alone.fingerprint and found[side].path == path
+        assert found[side].fingerprint == alone.fingerprint
     train = write_sides({"train": tmp_path / "t"}, sided)["train"]
     assert train.values("label").tolist() == [1, 2, 4, 5, 7, 8]
 
@@ -125,9 +123,6 @@ def test_damage_is_named(tmp_path: Path) -> None:
     path.write_bytes(whole + b"x")
     with pytest.raises(DataError, match=r"damaged: .* bytes instead of"):
         Examples.open(path)
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DataError, match="differs from its checksum"):
-        Examples.open(path).verify()
     with pytest.raises(DataError, match="no such file of examples"):
         Examples.open(tmp_path / "b")
     safetensors.numpy.save_file({"x": np.zeros(3)}, path)
@@ -135,47 +130,17 @@ def test_damage_is_named(tmp_path: Path) -> None:
         Examples.open(path)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_a_flipped_bit_is_noticed_or_harms_nothing(tmp_path_factory: Any, data: st.DataObject) -> None:
-    path = tmp_path_factory.mktemp("flip") / "a"
-    write_examples(path, SOME, notes={"labels": ["no", "yes"]})
-    whole = bytearray(path.read_bytes())
-    at = data.draw(st.integers(0, len(whole) - 1))
-    whole[at] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(whole)
-    if (examples := _opened(path)) is not None:  # a bit without a meaning, in the header's white space
-        assert examples.values("label").tolist() == [1, 0, 1]
-        assert [examples.ids("a", n).tolist() for n in range(3)] == [row["a"] for row in SOME]
-        assert examples.notes == {"labels": ["no", "yes"]}
+def test_rows_become_examples_some_at_a_time() -> None:
+    rows = [Row({"n": n}, "x", "validation" if n % 3 == 0 else "train") for n in range(2500)]
+    chunks: list[int] = []
 
+    def make(some: Any) -> Iterator[dict[str, Any]]:
+        chunks.append(len(some))
+        return ({"n": row.values["n"]} for row in some)
 
-def _opened(path: Path) -> Examples | None:
-    try:
-        examples = Examples.open(path)
-        examples.verify()
-    except DataError:
-        return None
-    return examples
-
-
-def test_rows_of_text_become_examples() -> None:
-    tokenizer = build_tokenizer(Word(), ["a b c d"])
-    rows = [
-        Row({"text": "a b", "kind": "yes", "score": 0.5}, "x:1"),
-        Row({"text": "c", "kind": "no", "score": 1}, "x:2"),
-    ]
-    names = label_names(row.values["kind"] for row in rows)
-    found = list(encoded(rows, tokenizer, texts={"first": "text"}, labels={"kind": names}, numbers=["score"]))
-    assert found == [
-        {"first": tokenizer.encode("a b"), "kind": 1, "score": 0.5},
-        {"first": tokenizer.encode("c"), "kind": 0, "score": 1},
-    ]
-    with pytest.raises(DataError, match="x:2: 'kind' is 'no', which no training row has; known: yes"):
-        list(encoded(rows, tokenizer, texts={}, labels={"kind": ["yes"]}))
-    many = [Row({"text": "a " * (n % 7)}, "x") for n in range(2500)]
-    lengths = [len(example["first"]) for example in encoded(many, tokenizer, texts={"first": "text"})]
-    assert lengths == [n % 7 for n in range(2500)]
+    found = list(encode_rows(iter(rows), make))
+    assert found == [(row.side, {"n": row.values["n"]}) for row in rows]
+    assert chunks == [1024, 1024, 452]
 
 
 def test_labels_have_an_order() -> None:
@@ -206,7 +171,6 @@ def test_labels_are_numbered_in_one_pass(tmp_path: Path, names: list[str] | None
         expected = [order.index(row.values["kind"]) for row in rows if row.side == side]
         assert examples.values("label").tolist() == expected
         assert [examples.ids("tags", n).tolist() for n in range(len(examples))] == [[-1, n] for n in expected]
-        examples.verify()
 
 
 def test_a_label_that_no_training_row_has_is_refused() -> None:
@@ -218,22 +182,3 @@ def test_a_label_that_no_training_row_has_is_refused() -> None:
     (row,) = labelled(("train", "x"))
     with pytest.raises(DataError, match=r"^x:0: 'kind' is 'x', which no training row has; known: b, a$"):
         Labels("kind", ["b", "a"]).number("x", row)
-
-
-def test_what_is_whole_is_noted(tmp_path: Path) -> None:
-    path = tmp_path / "a.safetensors"
-    examples = write_examples(path, SOME)
-    heard: list[int] = []
-    examples.verify(heard.append)
-    assert sum(heard) > 0
-    again: list[int] = []
-    Examples.open(path).verify(again.append)
-    assert again == []
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DataError, match="differs from its checksum"):
-        Examples.open(path).verify()
-    write_examples(path, SOME[:2]).verify(again.append)
-    assert sum(again) > 0
-    (tmp_path / "verified.json").write_text("[" * 100_000)
-    Examples.open(path).verify()

@@ -64,7 +64,7 @@ WRONG: list[tuple[Any, str]] = [
     ([*turns("a", "b"), {"role": "assistant", "content": "c"}], "twice in a row: message 3"),
     ([{"role": "usr", "content": "a"}], "unknown role: message 1 has 'usr'; did you mean 'user'"),
     ([{"content": "a"}], "unknown role: message 1 has None"),
-    (turns("a", " \n"), "an empty content: message 2 of role assistant"),
+    (turns("a", " \n"), "empty content: message 2 of role assistant"),
     ([{"role": "user", "content": None}], "not text: message 1"),
     ([*turns("a", "b"), SYSTEM], "a system message after another message: message 3"),
     (turns("a"), "the assistant never replies"),
@@ -172,5 +172,5 @@ def test_other_spellings_of_a_conversation() -> None:
     assert conversation({"messages": [{"role": "user", "content": parts}, turns[1]]}) == turns
     with pytest.raises(DataError, match="neither 'talk' nor 'instruction' and 'output'; its columns: messages"):
         conversation({"messages": turns}, "talk")
-    with pytest.raises(DataError, match="a content that is not text: message 1"):
+    with pytest.raises(DataError, match="content that is not text: message 1"):
         conversation({"messages": [{"role": "user", "content": [{"type": "image"}]}, turns[1]]})

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.mixture import Mixture, assign, shares
-from weft.data.sampler import Windows
+from weft.data.sampler import Mixture, Windows, assign, shares
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)

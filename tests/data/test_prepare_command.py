@@ -9,6 +9,7 @@ from weft.cli.prepare import prepare
 from weft.data.documents import read
 from weft.data.shards import Shards
 from weft.errors import DataError, WeftError
+from weft.text.tokenizer import Tokenizer
 
 app = typer.Typer()
 app.command()(prepare)
@@ -30,7 +31,7 @@ def test_it_writes_and_tells_what(tmp_path: Path, text: Path) -> None:
     assert done.exit_code == 0, done.output
     shards = Shards.open(tmp_path / "out")
     assert shards.validation is not None
-    assert shards.tokenizer().vocab_size == 280
+    assert Tokenizer.load(shards.path).vocab_size == 280
     for part in (f"{len(shards.train):,}", f"{len(shards.validation):,}", shards.fingerprint[:16], "written to"):
         assert part in done.output
 

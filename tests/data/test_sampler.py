@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.sampler import Windows, draw, permute, rows, sequential, streams
+from weft.data.sampler import Windows, draw, permute, rows, streams
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)
@@ -87,15 +87,6 @@ def test_a_huge_text_costs_nothing() -> None:
     assert starts.max() + 4097 <= 10**13
 
 
-@many
-@given(st.integers(2, 300), st.integers(1, 50))
-def test_evaluation_makes_each_token_a_target_once(tokens: int, length: int) -> None:
-    targets = [start + 1 + i for start, inputs in sequential(tokens, length) for i in range(inputs)]
-    assert targets == list(range(1, tokens))
-
-
 def test_too_short_a_text() -> None:
     with pytest.raises(DataError, match="the text has 10 tokens, a window of 10 needs 11"):
         Windows(10, 10)
-    with pytest.raises(DataError, match="at least 2"):
-        sequential(1, 10)

@@ -1,6 +1,7 @@
 """Pairs of sentences: whole passages, half of which follow one another, whatever the batch."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data import held
 
 from weft.data.config import HashSplit, NoSplit, TextSource
 from weft.data.corrupt import Masking
+from weft.data.examples import Examples
 from weft.data.sampler import Array, rows
 from weft.data.sentences import (
     Pairs,
@@ -21,6 +24,7 @@ from weft.data.sentences import (
     sentence_examples,
     sentence_pairs,
 )
+from weft.data.shards import Side
 from weft.data.split import split_sections
 from weft.errors import DataError, TokenizerError
 from weft.text.config import Byte
@@ -32,28 +36,16 @@ PAD, CLS, SEP, MASK_ID = 0, 2, 3, 4  # as in BERT's vocabulary, with ordinary to
 BERT = Masking(0.15, 90, MASK_ID, np.array([PAD, CLS, SEP, MASK_ID, 50]), PAD, CLS, SEP)
 
 
-class Listed:
-    """Sentences in memory, each of them numbers that say which document and which token they are."""
+def listed(documents: list[list[int]]) -> Examples:
+    """Sentences whose tokens say which document and which place they are from.
 
-    def __init__(self, documents: list[list[int]]) -> None:
-        """documents: the length of each sentence of each document."""
-        self.numbers = np.array([d for d, sentences in enumerate(documents) for _ in sentences], dtype=np.int64)
-        self.sentences: list[Array] = []
-        for document, sentences in enumerate(documents):
-            ids = 1000 * (document + 1) + np.arange(sum(sentences))
-            self.sentences += np.split(ids, np.cumsum(sentences)[:-1])
-
-    def joined(self, field: str) -> Array:
-        assert field == "tokens"
-        return np.concatenate(self.sentences)
-
-    def lengths(self, field: str) -> Array:
-        assert field == "tokens"
-        return np.array([len(sentence) for sentence in self.sentences])
-
-    def values(self, field: str) -> Array:
-        assert field == "document"
-        return self.numbers
+    documents: the length of each sentence of each document.
+    """
+    rows = []
+    for document, sentences in enumerate(documents):
+        ids = 1000 * (document + 1) + np.arange(sum(sentences))
+        rows += [{"tokens": part.tolist(), "document": document} for part in np.split(ids, np.cumsum(sentences)[:-1])]
+    return held.examples(rows)
 
 
 def passages(sentences: Sentences, pairs: Pairs) -> Iterator[tuple[Array, Array, bool]]:
@@ -70,7 +62,7 @@ def passages(sentences: Sentences, pairs: Pairs) -> Iterator[tuple[Array, Array,
     st.integers(0, 2**40),
 )
 def test_pairs_are_passages(documents: list[list[int]], length: int, sample: int) -> None:
-    sentences = Sentences(Listed(documents))
+    sentences = Sentences(listed(documents))
     ((a, b, is_next),) = passages(sentences, sentence_pairs(sentences, [sample], 3, length))
     assert len(a) >= 1
     assert len(b) >= 1
@@ -82,7 +74,7 @@ def test_pairs_are_passages(documents: list[list[int]], length: int, sample: int
 
 
 def test_most_pairs_fill_the_row_and_a_tenth_does_not() -> None:
-    sentences = Sentences(Listed([[5] * 100] * 20))
+    sentences = Sentences(listed([[5] * 100] * 20))
     pairs = sentence_pairs(sentences, range(600), 0, 63)
     totals = pairs.a_length + pairs.b_length
     assert (totals == 60).mean() == pytest.approx(0.9, abs=0.04)
@@ -90,7 +82,7 @@ def test_most_pairs_fill_the_row_and_a_tenth_does_not() -> None:
 
 
 def test_an_epoch_of_pairs_goes_through_the_text() -> None:
-    sentences = Sentences(Listed([[4, 6] * 20] * 10))  # 2000 tokens
+    sentences = Sentences(listed([[4, 6] * 20] * 10))  # 2000 tokens
     count = sentences.per_epoch(53)
     assert count == 40
     places = sentences.places(range(2 * count), 1, 53)
@@ -101,7 +93,7 @@ def test_an_epoch_of_pairs_goes_through_the_text() -> None:
 
 
 def test_a_batch_of_pairs() -> None:
-    sentences = Sentences(Listed([[7, 5, 9, 4] * 5] * 6))
+    sentences = Sentences(listed([[7, 5, 9, 4] * 5] * 6))
     masking = Masking(0.15, 9000, MASK_ID, BERT.special_ids, PAD, CLS, SEP)
     batch = next_sentence_batch(sentences, masking, rows(2, 7), seed=5, length=40)
     assert batch.mask is not None
@@ -115,13 +107,13 @@ def test_a_batch_of_pairs() -> None:
         real = batch.mask[row]
         assert batch.targets[row][real].tolist() == expected
         assert batch.segments[row][real].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
-        assert batch.follows[row] == is_next
+        assert batch.next_sentence[row] == is_next
         assert (batch.targets[row][~real] == PAD).all()
         assert (batch.tokens[row][~real] == PAD).all()
         assert (batch.segments[row][~real] == 0).all()
     assert batch.loss_mask is not None
     assert not batch.loss_mask[torch.isin(batch.targets, torch.tensor(BERT.special_ids))].any()
-    assert float(batch.follows_weight.sum()) == pytest.approx(batch.count)
+    assert float(batch.next_sentence_weight.sum()) == pytest.approx(batch.count)
     parts = batch.split(3)
     assert torch.equal(torch.cat([part.tokens for part in parts]), batch.tokens)
     weights = torch.cat([part.next_sentence_weight for part in parts if part.next_sentence_weight is not None])
@@ -131,21 +123,21 @@ def test_a_batch_of_pairs() -> None:
 @many
 @given(st.integers(0, 2**40), st.integers(1, 9), st.integers(5, 40))
 def test_a_pair_does_not_know_its_company(step: int, size: int, length: int) -> None:
-    sentences = Sentences(Listed([[7, 5, 9, 4] * 3, [2], [30, 1]]))
+    sentences = Sentences(listed([[7, 5, 9, 4] * 3, [2], [30, 1]]))
     masking = Masking(0.15, 9000, MASK_ID, BERT.special_ids, PAD, CLS, SEP)
     whole = next_sentence_batch(sentences, masking, rows(step, size), seed=5, length=length)
     for row in range(size):
         alone = next_sentence_batch(sentences, masking, [step * size + row], seed=5, length=length)
-        for name in ("tokens", "targets", "loss_mask", "mask", "segments", "follows"):
+        for name in ("tokens", "targets", "loss_mask", "mask", "segments", "next_sentence"):
             assert torch.equal(getattr(alone, name)[0], getattr(whole, name)[row])
 
 
 def test_what_gives_no_pairs() -> None:
     with pytest.raises(DataError, match="1 document: half of the sentence pairs come from another one"):
-        Sentences(Listed([[3, 4]]))
+        Sentences(listed([[3, 4]]))
     with pytest.raises(DataError, match="every document is a single sentence"):
-        Sentences(Listed([[3], [4]]))
-    sentences = Sentences(Listed([[3, 4], [4]]))
+        Sentences(listed([[3], [4]]))
+    sentences = Sentences(listed([[3, 4], [4]]))
     with pytest.raises(TokenizerError, match="cls, sep and pad"):
         next_sentence_batch(sentences, Masking(0.15, 90, 4, np.array([4])), [0, 1], seed=0, length=16)
     with pytest.raises(DataError, match=r"batch\.length = 4"):
@@ -166,7 +158,9 @@ def test_sentences_of_both_sides_in_one_pass(tmp_path: Path) -> None:
         for side in ("train", "validation"):
             mine = (section for section in split_sections(text) if section.side == side)
             assert [one for one in found if one[0] == side] == list(document_sentences(mine))
-        examples = list(sentence_examples(text, tokenizer))
+        read: Counter[Side] = Counter()
+        examples = list(sentence_examples(text, tokenizer, read))
+        assert read == Counter({side: sum(s.size for s in split_sections(text) if s.side == side) for side in read})
         spelled = [(side, tokenizer.decode(row["tokens"]), row["document"]) for side, row in examples]
         assert spelled == found and len(found) > 100
         assert {side for side, _, _ in found} == ({"train"} if isinstance(split, NoSplit) else {"train", "validation"})

@@ -2,6 +2,7 @@ import contextlib
 import gzip
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 
 from weft.data import rows as rows_module
 from weft.data.config import FilesSplit, HashSplit, NoSplit, TailSplit
-from weft.data.row_split import Seen, split_rows
-from weft.data.table import Columns, Row, RowSource, Skipped, read_rows
+from weft.data.split import split_rows
+from weft.data.table import Kind, Row, RowSource, Skipped, read_rows
 from weft.errors import DataError
 
-PAIRS: Columns = ("source", "target")
+Columns = Mapping[str, Kind]
+PAIRS: Columns = {"source": "text", "target": "text"}
 
 
 def put(path: Path, content: str | bytes) -> str:
@@ -43,10 +45,10 @@ def test_numbers_are_places_in_a_table_without_a_header(tmp_path: Path) -> None:
     name = put(tmp_path / "a.tsv", "x\t1\t\tone\ny\t0\t*\ttwo\n")
     assert values(name, columns={"3": "text", "1": "label"}) == [{"3": "one", "1": "1"}, {"3": "two", "1": "0"}]
     with pytest.raises(DataError, match=r"a\.tsv: no column '4'; its columns: 0, 1, 2, 3"):
-        values(name, columns=["4"])
+        values(name, columns={"4": "text"})
     uneven = put(tmp_path / "b.tsv", "a\t1\nb\n")
     with pytest.raises(DataError, match=r"b\.tsv:2: does not have the 2 fields of the first line"):
-        values(uneven, columns=["0"])
+        values(uneven, columns={"0": "text"})
 
 
 @pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
@@ -75,7 +77,7 @@ def test_parquet(tmp_path: Path) -> None:
     rows = list(read_rows(RowSource([name], {"text": "text", "score": "number", "words": "words", "more": "optional"})))
     assert rows[1] == Row({"text": "b", "score": 2.0, "words": ["y", "z"], "more": ""}, f"{name}:2")
     with pytest.raises(DataError, match="no column 'scores'; did you mean 'score'"):
-        values(name, columns=["scores"])
+        values(name, columns={"scores": "text"})
 
 
 def test_parallel_files_of_any_suffix(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_parallel_files_must_be_equally_long(tmp_path: Path) -> None:
 
 
 def test_a_text_file_has_a_row_a_line(tmp_path: Path) -> None:
-    assert values(put(tmp_path / "a.txt", "one\ntwo\n"), columns=["text"]) == [{"text": "one"}, {"text": "two"}]
+    assert values(put(tmp_path / "a.txt", "one\ntwo\n"), columns={"text": "text"}) == [{"text": "one"}, {"text": "two"}]
 
 
 def test_built_in_tasks_hold_out_items_by_themselves() -> None:
@@ -157,18 +159,17 @@ def test_reasons_are_counted_without_their_details(tmp_path: Path) -> None:
     skipped = Skipped()
     list(read_rows(RowSource([name], {"score": "number"}, on_error="skip"), skipped=skipped))
     assert skipped.counts == {"'score' is not a finite number": 2, "'score' is empty": 1}
-    assert str(Skipped()) == "no row was left out"
 
 
 def test_nothing_left_is_an_error(tmp_path: Path) -> None:
     name = put(tmp_path / "a.jsonl", "{}\n")
     with pytest.raises(DataError, match="no rows at all; 1 row was left out: 1 × no column 'text'"):
-        values(name, columns=["text"], on_error="skip")
+        values(name, columns={"text": "text"}, on_error="skip")
     with pytest.raises(DataError, match=r"no rows at all$"):
-        values(put(tmp_path / "b.jsonl", ""), columns=["text"])
+        values(put(tmp_path / "b.jsonl", ""), columns={"text": "text"})
     twice = put(tmp_path / "c.csv", "a,a\n1,2\n")
     with pytest.raises(DataError, match="two columns are called 'a'"):
-        values(twice, columns=["a"])
+        values(twice, columns={"a": "text"})
 
 
 def test_words_and_conversations(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_words_and_conversations(tmp_path: Path) -> None:
         {"words": ["a", "b"], "tags": ["x", "y"]},
     ]
     chat = put(tmp_path / "c.csv", "instruction,output\nAdd 1 and 1.,2\nSay nothing.,\n")
-    with pytest.raises(DataError, match=r"c\.csv:3: an empty content: message 2 of role assistant"):
+    with pytest.raises(DataError, match=r"c\.csv:3: empty content: message 2 of role assistant"):
         values(chat, columns={"messages": "messages"})
     asked = {"role": "user", "content": "Add 1 and 1."}
     assert values(chat, columns={"messages": "messages"}, on_error="skip") == [
@@ -213,7 +214,7 @@ def test_the_hash_split_depends_on_what_is_asked_alone(tmp_path_factory: Any, te
 
 def test_the_share_that_is_held_out(tmp_path: Path) -> None:
     name = put(tmp_path / "a.jsonl", "".join(f'{{"text": "row {n}"}}\n' for n in range(2000)))
-    source = RowSource([name], ["text"])
+    source = RowSource([name], {"text": "text"})
     share = Counter(row.side for row in split_rows(source, HashSplit(fraction=0.2)))
     assert 320 < share["validation"] < 480
     tail = list(split_rows(source, TailSplit(fraction=0.1)))
@@ -225,7 +226,7 @@ def test_the_share_that_is_held_out(tmp_path: Path) -> None:
 
 def test_a_tail_is_measured_once_while_its_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = put(tmp_path / "a.jsonl", "".join(f'{{"text": "row {n}"}}\n' for n in range(100)))
-    source, read = RowSource([name], ["text"]), []
+    source, read = RowSource([name], {"text": "text"}), []
     lines = rows_module.lines
     monkeypatch.setattr(rows_module, "lines", lambda name: read.append(name) or lines(name))
     assert sum(row.side == "train" for row in split_rows(source, TailSplit())) == 90
@@ -239,15 +240,6 @@ def test_a_tail_is_measured_once_while_its_files_stay(tmp_path: Path, monkeypatc
     assert [row.side for row in split_rows(parallel, TailSplit())] == ["train"] * 18 + ["validation"] * 2
 
 
-def test_what_went_by(tmp_path: Path) -> None:
-    name = put(tmp_path / "a.jsonl", "".join(f'{{"text": "row {n}", "label": {n % 3}}}\n' for n in range(300)))
-    source, seen = RowSource([name], {"text": "text", "label": "label"}), Seen()
-    rows = list(seen.watch(split_rows(source, HashSplit()), lambda row: [row.values["label"]]))
-    assert rows == list(split_rows(source, HashSplit()))
-    assert seen.rows == Counter(row.side for row in rows) and seen.rows.total() == 300
-    assert seen.labels == {"0", "1", "2"}
-
-
 def test_validation_from_files_of_its_own(tmp_path: Path) -> None:
     source, target = put(tmp_path / "a.en", "one\n"), put(tmp_path / "a.de", "eins\n")
     more, other = put(tmp_path / "b.en", "two\n"), put(tmp_path / "b.de", "zwei\n")
@@ -259,6 +251,6 @@ def test_validation_from_files_of_its_own(tmp_path: Path) -> None:
 def test_too_few_rows_to_split(tmp_path: Path) -> None:
     name = put(tmp_path / "a.jsonl", '{"text": "a"}\n')
     with pytest.raises(DataError, match=r"1 rows leave none for \w+ \(validation.kind = 'hash'\)"):
-        list(split_rows(RowSource([name], ["text"]), HashSplit()))
+        list(split_rows(RowSource([name], {"text": "text"}), HashSplit()))
     with pytest.raises(DataError, match=r"validation\.bytes = 99: the rows have 1 bytes"):
-        list(split_rows(RowSource([name], ["text"]), TailSplit(bytes=99)))
+        list(split_rows(RowSource([name], {"text": "text"}), TailSplit(bytes=99)))

@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 import torch
 
-from weft.data.collate import framed
+from weft.data.batch import framed
 from weft.errors import DataError, ModelError
 from weft.evaluate.embedding import Pooling, embed, npy, read_texts
 from weft.explain.hidden import frame

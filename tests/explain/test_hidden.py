@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 import torch
 
-from weft.data.collate import framed
+from weft.data.batch import framed
 from weft.explain.hidden import Framed, frame, frame_for, read, trained_frame
 from weft.models.build import build
 from weft.models.config import ClassificationHead, Recurrent

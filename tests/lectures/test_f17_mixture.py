@@ -9,8 +9,7 @@ would be 18 %. The table doesn't say why.
 
 import pytest
 
-from weft.data.mixture import Mixture
-from weft.data.sampler import Windows
+from weft.data.sampler import Mixture, Windows
 
 NAMES = ["Common Crawl (filtered)", "WebText2", "Books1", "Books2", "Wikipedia"]
 TOKENS = [410e9, 19e9, 12e9, 55e9, 3e9]

@@ -42,7 +42,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_docstrings_of_modules_under_their_names(library: Path) -> None:
-    found = list(builtin.documents("python"))
+    found = builtin.corpus("python").documents
     loom = (
         "module loom\n\nA module that must never be imported.\n\nLoom\n\nWeaves.\n\nIndented.\n\n"
         "Loom.weave\n\nWeaves.\n\nLoom.weave.shuttle\n\nGoes to and fro, ?.\n\nrest\n\nRests.\n"
@@ -52,7 +52,7 @@ def test_docstrings_of_modules_under_their_names(library: Path) -> None:
 
 
 def test_topics_of_the_language_reference(library: Path) -> None:
-    found = list(builtin.documents("python"))
+    found = builtin.corpus("python").documents
     assert any(text.startswith('The "assert" statement') for text in found)
     assert all(text == text.strip() + "\n" for text in found)
 
@@ -95,8 +95,7 @@ def test_a_python_without_sources(library: Path) -> None:
 
 def test_an_unknown_name() -> None:
     with pytest.raises(DataError, match=r"builtin:pyton: no such built-in corpus; did you mean 'python'\?"):
-        builtin.documents("pyton")
-    assert builtin.builtin_names() == ["python"]
+        builtin.corpus("pyton")
 
 
 def test_the_real_one_is_about_two_million_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,44 +5,51 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
 
-from weft.errors import DataError
 from weft.text import tasks
 from weft.text.grammars import chatter, dates, numbers, questions
 from weft.text.grammars.rng import Rng
 
 MANY = 1500
+COLUMNS = {
+    "sentiment": ("text", "label"),
+    "questions": ("context", "question", "answer", "source", "target"),
+    "chatter": ("messages",),
+}
 
 
-@pytest.mark.parametrize("name", tasks.names())
+def first_rows(name: str, split: tasks.Split, count: int) -> Iterator[dict[str, Any]]:
+    """The first rows of a side."""
+    return islice(tasks.rows(name, split), count)
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
 def test_rows_have_their_columns_and_none_comes_twice(name: str) -> None:
-    task = tasks.describe(name)
-    train, held = list(tasks.rows(name, "train", MANY)), list(tasks.rows(name, "validation", 300))
+    columns = COLUMNS.get(name, ("source", "target"))
+    train, held = list(first_rows(name, "train", MANY)), list(first_rows(name, "validation", 300))
     assert len(train) == MANY and len(held) == 300
-    assert all(tuple(row) == task.columns for row in train + held)
+    assert all(tuple(row) == columns for row in train + held)
     written = [json.dumps(row) for row in train + held]
     assert len(set(written)) == len(written)
 
 
-@pytest.mark.parametrize("name", tasks.names())
-def test_fewer_rows_are_the_beginning_of_more(name: str) -> None:
-    assert list(tasks.rows(name, "train", 50)) == list(tasks.rows(f"builtin:{name}", "train", 80))[:50]
-
-
 @pytest.mark.parametrize(("name", "item"), [("dates", "target"), ("dates-back", "source"), ("numbers", "target")])
 def test_what_is_held_out_is_so_in_every_wording(name: str, item: str) -> None:
-    train = {row[item] for row in tasks.rows(name, "train", 8000)}
-    held = {row[item] for row in tasks.rows(name, "validation", 800)}
+    train = {row[item] for row in first_rows(name, "train", 8000)}
+    held = {row[item] for row in first_rows(name, "validation", 800)}
     assert not train & held
 
 
 def test_a_sum_that_is_held_out_is_in_no_conversation_of_the_training_side() -> None:
     def sums(split: tasks.Split, count: int) -> set[tuple[str, ...]]:
         found = set()
-        for row in tasks.rows("chatter", split, count):
+        for row in first_rows("chatter", split, count):
             for message in row["messages"]:
                 for a, sign, b in re.findall(r"^(\d+) (plus|minus|times) (\d+) is", message["content"]):
                     found.add((sign, *((a, b) if sign == "minus" else sorted((a, b)))))
@@ -55,8 +62,11 @@ def test_a_sum_that_is_held_out_is_in_no_conversation_of_the_training_side() -> 
 
 def test_the_rows_are_the_same_everywhere() -> None:
     """A change of a grammar changes this on purpose; a version of Python must not."""
-    text = "".join(json.dumps(row) for name in tasks.names() for row in tasks.rows(name, "train", 100))
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "0ac50276f507b2a0"
+    digest = hashlib.sha256()
+    for name in tasks.TASKS:
+        for row in (*first_rows(name, "train", MANY), *first_rows(name, "validation", 200)):
+            digest.update(json.dumps(row).encode())
+    assert digest.hexdigest()[:16] == "621cf67334b72891"
 
 
 def test_the_generator_falls_evenly() -> None:
@@ -69,8 +79,8 @@ def test_the_generator_falls_evenly() -> None:
 
 
 def test_copies_and_reversals() -> None:
-    assert all(row["target"] == row["source"] for row in tasks.rows("copy", "train", 200))
-    assert all(row["target"] == row["source"][::-1] for row in tasks.rows("reverse", "train", 200))
+    assert all(row["target"] == row["source"] for row in first_rows("copy", "train", 200))
+    assert all(row["target"] == row["source"][::-1] for row in first_rows("reverse", "train", 200))
 
 
 # ---- dates and numbers
@@ -79,7 +89,7 @@ def test_copies_and_reversals() -> None:
 def test_dates_say_the_day_they_mean() -> None:
     months = {month.lower()[:3]: place for place, month in enumerate(dates.MONTHS, 1)}
     read = 0
-    for row in tasks.rows("dates", "train", 2000):
+    for row in first_rows("dates", "train", 2000):
         day = datetime.date.fromisoformat(row["target"])
         text = row["source"].lower()
         for weekday in dates.WEEKDAYS:
@@ -128,13 +138,13 @@ def test_no_two_numbers_share_their_words() -> None:
 
 
 def test_there_are_many_opinions_and_half_are_good() -> None:
-    rows = list(tasks.rows("sentiment", "train", 12_000))
+    rows = list(first_rows("sentiment", "train", 12_000))
     assert len({row["text"] for row in rows}) == 12_000
     assert abs(sum(row["label"] == "positive" for row in rows) / len(rows) - 0.5) < 0.015
 
 
 def test_words_without_their_order_do_not_tell_an_opinion() -> None:
-    train, held = list(tasks.rows("sentiment", "train", 3000)), list(tasks.rows("sentiment", "validation", 600))
+    train, held = list(first_rows("sentiment", "train", 3000)), list(first_rows("sentiment", "validation", 600))
     label = bag_of_words([row["text"] for row in train], [row["label"] == "positive" for row in train])
     right = np.mean([label(row["text"]) == (row["label"] == "positive") for row in held])
     assert right <= 0.75
@@ -171,7 +181,7 @@ def bag_of_words(texts: list[str], labels: list[bool]):  # type: ignore[no-untyp
 
 def test_one_sentence_of_a_story_answers_its_question() -> None:
     people: Counter[int] = Counter()
-    for row in tasks.rows("questions", "train", MANY):
+    for row in first_rows("questions", "train", MANY):
         sentences = re.findall(r"[^. ][^.]*\.", row["context"])
         facts = [told(sentence) for sentence in sentences]
         people[len(sentences)] += 1
@@ -180,26 +190,29 @@ def test_one_sentence_of_a_story_answers_its_question() -> None:
         fact, name, value, clothes = told(row["target"])
         assert all(each[0] == fact for each in facts)  # every other sentence looks as if it were the answer
         if row["question"].startswith("Who "):
-            assert (row["question"], row["answer"]) == (fact.whose.format(x=value, c=clothes), name)
+            assert (row["question"], row["answer"]) == (fact["whose"].format(x=value, c=clothes), name)
         else:
-            assert (row["question"], row["answer"]) == (fact.asked.format(n=name), value)
+            assert (row["question"], row["answer"]) == (fact["asked"].format(n=name), value)
         assert len({each[1] for each in facts}) == len({each[2] for each in facts}) == len(facts)  # and none else is
     assert sorted(people) == [2, 3]
 
 
-def told(sentence: str) -> tuple[questions.Fact, str, str, str]:
+def told(sentence: str) -> tuple[dict[str, Any], str, str, str]:
     """The kind of a fact, of whom it is told, what it holds, and the clothes if it is about some."""
-    for fact in questions.FACTS:
-        pattern = re.escape(fact.told).replace(r"\{n\}", "(?P<n>[A-Z][a-z]+)").replace(r"\{x\}", "(?P<x>[A-Za-z]+)")
+    for fact in questions.GRAMMAR["facts"]:
+        pattern = re.escape(fact["told"]).replace(r"\{n\}", "(?P<n>[A-Z][a-z]+)").replace(r"\{x\}", "(?P<x>[A-Za-z]+)")
         found = re.fullmatch(pattern.replace(r"\{c\}", "(?P<c>[a-z]+)"), sentence)
-        if found and found["x"] in fact.values:
+        if found and found["x"] in fact["values"]:
             return fact, found["n"], found["x"], found.groupdict().get("c", "")
     raise AssertionError(sentence)
 
 
 def test_frequent_names_are_a_few_and_no_name_is_left_out() -> None:
     counts = Counter(
-        name for row in tasks.rows("questions", "train", MANY) for name in questions.NAMES if name in row["context"]
+        name
+        for row in first_rows("questions", "train", MANY)
+        for name in questions.GRAMMAR["names"]
+        if name in row["context"]
     )
     assert [name for name, _ in counts.most_common(2)] == ["Anna", "Omar"]
     assert counts["Anna"] > 4 * counts["Ivan"] > 0
@@ -207,7 +220,7 @@ def test_frequent_names_are_a_few_and_no_name_is_left_out() -> None:
 
 def test_who_has_what_is_new_in_the_held_out_stories() -> None:
     def stories(side: str) -> set[tuple[str, ...]]:
-        rows = tasks.rows("questions", side, MANY)  # type: ignore[arg-type]
+        rows = first_rows("questions", side, MANY)  # type: ignore[arg-type]
         return {tuple(sorted(re.findall(r"[^.]+\.", f" {row['context']}"))) for row in rows}
 
     assert not stories("train") & stories("validation")
@@ -216,7 +229,7 @@ def test_who_has_what_is_new_in_the_held_out_stories() -> None:
 def test_conversations_alternate_and_sums_are_right() -> None:
     signs = {"plus": int.__add__, "minus": int.__sub__, "times": int.__mul__}
     checked = 0
-    for row in tasks.rows("chatter", "train", MANY):
+    for row in first_rows("chatter", "train", MANY):
         roles = [message["role"] for message in row["messages"]]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
         for message in row["messages"]:
@@ -225,24 +238,3 @@ def test_conversations_alternate_and_sums_are_right() -> None:
                 checked += 1
     assert checked > 300
     assert all(not meaning.endswith(".") for meaning in chatter.MEANINGS.values())
-
-
-# ---- mistakes
-
-
-def test_unknown_names_and_sides() -> None:
-    with pytest.raises(DataError, match=r"builtin:date: no such built-in task; did you mean 'dates'"):
-        tasks.rows("date", "train")
-    with pytest.raises(DataError, match=r"no side 'test'; known: train, validation"):
-        tasks.rows("dates", "test")  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="-1 rows"):
-        tasks.rows("dates", "train", -1)
-    assert list(tasks.rows("dates", "train", 0)) == []
-
-
-def test_a_task_that_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "PATIENCE", 50)
-    coin = tasks.Task("coin", "a coin", ("side",), lambda rng, mine: {"side": rng.below(2)})
-    monkeypatch.setitem(tasks._TASKS, "coin", coin)
-    with pytest.raises(DataError, match="builtin:coin: 3 rows are more than there are; it has 2"):
-        list(tasks.rows("coin", "train", 3))

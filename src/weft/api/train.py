@@ -51,7 +51,7 @@ def prepare(
     sources = [sources] if isinstance(sources, str) else list(sources)
     text = TextSource(sources, validation or HashSplit(), column)
     if not isinstance(tokenizer, Tokenizer):
-        tokenizer = build_tokenizer(tokenizer, train_texts(text), progress=True)
+        tokenizer = build_tokenizer(tokenizer, train_texts(text))
     return prepare_shards(text, out, tokenizer)
 
 
@@ -162,14 +162,14 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
         chosen: int = choices[-1].value
         config = config.replace(vocab_size=None)
         try:
-            target = build_tokenizer(config, objective.texts(side), progress=True, most=chosen)
+            target = build_tokenizer(config, objective.texts(side), most=chosen)
         except TokenizerError:  # it has more characters than that
-            target = build_tokenizer(config, objective.texts(side), progress=True)
+            target = build_tokenizer(config, objective.texts(side))
         config = config.replace(vocab_size=target.vocab_size)
         if target.vocab_size != chosen:
             choices[-1] = Choice("tokenizer.vocab_size", target.vocab_size, "all that this text supports")
     else:
-        target = build_tokenizer(config, objective.texts(side), progress=True)
+        target = build_tokenizer(config, objective.texts(side))
     if recipe.init is not None and target.fingerprint != Tokenizer.load(recipe.init).fingerprint:
         raise ConfigError(
             f"tokenizer: another one than that of init = '{recipe.init}', whose weights know only their own tokens; "
@@ -180,7 +180,7 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
     source = target
     target.save(folder.path)
     if recipe.source_tokenizer is not None:
-        source = build_tokenizer(recipe.source_tokenizer, objective.texts("source"), progress=True)
+        source = build_tokenizer(recipe.source_tokenizer, objective.texts("source"))
         source.save(folder.source_tokenizer)
     return config, choices, Tokenizers(target, source)
 

@@ -57,7 +57,7 @@ def _predictions(run: "Run", file: str, column: str | None, second: str | None) 
     elif file == "-":
         raise ConfigError(f"{run.path}: expects pairs of texts; name a file with the columns '{one}' and '{two}'")
     else:
-        rows = list(read_rows(RowSource([file], [one, two])))
+        rows = list(read_rows(RowSource([file], {one: "text", two: "text"})))
         texts, others = [row.values[one] for row in rows], [row.values[two] for row in rows]
     if objective.kind == "regress":
         for text, number in zip(texts, run.rate(texts, others), strict=True):

@@ -67,7 +67,7 @@ def _tokenizer(text: "TextSource", name: str, vocab: int | None) -> "Tokenizer":
         return build_tokenizer(chosen, [])
     if "-" in text.sources:
         raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
-    return build_tokenizer(chosen, train_texts(text), progress=True)
+    return build_tokenizer(chosen, train_texts(text))
 
 
 def _report(shards: "Shards") -> None:

@@ -109,7 +109,7 @@ def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokeniz
     if isinstance(chosen, Tokenizer):
         return chosen
     texts = (document.text for document in read(data or ["builtin:python"]))
-    return build_tokenizer(chosen, [] if name == "byte" else texts, progress=True)
+    return build_tokenizer(chosen, [] if name == "byte" else texts)
 
 
 def _faces(cutter: "Tokenizer", spans: "list[TokenSpan]") -> list[str]:

@@ -8,8 +8,7 @@ import csv
 import json
 import os
 import struct
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import zstandard
 
 from weft.data.documents import files, hub_sizes
-from weft.data.rows import Growing, json_rows, parquet_sample
+from weft.data.rows import DIALECTS, TABLES, Growing, json_rows, parquet_sample
 from weft.data.streams import PACKED, format_of, lines, unpacked
 from weft.errors import DataError
 from weft.files import utf8_size
@@ -32,31 +31,18 @@ UNPACKED = 3.0  # times as large, where nothing better is known
 
 @dataclass(frozen=True)
 class Amount:
-    """UTF-8 bytes of text and, where it comes in rows, how many rows. Both are estimates unless `exact`."""
+    """UTF-8 bytes of text; an estimate unless `exact`."""
 
     bytes: int
-    rows: int | None = None
     exact: bool = True
 
     def __add__(self, other: "Amount") -> "Amount":
-        rows = None if self.rows is None or other.rows is None else self.rows + other.rows
-        return Amount(self.bytes + other.bytes, rows, self.exact and other.exact)
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """The beginning of a table: how much was read of it, what was in it, and whether that was all."""
-
-    read: int
-    text: int
-    rows: int
-    whole: bool
+        return Amount(self.bytes + other.bytes, self.exact and other.exact)
 
 
 def amount(sources: Sequence[str], columns: Sequence[str] = ("text",)) -> Amount:
-    """The text of all sources; of tables the text in `columns`. What '-' holds nobody knows: it counts as nothing."""
-    found = [_file(name, columns) for name in files(sources)]
-    return sum(found[1:], start=found[0]) if found else Amount(0)
+    """The text of all sources; of tables, that in `columns`. Standard input ('-'), of unknown size, counts as 0."""
+    return sum((_file(name, columns) for name in files(sources)), start=Amount(0))
 
 
 def _file(name: str, columns: Sequence[str]) -> Amount:
@@ -68,7 +54,7 @@ def _file(name: str, columns: Sequence[str]) -> Amount:
         return Amount(round(sum(size * _unpacking(file) for file, size in hub_sizes(name))), exact=False)
     try:
         return _estimated(name, columns)
-    except (OSError, EOFError, csv.Error, zlib.error, zstandard.ZstdError, ValueError, RecursionError):
+    except (OSError, csv.Error, zstandard.ZstdError, ValueError, RecursionError):
         # damage, or a column that is missing: reading the file says so, and where
         return Amount(round(_size(name) * _unpacking(name)), exact=False)
 
@@ -85,27 +71,22 @@ def _unpacking(name: str) -> float:
 
 
 def _builtin(name: str, columns: Sequence[str]) -> Amount:
-    if name not in tasks.names():
-        documents = builtin.corpus(name).documents
-        return Amount(sum(map(utf8_size, documents)), len(documents))
-    rows, drawn = tasks.describe(name).train, list(islice(tasks.rows(name, "train"), ROWS))
-    return Amount(_text(drawn, columns) * rows // len(drawn), rows, exact=False)
+    if name not in tasks.TASKS:
+        return Amount(sum(map(utf8_size, builtin.corpus(name).documents)))
+    drawn = list(islice(tasks.rows(name, "train"), ROWS))
+    return Amount(_text(drawn, columns) * tasks.TASKS[name].train // len(drawn), exact=False)
 
 
 def _estimated(name: str, columns: Sequence[str]) -> Amount:
-    look: dict[str, Callable[[str, Sequence[str]], _Sample]] = {
-        ".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _table, ".tsv": _table,
-    }  # fmt: skip
     kind = format_of(name)
     if kind == ".parquet":
         return _parquet(name, columns)
     size, exact = _unpacked_size(name)
-    if kind not in look:
-        return Amount(size, exact=exact)
-    found = look[kind](name, columns)
-    if found.whole:
-        return Amount(found.text, found.rows)
-    return Amount(size * found.text // found.read, size * found.rows // found.read, exact=False)
+    if kind not in TABLES:
+        return Amount(size, exact)
+    rows, read, whole = _json(name) if kind == ".json" else _lines(name, columns)
+    text = _text(rows, columns)
+    return Amount(text) if whole else Amount(size * text // read, exact=False)
 
 
 # ---- the size of what is inside
@@ -140,56 +121,43 @@ def _noted_size(stream: Any, name: str, likely: int) -> int:
     return zstandard.frame_content_size(stream.read(18))
 
 
-# ---- the beginning of a table
+# ---- the beginning of a table: its first rows, how much was read for them, and whether that was all
 
 
-def _head(name: str) -> tuple[list[str], bool]:
-    """The first lines of a file, and whether they are all."""
+def _lines(name: str, columns: Sequence[str]) -> tuple[list[Any], int, bool]:
     taken: list[str] = []
-    size = 0
+    size, whole, kind = 0, True, format_of(name)
     for line in lines(name):
         if size >= SAMPLE:
-            return taken, False
+            whole = False
+            break
         taken.append(line)
         size += utf8_size(line)
-    return taken, True
+    if kind not in DIALECTS:
+        return [json.loads(line) for line in taken if not line.isspace()], size, whole
+    # the last row may be cut inside a quoted field
+    fields = [row for row in csv.reader(taken, **DIALECTS[kind] | {"strict": False}) if row]
+    first = fields[0] if fields else []
+    numbered = all(column.isdecimal() for column in columns)
+    header = [str(place) for place in range(len(first))] if numbered else first
+    return [dict(zip(header, row, strict=False)) for row in fields[not numbered :]], size, whole
 
 
-def _json_lines(name: str, columns: Sequence[str]) -> _Sample:
-    taken, whole = _head(name)
-    rows = [json.loads(line) for line in taken if not line.isspace()]
-    return _Sample(sum(map(utf8_size, taken)), _text(rows, columns), len(rows), whole)
-
-
-def _json(name: str, columns: Sequence[str]) -> _Sample:
+def _json(name: str) -> tuple[list[Any], int, bool]:
     text = Growing(name)
     rows = []
     for _, value in json_rows(text):
         rows.append(value)
         if text.taken >= SAMPLE:
-            return _Sample(text.taken, _text(rows, columns), len(rows), whole=False)
-    return _Sample(text.taken, _text(rows, columns), len(rows), whole=True)
-
-
-def _table(name: str, columns: Sequence[str]) -> _Sample:
-    taken, whole = _head(name)
-    quoted: dict[str, Any] = {} if format_of(name) == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    fields = [row for row in csv.reader(taken, **quoted) if row]
-    if not fields:
-        return _Sample(0, 0, 0, whole)
-    numbered = all(column.isdecimal() for column in columns)
-    header = [str(place) for place in range(len(fields[0]))] if numbered else fields.pop(0)
-    rows = [dict(zip(header, row, strict=False)) for row in fields]
-    return _Sample(sum(map(utf8_size, taken)), _text(rows, columns), len(rows), whole)
+            return rows, text.taken, False
+    return rows, text.taken, True
 
 
 def _parquet(name: str, columns: Sequence[str]) -> Amount:
     if name.lower().endswith(PACKED):  # it would have to be unpacked as a whole
         return Amount(round(_size(name) * UNPACKED * UNPACKED), exact=False)
     count, rows = parquet_sample(name, ROWS)
-    if not rows:
-        return Amount(0, 0)
-    return Amount(_text(rows, columns) * count // len(rows), count, exact=count == len(rows))
+    return Amount(_text(rows, columns) * count // max(1, len(rows)), exact=count == len(rows))
 
 
 def _text(rows: Iterable[Any], columns: Sequence[str]) -> int:

@@ -7,17 +7,18 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, pairwise
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft.data.mixture import Mixture
-from weft.data.sampler import Array, sequential
+from weft.data.examples import Examples
+from weft.data.sampler import Array, Mixture
 from weft.data.shards import Tokens
 from weft.errors import DataError
+from weft.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -118,16 +119,14 @@ def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batc
 
     Full windows come `batch` at a time; what is left at the end is one shorter row, so nothing is padded.
     """
-    waiting: list[int] = []
-    last = (len(tokens) - 2) // length * length  # where the last window starts
-    for start, inputs in sequential(len(tokens), length):
-        if inputs == length:
-            waiting.append(start)
-        if waiting and (len(waiting) == batch or start == last):
-            yield _stack([tokens], np.zeros(len(waiting), dtype=np.int64), np.array(waiting), length, False)
-            waiting = []
-        if inputs < length:
-            yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([start]), inputs, False)
+    if len(tokens) < 2:
+        raise DataError(f"the text has {len(tokens)} tokens; at least 2 are needed to predict one from another")
+    full, rest = divmod(len(tokens) - 1, length)
+    for first in range(0, full, batch):
+        starts = np.arange(first, min(first + batch, full)) * length
+        yield _stack([tokens], np.zeros_like(starts), starts, length, False)
+    if rest:
+        yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([full * length]), rest, False)
 
 
 def _stack(texts: Sequence[Tokens], sources: Array, starts: Array, length: int, document_mask: bool) -> Batch:
@@ -163,17 +162,11 @@ def _restarting(documents: Array) -> Array:
 # ---- from separate sequences
 
 
-def pad(sequences: Sequence[Sequence[int]], pad_id: int | None, length: int | None = None) -> tuple[Tensor, Tensor]:
-    """Sequences as one (B, T) tensor, filled up with the tokenizer's `pad_id`, and a bool mask of the real tokens.
-
-    T is `length`, or the longest sequence's.
-    """
+def pad(sequences: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
+    """Sequences as one (B, T) tensor, filled up with the tokenizer's `pad_id`, and a bool mask of the real tokens."""
     if pad_id is None:
         raise DataError("this tokenizer has no padding token; give it one (tokenizer.specials.pad), or pack instead")
-    longest = max((len(sequence) for sequence in sequences), default=0)
-    length = longest if length is None else length
-    if longest > length:
-        raise DataError(f"a sequence of {longest} tokens doesn't fit into {length}; truncate first")
+    length = max((len(sequence) for sequence in sequences), default=0)
     mask = np.arange(length) < np.array([len(sequence) for sequence in sequences], dtype=np.int64)[:, None]
     ids = np.full(mask.shape, pad_id, dtype=np.int64)
     ids[mask] = np.fromiter(chain.from_iterable(sequences), dtype=np.int64)
@@ -211,16 +204,90 @@ def packed(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) 
 
 
 def _fit(sizes: Sequence[int], length: int) -> list[tuple[int, int]]:
-    """(row, column) for each size: longest first, into the row where it leaves the least room (best-fit decreasing)."""
+    """(row, column) for each size: longest first, into the row with the least space left (best-fit decreasing)."""
     places = [(0, 0)] * len(sizes)
-    room: list[tuple[int, int]] = []  # (free places, row), sorted
+    spaces: list[tuple[int, int]] = []  # (free places, row), sorted
     opened = 0
     for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
-        at = bisect_left(room, (sizes[item], -1))
-        if at < len(room):
-            free, row = room.pop(at)
+        at = bisect_left(spaces, (sizes[item], -1))
+        if at < len(spaces):
+            free, row = spaces.pop(at)
         else:
             free, row, opened = length, opened, opened + 1
         places[item] = (row, length - free)
-        insort(room, (free - sizes[item], row))
+        insort(spaces, (free - sizes[item], row))
     return places
+
+
+# ---- sentences in the frame that encoders read: [CLS] a [SEP], or [CLS] a [SEP] b [SEP]
+
+
+class Framed(NamedTuple):
+    """tokens (B, T) int64, mask (B, T) bool, segments (B, T) int64 (None where there is one sentence)."""
+
+    tokens: Tensor
+    mask: Tensor
+    segments: Tensor | None
+
+
+def framed(
+    first: Sequence[Sequence[int]],
+    second: Sequence[Sequence[int]] | None,
+    tokenizer: Tokenizer,
+    *,
+    length: int | None = None,
+) -> Framed:
+    """[CLS] first [SEP], or [CLS] first [SEP] second [SEP]; with eos for [SEP] where the tokenizer has no such frame.
+
+    Of a pair that is too long, the longer sentence is cut first (Devlin et al. 2019).
+    """
+    before, after = _frame(tokenizer)
+    most = text_length(length, len(before) + (1 if second is None else 2) * len(after))
+    if second is None:
+        return Framed(*pad([[*before, *ids[:most], *after] for ids in first], tokenizer.pad_id), None)
+    whole: list[list[int]] = []
+    segments: list[list[int]] = []
+    for one, two in zip(first, second, strict=True):
+        one, two = _shortened(one, two, most)
+        head, tail = [*before, *one, *after], [*two, *after]
+        whole.append(head + tail)
+        segments.append([0] * len(head) + [1] * len(tail))
+    return Framed(*pad(whole, tokenizer.pad_id), pad(segments, 0)[0])
+
+
+def framed_lengths(examples: Examples, fields: Sequence[str], tokenizer: Tokenizer, length: int) -> Array:
+    """(examples,): tokens of a sentence, or of a pair in two fields, in its frame; `length` at most."""
+    before, after = _frame(tokenizer)
+    text = np.sum([examples.lengths(field) for field in fields], axis=0)
+    return np.minimum(text + len(before) + len(fields) * len(after), length)
+
+
+def framed_text_length(tokenizer: Tokenizer, length: int | None) -> tuple[int | None, int]:
+    """How many tokens of one sentence fit into a row of `length`, and how many stand before the first."""
+    before, after = _frame(tokenizer)
+    return text_length(length, len(before) + len(after)), len(before)
+
+
+def text_length(length: int | None, specials: int) -> int | None:
+    """How many tokens of text fit into a row beside its special tokens."""
+    if length is not None and length <= specials:
+        raise DataError(f"batch.length = {length} leaves no space for text beside {specials} special tokens; raise it")
+    return None if length is None else length - specials
+
+
+def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """What comes before the first sentence, and after each.
+
+    A frame in the tokenizer's own file, such as LLaMA's bos, is no part of it: runs are read as they were trained.
+    """
+    if tokenizer.cls_id is not None and tokenizer.sep_id is not None:
+        return [tokenizer.cls_id], [tokenizer.sep_id]
+    return [], [tokenizer.need("eos")]
+
+
+def _shortened(first: Sequence[int], second: Sequence[int], most: int | None) -> tuple[Sequence[int], Sequence[int]]:
+    if most is None or len(first) + len(second) <= most:
+        return first, second
+    kept = max(most - len(second), (most + 1) // 2)  # of the first: what the second leaves, or half
+    first = first[:kept]
+    return first, second[: most - len(first)]

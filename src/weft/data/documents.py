@@ -80,16 +80,17 @@ def _expand(source: str) -> list[str]:
         return matches
     if _names_hub(source):
         return [f"hub:{source}"]
-    folder = os.path.dirname(source) or "."
-    nearby = [os.path.join(os.path.dirname(source), name) for name in _listing(folder)]
-    raise DataError(f"{source}: no such file; {suggestion(source, nearby)}")
+    raise no_such_file(source)
 
 
-def _listing(folder: str) -> list[str]:
+def no_such_file(source: str) -> DataError:
+    """The error for a file that is missing, with the nearest name in its folder."""
+    folder = os.path.dirname(source)
     try:
-        return os.listdir(folder)
+        nearby = [os.path.join(folder, name) for name in os.listdir(folder or ".")]
     except OSError:
-        return []
+        nearby = []
+    return DataError(f"{source}: no such file; {suggestion(source, nearby)}")
 
 
 def _in_folder(folder: str) -> list[str]:
@@ -134,7 +135,7 @@ def _names_hub(source: str) -> bool:
 
 
 def stamps(sources: Sequence[str]) -> list[list[Any]]:
-    """[name, size in bytes, what changes when the content does] for each file. Nobody knows what '-' will hold."""
+    """[name, size in bytes, what changes when the content does] for each file; of '-' nothing is known."""
     return [stamp(name) for name in files(sources)]
 
 
@@ -159,7 +160,7 @@ def stamp(name: str) -> list[Any]:
 
 def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
     if name.startswith("builtin:"):
-        for text in builtin.documents(name):
+        for text in builtin.corpus(name).documents:
             yield from _sections_of(text, name)
         return
     if name.startswith("hub:"):

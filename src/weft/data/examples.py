@@ -11,6 +11,8 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral, Real
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -20,19 +22,17 @@ import numpy.typing as npt
 from pydantic import Field, ValidationError
 
 from weft.config import Config
-from weft.data import verified
 from weft.data.labels import Labels
 from weft.data.shards import Side
 from weft.data.table import Row
 from weft.errors import DataError
 from weft.files import replacing
 from weft.safetensors_header import Header, Place, read_header
-from weft.text.tokenizer import Tokenizer
 
 Array = npt.NDArray[np.int64]
 Example = Mapping[str, Sequence[int] | int | float]
-BLOCK = 1 << 20  # bytes copied or checked at once
-CHUNK = 1024  # texts that are encoded together
+BLOCK = 1 << 20  # bytes copied at once
+CHUNK = 1024  # rows that are encoded together
 UNKNOWN = "0" * 64  # in place of the checksum while it is computed
 TYPES: dict[str, np.dtype[Any]] = {
     "U16": np.dtype("<u2"),
@@ -52,29 +52,37 @@ class Metadata(Config):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+@dataclass(frozen=True, eq=False)
 class Examples:
     """Examples by number: fields of ids, one ragged row an example, and fields of one number an example."""
 
-    def __init__(
-        self,
-        path: Path,
-        ids: Mapping[str, tuple[npt.NDArray[Any], Array]],
-        values: Mapping[str, npt.NDArray[Any]],
-        notes: Mapping[str, Any],
-        fingerprint: str,
-    ) -> None:
-        """`ids`: for each field all ids (n,) and offsets (count + 1,); `values`: for each field (count,)."""
-        self.path = path
-        self._ids = dict(ids)
-        self._values = dict(values)
-        self._count = max([*(len(at) - 1 for _, at in ids.values()), *map(len, values.values())], default=0)
-        self.notes = dict(notes)
-        self.fingerprint = fingerprint
+    _count: int
+    _ids: Mapping[str, tuple[npt.NDArray[Any], Array]]  # for each field all ids (n,) and offsets (count + 1,)
+    _values: Mapping[str, npt.NDArray[Any]]  # for each field (count,)
+    notes: dict[str, Any]
+    fingerprint: str
 
     @classmethod
-    def open(cls, path: str | Path) -> "Examples":
-        """A file that `write_examples` wrote. Its header, size and offsets are checked, all of it only by `verify`."""
-        return _opened(Path(path))
+    def open(cls, path: Path) -> "Examples":
+        """A file that `write_sides` wrote. Its header, size and offsets are checked."""
+        header, metadata = _header(path)
+        tensors = {name: _map(path, place) for name, place in header.tensors.items()}
+        count = int(metadata.count)
+        values = {key.removesuffix(".values"): tensor for key, tensor in tensors.items() if key.endswith(".values")}
+        fields = [key.removesuffix(".offsets") for key in tensors if key.endswith(".offsets")]
+        ids = {field: (tensors.get(f"{field}.ids", np.empty(0)), tensors[f"{field}.offsets"]) for field in fields}
+        whole = all(len(column) == count for column in values.values()) and len(values) + 2 * len(ids) == len(tensors)
+        for flat, offsets in ids.values():
+            whole = whole and len(offsets) == count + 1 and offsets[0] == 0 and offsets[-1] == len(flat)
+            whole = whole and bool((np.diff(offsets) >= 0).all())
+        if not whole:
+            raise DataError(f"{path}: damaged: its fields don't fit together; make it again")
+        try:
+            notes = json.loads(metadata.notes)
+        except ValueError:
+            raise DataError(f"{path}: damaged: its notes are not JSON; make it again") from None
+        fingerprint = hashlib.sha256(json.dumps(json.loads(header.text), sort_keys=True).encode()).hexdigest()
+        return cls(count, ids, values, notes, fingerprint)
 
     def __len__(self) -> int:
         return self._count
@@ -107,34 +115,8 @@ class Examples:
         assert field in self._ids, f"no field of ids '{field}'; there are {self.fields}"
         return self._ids[field]
 
-    def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
-        """Reads everything and compares checksums, unless a note says that the file was whole before.
-
-        `advance` is called with the number of bytes read. What is whole is noted, so that it costs once.
-        """
-        header, metadata = _header(self.path)
-        if verified.is_noted(self.path, metadata.sha256):
-            return
-        digest = _header_digest(json.loads(header.text))
-        try:
-            with self.path.open("rb") as stream:
-                stream.seek(header.begin)
-                for block in iter(lambda: stream.read(BLOCK), b""):
-                    digest.update(block)
-                    advance(len(block))
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from None
-        if digest.hexdigest() != metadata.sha256:
-            raise DataError(f"{self.path}: damaged: its content differs from its checksum; make it again")
-        verified.note({self.path: metadata.sha256})
-
 
 # ---- writing
-
-
-def write_examples(path: str | Path, rows: Iterable[Example], *, notes: Mapping[str, Any] | None = None) -> Examples:
-    """Writes examples beside `path`, syncs them, puts them there in one step, and opens them."""
-    return write_sides({"train": Path(path)}, (("train", row) for row in rows), notes=notes)["train"]
 
 
 def write_sides(
@@ -144,48 +126,44 @@ def write_sides(
     notes: Mapping[str, Any] | None = None,
     labels: Mapping[str, Labels] | None = None,
 ) -> dict[Side, Examples]:
-    """Writes the examples of each side to a file of its own, in one pass, and opens them; others are passed over.
+    """Writes the examples of each side to a file of its own, in one pass, and opens them; other sides are skipped.
 
     Every example of a side has the same fields: a sequence of whole numbers is a field of ids, a number a field of
     numbers. What is held in memory is a few bytes an example. `notes` is anything that JSON can hold. Fields of
     `labels` hold the numbers that those gave, and get the final ones; negative numbers stay.
     """
-    with ExitStack() as stack:
-        writers = {side: _Writer(path) for side, path in paths.items()}
-        path = next(iter(paths.values()))
-        try:
-            for side, writer in writers.items():
-                path = paths[side]
+    try:
+        with ExitStack() as stack:
+            for path in paths.values():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                stack.callback(writer.close)
+            writers = {side: _Writer(path.parent, stack) for side, path in paths.items()}
             for side, example in examples:
                 if side in writers:
-                    path = paths[side]
                     writers[side].add(example)
             for side, writer in writers.items():
-                path = paths[side]
                 if not writer.count:
-                    raise DataError(f"{path}: there is no example to write")
+                    raise DataError(f"{paths[side]}: there is no example to write")
                 orders = {field: own.order for field, own in (labels or {}).items()}
-                writer.write(stack.enter_context(replacing(path)), notes or {}, orders)
-            stack.close()  # in their places at last, both
-        except OSError as error:
-            raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
+                writer.write(stack.enter_context(replacing(paths[side])), notes or {}, orders)
+            # in their places at last, both
+    except OSError as error:
+        place = error.filename or next(iter(paths.values()))
+        raise DataError(f"{place}: cannot be written: {error.strerror or error}") from None
     return {side: Examples.open(path) for side, path in paths.items()}
 
 
 class _Writer:
     """The examples of one file. Ids wait in files without a name until their number is known."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, folder: Path, files: ExitStack) -> None:
         self.count = 0
-        self._folder = path.parent
+        self._folder, self._files = folder, files
         self._spills: dict[str, _Spill] = {}
         self._values: dict[str, list[int | float]] = {}
 
     def add(self, row: Example) -> None:
         if self.count == 0:
-            self._spills = {key: _Spill(self._folder) for key, value in row.items() if not isinstance(value, Real)}
+            self._spills = {key: self._spill() for key, value in row.items() if not isinstance(value, Real)}
             self._values = {key: [] for key in row if key not in self._spills}
         assert row.keys() == {*self._spills, *self._values}, f"example {self.count} has the fields {[*row]}"
         for key, spill in self._spills.items():
@@ -193,6 +171,9 @@ class _Writer:
         for key, column in self._values.items():
             column.append(row[key])  # type: ignore[arg-type]  # a number, as in the first row
         self.count += 1
+
+    def _spill(self) -> "_Spill":
+        return _Spill(self._files.enter_context(tempfile.TemporaryFile(dir=self._folder)))
 
     def write(self, stream: IO[bytes], notes: Mapping[str, Any], orders: Mapping[str, Array]) -> None:
         text = json.dumps(notes, ensure_ascii=False, sort_keys=True)
@@ -218,7 +199,7 @@ class _Writer:
         for key, spill in sorted(self._spills.items(), key=lambda item: item[1].dtype):
             add(f"{key}.ids", spill.dtype, spill.offsets[-1], spill.blocks(orders.get(key)))
 
-        digest = _header_digest(header)
+        digest = hashlib.sha256(_header_bytes(header))
         stream.write(_header_bytes(header))
         for block in (block for content in contents for block in content):
             digest.update(block)
@@ -227,16 +208,12 @@ class _Writer:
         stream.seek(0)
         stream.write(_header_bytes(header))
 
-    def close(self) -> None:
-        for spill in self._spills.values():
-            spill.stream.close()
-
 
 class _Spill:
     """The ids of one field on their way to the file."""
 
-    def __init__(self, folder: Path) -> None:
-        self.stream = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # `_Writer` closes it
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
         self.offsets = array("q", [0])
         self.low = self.high = 0
 
@@ -260,7 +237,7 @@ class _Spill:
 
 
 def _reordered(numbers: npt.NDArray[Any], order: Array | None) -> npt.NDArray[Any]:
-    """Numbers that labels had for now as their final ones."""
+    """The provisional numbers of labels, replaced by the final ones."""
     if order is None:
         return numbers
     return np.where(numbers < 0, numbers, order[np.maximum(numbers, 0)]).astype(numbers.dtype)
@@ -270,11 +247,6 @@ def _header_bytes(header: Mapping[str, Any]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _header_digest(header: Mapping[str, Any]) -> Any:
-    """A sha256 that has taken in the header; the data follow."""
-    return hashlib.sha256(_header_bytes(dict(header, __metadata__=dict(header["__metadata__"], sha256=UNKNOWN))))
 
 
 # ---- reading
@@ -301,30 +273,6 @@ def _header(path: Path) -> tuple[Header, Metadata]:
     return header, metadata
 
 
-def _opened(path: Path) -> Examples:
-    header, metadata = _header(path)
-    tensors = {name: _map(path, place) for name, place in header.tensors.items()}
-    count = int(metadata.count)
-    values = {key.removesuffix(".values"): tensor for key, tensor in tensors.items() if key.endswith(".values")}
-    ids: dict[str, tuple[npt.NDArray[Any], Array]] = {}
-    for key, offsets in tensors.items():
-        if key.endswith(".offsets"):
-            field = key.removesuffix(".offsets")
-            ids[field] = (tensors.get(f"{field}.ids", np.empty(0)), offsets)
-    whole = all(len(column) == count for column in values.values()) and len(values) + 2 * len(ids) == len(tensors)
-    for flat, offsets in ids.values():
-        whole = whole and len(offsets) == count + 1 and offsets[0] == 0 and offsets[-1] == len(flat)
-        whole = whole and bool((np.diff(offsets) >= 0).all())
-    if not whole:
-        raise DataError(f"{path}: damaged: its fields don't fit together; make it again")
-    try:
-        notes = json.loads(metadata.notes)
-    except ValueError:
-        raise DataError(f"{path}: damaged: its notes are not JSON; make it again") from None
-    fingerprint = hashlib.sha256(json.dumps(json.loads(header.text), sort_keys=True).encode()).hexdigest()
-    return Examples(path, ids, values, notes, fingerprint)
-
-
 def _map(path: Path, place: Place) -> npt.NDArray[Any]:
     if place.shape[0] == 0:  # nothing can't be mapped
         return np.empty(0, TYPES[place.dtype])
@@ -332,54 +280,13 @@ def _map(path: Path, place: Place) -> npt.NDArray[Any]:
     return mapped.view(np.ndarray)  # slices of a memmap cost ten times as much
 
 
-# ---- from rows of text
-
-
-def encoded(
-    rows: Iterable[Row],
-    tokenizer: Tokenizer,
-    *,
-    texts: Mapping[str, str],
-    labels: Mapping[str, Sequence[str]] | None = None,
-    numbers: Sequence[str] = (),
-) -> Iterator[dict[str, Any]]:
-    """Rows as examples. `texts`: field of ids → column of text; `labels`: column → all its names, of which the example
-    has the place; `numbers`: columns that are taken as they are.
-    """
-    places = {column: {name: at for at, name in enumerate(names)} for column, names in (labels or {}).items()}
-    for chunk in in_chunks(rows):
-        ids = {field: tokenizer.encode_batch([row.values[column] for row in chunk]) for field, column in texts.items()}
-        for at, row in enumerate(chunk):
-            example: dict[str, Any] = {field: encodings[at] for field, encodings in ids.items()}
-            for column, known in places.items():
-                if row.values[column] not in known:
-                    raise DataError(
-                        f"{row.where}: '{column}' is {row.values[column]!r}, which no training row has; "
-                        f"known: {', '.join(list(known)[:12])}"
-                    )
-                example[column] = known[row.values[column]]
-            example |= {column: row.values[column] for column in numbers}
-            yield example
-
-
 def encode_rows(
     rows: Iterable[Row], make: Callable[[Sequence[Row]], Iterable[Example]]
 ) -> Iterator[tuple[Side, Example]]:
     """The example that `make` gives for each row, with the row's side, as `write_sides` takes them.
 
-    `make` gets some rows at a time, for tokenizers like many texts at once.
+    `make` gets many rows at a time, because tokenizers are faster that way.
     """
-    for chunk in in_chunks(rows):
+    rows = iter(rows)
+    while chunk := list(islice(rows, CHUNK)):
         yield from zip((row.side for row in chunk), make(chunk), strict=True)
-
-
-def in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows some at a time, as a tokenizer likes them."""
-    chunk: list[Row] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

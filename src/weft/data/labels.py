@@ -1,4 +1,4 @@
-"""The numbers of labels, given while rows go by: examples are written in one pass, before all labels are known."""
+"""Numbers for labels, assigned while rows are read: examples are written in one pass, before all labels are known."""
 
 from collections.abc import Iterable, Sequence
 
@@ -31,7 +31,7 @@ class Labels:
         self._untaught: dict[str, str] = {}  # labels that no training row had so far, and where each was met first
 
     def number(self, label: str, row: Row) -> int:
-        """The number of a label of this row, for now."""
+        """The provisional number of a label of this row."""
         if label not in self._numbers:
             if self._given is not None:
                 raise self._unknown(label, row.where)

@@ -78,9 +78,9 @@ def _checked_turn(message: Any, number: int) -> Message:
     if role not in ROLES:
         raise DataError(f"unknown role: message {number} has {role!r}; {suggestion(str(role), ROLES)}")
     if not isinstance(content, str):
-        raise DataError(f"a content that is not text: message {number} of role {role}")
+        raise DataError(f"content that is not text: message {number} of role {role}")
     if not content.strip():
-        raise DataError(f"an empty content: message {number} of role {role}")
+        raise DataError(f"empty content: message {number} of role {role}")
     return {"role": role, "content": content}
 
 
@@ -138,15 +138,13 @@ def _refuse_marks(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -
     for number, message in enumerate(messages, 1):
         for mark in marks:
             if mark in message["content"]:
-                raise DataError(f"a content that contains a special token: message {number} holds '{mark}'")
+                raise DataError(f"content that contains a special token: message {number} holds '{mark}'")
 
 
-def _common(ids: Sequence[int], other: Sequence[int]) -> int:
+def _common(ids: list[int], other: list[int]) -> int:
     """How many ids both begin with."""
-    for at, (one, two) in enumerate(zip(ids, other, strict=False)):
-        if one != two:
-            return at
-    return min(len(ids), len(other))
+    differing = (at for at, (one, two) in enumerate(zip(ids, other, strict=False)) if one != two)
+    return next(differing, min(len(ids), len(other)))
 
 
 def _without_gap(tokenizer: Tokenizer, ids: Sequence[int], start: int, stop: int) -> int:

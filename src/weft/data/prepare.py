@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, TextSource
 from weft.data.documents import stamps
-from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for, write_index
+from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for
 from weft.data.split import Section, check_sides, section_for, split_sections
 from weft.errors import DataError, WeftError
 from weft.files import locked, sync, write_text
@@ -31,14 +31,7 @@ BATCH = 1024 * 1024  # bytes of text that are encoded at once
 AHEAD = 2  # batches being encoded: one's ids are turned into an array while the other keeps the cores busy
 
 
-def prepare(
-    text: TextSource,
-    out: str | Path,
-    tokenizer: Tokenizer,
-    *,
-    shard_tokens: int = SHARD_TOKENS,
-    progress: bool = True,
-) -> Shards:
+def prepare(text: TextSource, out: str | Path, tokenizer: Tokenizer, *, shard_tokens: int = SHARD_TOKENS) -> Shards:
     """Writes the tokens of a text to the folder `out`; one that the same call left unfinished is continued."""
     plan = _plan(text, shard_tokens, tokenizer)
     out = Path(out)
@@ -51,16 +44,17 @@ def prepare(
             size = tokenizer.vocab_size
             dtype = dtype_for(size)
             try:
-                with bar("preparing", _total(text), unit="bytes", wanted=progress) as advance:
-                    sections = _counted(split_sections(text, plan["section"]), advance)
-                    shards = _write(out, _encoded(_remaining(sections, done), tokenizer, dtype), done, shard_tokens)
+                with bar("preparing", _total(text), unit="bytes") as advance:
+                    sections = _remaining(split_sections(text, plan["section"]), done, advance)
+                    shards = _write(out, _encoded(sections, tokenizer, dtype), done, shard_tokens)
                 check_sides(shards, text.validation)
             except WeftError:  # the text itself is wrong: what began with this call goes with it
                 if not done:
                     _discard(out)
                 raise
             ordered = tuple(sorted(shards, key=lambda shard: shard.name))
-            write_index(out, Index(dtype=dtype, vocab_size=size, tokenizer=tokenizer.fingerprint, shards=ordered))
+            index = Index(dtype=dtype, vocab_size=size, tokenizer=tokenizer.fingerprint, shards=ordered)
+            write_text(out / INDEX, json.dumps(index.model_dump(), indent=1) + "\n")  # now the folder is finished
             (out / JOURNAL).unlink()
     except BlockingIOError:
         raise DataError(f"{out}: another `weft prepare` is writing there; wait for it") from None
@@ -184,18 +178,13 @@ def _write(out: Path, encoded: Iterable[Encoded], done: list[Shard], shard_token
     return shards
 
 
-def _counted(sections: Iterable[Section], advance: Advance) -> Iterator[Section]:
-    for section in sections:
-        advance(section.size)
-        yield section
-
-
-def _remaining(sections: Iterable[Section], done: Sequence[Shard]) -> Iterator[Section]:
-    """What no finished shard holds: a split's shards hold its first sections."""
+def _remaining(sections: Iterable[Section], done: Sequence[Shard], advance: Advance) -> Iterator[Section]:
+    """What no finished shard holds: a split's shards hold its first sections. `advance` gets the bytes of them all."""
     held: dict[Side, int] = {"train": 0, "validation": 0}
     for shard in done:
         held[shard.split] += shard.sections
     for section in sections:
+        advance(section.size)
         if held[section.side] > 0:
             held[section.side] -= 1
         else:

@@ -34,6 +34,11 @@ def missing(column: str, known: Iterable[str]) -> str:
 
 
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+# in .csv a quoted field may hold commas and line ends; in .tsv a quotation mark is a character like any other
+DIALECTS: dict[str, dict[str, Any]] = {
+    ".csv": {"strict": True},
+    ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
+}
 
 
 def records(name: str, columns: Sequence[str], *, every: bool = False) -> Iterator[tuple[int, Any]]:
@@ -44,19 +49,17 @@ def records(name: str, columns: Sequence[str], *, every: bool = False) -> Iterat
     """
     match ".jsonl" if name == "-" else format_of(name):
         case ".jsonl" | ".ndjson":
-            return json_line_rows(name)
+            return _json_lines(name)
         case ".json":
             return json_rows(Growing(name))
-        case ".csv":
-            return _table(csv_rows(name), name, columns)
-        case ".tsv":
-            return _table(tsv_rows(name), name, columns)
+        case ".csv" | ".tsv":
+            return _table(name, columns)
         case _:
-            return parquet_rows(name, None if every else columns, columns)
+            return _parquet_rows(name, None if every else columns, columns)
 
 
-def json_line_rows(name: str) -> Iterator[tuple[int, Any]]:
-    """(line, value) for each line of JSON; empty lines are passed over."""
+def _json_lines(name: str) -> Iterator[tuple[int, Any]]:
+    """(line, value) for each line of JSON; empty lines are skipped."""
     for number, line in enumerate(lines(name), 1):
         if line.isspace():
             continue
@@ -145,48 +148,27 @@ def _reason(error: Exception) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def csv_rows(name: str) -> Iterator[tuple[int, list[str] | Malformed]]:
-    """(line, fields) of comma-separated values; a quoted field may hold commas and line ends."""
+def _table(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    """(line, values) of comma- or tab-separated fields, as many in a row as in the first. Empty lines are skipped."""
     csv.field_size_limit(ROW_LIMIT)
-    return _even(csv.reader(lines(name), strict=True), name)
-
-
-def tsv_rows(name: str) -> Iterator[tuple[int, list[str] | Malformed]]:
-    """(line, fields) of tab-separated values. Nothing is quoted: a quotation mark is a character as any other."""
-    csv.field_size_limit(ROW_LIMIT)
-    return _even(csv.reader(lines(name), delimiter="\t", quoting=csv.QUOTE_NONE), name)
-
-
-def _even(rows: Any, name: str) -> Iterator[tuple[int, list[str] | Malformed]]:
-    """Rows with as many fields as the first one; empty lines are passed over."""
-    width = 0
+    rows = csv.reader(lines(name), **DIALECTS[format_of(name)])
+    numbered = all(column.isdecimal() for column in columns) and len(columns) > 0
+    header: list[str] | None = None
     try:
-        for row in rows:
-            width = width or len(row)
-            if row and len(row) != width:
-                yield rows.line_num, Malformed(f"has {len(row)} fields, the header has {width}")
-            elif row:
-                yield rows.line_num, row
+        for row in filter(None, rows):
+            if header is None:
+                header = [str(place) for place in range(len(row))] if numbered else row
+                _check_header(header, name, columns)
+                if not numbered:
+                    continue
+            if len(row) == len(header):
+                yield rows.line_num, dict(zip(header, row, strict=True))
+            elif numbered:
+                yield rows.line_num, Malformed(f"does not have the {len(header)} fields of the first line")
+            else:
+                yield rows.line_num, Malformed(f"has {len(row)} fields, the header has {len(header)}")
     except csv.Error as error:
         raise DataError(f"{name}: line {rows.line_num} cannot be read as a table: {error}") from None
-
-
-def _table(
-    rows: Iterator[tuple[int, list[str] | Malformed]], name: str, columns: Sequence[str]
-) -> Iterator[tuple[int, Any]]:
-    header: list[str] | None = None
-    numbered = all(column.isdecimal() for column in columns) and len(columns) > 0
-    for number, row in rows:
-        if isinstance(row, Malformed):
-            uneven = Malformed(f"does not have the {len(header or ())} fields of the first line")
-            yield number, uneven if numbered else row
-            continue
-        if header is None:
-            header = [str(place) for place in range(len(row))] if numbered else row
-            _check_header(header, name, columns)
-            if not numbered:
-                continue
-        yield number, dict(zip(header, row, strict=True))
 
 
 def _check_header(header: Sequence[str], name: str, columns: Sequence[str]) -> None:
@@ -197,7 +179,7 @@ def _check_header(header: Sequence[str], name: str, columns: Sequence[str]) -> N
             raise DataError(f"{name}: two columns are called '{column}'")
 
 
-def parquet_rows(
+def _parquet_rows(
     name: str, columns: Sequence[str] | None, needed: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(row, values) of a Parquet file, a few rows at a time; None: every column."""

@@ -8,8 +8,8 @@ A pair depends on the seed and on its number among all samples of the run, and o
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import torch
 from weft.data.batch import Batch
 from weft.data.config import TextSource
 from weft.data.corrupt import PAIRING, Flags, Masking
+from weft.data.examples import Examples
 from weft.data.sampler import Array, draw, permute, streams
 from weft.data.shards import Side
 from weft.data.split import Section, split_sections
@@ -42,16 +43,12 @@ def sentence_examples(
             read[section.side] += section.size
             yield section
 
-    waiting: list[tuple[Side, str, int]] = []
-    for sentence in chain(document_sentences(counted()), [None]):
-        if sentence is not None:
-            waiting.append(sentence)
-        if len(waiting) == CHUNK or sentence is None:
-            encoded = tokenizer.encode_batch([words for _, words, _ in waiting])
-            for ids, (side, _, document) in zip(encoded, waiting, strict=True):
-                if ids:
-                    yield side, {"tokens": ids, "document": document}
-            waiting = []
+    sentences = document_sentences(counted())
+    while chunk := list(islice(sentences, CHUNK)):
+        encoded = tokenizer.encode_batch([words for _, words, _ in chunk])
+        for ids, (side, _, document) in zip(encoded, chunk, strict=True):
+            if ids:
+                yield side, {"tokens": ids, "document": document}
 
 
 def document_sentences(sections: Iterable[Section]) -> Iterator[tuple[Side, str, int]]:
@@ -70,21 +67,14 @@ def document_sentences(sections: Iterable[Section]) -> Iterator[tuple[Side, str,
         yield from ((side, sentence, before.document) for sentence in split_sentences(rest[side]))
 
 
-class SentenceSource(Protocol):
-    """Sentences in the order of the text, the ids of each in `tokens` and the number of its document in `document`."""
-
-    def joined(self, field: str, /) -> npt.NDArray[Any]: ...
-
-    def lengths(self, field: str, /) -> npt.NDArray[Any]: ...
-
-    def values(self, field: str, /) -> npt.NDArray[Any]: ...
-
-
 class Sentences:
     """Sentences with their documents: what next-sentence pairs are drawn from."""
 
-    def __init__(self, source: SentenceSource) -> None:
-        """Refuses a source from which no pair can be drawn."""
+    def __init__(self, source: Examples) -> None:
+        """`source`: sentences in the order of the text, their ids in `tokens`, their documents' numbers in `document`.
+
+        Refuses a source from which no pair can be drawn.
+        """
         self.tokens = source.joined("tokens")  # of all sentences
         numbers = np.asarray(source.values("document"))
         # ends[i] is the number of tokens up to and with sentence i; borders[d] the first sentence of document d
@@ -164,14 +154,14 @@ def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, leng
     another document. Where the last sentence is too long, a loses its beginning or b its end, so that what is left
     still touches.
     """
-    room = length - 3
+    space = length - 3
     stretch = int(sentences.ends[-1]) / sentences.per_epoch(length)
     own = streams(samples, seed, PAIRING)
 
     def between(low: Array | int, high: Array | int, place: int) -> Array:
         return low + (draw(own, place) * (high - low)).astype(np.int64)
 
-    target = np.where(draw(own, 0) < SHORTER, between(2, room + 1, 1), room)
+    target = np.where(draw(own, 0) < SHORTER, between(2, space + 1, 1), space)
     token = sentences.places(samples, seed, length) + (stretch * draw(own, 2)).astype(np.int64)
     first, stop = sentences.passage(sentences.first(token), target)
     stop = np.maximum(stop, first + 2)  # two sentences at least, however long
@@ -185,8 +175,8 @@ def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, leng
     begin, end = sentences.passage(anywhere, np.maximum(1, target - a_length))
     begin, end = np.where(is_next, middle, begin), np.where(is_next, stop, end)
     b, b_length = sentences.start(begin), sentences.ends[end - 1] - sentences.start(begin)
-    b_length = np.minimum(b_length, np.maximum(room - a_length, room // 2))
-    lost = np.maximum(0, a_length + b_length - room)
+    b_length = np.minimum(b_length, np.maximum(space - a_length, space // 2))
+    lost = np.maximum(0, a_length + b_length - space)
     return Pairs(a + lost, a_length - lost, b, b_length, is_next)
 
 

@@ -8,8 +8,7 @@ shape (3, sections): a section's first token in the shard, its UTF-8 bytes, its 
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,10 +17,8 @@ import numpy.typing as npt
 from pydantic import Field, NonNegativeInt, ValidationError
 
 from weft.config import Config
-from weft.data import verified
 from weft.errors import DataError
-from weft.files import THREADS, put, sha256, sync, write_text
-from weft.text.tokenizer import Tokenizer
+from weft.files import put, sync, write_bytes
 
 Ids = npt.NDArray[np.int64]
 Side = Literal["train", "validation"]
@@ -134,7 +131,7 @@ class Shards:
 
     @classmethod
     def open(cls, path: str | Path) -> "Shards":
-        """The folder that `weft prepare` wrote. Every file's size is checked, its content only by `verify`."""
+        """The folder that `weft prepare` wrote. Every file's size is checked."""
         path = Path(path)
         index = _read_index(path)
         width = np.dtype(index.dtype).itemsize
@@ -159,35 +156,6 @@ class Shards:
         """A hash of every token and border, and of the tokenizer."""
         index = self.index.model_dump_json()
         return hashlib.sha256(index.encode()).hexdigest()
-
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made these tokens, from the same folder."""
-        tokenizer = Tokenizer.load(self.path)
-        if tokenizer.fingerprint != self.index.tokenizer:
-            raise DataError(f"{self.path}: tokenizer.json is not the one these tokens were made with; prepare it again")
-        return tokenizer
-
-    def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
-        """Reads everything and compares checksums, except for files noted as whole; `advance` gets the bytes read.
-
-        What is whole is noted in the folder, so that it costs once.
-        """
-        expected = {self.path / f"{shard.name}.tokens": shard.tokens_sha256 for shard in self.index.shards}
-        expected |= {self.path / f"{shard.name}.sections": shard.sections_sha256 for shard in self.index.shards}
-        todo = {path: checksum for path, checksum in expected.items() if not verified.is_noted(path, checksum)}
-
-        def check(path: Path) -> None:
-            try:
-                found = sha256(path, advance)
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-            if found != todo[path]:
-                raise DataError(f"{path}: damaged: its checksum differs from the index; prepare the folder again")
-
-        with ThreadPoolExecutor(THREADS, "verify") as pool:
-            for _ in pool.map(check, todo):
-                pass
-        verified.note(todo)
 
 
 def _read_index(path: Path) -> Index:
@@ -237,10 +205,8 @@ class ShardWriter:
         self._dtype = _little(dtype)
         self._columns = (array("q"), array("q"), array("q"))
         self._digest = hashlib.sha256()
-        self._stream = self._beside("tokens").open("wb")
-
-    def _beside(self, file: str) -> Path:
-        return self._folder / f"{self._name}.{file}.partial"
+        self._partial = folder / f"{self._name}.tokens.partial"
+        self._stream = self._partial.open("wb")
 
     def add(self, ids: npt.NDArray[Any], size: int, document: int) -> None:
         """A section: its ids, the UTF-8 bytes of its text, its document's number in the split."""
@@ -254,13 +220,10 @@ class ShardWriter:
     def close(self, first_document: int) -> Shard:
         """`first_document`: the number of the first document that may begin here, one more than any before."""
         sections = np.array(self._columns, dtype="<i8")
-        with self._beside("sections").open("wb") as stream:
-            stream.write(sections.tobytes())
-            sync(stream)
+        write_bytes(self._folder / f"{self._name}.sections", sections.tobytes())
         sync(self._stream)
         self._stream.close()
-        for file in ("tokens", "sections"):
-            put(self._beside(file), self._folder / f"{self._name}.{file}")
+        put(self._partial, self._folder / f"{self._name}.tokens")
         return Shard(
             name=self._name,
             split=self._split,
@@ -275,11 +238,6 @@ class ShardWriter:
     def abandon(self) -> None:
         """Closes the file without putting it in place."""
         self._stream.close()
-
-
-def write_index(folder: Path, index: Index) -> None:
-    """The last step of preparing: from now on the folder is finished."""
-    write_text(folder / INDEX, json.dumps(index.model_dump(), indent=1) + "\n")
 
 
 def noted_tokenizer(folder: Path) -> dict[str, str]:

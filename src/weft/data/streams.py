@@ -1,12 +1,14 @@
 """The bytes of a file, unpacked and checked, a block at a time; as lines, and as characters."""
 
+import codecs
 import gzip
 import io
 import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -29,7 +31,7 @@ def blocks(name: str) -> Iterator[bytes]:
     """The decompressed bytes of a file, a megabyte at a time, checked for bytes that no text holds."""
     offset, shown = 0, _shown(name)
     try:
-        with _open(name) as stream:
+        with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
             for block in unpacked(stream, name):
                 if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
                     raise DataError(f"{shown}: is UTF-16 text; save it as UTF-8")
@@ -37,8 +39,6 @@ def blocks(name: str) -> Iterator[bytes]:
                     raise DataError(f"{shown}: looks binary, not text: a NUL byte at byte {offset + zero}")
                 yield block.removeprefix(b"\xef\xbb\xbf") if offset == 0 else block
                 offset += len(block)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{name}: truncated or damaged gzip after {offset} bytes of text: {error}") from None
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror or error}") from None
 
@@ -47,19 +47,25 @@ def _shown(name: str) -> str:
     return "standard input" if name == "-" else name
 
 
-def _open(name: str) -> AbstractContextManager[IO[bytes]]:
-    return nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb")
-
-
 def unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """The bytes of an open file, unpacked as its suffix says. Damage raises the unpacking library's own errors."""
+    """The bytes of an open file, unpacked as its suffix says."""
     if name.lower().endswith(".gz"):
-        with gzip.GzipFile(fileobj=stream, mode="rb") as inner:
-            yield from iter(lambda: inner.read(BLOCK), b"")
+        yield from _ungzip(stream, name)
     elif name.lower().endswith(".zst"):
         yield from _unzstd(stream, name)
     else:
         yield from iter(lambda: stream.read(BLOCK), b"")
+
+
+def _ungzip(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    given = 0
+    try:
+        with gzip.GzipFile(fileobj=stream, mode="rb") as inner:
+            for block in iter(lambda: inner.read(BLOCK), b""):
+                given += len(block)
+                yield block
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{name}: truncated or damaged gzip after {given} bytes of text: {error}") from None
 
 
 def _unzstd(stream: IO[bytes], name: str) -> Iterator[bytes]:
@@ -85,12 +91,8 @@ def seekable(name: str) -> IO[bytes]:
     if not name.lower().endswith(PACKED):
         return open(name, "rb")
     copy = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
-    try:
-        with open(name, "rb") as stream:
-            for block in unpacked(stream, name):
-                copy.write(block)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{name}: truncated or damaged gzip: {error}") from None
+    with open(name, "rb") as stream:
+        copy.writelines(unpacked(stream, name))
     copy.seek(0)
     return copy
 
@@ -129,16 +131,13 @@ def lines(name: str) -> Iterator[str]:
 
 def characters(name: str) -> Iterator[str]:
     """A file as text, a block at a time; a character that a block's end cuts goes to the next one."""
-    cut, offset = b"", 0
-    for block in blocks(name):
-        whole = cut + block
-        stop = len(whole)
-        while stop > max(len(whole) - 4, 0) and whole[stop - 1] & 0xC0 == 0x80:
-            stop -= 1
-        if stop and whole[stop - 1] >= 0xC0:
-            stop -= 1
-        if stop:
-            yield decode(whole[:stop], name, offset)
-        cut, offset = whole[stop:], offset + stop
-    if cut:
-        yield decode(cut, name, offset)
+    utf8, offset = codecs.getincrementaldecoder("utf-8")(), 0
+    for block in chain(blocks(name), [b""]):
+        cut, _ = utf8.getstate()
+        try:
+            text = utf8.decode(block, final=not block)
+        except UnicodeDecodeError:
+            text = decode(cut + block, name, offset - len(cut))  # raises, with the place
+        if text:
+            yield text
+        offset += len(block)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-from weft.data.documents import files
+from weft.data.documents import files, no_such_file
 from weft.data.messages import conversation
 from weft.data.rows import TABLES, Malformed, missing, records
 from weft.data.shards import Side
@@ -25,7 +25,6 @@ from weft.text import builtin, tasks
 # text: some text; optional: text, or nothing; label: a name, or a whole number; number: any; words: a list of words,
 # or text that white space cuts into them; messages: a conversation, made from the row as a whole
 Kind = Literal["text", "optional", "label", "number", "words", "messages"]
-Columns = Sequence[str] | Mapping[str, Kind]
 OnError = Literal["stop", "skip"]
 
 
@@ -33,22 +32,16 @@ OnError = Literal["stop", "skip"]
 class RowSource:
     """Rows to read: where they are, which columns are wanted, and what each of these holds.
 
-    A sequence of columns means that each holds text. Columns that are all whole numbers are places, from 0, in a table
+    Columns that are all whole numbers are places, from 0, in a table
     without a header. With `targets` the sources are text files, and line i of each belongs to line i of its target: the
     columns `source` and `target`. A text file alone has a row a line, in the column `text`. `builtin:NAME` is a
     built-in task. A row that cannot be read stops the reading, or is skipped and counted.
     """
 
     sources: Sequence[str]
-    columns: Columns
+    columns: Mapping[str, Kind]
     targets: Sequence[str] = ()
     on_error: OnError = "stop"
-
-    @property
-    def kinds(self) -> dict[str, Kind]:
-        """What each column holds."""
-        assert self.columns, "no column is wanted"
-        return dict(self.columns) if isinstance(self.columns, Mapping) else dict.fromkeys(self.columns, "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +70,6 @@ class Skipped:
         return sum(self.counts.values())
 
     def __str__(self) -> str:
-        if not self.counts:
-            return "no row was left out"
         reasons = sorted(self.counts, key=lambda reason: -self.counts[reason])
         parts = [f"{self.counts[reason]} × {reason} (first: {self.first[reason]})" for reason in reasons]
         return f"{self.total} {'row was' if self.total == 1 else 'rows were'} left out: {', '.join(parts)}"
@@ -86,7 +77,8 @@ class Skipped:
 
 def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None = None) -> Iterator[Row]:
     """The rows of all sources, in order; of a built-in task those of `side`."""
-    kinds = source.kinds
+    kinds = source.columns
+    assert kinds, "no column is wanted"
     skipped = Skipped() if skipped is None else skipped
     before = skipped.total
     found = False
@@ -129,11 +121,11 @@ def _file(name: str, kinds: Mapping[str, Kind], side: Side) -> Iterator[tuple[in
 
 
 def _builtin(name: str, side: Side) -> Iterator[Mapping[str, Any]]:
-    if name in builtin.builtin_names():
-        return ({"text": text} for text in builtin.documents(name))
-    if name in tasks.names():
-        return iter(tasks.rows(name, side))
-    known = [*tasks.names(), *builtin.builtin_names()]
+    if name in builtin.NAMES:
+        return ({"text": text} for text in builtin.corpus(name).documents)
+    if name in tasks.TASKS:
+        return tasks.rows(name, side)
+    known = [*tasks.TASKS, *builtin.NAMES]
     raise DataError(f"builtin:{name}: no such task or corpus; {suggestion(name, known)}")
 
 
@@ -158,7 +150,7 @@ def _parallel(sources: Sequence[str], targets: Sequence[str]) -> Iterator[tuple[
 
 
 def text_files(sources: Sequence[str]) -> list[str]:
-    """Text files whatever their suffix is: parallel ones are called after their languages."""
+    """Text files with any suffix: parallel ones are often named after their languages."""
     found: list[str] = []
     for source in sources:
         if format_of(source) in TABLES:
@@ -168,9 +160,7 @@ def text_files(sources: Sequence[str]) -> list[str]:
         elif matches := sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path)):
             found += matches
         else:
-            folder = os.path.dirname(source)
-            near = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-            raise DataError(f"{source}: no such file; {suggestion(source, [os.path.join(folder, n) for n in near])}")
+            raise no_such_file(source)
     return found
 
 

@@ -69,7 +69,7 @@ def _refuse_no_numbers(vectors: Tensor, rows: Sequence[int]) -> None:
 def read_texts(name: str, column: str = "text") -> list[str]:
     """The texts of a file: one a line, or one a row of a table or of JSON; `-` is standard input, one text a line."""
     if name != "-":
-        return [row.values[column] for row in read_rows(RowSource([name], [column]))]
+        return [row.values[column] for row in read_rows(RowSource([name], {column: "text"}))]
     if column != "text":
         raise DataError(f"standard input: one text a line, without a column '{column}'; name a file that has columns")
     found = [line.strip() for line in lines(name)]

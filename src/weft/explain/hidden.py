@@ -69,7 +69,7 @@ def frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) -> Framed:
 
 
 def trained_frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) -> Framed:
-    """The same in the frame that sentences have in weft's own training (`collate.framed`)."""
+    """The same in the frame that sentences have in weft's own training (`weft.data.batch.framed`)."""
     before = () if tokenizer.cls_id is None or tokenizer.sep_id is None else (tokenizer.cls_id,)
     end = tokenizer.sep_id if before else tokenizer.eos_id
     return _framed(before, ids, () if end is None else (end,), most)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.data.batch import Batch
-from weft.data.collate import framed, framed_lengths
+from weft.data.batch import Batch, framed, framed_lengths
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import ConfigError

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from weft.data.batch import Batch, Source
-from weft.data.collate import framed, framed_lengths
+from weft.data.batch import Batch, Source, framed, framed_lengths
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.evaluate.loss import mean_loss

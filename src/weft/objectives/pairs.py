@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weft.data.batch import Batch, Source, pad
-from weft.data.collate import text_length
+from weft.data.batch import Batch, Source, pad, text_length
 from weft.data.examples import Examples
 from weft.data.shards import Side
 from weft.data.table import Kind, Row

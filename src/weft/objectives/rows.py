@@ -17,8 +17,8 @@ from weft.data.batch import Batch
 from weft.data.bucket import Buckets
 from weft.data.examples import Examples, encode_rows, write_sides
 from weft.data.labels import Labels
-from weft.data.row_split import split_rows
 from weft.data.shards import Side
+from weft.data.split import split_rows
 from weft.data.table import Kind, Row, RowSource, Skipped
 from weft.errors import DataError, ModelError, RunError
 from weft.files import utf8_size

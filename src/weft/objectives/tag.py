@@ -8,8 +8,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from weft.data.batch import Batch
-from weft.data.collate import framed, framed_lengths, framed_text_length
+from weft.data.batch import Batch, framed, framed_lengths, framed_text_length
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import DataError

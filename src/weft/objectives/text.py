@@ -10,9 +10,8 @@ from typing import Literal, TypeVar
 
 from weft.data.amount import amount
 from weft.data.batch import Batch, evaluation_batches, windows_batch
-from weft.data.mixture import Mixture
 from weft.data.prepare import prepare as prepare_shards
-from weft.data.sampler import Windows, rows
+from weft.data.sampler import Mixture, Windows, rows
 from weft.data.shards import Shards, Side, Tokens
 from weft.data.split import train_texts
 from weft.errors import DataError, RunError

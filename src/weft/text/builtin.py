@@ -14,7 +14,6 @@ import os
 import platform
 import sysconfig
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,29 +21,24 @@ from weft.errors import DataError, suggestion
 from weft.files import write_text
 from weft.progress import bar
 
-NAMES = ("python",)
+try:
+    from pydoc_data.topics import topics
+except ImportError:  # some distributions ship it apart; the docstrings remain
+    topics = {}  # type: ignore[misc]
+
+NAMES = ("python",)  # a data source names a corpus as `builtin:NAME`
 FORMAT = 1  # of the cached file; raise it when the text below changes
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
 
 
 class Corpus(NamedTuple):
-    """The documents of a corpus and the sha256 that identifies them."""
+    """The documents of a corpus, always in the same order, and the sha256 that identifies them."""
 
     documents: list[str]
     sha256: str
 
 
-def builtin_names() -> list[str]:
-    """The corpora there are; a data source names one as `builtin:NAME`."""
-    return list(NAMES)
-
-
-def documents(name: str) -> Iterator[str]:
-    """The documents of a built-in corpus, always in the same order."""
-    return iter(corpus(name).documents)
-
-
-def corpus(name: str, progress: bool = False) -> Corpus:
+def corpus(name: str) -> Corpus:
     """A built-in corpus, from the cache where it has been assembled before; that takes some seconds once."""
     name = name.removeprefix("builtin:")
     if name not in NAMES:
@@ -53,7 +47,7 @@ def corpus(name: str, progress: bool = False) -> Corpus:
     cache = _cache_file(sources)
     found = _from_cache(cache)
     if found is None:
-        found = _python_topics() + _python_docstrings(sources, progress)
+        found = _python_topics() + _python_docstrings(sources)
         with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
             write_text(cache, json.dumps(found, ensure_ascii=False))
     return Corpus(found, hashlib.sha256("\0".join(found).encode()).hexdigest())
@@ -89,22 +83,18 @@ def _from_cache(cache: Path) -> list[str] | None:
 
 def _python_topics() -> list[str]:
     """The pages of `help("topics")`: chapters of the language reference."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:  # some distributions ship it apart; the docstrings remain
-        return []
     pages = (inspect.cleandoc(topics[name]) + "\n" for name in sorted(topics) if topics[name].strip())
     return list(dict.fromkeys(pages))  # some pages answer to two names
 
 
-def _python_docstrings(sources: Path, progress: bool) -> list[str]:
+def _python_docstrings(sources: Path) -> list[str]:
     """A document for each module of the standard library: its docstrings under the names they belong to."""
     files = sorted(file for file in sources.rglob("*.py") if not SKIPPED & set(file.relative_to(sources).parts))
     if not files:
         raise DataError(f"builtin:python: {sources} holds no Python sources; install them, or give a text of your own")
     seen: set[str] = set()
     found = []
-    with bar("reading Python's documentation", len(files), wanted=progress) as advance:
+    with bar("reading Python's documentation", len(files)) as advance:
         for file in files:
             module = ".".join(file.relative_to(sources).with_suffix("").parts).removesuffix(".__init__")
             parts = []

@@ -35,7 +35,7 @@ class Specials(Config):
 
     @field_validator(*ROLES, "extra")
     @classmethod
-    def _tellable(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    def _distinct(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         for token in (value,) if isinstance(value, str) else value or ():
             # one character, or `<0x41>`, is what ordinary tokens look like
             if len(token) < 2 or token != token.strip() or re.fullmatch(r"<0x[0-9A-F]{2}>", token):
@@ -63,7 +63,7 @@ class Trained(Config):
 
 
 class Word(Trained):
-    """Whole words. A word that training never met is the unk token, or an error where there is none."""
+    """Whole words. A word that was not in the training text becomes the unk token, or is an error if there is none."""
 
     kind: Literal["word"] = "word"
     vocab_size: VocabSize | None = Field(None, description="the most frequent words only; absent: all of them")
@@ -75,7 +75,7 @@ class Word(Trained):
 
 
 class Char(Trained):
-    """Characters. One that training never met is spelled in UTF-8 bytes, so that any text comes back exactly.
+    """Characters. One that was not in the training text is spelled in UTF-8 bytes, so any text is restored exactly.
 
     The bytes take 256 ids. `fallback = "unk"` leaves them out and makes unseen characters the unk token.
     """
@@ -119,12 +119,12 @@ class WordPiece(Trained):
     @model_validator(mode="after")
     def _unknown(self) -> Self:
         if self.specials.unk is None:
-            raise ValueError("a wordpiece tokenizer needs specials.unk, for characters that training never met")
+            raise ValueError("a wordpiece tokenizer needs specials.unk, for characters missing from the training text")
         return self
 
 
 class Unigram(Trained):
-    """SentencePiece's unigram model (Kudo 2018), with bytes for characters that training never met."""
+    """SentencePiece's unigram model (Kudo 2018), with bytes for characters that were not in the training text."""
 
     kind: Literal["unigram"] = "unigram"
     vocab_size: VocabSize | None = Field(None, description="absent: 8192, or fewer where the text supports fewer")

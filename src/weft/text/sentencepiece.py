@@ -9,21 +9,25 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from weft.errors import TokenizerError
-from weft.text.config import ROLES, Role
+from weft.text.config import Role
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.training import look_alikes
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 FOREIGN = 7  # here alone: a piece that a vocabulary has and the model lacks
 UNIGRAM, BPE, WORD, CHAR = range(1, 5)
+ROLE_FIELDS: dict[Role, tuple[int, int]] = {"pad": (43, -1), "unk": (40, 0), "bos": (41, 1), "eos": (42, 2)}  # and id
 SPACE = "▁"
 STAND_IN = 0xE000  # private use: symbols that the replacement of characters would change hide behind these
 ABSENT = -1e3  # the score of a foreign piece: better than unk, worse than all else
+
+
+V = TypeVar("V", int, bytes)
 
 
 class Piece(NamedTuple):
@@ -164,31 +168,29 @@ def parse(data: bytes) -> SentencePiece:
     trainer: dict[int, int | bytes] = {}
     preparation: dict[int, int | bytes] = {}
     for field, value in _fields(data):
+        if field not in (1, 2, 3):
+            continue
+        inner = dict(_fields(_value({field: value}, field, b"")))
         if field == 1:
-            pieces.append(_piece(_bytes(value)))
-        elif field == 2:
-            trainer.update(_fields(_bytes(value)))
-        elif field == 3:
-            preparation.update(_fields(_bytes(value)))
+            pieces.append(_piece(inner))
+        else:
+            (trainer if field == 2 else preparation).update(inner)
     _check(pieces, trainer, preparation)
-    kind = _number(trainer, 3, UNIGRAM)
-    ids: dict[Role, int] = {"unk": 0, "bos": 1, "eos": 2, "pad": -1}
-    fields: dict[Role, int] = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
     roles: dict[Role, str] = {}
-    for role in ROLES:
-        id = _number(trainer, fields[role], ids[role]) if role in fields else -1
+    for role, (field, usual) in ROLE_FIELDS.items():
+        id = _value(trainer, field, usual)
         if 0 <= id < len(pieces) and pieces[id].kind in (CONTROL, UNKNOWN):
             roles[role] = pieces[id].text
     roles["unk"] = next(piece.text for piece in pieces if piece.kind == UNKNOWN)
     return SentencePiece(
         pieces=pieces,
-        kind=kind,
+        kind=_value(trainer, 3, UNIGRAM),
         roles=roles,
-        byte_fallback=bool(_number(trainer, 35, 0)),
-        charsmap=_bytes(preparation.get(2, b"")),
-        composes=b"nfkc" in _bytes(preparation.get(1, b"")),
-        dummy_prefix=bool(_number(preparation, 3, 1)),
-        squeeze=bool(_number(preparation, 4, 1)),
+        byte_fallback=bool(_value(trainer, 35, 0)),
+        charsmap=_value(preparation, 2, b""),
+        composes=b"nfkc" in _value(preparation, 1, b""),
+        dummy_prefix=bool(_value(preparation, 3, 1)),
+        squeeze=bool(_value(preparation, 4, 1)),
     )
 
 
@@ -198,27 +200,26 @@ def _check(pieces: list[Piece], trainer: dict[int, int | bytes], preparation: di
         raise TokenizerError("not a SentencePiece model: it has no unknown piece, or several")
     if len({piece.text for piece in pieces}) < len(pieces):
         raise TokenizerError("a damaged SentencePiece file: a piece occurs twice")
-    kind = _number(trainer, 3, UNIGRAM)
+    kind = _value(trainer, 3, UNIGRAM)
     if kind not in (UNIGRAM, BPE, CHAR):
         named = "word" if kind == WORD else str(kind)
         raise TokenizerError(f"a SentencePiece model of kind {named} is not supported; unigram, bpe and char are")
-    if _number(trainer, 24, 0):
+    if _value(trainer, 24, 0):
         raise TokenizerError("a SentencePiece model that marks the end of words (whitespace as suffix) is unsupported")
-    if not _number(preparation, 5, 1):
+    if not _value(preparation, 5, 1):
         raise TokenizerError("a SentencePiece model that leaves spaces as they are (escape_whitespaces) is unsupported")
     missing = set(byte_tokens()) - {piece.text for piece in pieces if piece.kind == BYTE}
-    if _number(trainer, 35, 0) and missing:
+    if _value(trainer, 35, 0) and missing:
         raise TokenizerError(f"a damaged SentencePiece file: byte fallback without the piece {sorted(missing)[0]}")
 
 
-def _piece(data: bytes) -> Piece:
-    fields = dict(_fields(data))
+def _piece(fields: Mapping[int, int | bytes]) -> Piece:
     try:
-        text = _bytes(fields.get(1, b"")).decode("utf-8")
+        text = _value(fields, 1, b"").decode("utf-8")
     except UnicodeDecodeError:
         raise TokenizerError("a damaged SentencePiece file: a piece is not UTF-8 text") from None
-    score = struct.unpack("<f", _bytes(fields.get(2, b"\0" * 4)))[0]
-    kind = _number(fields, 3, NORMAL)
+    score = struct.unpack("<f", _value(fields, 2, b"\0" * 4))[0]
+    kind = _value(fields, 3, NORMAL)
     if not text or not NORMAL <= kind <= BYTE or score != score or (kind == BYTE and not BYTE_TOKEN.fullmatch(text)):
         raise TokenizerError(f"a damaged SentencePiece file: piece {text!r} of kind {kind}, score {score}")
     return Piece(text, score, kind)
@@ -261,15 +262,10 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
     raise TokenizerError(f"not a SentencePiece model, or a truncated one: a number breaks off at byte {place}")
 
 
-def _number(fields: Mapping[int, int | bytes], field: int, default: int) -> int:
-    """A whole number; negative ones are stored in 64 bits of two's complement."""
+def _value(fields: Mapping[int, int | bytes], field: int, default: V) -> V:
+    """A field's number or bytes, as the default is; negative numbers are stored in 64 bits of two's complement."""
     value = fields.get(field, default)
-    if not isinstance(value, int):
-        raise TokenizerError(f"not a SentencePiece model: field {field} is not a number")
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise TokenizerError("not a SentencePiece model: a number where text should be")
-    return value
+    if type(value) is not type(default):
+        kind = "a number" if isinstance(default, int) else "text"
+        raise TokenizerError(f"not a SentencePiece model: field {field} is not {kind}")
+    return value - 2**64 if isinstance(value, int) and value >= 2**63 else value

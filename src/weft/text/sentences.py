@@ -5,34 +5,14 @@ something else, so a stop that white space follows is weighed by the word before
 """
 
 import re
+import tomllib
+from pathlib import Path
 
-# ---- the words around a stop
-
-
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
-# always in front of a name
-TITLES = _set(
-    "mr mrs ms dr prof st mt gen col maj capt cmdr lt sgt rev hon pres gov sen rep amb messrs mme mlle vs cf viz "
-    "approx bzw ggf inkl evtl sog vgl"
+_FILE = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
+# the words around a stop
+TITLES, COUNTED, EITHER, OPENERS = (
+    frozenset(_FILE[name].split()) for name in ("titles", "counted", "either", "openers")
 )
-# in front of a number, and an ordinary word elsewhere
-COUNTED = _set("no nos nr fig figs eq eqs sec ch vol vols art pp p pt ref tab")
-# in the middle of a sentence or at its end: the next word decides
-EITHER = _set(
-    "al inc ltd co corp bros jr sr dept univ assn ave blvd jan feb apr jun jul aug sep sept oct nov dec tue thu"
-)
-# words that a sentence begins with, and that are part of no name
-OPENERS = _set(
-    "a after all although an and are as at because before both but by can did do does during each even every few for "
-    "from had has have he her here his how however i if in indeed is it its just last later many maybe more most my "
-    "nearly never next nobody not nothing now of on once one only or other our perhaps she should since so some soon "
-    "still such that the their then there these they this those though thus to today two under until was we were what "
-    "when where whether which while who whose why with without yes yet you your"
-)
-
 CLOSERS = "\"'”’»›)]}」』）】》〉"
 CLOSING = rf"[{re.escape(CLOSERS)}]"
 # without spaces between words, a stop needs none behind it; と and って go on after what was quoted

@@ -12,101 +12,42 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from weft.errors import DataError, suggestion
 from weft.text.grammars import chatter, dates, letters, numbers, questions, sentiment
 from weft.text.grammars.rng import Mine, Rng, Row, in_validation
 
 Split = Literal["train", "validation"]
-PATIENCE = 20_000  # draws in a row that bring nothing new: then there is nothing new
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a task is, the columns of its rows, and how many rows a side has by default."""
+    """A task: the grammar that draws a row, and how many rows each side has."""
 
-    name: str
-    summary: str
-    columns: tuple[str, ...]
     draw: Callable[[Rng, Mine], Row | None]
     train: int = 20_000
     validation: int = 1_000
 
 
-_PAIR = ("source", "target")
-_TASKS = {
-    task.name: task
-    for task in (
-        Task("copy", "write a string of letters down again", _PAIR, letters.copy),
-        Task("reverse", "write a string of letters from its end", _PAIR, letters.reverse),
-        Task("dates", "a day as people write or say it → ISO 8601", _PAIR, dates.to_iso),
-        Task("dates-back", "a day in ISO 8601 → as one says it", _PAIR, dates.to_words),
-        Task("numbers", "a number below a million in words → in figures", _PAIR, numbers.to_figures),
-        Task("numbers-back", "a number in figures → in words", _PAIR, numbers.to_words),
-        Task(
-            "sentiment",
-            "is an opinion positive or negative? Its words alone don't tell, their order does",
-            ("text", "label"),
-            sentiment.opinion,
-        ),
-        Task(
-            "questions",
-            "a question about a short story of made-up facts",
-            ("context", "question", "answer", *_PAIR),
-            questions.question,
-        ),
-        Task(
-            "chatter",
-            "conversations with an assistant that answers in one plain sentence",
-            ("messages",),
-            chatter.conversation,
-            train=10_000,
-            validation=500,
-        ),
-    )
+TASKS = {
+    "copy": Task(letters.copy),
+    "reverse": Task(letters.reverse),
+    "dates": Task(dates.to_iso),
+    "dates-back": Task(dates.to_words),
+    "numbers": Task(numbers.to_digits),
+    "numbers-back": Task(numbers.to_words),
+    "sentiment": Task(sentiment.opinion),
+    "questions": Task(questions.question),
+    "chatter": Task(chatter.conversation, train=10_000, validation=500),
 }
+SOURCES = {f"builtin:{name}" for name in TASKS}  # as a data source names them
 
 
-def names() -> list[str]:
-    """The tasks there are."""
-    return list(_TASKS)
-
-
-def describe(name: str) -> Task:
-    """What a task is about."""
-    name = name.removeprefix("builtin:")
-    if name not in _TASKS:
-        raise DataError(f"builtin:{name}: no such built-in task; {suggestion(name, _TASKS)}")
-    return _TASKS[name]
-
-
-def rows(name: str, split: Split, count: int | None = None) -> Iterator[Row]:
-    """The first `count` rows of a side, all different; fewer are the beginning of more."""
-    task = describe(name)
-    if split not in ("train", "validation"):
-        raise DataError(f"builtin:{task.name}: no side '{split}'; {suggestion(split, ('train', 'validation'))}")
-    wanted = (task.train if split == "train" else task.validation) if count is None else count
-    if wanted < 0:
-        raise DataError(f"builtin:{task.name}: {wanted} rows: expected 0 or more")
-    return _drawn(task, split, wanted)
-
-
-def _drawn(task: Task, split: Split, wanted: int) -> Iterator[Row]:
-    held_out = split == "validation"
-    rng = Rng(f"weft {task.name} {split}")
+def rows(name: str, split: Split) -> Iterator[Row]:
+    """The rows of a side, all different."""
+    task, held_out = TASKS[name], split == "validation"
+    rng = Rng(f"weft {name} {split}")
     seen: set[str] = set()
-    idle = 0
-
-    def mine(key: str) -> bool:
-        return in_validation(task.name, key) == held_out
-
-    while len(seen) < wanted:
-        row = task.draw(rng, mine)
-        written = "" if row is None else json.dumps(row)
-        if row is None or written in seen:
-            idle += 1
-            if idle == PATIENCE:
-                raise DataError(f"builtin:{task.name}: {wanted} rows are more than there are; it has {len(seen)}")
-            continue
-        idle = 0
-        seen.add(written)
-        yield row
+    while len(seen) < (task.validation if held_out else task.train):
+        row = task.draw(rng, lambda key: in_validation(name, key) == held_out)
+        if row is not None and (written := json.dumps(row)) not in seen:
+            seen.add(written)
+            yield row

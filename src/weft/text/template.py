@@ -1,108 +1,94 @@
-"""Chat templates: programs in a tokenizer's file, which may write text and do nothing else, and not forever.
+"""Chat templates: programs in a tokenizer's file, which may write text and do nothing else.
 
 They are Jinja's, and run in its sandbox, where no file, no module and no attribute of Python's own is in reach. The
-sandbox bounds neither time nor memory, and what hangs inside Python's C code, such as comparing two lists that hold
-each other sixty levels deep, cannot be interrupted. So templates are rendered in a process of their own
-(`template_worker.py`), which the system ends when it takes too much of either. It is started once and then asked again
-and again; asking costs some tens of microseconds.
+environment is that of transformers: raise_exception, strftime_now, a tojson that leaves JSON as it is, and a tag that
+marks the assistant's turns. How much a template may do and write is bounded, so that a faulty one ends.
 """
 
-import atexit
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import datetime
+from functools import lru_cache
+from itertools import count
 from typing import Any
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weft.errors import TokenizerError
 
-SECONDS = 1  # of a processor, for one rendering; the longest conversations take a tenth of it
-MEMORY = 1 << 30  # bytes, of all that the process holds
+STEPS = 1_000_000  # rounds of loops and calls in one rendering; the longest conversations take some thousands
 LARGEST = 1 << 24  # characters of a conversation
+
+_steps: ContextVar[Iterator[int]] = ContextVar("steps")
 
 
 def render(template: str, given: Mapping[str, Any]) -> str:
-    """The text that a template makes of `given`; whatever goes wrong with it is one line."""
+    """The text that a template makes of `given`; an error in it, whatever its kind, becomes one line."""
+    _steps.set(count(1))
+    parts, length = [], 0
     try:
-        answer = _worker.ask(json.dumps({"template": template, "given": given}, default=dict))
-    except OSError as error:
-        answer = {"error": f"its process cannot be started: {error.strerror or error}"}
-    if "error" in answer:
-        raise TokenizerError(f"the chat template cannot be rendered: {answer['error']}")
-    return answer["text"]
+        for part in _compiled(template).generate(given):
+            length += len(part)
+            if length > LARGEST:
+                raise ValueError(f"it writes more than {LARGEST:,} characters")
+            parts.append(part)
+    except Exception as error:  # it may fail in any way that a program can
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise TokenizerError(f"the chat template cannot be rendered: {reason}") from None
+    return "".join(parts)
 
 
-class _Worker:
-    """The process that renders. One is started when it is needed, and again when it was ended."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def ask(self, question: str) -> dict[str, Any]:
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self.close()
-                self._process = _start()
-            process = self._process
-            assert process.stdin is not None and process.stdout is not None
-            try:
-                process.stdin.write(question.encode() + b"\n")
-                process.stdin.flush()
-                answer = process.stdout.readline()
-            except BrokenPipeError:
-                answer = b""
-            except BaseException:  # an answer may still come, and must not be taken for that to the next question
-                self.close()
-                raise
-            if not answer.endswith(b"\n"):
-                return {"error": _ending(process.wait())}
-            found = json.loads(answer)
-            if found.get("spent"):
-                self.close()
-            return found
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            with suppress(BrokenPipeError), self._process:
-                pass
-            self._process = None
+def _step() -> None:
+    if next(_steps.get()) > STEPS:
+        raise ValueError(f"it takes more than {STEPS:,} steps")
 
 
-def _start() -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", "from weft.text.template_worker import serve; serve()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,  # Ctrl-C is for this process alone
-    )
+def _counted(items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        _step()
+        yield item
 
 
-def _ending(code: int) -> str:
-    """Why the process ended without an answer."""
-    if hasattr(signal, "SIGXCPU") and code == -signal.SIGXCPU:
-        return f"it takes more than {SECONDS} second"
-    how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    return f"it ends its process ({how})"
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with every call counted."""
+
+    def call(self, context: Context, function: Any, /, *args: Any, **named: Any) -> Any:
+        _step()
+        return super().call(context, function, *args, **named)
 
 
-_worker = _Worker()
-atexit.register(lambda: _worker.close())
+@lru_cache(maxsize=8)
+def _compiled(text: str) -> Template:
+    """A chat template with its loops counted, compiled once: that takes a hundred times as long as rendering it."""
+    tree = SANDBOX.parse(text)
+    for loop in tree.find_all(nodes.For):
+        loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+    return SANDBOX.from_string(tree)
 
 
-def _forget() -> None:
-    """After a fork the child starts a process of its own: two cannot share the pipes of one."""
-    global _worker
-    _worker = _Worker()
+class Generation(Extension):
+    """`{% generation %} … {% endgeneration %}`, which marks the assistant's turns, changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Jinja's own escapes what HTML would."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+SANDBOX = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
+SANDBOX.filters |= {"tojson": _to_json, "counted": _counted}
+SANDBOX.globals |= {"raise_exception": _raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}

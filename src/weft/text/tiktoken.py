@@ -8,7 +8,8 @@ the file.
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+import tomllib
+from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -19,38 +20,12 @@ from weft.text.token_bytes import byte_letters
 LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\s*")
 LONGEST = 512  # bytes of a token
 
-_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS: dict[Pattern, str] = {
-    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "cl100k": rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
-    "o200k": rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}?"
-    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
-    "qwen2": rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
-}
-
 END = "<|endoftext|>"
-_FILL = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260, "<|endofprompt|>": 100276}
-_LLAMA3 = {
-    "<|begin_of_text|>": 0,
-    "<|end_of_text|>": 1,
-    "<|finetune_right_pad_id|>": 4,
-    "<|start_header_id|>": 6,
-    "<|end_header_id|>": 7,
-    "<|eom_id|>": 8,
-    "<|eot_id|>": 9,
-    "<|python_tag|>": 10,
-}
+_FILE = tomllib.loads(Path(__file__).with_name("tiktoken.toml").read_text(encoding="utf-8"))
+PATTERNS: dict[Pattern, str] = _FILE["patterns"]
 # ranks in the file: the cut, and the special tokens that belong to it
-KNOWN: dict[int, tuple[Pattern, Mapping[str, int]]] = {
-    50256: ("gpt2", {END: 50256}),
-    50280: ("gpt2", {END: 50256}),
-    100256: ("cl100k", {END: 100257, **_FILL}),
-    128000: ("cl100k", {token: 128000 + place for token, place in _LLAMA3.items()}),
-    151643: ("qwen2", {END: 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}),
-    199998: ("o200k", {END: 199999, "<|endofprompt|>": 200018}),
+KNOWN: dict[int, tuple[Pattern, dict[str, int]]] = {
+    known["ranks"]: (known["pattern"], known["specials"]) for known in _FILE["vocabularies"]
 }
 
 
@@ -81,7 +56,7 @@ def to_tokenizer(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer
         if token[:cut] in ranks and token[cut:] in ranks
     ]
     merges.sort(key=lambda merge: merge[:2])
-    vocab = {spelled[token]: rank for token, rank in ranks.items()} | dict(specials)
+    vocab = {spelled[token]: rank for token, rank in ranks.items()} | specials
     backend = Tokenizer(models.BPE(vocab, [pair for _, _, pair in merges], ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [

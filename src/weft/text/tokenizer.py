@@ -73,6 +73,8 @@ class Tokenizer:
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in undeclared])
         self._json = backend.to_str()
         self._special = {token: vocab[token] for token in sorted(special.union(undeclared))}
+        ids = {role: self._special[token] for role, token in self._roles.items()}
+        self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.cls_id, self.sep_id, self.mask_id = map(ids.get, ROLES)
         self._vocab_size = max(vocab.values(), default=-1) + 1
         self.chat_template = chat_template
 
@@ -84,10 +86,8 @@ class Tokenizer:
 
     def _protect(self) -> None:
         """Cut the look-alikes that the model itself would find in its vocabulary, as a unigram model does."""
-        found = []
-        for token, id in self._special.items():
-            if token != self._roles.get("unk") and len(token) > 1 and id in self._read(token):
-                found.append(token)
+        known = {token: id for token, id in self._special.items() if token != self._roles.get("unk") and len(token) > 1}
+        found = [token for token, id in known.items() if id in self._read(token)]
         if found:
             cut = pre_tokenizers.Split(Regex(look_alikes(found)), "isolated")
             before = self._backend.pre_tokenizer
@@ -104,14 +104,14 @@ class Tokenizer:
     @classmethod
     def from_json(cls, text: str, roles: Mapping[Role, str] | None = None, chat_template: str | None = None) -> Self:
         """From the content of a tokenizer.json. Without `roles`, customary names such as `<eos>` take theirs."""
-        backend = _careful(lambda: tokenizers.Tokenizer.from_str(text), "not a tokenizer")
+        backend = _careful(lambda: tokenizers.Tokenizer.from_str(text))
         vocab = backend.get_vocab()
         if not vocab:
             raise TokenizerError("not a tokenizer: its vocabulary is empty")
         if roles is None:
             named = {role: next((t for t in tokens if t in vocab), None) for role, tokens in CUSTOMARY.items()}
             roles = {role: token for role, token in named.items() if token is not None}
-        return _careful(lambda: cls(backend, roles, chat_template), "not a tokenizer")
+        return _careful(lambda: cls(backend, roles, chat_template))
 
     @classmethod
     def load(cls, path: str | Path, pattern: Pattern | None = None) -> Self:
@@ -133,7 +133,7 @@ class Tokenizer:
         roles, template = tokenizer_config.read(file.parent)
         try:
             if text is None:
-                backend, own = _careful(lambda: vocabularies.read(file, pattern), "not a tokenizer")
+                backend, own = _careful(lambda: vocabularies.read(file, pattern))
                 _refuse_holes(backend.get_vocab())
                 text, roles = backend.to_str(), roles or own
             elif pattern is not None:
@@ -169,11 +169,7 @@ class Tokenizer:
     def encode(self, text: str, *, bos: bool = False, eos: bool = False, specials: bool = False) -> list[int]:
         """The ids of a text. `specials` reads special tokens in it: only for text from a trusted hand."""
         ids = self._encode(self._trusting if specials else self._backend, [text])[0]
-        if bos:
-            ids.insert(0, self.need("bos"))
-        if eos:
-            ids.append(self.need("eos"))
-        return ids
+        return [*([self.need("bos")] if bos else []), *ids, *([self.need("eos")] if eos else [])]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, on all cores."""
@@ -311,38 +307,6 @@ class Tokenizer:
             )
         return self._special[token]
 
-    def _id_of(self, role: Role) -> int | None:
-        token = self._roles.get(role)
-        return None if token is None else self._special[token]
-
-    @property
-    def pad_id(self) -> int | None:
-        return self._id_of("pad")
-
-    @property
-    def unk_id(self) -> int | None:
-        return self._id_of("unk")
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._id_of("bos")
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._id_of("eos")
-
-    @property
-    def cls_id(self) -> int | None:
-        return self._id_of("cls")
-
-    @property
-    def sep_id(self) -> int | None:
-        return self._id_of("sep")
-
-    @property
-    def mask_id(self) -> int | None:
-        return self._id_of("mask")
-
     # ---- chat
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, reply: bool = True) -> str:
@@ -359,17 +323,15 @@ class Tokenizer:
         return render(self.chat_template, given)
 
 
-def build_tokenizer(
-    settings: TokenizerConfig, texts: Iterable[str] = (), progress: bool = False, most: int = DEFAULT_SIZE
-) -> Tokenizer:
+def build_tokenizer(settings: TokenizerConfig, texts: Iterable[str] = (), most: int = DEFAULT_SIZE) -> Tokenizer:
     """The tokenizer that `settings` describe: trained on texts, which are read once, one at a time; or a finished one.
 
     Pieces of words are learned up to `most` tokens, or as many as the text supports, where the settings name no
-    `vocab_size`. `progress` shows a bar where stderr is a terminal.
+    `vocab_size`.
     """
     if isinstance(settings, Pretrained):
         return Tokenizer.load(settings.path, settings.pattern)
-    return Tokenizer(learn(settings, texts, progress, most), settings.specials.roles())
+    return Tokenizer(learn(settings, texts, most), settings.specials.roles())
 
 
 # ---- reading files that others wrote
@@ -383,15 +345,15 @@ def _refuse_holes(vocab: Mapping[str, int]) -> None:
         shown = token if len(token) <= 40 else token[:40] + "…"
         raise TokenizerError(
             f"not a tokenizer: the token {shown!r} has id {vocab[token]}, far beyond its {len(vocab)} tokens; "
-            f"ids below {most} would do"
+            f"expected ids below {most}"
         )
 
 
-def _careful(make: Callable[[], T], what: str) -> T:
+def _careful(make: Callable[[], T]) -> T:
     """What `make` gives; a fault in the file, even one that makes the library panic, becomes one line."""
     try:
         return make()
     except (TokenizerError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # the library's panics are no Exceptions
-        raise TokenizerError(f"{what}: {' '.join(str(error).split())}") from None
+        raise TokenizerError(f"not a tokenizer: {' '.join(str(error).split())}") from None

@@ -6,7 +6,7 @@ The same texts in the same order give the same vocabulary, id for id, on every r
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import assert_never
 
@@ -24,10 +24,10 @@ LONGEST_WORD = 1000  # characters of a word that wordpiece cuts; beyond, the gre
 WORD_START = "\ue000"  # private use: BERT's normalizer removes it from texts, so it can mark
 
 
-def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False, most: int = DEFAULT_SIZE) -> Tokenizer:
+def learn(config: TrainedConfig, texts: Iterable[str], most: int = DEFAULT_SIZE) -> Tokenizer:
     """A trained Hugging Face tokenizer with its special tokens in place; of `most` tokens where none are asked for."""
     with ExitStack() as bars:
-        reading = _Reading(texts, bars, progress)
+        reading = _read(texts, bars)
         match config:
             case Word():
                 backend = _word(config, reading)
@@ -44,42 +44,28 @@ def learn(config: TrainedConfig, texts: Iterable[str], progress: bool = False, m
             case _:
                 assert_never(config)
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in config.specials.tokens()])
-    if config.specials.cls and config.specials.sep:
-        backend.post_processor = _bert_template(backend, config.specials.cls, config.specials.sep)
+    if (cls := config.specials.cls) and (sep := config.specials.sep):
+        # for other programs that load the file; weft's own encoding adds nothing unasked
+        ids = [(token, backend.token_to_id(token)) for token in (cls, sep)]
+        backend.post_processor = processors.TemplateProcessing(f"{cls} $A {sep}", f"{cls} $A {sep} $B:1 {sep}:1", ids)
     return backend
 
 
 # ---- reading
 
 
-class _Reading:
-    """Passes the texts on, refuses what no tokenizer can hold, and remembers the characters it saw."""
-
-    def __init__(self, texts: Iterable[str], bars: ExitStack, progress: bool) -> None:
-        self._texts = texts
-        self._bars = bars
-        self._progress = progress
-        self.alphabet: set[str] = set()
-        self.at_end: Callable[[], None] = _nothing  # runs when the texts are read, before the long work begins
-
-    def __iter__(self) -> Iterator[str]:
-        characters = 0
-        with bar("tokenizer: reading text", None, unit="bytes", wanted=self._progress) as advance:
-            for text in self._texts:
-                refuse_surrogates(text)
-                advance(utf8_size(text))
-                self.alphabet.update(text)
-                characters += len(text)
-                yield text
-        if not characters:
-            raise TokenizerError("there is no text to train the tokenizer on; provide at least one character")
-        self.at_end()
-        learning = f"tokenizer: learning from {characters:,} characters"
-        self._bars.enter_context(bar(learning, None, wanted=self._progress))
-
-
-def _nothing() -> None:
-    return None
+def _read(texts: Iterable[str], bars: ExitStack) -> Iterator[str]:
+    """Passes the texts on and refuses what no tokenizer can hold; bars show the reading, and the learning after it."""
+    characters = 0
+    with bar("tokenizer: reading text", None, unit="bytes") as advance:
+        for text in texts:
+            refuse_surrogates(text)
+            advance(utf8_size(text))
+            characters += len(text)
+            yield text
+    if not characters:
+        raise TokenizerError("there is no text to train the tokenizer on; provide at least one character")
+    bars.enter_context(bar(f"tokenizer: learning from {characters:,} characters", None))
 
 
 def refuse_surrogates(text: str) -> None:
@@ -135,19 +121,10 @@ def _numbered(tokens: Iterable[str]) -> dict[str, int]:
     return {token: id for id, token in enumerate(tokens)}
 
 
-def _bert_template(backend: Tokenizer, cls: str, sep: str) -> processors.PostProcessor:
-    """`[CLS] a [SEP] b [SEP]`, for other programs that load the file; weft's own encoding adds nothing unasked."""
-    return processors.TemplateProcessing(
-        single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B:1 {sep}:1",
-        special_tokens=[(token, backend.token_to_id(token)) for token in (cls, sep)],
-    )
-
-
 # ---- the kinds
 
 
-def _word(config: Word, texts: _Reading) -> Tokenizer:
+def _word(config: Word, texts: Iterable[str]) -> Tokenizer:
     specials = config.specials.tokens()
     unk = {} if config.specials.unk is None else {"unk_token": config.specials.unk}
     backend = Tokenizer(models.WordLevel(**unk))
@@ -168,7 +145,7 @@ def _word(config: Word, texts: _Reading) -> Tokenizer:
     return backend
 
 
-def _char(config: Char, texts: _Reading) -> Tokenizer:
+def _char(config: Char, texts: Iterable[str]) -> Tokenizer:
     """A BPE model that never merges, so that its byte fallback serves characters too."""
     fixed = config.specials.tokens()
     if config.fallback == "bytes":
@@ -204,7 +181,7 @@ def _byte(config: Byte) -> Tokenizer:
     return backend
 
 
-def _bpe(config: BPE, texts: _Reading, most: int) -> Tokenizer:
+def _bpe(config: BPE, texts: Iterable[str], most: int) -> Tokenizer:
     specials = config.specials.tokens()
     if config.vocab_size is not None and config.vocab_size < len(specials) + 256:
         why = f"{len(specials)} special tokens and 256 bytes"
@@ -225,7 +202,7 @@ def _bpe(config: BPE, texts: _Reading, most: int) -> Tokenizer:
     return backend
 
 
-def _wordpiece(config: WordPiece, texts: _Reading, most: int) -> Tokenizer:
+def _wordpiece(config: WordPiece, texts: Iterable[str], most: int) -> Tokenizer:
     """Pair merges over words whose beginning is marked; a piece without the mark continues a word.
 
     The library's own trainer numbers the ## characters as it meets them, which differs from run to run, and keeps
@@ -268,7 +245,7 @@ def _wordpiece(config: WordPiece, texts: _Reading, most: int) -> Tokenizer:
     return backend
 
 
-def _unigram(config: Unigram, texts: _Reading, most: int) -> Tokenizer:
+def _unigram(config: Unigram, texts: Iterable[str], most: int) -> Tokenizer:
     """Kudo's EM from the library, then the bytes put in, and the order of the vocabulary made fixed."""
     assert config.specials.unk is not None
     asked = config.vocab_size or most
@@ -283,18 +260,22 @@ def _unigram(config: Unigram, texts: _Reading, most: int) -> Tokenizer:
     )
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()])
 
-    def alphabet_fits() -> None:
+    def with_alphabet() -> Iterator[str]:
+        """The texts; then, before the long work begins, an error where their characters don't fit."""
+        alphabet = {" "}
+        for text in texts:
+            alphabet.update(text)
+            yield text
         # the library holds a lock on the tokenizer while it reads, so this may not ask it for its normalizer
-        seen = "".join(texts.alphabet | {" "})
+        seen = "".join(alphabet)
         needed = len(fixed) + len(set(seen.lower() if config.lowercase else seen))
         if asked < needed:
             raise _too_small(asked, needed, f"{len(fixed)} special and byte tokens and the characters of the text")
 
-    texts.at_end = alphabet_fits
     trainer = trainers.UnigramTrainer(
         vocab_size=max(asked - 256, 1), special_tokens=specials, unk_token=config.specials.unk, show_progress=False
     )
-    backend.train_from_iterator(texts, trainer)
+    backend.train_from_iterator(with_alphabet(), trainer)
     found = json.loads(backend.model.__getstate__())["vocab"]
     pieces = _settled([(piece, score) for piece, score in found if piece not in specials])
     supported = len(fixed) + len(pieces)

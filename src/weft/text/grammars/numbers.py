@@ -1,4 +1,4 @@
-"""Whole numbers below a million, in figures and in English words."""
+"""Whole numbers below a million, in digits and in English words."""
 
 from weft.text.grammars.rng import Mine, Rng, Row, words
 
@@ -25,8 +25,8 @@ def cardinal(number: int, link: str = " and ", hyphen: str = "-") -> str:
     return f"{cardinal(thousands, link, hyphen)} thousand" + (between + cardinal(rest, link, hyphen) if rest else "")
 
 
-def to_figures(rng: Rng, mine: Mine) -> Row | None:
-    """Words, in British, American or unhyphenated spelling → figures."""
+def to_digits(rng: Rng, mine: Mine) -> Row | None:
+    """Words, in British, American or unhyphenated spelling → digits."""
     number = _number(rng)
     if not mine(str(number)):
         return None
@@ -34,12 +34,12 @@ def to_figures(rng: Rng, mine: Mine) -> Row | None:
 
 
 def to_words(rng: Rng, mine: Mine) -> Row | None:
-    """Figures → words, in British spelling."""
+    """Digits → words, in British spelling."""
     number = _number(rng)
     return {"source": str(number), "target": cardinal(number)} if mine(str(number)) else None
 
 
 def _number(rng: Rng) -> int:
-    """Long numbers are rarer than there are of them, so that short ones come too."""
-    figures = rng.pick((2, 3, 3, 4, 4, 5, 5, 5, 6, 6, 6))
-    return rng.below(10**figures)
+    """Long numbers come less often than their share of all numbers, so that short ones come too."""
+    digits = rng.pick((2, 3, 3, 4, 4, 5, 5, 5, 6, 6, 6))
+    return rng.below(10**digits)

@@ -10,63 +10,11 @@ like length holds every kind of question.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from weft.text.grammars.rng import Mine, Rng, Row, words
+from weft.text.grammars.rng import Mine, Rng, Row, load
 
-NAMES = words("Anna Omar Mira Hugo Rosa Emil Zoe Boris Tara Ivan")
-CLOTHES = words("shoes gloves socks boots trousers")
+GRAMMAR = load("questions")
 SHARES = 2520  # 1 … 10 divide it: the k-th of a list has SHARES / k of them
-
-
-@dataclass(frozen=True)
-class Fact:
-    """How a kind of fact is told, how one asks for what it holds, and how for whom; and what it may hold."""
-
-    told: str
-    asked: str
-    whose: str
-    values: tuple[str, ...]
-
-
-FACTS = (
-    Fact(
-        "{n} lives in {x}.",
-        "Where does {n} live?",
-        "Who lives in {x}?",
-        words("Rome Lima Oslo Cairo Kyoto Cork Riga Dakar"),
-    ),
-    Fact(
-        "{n} is a {x}.",
-        "What does {n} do?",
-        "Who is a {x}?",
-        words("baker doctor pilot farmer singer tailor nurse judge"),
-    ),
-    Fact(
-        "{n} keeps a {x}.",
-        "What does {n} keep?",
-        "Who keeps a {x}?",
-        words("cat dog horse parrot goat rabbit turtle camel"),
-    ),
-    Fact(
-        "{n} brings the {x}.",
-        "What does {n} bring?",
-        "Who brings the {x}?",
-        words("soup bread honey rice cheese beans olives plums"),
-    ),
-    Fact(
-        "{n} wears {x} {c}.",
-        "What does {n} wear?",
-        "Who wears {x} {c}?",
-        words("red blue green white yellow black brown pink"),
-    ),
-    Fact(
-        "{n} enters the {x}.",
-        "Where does {n} go?",
-        "Who enters the {x}?",
-        words("kitchen garden hall attic cellar office library garage"),
-    ),
-)
 
 
 def question(rng: Rng, mine: Mine) -> Row | None:
@@ -74,15 +22,15 @@ def question(rng: Rng, mine: Mine) -> Row | None:
 
     Who has what decides whether a story is held out, in whatever order it is told and whatever is asked.
     """
-    fact, clothes, people = rng.pick(FACTS), rng.pick(CLOTHES), 2 if rng.chance(65) else 3
-    names, values = _often(rng, NAMES, people), _often(rng, fact.values, people)
+    fact, clothes, people = rng.pick(GRAMMAR["facts"]), rng.pick(GRAMMAR["clothes"]), 2 if rng.chance(65) else 3
+    names, values = _often(rng, GRAMMAR["names"], people), _often(rng, fact["values"], people)
     pairs = list(zip(names, values, strict=True))
     if not mine(" ".join(f"{name} {value}" for name, value in sorted(pairs))):
         return None
-    told = [fact.told.format(n=name, x=value, c=clothes) for name, value in pairs]
+    told = [fact["told"].format(n=name, x=value, c=clothes) for name, value in pairs]
     chosen = rng.below(people)
     name, value = pairs[chosen]
-    wording, answer = (fact.asked, value) if rng.chance(50) else (fact.whose, name)
+    wording, answer = (fact["asked"], value) if rng.chance(50) else (fact["whose"], name)
     context, asked = " ".join(told), wording.format(n=name, x=value, c=clothes)
     both = {"source": f"{context} {asked}", "target": told[chosen]}
     return {"context": context, "question": asked, "answer": answer, **both}

@@ -1,28 +1,24 @@
-from typing import Any
+"""How examples become batches, objective by objective, and which lengths they are planned with."""
+
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.data import held
 
+from weft.data.batch import framed
 from weft.data.bucket import Buckets
-from weft.data.collate import (
-    chat_batch,
-    chat_example,
-    chat_lengths,
-    contrastive_batch,
-    contrastive_lengths,
-    framed,
-    labelled_batch,
-    pairs_batch,
-    pairs_lengths,
-    sentence_lengths,
-    tagged_batch,
-    tagged_example,
-)
+from weft.data.messages import encode_chat
 from weft.errors import DataError, TokenizerError
+from weft.objectives import table as objectives
+from weft.objectives.objective import Tokenizers
+from weft.objectives.rows import RowObjective
+from weft.objectives.tag import tagged_example
+from weft.recipe.resolve import resolve
+from weft.runs.folder import RunFolder
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word, WordPiece
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -35,11 +31,19 @@ many = settings(max_examples=50, deadline=None)
 IDS = st.lists(st.integers(10, 30), max_size=12)
 
 
+def objective(name: str, tokenizer: Tokenizer, length: int = 512, *changes: str) -> RowObjective[Any]:
+    """One that has read no data."""
+    preset = {"chat": "gpt-tiny", "pairs": "vaswani-tiny"}.get(name, "bert-tiny")
+    recipe = resolve(preset, [f"objective={name}", f"batch.length={length}", *changes])
+    built = objectives.build(recipe, RunFolder("nowhere"), Tokenizers(tokenizer, tokenizer))
+    return cast(RowObjective[Any], built)
+
+
 def test_pairs() -> None:
     examples = held.examples([{"source": [7, 8, 9], "target": [5]}, {"source": [6], "target": [8, 9]}])
     bos, eos, pad = PLAIN.need("bos"), PLAIN.need("eos"), PLAIN.need("pad")
     assert pad != 0
-    batch = pairs_batch(examples, [1, 0], PLAIN)
+    batch = objective("pairs", PLAIN).batch(examples, np.array([1, 0]))
     assert batch.source is not None
     assert batch.source.tokens.tolist() == [[6, eos, pad, pad], [7, 8, 9, eos]]
     assert batch.source.mask.tolist() == [[True, True, False, False], [True] * 4]
@@ -48,7 +52,7 @@ def test_pairs() -> None:
     assert batch.loss_mask is not None
     assert batch.loss_mask.tolist() == [[True] * 3, [True, True, False]]
     assert batch.count == 5
-    cut = pairs_batch(examples, [0, 1], PLAIN, length=2)
+    cut = objective("pairs", PLAIN, 2).batch(examples, np.array([0, 1]))
     assert cut.source is not None
     assert cut.source.tokens.tolist() == [[7, eos], [6, eos]]
     assert cut.tokens.tolist() == [[bos, 5], [bos, 8]]
@@ -56,35 +60,38 @@ def test_pairs() -> None:
 
 
 @many
-@given(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=8), st.one_of(st.none(), st.integers(2, 14)))
-def test_lengths_are_those_of_the_batch(rows: list[tuple[list[int], list[int]]], length: int | None) -> None:
+@given(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=8), st.integers(2, 16))
+def test_lengths_are_those_of_the_batch(rows: list[tuple[list[int], list[int]]], length: int) -> None:
     pairs = held.examples({"source": a, "target": b} for a, b in rows)
     both = held.examples({"first": a, "second": b, "label": 0} for a, b in rows)
     alone = held.examples({"first": a, "label": 0} for a, _ in rows)
     everyone = np.arange(len(rows))
-    batch = pairs_batch(pairs, everyone, PLAIN, length=length)
+    learned = objective("pairs", PLAIN, length)
+    batch = learned.batch(pairs, everyone)
     assert batch.source is not None
-    assert pairs_lengths(pairs, length).max(axis=0).tolist() == [batch.source.tokens.shape[1], batch.tokens.shape[1]]
+    assert learned.lengths(pairs).max(axis=0).tolist() == [batch.source.tokens.shape[1], batch.tokens.shape[1]]
     for tokenizer in (PLAIN, BERT):
-        room = None if length is None else length + 3
-        for examples in (both, alone):
-            mask = labelled_batch(examples, everyone, tokenizer, length=room).mask
+        for examples, changes in ((both, ["objective.second=second"]), (alone, [])):
+            learned = objective("classify", tokenizer, length + 3, *changes)
+            mask = learned.batch(examples, everyone).mask
             assert mask is not None
-            assert sentence_lengths(examples, tokenizer, room).tolist() == mask.sum(1).tolist()
-        pair = contrastive_batch(both, everyone, tokenizer, length=room)
+            assert learned.lengths(examples).tolist() == mask.sum(1).tolist()
+        learned = objective("contrastive", tokenizer, length + 3)
+        pair = learned.batch(both, everyone)
         assert pair.source is not None
         assert pair.mask is not None
         widths = torch.stack([pair.mask.sum(1), pair.source.mask.sum(1)], dim=1)
-        assert contrastive_lengths(both, tokenizer, room).tolist() == widths.tolist()
+        assert learned.lengths(both).tolist() == widths.tolist()
 
 
 def test_a_budget_holds_for_the_tensors_themselves() -> None:
     generator = np.random.default_rng(0)
     rows = [{"source": [5] * int(n), "target": [6] * int(m)} for n, m in generator.integers(1, 30, (200, 2))]
     examples = held.examples(rows)
-    buckets = Buckets(pairs_lengths(examples), tokens=256, seed=3)
+    learned = objective("pairs", PLAIN)
+    buckets = Buckets(learned.lengths(examples), tokens=256, seed=3)
     for step in range(buckets.steps_per_epoch):
-        batch = pairs_batch(examples, buckets.rows(step), PLAIN)
+        batch = learned.batch(examples, buckets.rows(step))
         assert batch.source is not None
         assert batch.tokens.numel() + batch.source.tokens.numel() <= 256
 
@@ -122,14 +129,14 @@ def test_the_longer_sentence_is_cut_first_and_no_frame_ever(first: list[int], se
         assert len(b) >= len(a) - 1
 
 
-def test_labels_and_scores() -> None:
+def test_labels_and_numbers() -> None:
     labelled = held.examples([{"first": [4], "label": 2}, {"first": [5], "label": 0}])
-    batch = labelled_batch(labelled, np.array([1, 0, 0]), BERT)
+    batch = objective("classify", BERT).batch(labelled, np.array([1, 0, 0]))
     assert batch.targets.tolist() == [0, 2, 2]
     assert batch.targets.dtype == torch.int64
     assert batch.count == 3
     scored = held.examples([{"first": [4], "second": [5], "score": 0.5}, {"first": [5], "second": [5], "score": 1}])
-    batch = labelled_batch(scored, [0, 1], BERT)
+    batch = objective("regress", BERT, 512, "objective.second=b").batch(scored, np.array([0, 1]))
     assert batch.targets.tolist() == [0.5, 1]
     assert batch.targets.dtype == torch.float32
     assert batch.segments is not None
@@ -137,7 +144,7 @@ def test_labels_and_scores() -> None:
 
 def test_contrastive_pairs() -> None:
     examples = held.examples([{"first": [4], "second": [5, 6]}, {"first": [7], "second": [8]}])
-    batch = contrastive_batch(examples, [0, 1], PLAIN)
+    batch = objective("contrastive", PLAIN).batch(examples, np.array([0, 1]))
     eos, pad = PLAIN.need("eos"), PLAIN.need("pad")
     assert batch.tokens.tolist() == [[4, eos], [7, eos]]
     assert batch.source is not None
@@ -148,10 +155,10 @@ def test_contrastive_pairs() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(DataError, match="no padding token"):
         framed([[1], [2, 3]], None, UNPADDED)
-    with pytest.raises(DataError, match=r"batch\.length = 3: too short for any text beside 3 special tokens"):
+    with pytest.raises(DataError, match=r"batch\.length = 3 leaves no space for text beside 3 special tokens"):
         framed([[1]], [[2]], BERT, length=3)
     with pytest.raises(TokenizerError, match="no bos token"):
-        pairs_batch(held.examples([{"source": [1], "target": [2]}]), [0], BERT)
+        objective("pairs", BERT).batch(held.examples([{"source": [1], "target": [2]}]), np.array([0]))
 
 
 # ---- tags
@@ -167,7 +174,7 @@ def test_the_first_token_of_a_word_carries_its_tag(kind: Any) -> None:
     for at, word in zip([n for n, tag in enumerate(example["tags"]) if tag >= 0], words, strict=True):
         begins = tokenizer.decode(example["first"][at:]).strip()
         assert begins.lower().startswith(word[:1].lower())
-    batch = tagged_batch(held.examples([example]), [0], tokenizer)
+    batch = objective("tag", tokenizer).batch(held.examples([example]), np.array([0]))
     assert batch.loss_mask is not None
     assert batch.targets[batch.loss_mask].tolist() == [3, 1, 2, 0]
     assert batch.count == 4
@@ -175,12 +182,12 @@ def test_the_first_token_of_a_word_carries_its_tag(kind: Any) -> None:
 
 def test_tags_follow_the_frame_and_the_cut() -> None:
     examples = held.examples([{"first": [7, 8, 9], "tags": [2, -1, 1]}, {"first": [7], "tags": [0]}])
-    batch = tagged_batch(examples, [0, 1], BERT)
+    batch = objective("tag", BERT).batch(examples, np.array([0, 1]))
     assert batch.targets.tolist() == [[0, 2, 0, 1, 0], [0, 0, 0, 0, 0]]
     assert batch.loss_mask is not None
     no, yes = False, True
     assert batch.loss_mask.tolist() == [[no, yes, no, yes, no], [no, yes, no, no, no]]
-    cut = tagged_batch(examples, [0, 1], BERT, length=4)
+    cut = objective("tag", BERT, 4).batch(examples, np.array([0, 1]))
     assert cut.loss_mask is not None
     assert cut.loss_mask.tolist() == [[no, yes, no, no], [no, yes, no, no]]
 
@@ -188,7 +195,7 @@ def test_tags_follow_the_frame_and_the_cut() -> None:
 def test_words_and_tags_must_match() -> None:
     with pytest.raises(DataError, match="2 words have 1 tags"):
         tagged_example(BERT, ["a", "b"], [0])
-    with pytest.raises(DataError, match=r"makes no token of the word '\\x01'"):
+    with pytest.raises(DataError, match=r"a word that the tokenizer makes no token of: '\\x01'"):
         tagged_example(BERT, ["a", "\x01"], [0, 1])
 
 
@@ -198,18 +205,20 @@ def test_words_and_tags_must_match() -> None:
 @many
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=9), st.integers(4, 20))
 def test_packed_conversations_keep_apart(sizes: list[tuple[int, int]], length: int) -> None:
+    assume(min(asked for asked, _ in sizes) <= length)  # else nothing is learned, which is refused
     rows = []
     for number, (asked, replied) in enumerate(sizes):
         ids = [100 * (number + 1) + place for place in range(asked + replied)]
         rows.append({"tokens": ids, "replies": [0] * asked + [1] * replied})
     examples = held.examples(rows)
-    batch = chat_batch(examples, range(len(rows)), PLAIN, length=length)
+    learned = objective("chat", PLAIN, length)
+    batch = learned.batch(examples, np.arange(len(rows)))
     assert batch.tokens.shape[1] == length
     assert batch.loss_mask is not None
     assert batch.documents is not None
     assert batch.positions is not None
     real = batch.documents >= 0
-    assert int(real.sum()) == int(chat_lengths(examples, length).sum())
+    assert int(real.sum()) == int(learned.lengths(examples).sum())
     assert torch.equal(batch.targets[real], batch.tokens[real] + 1)
     assert torch.equal(batch.positions[real], batch.tokens[real] % 100)
     assert (batch.tokens[~real] == PLAIN.need("pad")).all()
@@ -223,7 +232,9 @@ def test_packed_conversations_keep_apart(sizes: list[tuple[int, int]], length: i
 def test_a_conversation_from_messages() -> None:
     tokenizer = build_tokenizer(Byte(), [])
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    examples = held.examples([chat_example(tokenizer, messages)])
-    batch = chat_batch(examples, [0], tokenizer, length=64)
+    tokens, replies = encode_chat(tokenizer, messages)
+    batch = objective("chat", tokenizer, 64).batch(
+        held.examples([{"tokens": tokens, "replies": replies}]), np.array([0])
+    )
     assert batch.loss_mask is not None
     assert tokenizer.decode(batch.targets[batch.loss_mask].tolist(), specials=True) == "Hello<eos>"
