@@ -39,20 +39,21 @@ class Grade(SequenceObjective):
 
 OBJECTIVE = '''"""Grades that have an order, such as one to five stars."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.data.examples import encoded
+from weft.data.examples import Examples
 from weft.data.table import Row
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
 from weft.objectives.objective import model_inputs
-from weft.objectives.rows import head_outputs
+from weft.objectives.rows import Numbers, head_outputs
 from weft.recipe import objective as config
 from weft.training.objective import Loss
 
@@ -61,15 +62,18 @@ class Grade(SequenceObjective[config.Grade]):
     """One output for each grade but the highest: whether the text deserves more (Frank and Hall 2001)."""
 
     usage = "weft evaluate {run} --data rows.tsv"
-    answer_kind = "score"
+    answer_kind = "number"
 
     @property
     def answer(self) -> str:
         return self.settings.grade
 
-    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        for example in encoded(rows, self.tokenizer, texts=self.fields, numbers=[self.answer]):
-            yield {"score": float(example.pop(self.answer)), **example}
+    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
+        for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
+            yield {"grade": float(row.values[self.answer]), **ids}
+
+    def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
+        return torch.from_numpy(examples.values("grade")[numbers].astype(np.float32))
 
     def _loss(self, logits: Tensor, grades: Tensor) -> Tensor:
         """−log p of every answer, summed, from logits (B, grades − 1) and grades (B,)."""
@@ -103,7 +107,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "weft"
     shutil.copytree(Path(weft.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    insert(copy / "recipe/objective.py", SETTINGS, before="OBJECTIVES = variants(")
+    insert(copy / "recipe/objective.py", SETTINGS, before="OBJECTIVES: dict")
     (copy / "objectives/grade.py").write_text(OBJECTIVE, encoding="utf-8")
     insert(copy / "objectives/table.py", LINE, before="    masked,\n")
     return folder
@@ -177,7 +181,7 @@ def test_it_is_learned_measured_and_resumed(package: Path, rows: Path, tmp_path:
     )
     code, out, err = trained
     assert code == 0, err
-    assert "knowing nothing, the loss is 2.08" in err  # 3 · ln 2
+    assert "a model that has learned nothing has a loss of 2.08" in err  # 3 · ln 2
     for shown in ("accuracy", "within one", f"use       weft evaluate {place} --data rows.tsv"):
         assert shown in out
     assert (tmp_path / "run/report.html").exists()

@@ -13,9 +13,8 @@ import torch
 
 from weft.api import train as api
 from weft.api.run import Run, load
-from weft.data.collate import tagged_example
 from weft.errors import ConfigError, DataError, ModelError, RunError
-from weft.objectives.tag import _parts
+from weft.objectives.tag import _parts, tagged_example
 from weft.runs import tensors
 from weft.runs.folder import RunFolder, read_lines
 
