@@ -138,6 +138,7 @@ def test_a_terminal_shows_a_bar_and_a_file_shows_lines(  # type: ignore[no-untyp
     assert any("validation loss" in line and "best so far" in line for line in lines)
 
     screen = io.StringIO()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=160))
     train(recipe(), tmp_path / "bar", log=lines.append, **given)
     assert "12/12" in screen.getvalue()

@@ -44,7 +44,7 @@ class Display:
         """The latest metrics."""
         text = " · ".join(_printed(key, value) for key, value in metrics.items())
         if self._bar is not None:
-            self._bar.note(text)
+            self._bar.note(f"{step}/{self._steps} · {text}")
         elif step - self._shown >= self._every or self._shown == self._first:
             self._shown = step
             self._log(f"step {step}/{self._steps} · {text} · {self._left(step)} left")
