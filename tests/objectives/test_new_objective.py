@@ -52,7 +52,7 @@ from weft.data.examples import Examples
 from weft.data.table import Row
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.objective import model_inputs
+from weft.objectives.objective import Prediction, model_inputs
 from weft.objectives.rows import Numbers, head_outputs
 from weft.recipe import objective as config
 from weft.training.objective import Loss
@@ -61,7 +61,6 @@ from weft.training.objective import Loss
 class Grade(SequenceObjective[config.Grade]):
     """One output for each grade but the highest: whether the text deserves more (Frank and Hall 2001)."""
 
-    usage = "weft evaluate {run} --data rows.tsv"
     answer_kind = "number"
 
     @property
@@ -96,6 +95,9 @@ class Grade(SequenceObjective[config.Grade]):
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[int]:
         """The grade of each text, or pair of texts."""
         return [1 + int((row > 0).sum()) for row in self.outputs(model, texts, second)]
+
+    def shown(self, text: str, prediction: int) -> Prediction:
+        return Prediction(f"{prediction}\t{text}", {"text": text, "grade": prediction})
 '''
 
 LINE = "    grade,\n"
@@ -172,17 +174,18 @@ def test_it_is_learned_measured_and_resumed(package: Path, rows: Path, tmp_path:
     model = ["model.layers=1", "model.d_model=32", "model.attention.heads=2", "model.feedforward.d_ff=32"]
     words = ["objective=grade", "objective.grades=4", "steps=60", "batch.size=16"]
     words += ["batch.length=16", "optimizer.lr=0.01", "tokenizer=word", *model]
-    trained, evaluated, elsewhere, resumed = run(
+    trained, evaluated, elsewhere, used, resumed = run(
         package,
         ["train", "bert-tiny", "--data", str(rows), "--run", place, *words],
         ["evaluate", place, "--json"],
         ["evaluate", place, "--data", str(rows)],
+        ["classify", place, str(rows), "--json"],
         ["train", "--resume", place],
     )
     code, out, err = trained
     assert code == 0, err
     assert "a model that has learned nothing has a loss of 2.08" in err  # 3 · ln 2
-    for shown in ("accuracy", "within one", f"use       weft evaluate {place} --data rows.tsv"):
+    for shown in ("accuracy", "within one", f"use       weft classify {place} < lines.txt"):
         assert shown in out
     assert (tmp_path / "run/report.html").exists()
 
@@ -193,6 +196,8 @@ def test_it_is_learned_measured_and_resumed(package: Path, rows: Path, tmp_path:
     assert metrics["within_one"] > 0.9
     assert 0.5 < metrics["accuracy"] <= metrics["within_one"]
     assert elsewhere[0] == 0 and "within one" in elsewhere[1]
+    predicted = [json.loads(line)["grade"] for line in used[1].splitlines()]
+    assert len(predicted) == 240 and set(predicted) <= {1, 2, 3, 4}
     assert resumed[0] == 0, resumed[2]
 
 

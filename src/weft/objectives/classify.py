@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from weft.data.batch import Batch
 from weft.data.collate import framed, framed_lengths
 from weft.data.examples import Examples
-from weft.data.table import Kind, Row
+from weft.data.table import Kind, Row, RowSource, read_rows, read_texts
 from weft.errors import ConfigError
 from weft.evaluate.classification import label_metrics
 from weft.models.base import LanguageModel
-from weft.objectives.objective import model_inputs
+from weft.objectives.objective import Prediction, model_inputs
 from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
 from weft.progress import bar
 from weft.recipe import objective as config
@@ -65,6 +65,31 @@ class SequenceObjective(RowObjective[S]):
     @abstractmethod
     def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
         """What is to be predicted of some examples: (B,)."""
+
+    @abstractmethod
+    def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> Sequence[Any]:
+        """What the model predicts for each text, or pair of texts."""
+
+    @abstractmethod
+    def shown(self, text: str, prediction: Any) -> Prediction:
+        """One of these with its text, as people and programs read it."""
+
+    def predictions(
+        self, model: LanguageModel, file: str, column: str | None = None, second: str | None = None
+    ) -> Iterator[Prediction]:
+        one, two = column or self.settings.text, second or self.settings.second
+        texts, others = list[str](), None
+        if two is None:
+            texts = read_texts(file, column, self.settings.text)
+        elif file == "-":
+            raise ConfigError(
+                f"{self.folder.path}: expects pairs of texts; name a file with the columns '{one}' and '{two}'"
+            )
+        else:
+            rows = list(read_rows(RowSource([file], [one, two])))
+            texts, others = ([row.values[name] for row in rows] for name in (one, two))
+        for text, prediction in zip(texts, self.predict(model, texts, others), strict=True):
+            yield self.shown(text, prediction)
 
     @torch.no_grad()
     def outputs(
@@ -145,6 +170,10 @@ class Classify(SequenceObjective[config.Classify]):
         """The probability of each label for each text, or pair of texts, the likeliest first."""
         shares = torch.from_numpy(self.outputs(model, texts, second)).softmax(-1).tolist()
         return [dict(sorted(zip(self.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]
+
+    def shown(self, text: str, prediction: dict[str, float]) -> Prediction:
+        label, share = next(iter(prediction.items()))
+        return Prediction(f"{label}\t{share:.4f}\t{text}", {"text": text, "label": label, "labels": prediction})
 
 
 def classification_metrics(outputs: Iterable[tuple[Tensor, Tensor]], labels: Sequence[str]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast, get_args
 
 from weft.data.batch import Batch
 from weft.data.shards import Side
-from weft.errors import RunError
+from weft.errors import ConfigError, RunError
 from weft.models.base import LanguageModel
 from weft.progress import Log
 from weft.recipe.config import Recipe
@@ -55,6 +55,13 @@ class Results:
 
     metrics: dict[str, Any] = field(default_factory=dict)
     samples: list[str] = field(default_factory=list)
+
+
+class Prediction(NamedTuple):
+    """What a model predicts for a text: as a line to read, and as a record for JSON."""
+
+    line: str
+    record: dict[str, Any]
 
 
 class Objective(ABC, Generic[S]):
@@ -155,6 +162,17 @@ class Objective(ABC, Generic[S]):
     def final_evaluation(self, model: LanguageModel) -> Results:
         """What a finished run reports: by default all metrics over what was held out."""
         return self.measure(model) if self.holds_out else Results()
+
+    def predictions(
+        self, model: LanguageModel, file: str, column: str | None = None, second: str | None = None
+    ) -> Iterator[Prediction]:
+        """What the model predicts for each text of a file, if it learned to. `column` and `second` name columns other
+        than those of training."""
+        raise self.cannot("classify")
+
+    def cannot(self, verb: str) -> ConfigError:
+        """The error for what a run with this objective didn't learn."""
+        return ConfigError(f"{self.folder.path}: this run learned '{self.settings.kind}'; it can't {verb}")
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from weft.data.table import Row
 from weft.evaluate.classification import correlations
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.objective import model_inputs
+from weft.objectives.objective import Prediction, model_inputs
 from weft.objectives.rows import Numbers, head_outputs
 from weft.recipe import objective as config
 from weft.training.objective import Loss
@@ -55,3 +55,6 @@ class Regress(SequenceObjective[config.Regress]):
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
         """The number of each text, or pair of texts."""
         return [float(row[0]) for row in self.outputs(model, texts, second)]
+
+    def shown(self, text: str, prediction: float) -> Prediction:
+        return Prediction(f"{prediction:.4f}\t{text}", {"text": text, "score": prediction})

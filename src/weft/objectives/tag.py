@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from weft.data.batch import Batch
 from weft.data.collate import framed, framed_lengths, framed_text_length
 from weft.data.examples import Examples
-from weft.data.table import Kind, Row
-from weft.errors import DataError
+from weft.data.table import Kind, Row, RowSource, has_lines, read_rows, read_texts
+from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
 from weft.objectives.classify import classification_metrics
-from weft.objectives.objective import model_inputs
+from weft.objectives.objective import Prediction, model_inputs
 from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
 from weft.progress import bar
 from weft.recipe import objective as config
@@ -87,6 +87,22 @@ class Tag(RowObjective[config.Tag]):
     def predict(self, model: LanguageModel, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, float]]]:
         """The likeliest tag of each word of each sentence, with its probability."""
         return [[self._likeliest(word) for word in words] for words in self.outputs(model, sentences)]
+
+    def predictions(
+        self, model: LanguageModel, file: str, column: str | None = None, second: str | None = None
+    ) -> Iterator[Prediction]:
+        """A tag for each word; in lines of text, words are what spaces divide."""
+        if second is not None:
+            raise ConfigError(f"--second {second}: {self.folder.path} tags the words of one text")
+        if has_lines(file):
+            sentences = [text.split() for text in read_texts(file, column)]
+        else:
+            name = column or self.settings.words
+            sentences = [row.values[name] for row in read_rows(RowSource([file], {name: "words"}))]
+        for words, found in zip(sentences, self.predict(model, sentences), strict=True):
+            line = " ".join(f"{word}/{tag}" for word, (tag, _) in zip(words, found, strict=True))
+            tags, probabilities = [tag for tag, _ in found], [share for _, share in found]
+            yield Prediction(line, {"words": words, "tags": tags, "probabilities": probabilities})
 
     def _likeliest(self, logits: npt.NDArray[np.float32]) -> tuple[str, float]:
         """The tag with the largest of some logits (labels,), and its probability."""

@@ -3,11 +3,12 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from weft.parallel.ranks import ALONE, Ranks
+from weft.progress import Log
 
 PASSED_ON = 2.0  # seconds within which torchrun hands on the Ctrl-C that a terminal gave to every process anyway
 
@@ -23,12 +24,12 @@ class Interrupted:
         return self.signal is not None
 
     def agree(self, ranks: Ranks) -> None:
-        """Several processes stop together, where all ask at the same step, whichever of them was told."""
+        """Several processes stop together, where all ask at the same step, whichever of them was interrupted."""
         self.signal = ranks.most(self.heard or 0) or None
 
 
 @contextmanager
-def interruptions(say: Callable[[str], None], ranks: Ranks = ALONE) -> Iterator[Interrupted]:
+def interruptions(log: Log, ranks: Ranks = ALONE) -> Iterator[Interrupted]:
     """The first Ctrl-C or SIGTERM is noted, for the loop to stop after the step; the second one ends at once.
 
     One of several processes waits until all agree.
@@ -47,7 +48,7 @@ def interruptions(say: Callable[[str], None], ranks: Ranks = ALONE) -> Iterator[
         asked.heard, when = number, time.monotonic()
         if ranks.alone:
             asked.signal = number
-        say("stopping after this step; once more to stop at once, without saving")
+        log("stopping after this step; once more to stop at once, without saving")
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
