@@ -5,7 +5,7 @@ Text, training, evaluation and the report are put together here; the commands pa
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,21 +155,20 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
 def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[TokenizerConfig, list[Choice], Tokenizers]:
     """The tokenizers, in the run's folder; the settings of the first one, and what was chosen of them."""
     objective = objectives.build(recipe, folder)
-    _refuse_too_short(objective)
     config, choices = _tokenizer_settings(recipe, objective, device)
     side: Literal["target"] | None = None if recipe.source_tokenizer is None else "target"
     if choices and choices[-1].key == "tokenizer.vocab_size":  # our choice, which gives way where text is short
         chosen: int = choices[-1].value
         config = config.replace(vocab_size=None)
         try:
-            target = build_tokenizer(config, objective.texts(side), progress=True, most=chosen)
+            target = build_tokenizer(config, _texts(objective, side), progress=True, most=chosen)
         except TokenizerError:  # it has more characters than that
-            target = build_tokenizer(config, objective.texts(side), progress=True)
+            target = build_tokenizer(config, _texts(objective, side), progress=True)
         config = config.replace(vocab_size=target.vocab_size)
         if target.vocab_size != chosen:
             choices[-1] = Choice("tokenizer.vocab_size", target.vocab_size, "all that this text supports")
     else:
-        target = build_tokenizer(config, objective.texts(side), progress=True)
+        target = build_tokenizer(config, _texts(objective, side), progress=True)
     if recipe.init is not None and target.fingerprint != Tokenizer.load(recipe.init).fingerprint:
         raise ConfigError(
             f"tokenizer: another one than that of init = '{recipe.init}', whose weights know only their own tokens; "
@@ -180,21 +179,23 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
     source = target
     target.save(folder.path)
     if recipe.source_tokenizer is not None:
-        source = build_tokenizer(recipe.source_tokenizer, objective.texts("source"), progress=True)
+        source = build_tokenizer(recipe.source_tokenizer, _texts(objective, "source"), progress=True)
         source.save(folder.source_tokenizer)
     return config, choices, Tokenizers(target, source)
 
 
-def _refuse_too_short(objective: Objective[Any]) -> None:
-    """Refuse data of which nothing is left to train on, before a tokenizer misses it."""
-    parts = objective.recipe.data.parts
-    if any(part.prepared is not None for part in parts) or any(objective.texts()):
-        return
-    names = ", ".join(source for part in parts for source in part.sources)
-    raise DataError(
-        f"{names}: too short to learn from one part and hold out another; give some thousand characters, "
-        "or hold out nothing with data.validation.kind=none"
-    )
+def _texts(objective: Objective[Any], side: Literal["target", "source"] | None) -> Iterator[str]:
+    """The training text, for a tokenizer to learn from. Data of which nothing is left to train on is refused."""
+    found = False
+    for text in objective.texts(side):
+        found = found or bool(text)
+        yield text
+    if not found:
+        names = ", ".join(source for part in objective.recipe.data.parts for source in part.sources)
+        raise DataError(
+            f"{names}: too short to learn from one part and hold out another; give some thousand characters, "
+            "or hold out nothing with data.validation.kind=none"
+        )
 
 
 def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) -> tuple[TokenizerConfig, list[Choice]]:
