@@ -36,7 +36,7 @@ import torch
 from gpu_cases import CASES, SIZES, Bench, Size, Step, flops_of, tokens_of
 from weft.models.build import build
 from weft.training.precision import arithmetic
-from weft.training.throughput import peak_flops
+from weft.training.worker import peak_flops
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

@@ -52,10 +52,8 @@ from weft.data.examples import Examples
 from weft.data.table import Row
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.objective import Prediction, model_inputs
 from weft.objectives.rows import Numbers, head_outputs
 from weft.recipe import objective as config
-from weft.training.objective import Loss
 
 
 class Grade(SequenceObjective[config.Grade]):
@@ -136,6 +134,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 COMMANDS = """
 import contextlib, io, json, sys
 from weft.cli.main import run
+from weft.training.objective import Loss, Prediction, model_inputs
 for words in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

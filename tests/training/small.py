@@ -147,7 +147,7 @@ def train(
     worker = Worker(torch.device(device), ranks, log, quiet)
     objective = GivenText(recipe, [corpus], evaluate, sample)
     with claimed(path) as folder:
-        return start.train(recipe, folder, objective, worker, command=command)
+        return start.train(recipe, folder, objective, worker, {"command": command})
 
 
 def resume(

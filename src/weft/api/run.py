@@ -32,7 +32,6 @@ from weft.objectives import table as objectives
 from weft.objectives.classify import Classify
 from weft.objectives.contrastive import Embedding, Pooling, embed
 from weft.objectives.next_token import NextToken
-from weft.objectives.objective import Objective
 from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
@@ -41,6 +40,7 @@ from weft.progress import Advance, log_to_stderr
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder, open_run
 from weft.text.tokenizer import Tokenizer
+from weft.training.objective import Objective
 from weft.training.precision import autocast, pick_device
 from weft.training.weights import load_model
 

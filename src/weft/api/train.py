@@ -21,7 +21,6 @@ from weft.data.split import train_texts
 from weft.errors import ConfigError, DataError, RunError, TokenizerError, WeftError
 from weft.models.base import device_of
 from weft.objectives import table as objectives
-from weft.objectives.objective import Objective, Tokenizers
 from weft.parallel.ranks import Ranks, join
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
@@ -35,6 +34,7 @@ from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.training import start
+from weft.training.objective import Objective, Tokenizers
 from weft.training.precision import autocast, pick_device
 from weft.training.worker import Worker
 
@@ -85,7 +85,8 @@ def train(
         ranks.share(lambda: _invitation(settled, folder))
         command = " ".join(["weft", *sys.argv[1:]]) if Path(sys.argv[0]).name == "weft" else None
         worker = Worker(ranks=ranks, log=log)
-        start.train(settled, folder, objective, worker, choices=choices, command=command)
+        notes = {"command": command, "choices": [[choice.key, str(choice.value), choice.why] for choice in choices]}
+        start.train(settled, folder, objective, worker, notes)
         return _finish(settled, folder, objective, ranks)
 
 

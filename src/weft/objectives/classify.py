@@ -17,11 +17,10 @@ from weft.data.table import Kind, Row, RowSource, read_rows, read_texts
 from weft.errors import ConfigError
 from weft.evaluate.classification import label_metrics
 from weft.models.base import LanguageModel
-from weft.objectives.objective import Prediction, model_inputs
-from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
-from weft.training.objective import Loss
+from weft.training.objective import Loss, Prediction, model_inputs
 
 S = TypeVar("S", bound=config.SequenceObjective)
 
@@ -91,23 +90,17 @@ class SequenceObjective(RowObjective[S]):
         for text, prediction in zip(texts, self.predict(model, texts, others), strict=True):
             yield self.shown(text, prediction)
 
-    @torch.no_grad()
     def outputs(
         self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None
     ) -> npt.NDArray[np.float32]:
         """What the head gives for each text, or pair of texts: (texts, outputs), in the order of the texts."""
         self._check_sides(texts, second)
-        device = next(model.parameters()).device
         ids = self.tokenizer.encode_batch(list(texts))
         others = None if second is None else self.tokenizer.encode_batch(list(second))
-        lengths = [len(one) + (0 if others is None else len(others[n])) for n, one in enumerate(ids)]
         found = np.zeros((len(texts), self.settings.outputs() or 1), dtype=np.float32)
         with bar("reading", len(texts)) as advance:
-            for some in by_length(lengths):
-                pair = None if others is None else [others[n] for n in some]
-                tokens, mask, segments = framed([ids[n] for n in some], pair, self.tokenizer, length=self.length)
-                asked = {"mask": mask.to(device)} | ({} if segments is None else {"segments": segments.to(device)})
-                found[some] = model.forward(tokens.to(device), **asked).float().cpu().numpy()
+            for some, answers in read_framed(self, model, ids, others):
+                found[some] = answers
                 advance(len(some))
         check_finite(found, self.folder.path)
         return found
@@ -140,10 +133,6 @@ class Classify(SequenceObjective[config.Classify]):
     def labels(self) -> tuple[str, ...]:
         """All labels, in the order of the head's outputs."""
         return self.settings.labels or ()
-
-    @property
-    def label_column(self) -> str:
-        return self.settings.label
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):

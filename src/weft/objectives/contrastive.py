@@ -14,7 +14,6 @@ from weft.data.collate import framed, framed_lengths
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import ModelError
-from weft.evaluate.loss import mean_loss
 from weft.explain.hidden import check_readable, frame_for, longest, read
 from weft.models.base import LanguageModel
 from weft.models.config import EmbeddingHead
@@ -74,7 +73,7 @@ class Contrastive(RowObjective[config.Contrastive]):
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """The loss: the mean −log p of the right partner among those of its batch."""
-        return dict(mean_loss(self.loss, model, batches))
+        return dict(self.mean_loss(model, batches))
 
 
 # ---- vectors

@@ -14,10 +14,9 @@ from weft.data.table import Row
 from weft.evaluate.classification import correlations
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.objective import Prediction, model_inputs
 from weft.objectives.rows import Numbers, head_outputs
 from weft.recipe import objective as config
-from weft.training.objective import Loss
+from weft.training.objective import Loss, Prediction, model_inputs
 
 
 class Regress(SequenceObjective[config.Regress]):

@@ -15,6 +15,7 @@ from torch import Tensor
 from weft.data.amount import amount
 from weft.data.batch import Batch
 from weft.data.bucket import Buckets
+from weft.data.collate import framed
 from weft.data.examples import Examples, encode_rows, write_sides
 from weft.data.labels import Labels
 from weft.data.row_split import split_rows
@@ -22,26 +23,50 @@ from weft.data.shards import Side
 from weft.data.table import Kind, Row, RowSource, Skipped
 from weft.errors import DataError, ModelError, RunError
 from weft.files import utf8_size
-from weft.models.base import LanguageModel
-from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Results, model_inputs
+from weft.models.base import LanguageModel, device_of
 from weft.progress import Log
 from weft.recipe.objective import LabelObjective, ObjectiveConfig
 from weft.training.loader import Loader, micro_rows
+from weft.training.objective import EVALUATED_TOKENS, Objective, Prepared, Results, model_inputs
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
 TEXTUAL = ("text", "words", "messages")  # kinds of columns that hold text
 
 
-class RowObjective(Objective[S]):
-    """Rows with named columns. One that chooses among labels names their column, and the field that holds their ids."""
+class ExampleObjective(Objective[S]):
+    """Data that becomes examples, in a file for each side."""
+
+    read_as: ClassVar[str] = "rows"  # what the examples are, in words
+
+    @property
+    def _sides(self) -> tuple[Side, ...]:
+        return ("train", "validation") if self.recipe.data.validation.kind != "none" else ("train",)
+
+    def _file(self, side: Side) -> Path:
+        return self.folder.data / f"{side}.safetensors"
+
+    @cached_property
+    def examples(self) -> dict[Side, Examples]:
+        """The examples of each side."""
+        try:
+            found = {side: Examples.open(self._file(side)) for side in self._sides}
+        except DataError as error:
+            raise RunError(f"{self.folder.path}: its {self.read_as} can't be read: {error}") from None
+        self.check_tokenizer(found["train"].notes)
+        return found
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        return (self.examples["train"].fingerprint,)
+
+
+class RowObjective(ExampleObjective[S]):
+    """Rows with named columns. With labels, `label_field` is the setting that names their column, and an example's
+    field of their ids."""
 
     label_ids: Labels
     label_field: ClassVar[str] = "label"
-
-    @property
-    def label_column(self) -> str:
-        raise AssertionError("an objective with labels names their column")
 
     # ---- what each objective knows of its rows
 
@@ -89,7 +114,7 @@ class RowObjective(Objective[S]):
         self.folder.data.mkdir(parents=True, exist_ok=True)
         fields: dict[str, Labels] = {}
         if isinstance(self.settings, LabelObjective):
-            self.label_ids = Labels(self.label_column, self.settings.labels)
+            self.label_ids = Labels(getattr(self.settings, self.label_field), self.settings.labels)
             fields = {self.label_field: self.label_ids}
         notes = {
             "tokenizer": self.tokenizers.target.fingerprint,
@@ -128,28 +153,7 @@ class RowObjective(Objective[S]):
         source = RowSource(data.sources, self.columns(), data.targets, data.on_error)
         return split_rows(source, data.validation, skipped)
 
-    # ---- examples
-
-    @property
-    def _sides(self) -> tuple[Side, ...]:
-        return ("train", "validation") if self.holds_out else ("train",)
-
-    def _file(self, side: Side) -> Path:
-        return self.folder.data / f"{side}.safetensors"
-
-    @cached_property
-    def examples(self) -> dict[Side, Examples]:
-        """The prepared rows of each side."""
-        try:
-            found = {side: Examples.open(self._file(side)) for side in self._sides}
-        except DataError as error:
-            raise RunError(f"{self.folder.path}: its rows can't be read: {error}") from None
-        self.check_tokenizer(found["train"].notes)
-        return found
-
-    @property
-    def fingerprints(self) -> tuple[str, ...]:
-        return (self.examples["train"].fingerprint,)
+    # ---- batches
 
     @cached_property
     def loader(self) -> Loader:
@@ -201,7 +205,7 @@ class RowObjective(Objective[S]):
 @torch.no_grad()
 def head_outputs(model: LanguageModel, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Batch]]:
     """What the head gives for each batch, in float32 on the host, and the batch."""
-    device, was_training = next(model.parameters()).device, model.training
+    device, was_training = device_of(model), model.training
     model.eval()
     try:
         for batch in batches:
@@ -211,14 +215,24 @@ def head_outputs(model: LanguageModel, batches: Iterable[Batch]) -> Iterator[tup
         model.train(was_training)
 
 
-def by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The numbers of all texts, the longest first, as many at a time as may be read at once."""
-    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+@torch.no_grad()
+def read_framed(
+    objective: Objective[Any], model: LanguageModel, ids: Sequence[list[int]], others: Sequence[list[int]] | None = None
+) -> Iterator[tuple[list[int], npt.NDArray[np.float32]]]:
+    """Texts, or pairs of texts, in their frames, the longest first and as many at a time as may be read at once: their
+    numbers, and what the head gives for them."""
+    device = device_of(model)
+    lengths = [len(one) + (0 if others is None else len(others[n])) for n, one in enumerate(ids)]
+    order = sorted(range(len(ids)), key=lambda n: -lengths[n])
     begin = 0
     while begin < len(order):
-        end = begin + max(1, EVALUATED_TOKENS // (lengths[order[begin]] + 3))  # besides special tokens
-        yield order[begin:end]
-        begin = end
+        some = order[begin : begin + max(1, EVALUATED_TOKENS // (lengths[order[begin]] + 3))]  # besides special tokens
+        begin += len(some)
+        second = None if others is None else [others[n] for n in some]
+        read = framed([ids[n] for n in some], second, objective.tokenizer, length=objective.length)
+        given = {"mask": read.mask, "segments": read.segments}
+        there = {key: value.to(device) for key, value in given.items() if value is not None}
+        yield some, model.forward(read.tokens.to(device), **there).float().cpu().numpy()
 
 
 def check_finite(outputs: npt.NDArray[Any], folder: Path) -> None:

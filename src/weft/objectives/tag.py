@@ -15,12 +15,11 @@ from weft.data.table import Kind, Row, RowSource, has_lines, read_rows, read_tex
 from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
 from weft.objectives.classify import classification_metrics
-from weft.objectives.objective import Prediction, model_inputs
-from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer
-from weft.training.objective import Loss
+from weft.training.objective import Loss, Prediction, model_inputs
 
 
 class Tag(RowObjective[config.Tag]):
@@ -40,10 +39,6 @@ class Tag(RowObjective[config.Tag]):
     def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
         if side == "target":
             yield " ".join(values[self.settings.words])
-
-    @property
-    def label_column(self) -> str:
-        return self.settings.tags
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row in rows:
@@ -110,10 +105,8 @@ class Tag(RowObjective[config.Tag]):
         best = int(logits.argmax())
         return self.labels[best], float(torch.from_numpy(logits).softmax(-1)[best])
 
-    @torch.no_grad()
     def outputs(self, model: LanguageModel, sentences: Sequence[Sequence[str]]) -> list[npt.NDArray[np.float32]]:
         """The head's logits (words, labels) for the words of each sentence; longer ones are read in parts."""
-        device = next(model.parameters()).device
         found = [np.zeros((len(words), len(self.labels)), dtype=np.float32) for words in sentences]
         most, before = framed_text_length(self.tokenizer, self.length)
         parts = [
@@ -122,9 +115,7 @@ class Tag(RowObjective[config.Tag]):
             for part in _parts(tagged_example(self.tokenizer, words, range(len(words))), most)
         ]
         with bar("tagging words", sum(len(words) for words in sentences)) as advance:
-            for some in by_length([len(ids) for _, ids, _ in parts]):
-                tokens, mask, _ = framed([parts[n][1] for n in some], None, self.tokenizer, length=self.length)
-                answers = model.forward(tokens.to(device), mask=mask.to(device)).float().cpu().numpy()
+            for some, answers in read_framed(self, model, [ids for _, ids, _ in parts]):
                 for n, logits in zip(some, answers, strict=True):
                     number, _, words = parts[n]
                     for word, at in words.items():

@@ -16,12 +16,11 @@ from weft.data.sampler import Windows, rows
 from weft.data.shards import Shards, Side, Tokens
 from weft.data.split import train_texts
 from weft.errors import DataError, RunError
-from weft.evaluate.loss import mean_loss
 from weft.models.base import LanguageModel
-from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Results
 from weft.progress import Log
 from weft.recipe.objective import ObjectiveConfig
 from weft.training.loader import Loader, micro_rows
+from weft.training.objective import EVALUATED_TOKENS, Objective, Prepared, Results
 
 S = TypeVar("S", bound=ObjectiveConfig)
 
@@ -148,11 +147,11 @@ class CorruptedTextObjective(TextObjective[S]):
 
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
         """The mean loss of what was corrupted."""
-        return mean_loss(self.loss, model, self._batches("validation", self.recipe.evaluate.tokens))
+        return self.mean_loss(model, self._batches("validation", self.recipe.evaluate.tokens))
 
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
         """The same over all text of a side."""
-        return Results(dict(mean_loss(self.loss, model, self._batches(side, None))))
+        return Results(dict(self.mean_loss(model, self._batches(side, None))))
 
     def _batches(self, side: Side, most: int | None) -> Iterator[Batch]:
         """Text that is corrupted the same way each time, by a seed of its own, so that evaluations compare."""

@@ -13,7 +13,8 @@ Loading runs no code: safetensors and JSON only (`runs/tensors.py`).
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -73,11 +74,19 @@ def step_of(path: Path) -> int:
 def try_moments(folder: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
     """Write the optimizer's state as a checkpoint would: it is most of one, and exists after the first update only."""
     file = folder / "moments.safetensors"
-    try:
+    with writing(file):
         tensors.save(file, copies(optimizer_state(optimizer, model)))
         file.unlink()
+
+
+@contextmanager
+def writing(target: Path, what: str = "") -> Iterator[None]:
+    """A failure in here becomes one line that names the target."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{file}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{target}: {what}cannot be written: {reason}") from None
 
 
 def write(folder: Path, copy: Snapshot, keep: int, best: bool = False, spare: int | None = None) -> Path:
@@ -86,32 +95,28 @@ def write(folder: Path, copy: Snapshot, keep: int, best: bool = False, spare: in
     The newest checkpoint before step `spare` stays too.
     """
     target = folder / checkpoint_name(copy.step)
-    try:
+    with writing(target, "the checkpoint "):
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         if not _stands(target):
             with files.replacing_folder(target) as beside:
-                _write(beside, copy)
+                fill(beside, copy)
         link(folder, "latest", target)
         if best:
             link(folder, "best", target)
         _prune(folder, keep, spare)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{target}: the checkpoint cannot be written: {reason}") from None
     return target
 
 
 def _stands(target: Path) -> bool:
     """Whether this step's checkpoint is there and whole; a damaged one is cleared away."""
-    if not target.exists():
-        return False
-    try:
-        verify(target)
-    except RunError:
+    with suppress(RunError):
+        if target.exists():
+            verify(target)
+            return True
+    if target.exists():
         remove(target)
-        return False
-    return True
+    return False
 
 
 def link(folder: Path, name: str, target: Path) -> None:
@@ -121,12 +126,14 @@ def link(folder: Path, name: str, target: Path) -> None:
     files.replace_link(folder / name, target.name)
 
 
-def _write(folder: Path, copy: Snapshot) -> None:
+def fill(folder: Path, copy: Snapshot) -> None:
+    """Write the files of a checkpoint, the manifest last."""
     (folder / "state").mkdir()
     tensors.save(folder / "model.safetensors", copy.weights)
     if copy.moments is not None:
         tensors.save(folder / "state/optimizer.safetensors", copy.moments)
-    tensors.save(folder / "state/random.safetensors", copy.random)
+    if copy.random is not None:
+        tensors.save(folder / "state/random.safetensors", copy.random)
     (folder / "state/state.json").write_text(copy.state, encoding="utf-8")
     seal(folder, copy.step, copy.tied)
 
@@ -221,21 +228,25 @@ def verify(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def newest_good(folder: Path) -> tuple[Path, list[str]]:
-    """The newest checkpoint that is whole, and a line for each damaged one that was passed over."""
-    return first_good(folder, reversed(checkpoints(folder)), whole)
-
-
 def whole(path: Path) -> Path:
     """The checkpoint itself, verified."""
     verify(path)
     return path
 
 
-def first_good(folder: Path, candidates: Iterable[Path], use: Callable[[Path], T]) -> tuple[T, list[str]]:
-    """What `use` makes of the first checkpoint in which it finds no damage, and a line for each that it passed over."""
+def newest_good(folder: Path) -> tuple[Path, list[str]]:
+    """The newest checkpoint that is whole, and a line for each damaged one that was passed over."""
+    return find(folder, None, whole)
+
+
+def find(folder: Path, which: Literal["best", "latest"] | None, use: Callable[[Path], T]) -> tuple[T, list[str]]:
+    """What `use` makes of the checkpoint asked for, or of the newest in which it finds no damage; and that damage."""
+    if not folder.is_dir():
+        raise RunError(f"{folder.parent}: no checkpoint yet; go on with `weft train --resume {folder.parent}`")
+    asked = [(folder / which).resolve()] if which is not None and (folder / which).exists() else []
+    others = [path for path in reversed(checkpoints(folder)) if path.resolve() not in asked]
     damage: dict[str, None] = {}  # in order, each once
-    for path in candidates:
+    for path in (*asked, *others):
         try:
             return use(path), list(damage)
         except DamageError as error:
@@ -245,25 +256,12 @@ def first_good(folder: Path, candidates: Iterable[Path], use: Callable[[Path], T
     raise RunError(f"{folder}: no checkpoint can be read: {'; '.join(damage)}")
 
 
-def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
-    """What `use` makes of the checkpoint asked for, or of the newest in which it finds no damage; and that damage."""
-    if not folder.is_dir():
-        raise RunError(f"{folder.parent}: no checkpoint yet; go on with `weft train --resume {folder.parent}`")
-    link = folder / which
-    asked = [link.resolve()] if link.exists() else []
-    others = [path for path in reversed(checkpoints(folder)) if path.resolve() not in asked]
-    return first_good(folder, [*asked, *others], use)
-
-
-def newest_before(folder: Path, step: int) -> Path | None:
-    """The newest whole checkpoint of an earlier step, if there is one."""
-    for path in reversed([path for path in checkpoints(folder) if step_of(path) < step]):
-        try:
-            verify(path)
-        except RunError:
-            continue
-        return path
-    return None
+def intact(folder: Path, before: int | None = None) -> Iterator[Path]:
+    """The checkpoints, of steps `before` one, that are as they were written; the newest first."""
+    for path in reversed(checkpoints(folder)):
+        if before is None or step_of(path) < before:
+            with suppress(RunError):
+                yield whole(path)
 
 
 def load_weights(path: Path, model: nn.Module) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ class Evaluation:
     recipe: SettledRecipe
     run: RunFolder
     model: LanguageModel
-    objective: Objective
+    objective: Objective[Any]
     worker: Worker
 
     def measure(self) -> dict[str, float]:

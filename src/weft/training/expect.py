@@ -8,7 +8,7 @@ from weft.explain.count import count
 from weft.models.base import LanguageModel
 from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken
-from weft.training.throughput import device_name
+from weft.training.worker import device_name
 
 
 def expectations(recipe: SettledRecipe, model: LanguageModel, step: int, device: torch.device) -> list[str]:

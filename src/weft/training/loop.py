@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -20,24 +21,22 @@ from weft.training.evaluation import Evaluation
 from weft.training.expect import expectations
 from weft.training.guard import Guard
 from weft.training.interruption import Interrupted, interruptions
-from weft.training.learner import Learner
+from weft.training.learner import Learner, roll_back
 from weft.training.loader import shared
 from weft.training.objective import Objective
 from weft.training.precision import arithmetic, slow_precision
 from weft.training.preflight import Preflight
-from weft.training.rollback import roll_back
 from weft.training.saver import FollowerSaver, Saver
 from weft.training.state import RunResult, TrainingState
 from weft.training.step import OptimisationStep, StepResult, fit
-from weft.training.throughput import device_use
 from weft.training.weights import first_model
-from weft.training.worker import Worker
+from weft.training.worker import Worker, device_use
 
 
 class Loop:
     """One run in progress: what its steps need, and what they leave behind."""
 
-    def __init__(self, recipe: SettledRecipe, run: RunFolder, objective: Objective, worker: Worker):
+    def __init__(self, recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], worker: Worker):
         self.recipe, self.run, self.objective, self.worker = recipe, run, objective, worker
         self.loader = shared(objective.loader, recipe, worker.ranks)
         model = first_model(recipe).to(worker.device)
