@@ -33,7 +33,9 @@ def test_a_finished_run_has_a_page_with_its_curves(tmp_path, recipe, corpus, eva
     assert "weft train x --data &lt;&amp;&gt;.txt" in html
     assert "[model.attention]" in html
     assert not re.search(r"<script|<link|https?://", html)
-    for svg in re.findall(r"<svg.*?</svg>", html):
+    drawn = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    assert len(drawn) == 5
+    for svg in drawn:
         ElementTree.fromstring(svg)
 
 

@@ -16,7 +16,7 @@ from weft.models.build import build
 from weft.runs import checkpoint
 from weft.runs.folder import read_lines
 from weft.training.compiled import compiled
-from weft.training.expect import usual_bits_per_byte
+from weft.training.display import usual_bits_per_byte
 from weft.training.weights import load_model
 
 QUICK = ["steps=3", "batch.size=2", "batch.length=8", "log.every=1"]

@@ -7,6 +7,7 @@ the same sum by the UTF-8 bytes of the text, so it compares models with differen
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -152,14 +153,9 @@ def _bytes_of(text: Tokens, tokens: int) -> int:
 
 def _batches(stream: Iterator[Span], size: int) -> Iterator[list[Span]]:
     """Windows of equal length, `size` at a time; the last, shorter one comes alone, so that nothing is padded."""
-    group: list[Span] = []
-    for span in stream:
-        if group and (len(group) == size or span.length != group[0].length):
+    for _, alike in groupby(stream, key=lambda span: span.length):
+        while group := list(islice(alike, size)):
             yield group
-            group = []
-        group.append(span)
-    if group:
-        yield group
 
 
 def _score_group(model: LanguageModel, text: Tokens, group: list[Span], reading: Reading) -> tuple[float, int]:

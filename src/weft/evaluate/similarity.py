@@ -32,10 +32,6 @@ class Similarity:
     left_out: int
     missing: tuple[str, ...]
 
-    def metrics(self) -> dict[str, float]:
-        """The metrics by name."""
-        return {"spearman": self.spearman, "pearson": self.pearson, "pairs": self.pairs, "left_out": self.left_out}
-
 
 def similarity(pairs: Sequence[Pair], vector: Callable[[str], NDArray[np.float32] | None]) -> Similarity:
     """Correlate people's scores with the cosines of the words' vectors; `vector` gives None for a word it doesn't know.

@@ -4,9 +4,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Literal
 
-from weft.data.amount import amount
 from weft.data.batch import Batch
 from weft.data.config import TextSource
 from weft.data.corrupt import Masking
@@ -14,7 +12,6 @@ from weft.data.examples import write_sides
 from weft.data.sampler import rows
 from weft.data.sentences import Sentences, next_sentence_batch, sentence_examples
 from weft.data.shards import Side
-from weft.data.split import train_texts
 from weft.errors import DataError
 from weft.models.base import LanguageModel
 from weft.objectives.masked import masked_loss
@@ -34,30 +31,16 @@ class MaskedNext(ExampleObjective[config.MaskedNext]):
     read_as = "sentences"
     usage = "weft train bert-tiny --data rows.tsv objective=classify init={run}"
 
-    def amount(self) -> int:
-        """Bytes of the files, less what is held out."""
-        read = amount(self._text().sources, [self.recipe.data.column]).bytes
-        return round(read * self.recipe.data.training_share)
-
-    def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
-        """The training text."""
-        return train_texts(self._text())
-
     def prepare(self, log: Log) -> Prepared:
         """Sentences of both sides in the run's folder, each with the number of its document."""
         shutil.rmtree(self.folder.data, ignore_errors=True)
         self.folder.data.mkdir(parents=True)
         read = Counter[Side]()
-        examples = sentence_examples(self._text(), self.tokenizer, read)
+        data = self.recipe.data
+        examples = sentence_examples(TextSource(data.sources, data.validation, data.column), self.tokenizer, read)
         notes = {"tokenizer": self.tokenizer.fingerprint}
         write_sides({side: self._file(side) for side in self._sides}, examples, notes=notes)
         return Prepared(read["train"])
-
-    def _text(self) -> TextSource:
-        data = self.recipe.data
-        if data.prepared is not None or data.mixture:
-            raise DataError("data: sentences are found in text; name the text in data.sources, not prepared tokens")
-        return TextSource(data.sources, data.validation, data.column)
 
     # ---- batches
 

@@ -148,8 +148,6 @@ class RowObjective(ExampleObjective[S]):
 
     def _rows(self, skipped: Skipped) -> Iterator[Row]:
         data = self.recipe.data
-        if data.prepared is not None or data.mixture:
-            raise DataError(f"data: objective '{self.settings.kind}' reads rows; name their files in data.sources")
         source = RowSource(data.sources, self.columns(), data.targets, data.on_error)
         return split_rows(source, data.validation, skipped)
 

@@ -6,15 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from weft.data.amount import amount
 from weft.data.batch import Batch, evaluation_batches, windows_batch
 from weft.data.mixture import Mixture
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.sampler import Windows, rows
 from weft.data.shards import Shards, Side, Tokens
-from weft.data.split import train_texts
 from weft.errors import DataError, RunError
 from weft.models.base import LanguageModel
 from weft.progress import Log
@@ -27,19 +25,6 @@ S = TypeVar("S", bound=ObjectiveConfig)
 
 class TextObjective(Objective[S]):
     """Documents, part by part of the recipe's data."""
-
-    def amount(self) -> int:
-        """Bytes of the files, less what is held out."""
-        data = self.recipe.data
-        read = amount([source for part in data.parts for source in part.sources], [data.column]).bytes
-        folders = [part.prepared for part in data.parts if part.prepared is not None]
-        return round(read * data.training_share) + sum(Shards.open(folder).train.bytes for folder in folders)
-
-    def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
-        """The training text of all parts."""
-        data = self.recipe.data
-        for part in data.parts:
-            yield from train_texts(data.text(part))
 
     def prepare(self, log: Log) -> Prepared:
         """Shards for every part that isn't prepared yet."""

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from functools import cache
+from importlib import resources
 
-WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 16, 34, 40
+from jinja2 import Environment, Template
+
+LEFT, RIGHT, TOP, FOOT = 62, 624, 34, 260  # of the lines, as in chart.svg
 MOST_POINTS = 500
 
 
@@ -50,50 +52,29 @@ def chart(
     y_ticks = _powers(min(ys), max(ys)) if logarithmic else []
     if len(y_ticks) < 3:  # less than a power of ten is nearly even
         y_ticks = _ticks(min(ys), max(ys))
-    x_of = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, logarithmic)
-    y_of = _Scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT - BOTTOM, TOP, logarithmic)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" class="chart">']
-    parts.append(f'<text x="{LEFT}" y="18" class="title">{escape(title)}</text>')
-    for tick in y_ticks:
-        y = y_of(tick)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" class="tick end">{_label(tick)}</text>')
-    foot = HEIGHT - BOTTOM
-    for tick in x_ticks:
-        x = x_of(tick)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{foot}" y2="{foot + 4}" class="axis"/>')
-        parts.append(f'<text x="{x:.1f}" y="{foot + 18}" class="tick middle">{_label(tick)}</text>')
-    parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{foot}" y2="{foot}" class="axis"/>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" class="tick end">step</text>')
-    for mark in marks:
-        x = x_of(min(max(mark.x, min(xs)), max(xs)))
-        line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{foot}" class="mark">'
-        parts.append(f"{line}<title>{escape(mark.text)}</title></line>")
-    parts += [_line(drawn, number, x_of, y_of) for number, drawn in enumerate(lines)]
-    if len(lines) > 1:
-        parts.append(_legend(lines))
-    return "".join([*parts, "</svg>"])
+    x_of = _Scale(min(xs), max(xs), LEFT, RIGHT, logarithmic)
+    y_of = _Scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), FOOT, TOP, logarithmic)
+    return _template().render(
+        title=title,
+        x_ticks=[(x_of(tick), _label(tick)) for tick in x_ticks],
+        y_ticks=[(y_of(tick), _label(tick)) for tick in y_ticks],
+        marks=[(x_of(min(max(mark.x, min(xs)), max(xs))), mark.text) for mark in marks],
+        lines=[
+            (line, [(x_of(x), min(FOOT, max(TOP, y_of(y)))) for x, y in line.points], _legend(lines, number))
+            for number, line in enumerate(lines)
+        ],
+    )
 
 
-def _line(line: Series, number: int, x_of: "_Scale", y_of: "_Scale") -> str:
-    places = [(x_of(x), min(HEIGHT - BOTTOM, max(TOP, y_of(y)))) for x, y in line.points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    faint = " faint" if line.faint else ""
-    drawn = f'<polyline points="{path}" class="line c{number}{faint}"/>' if len(places) > 1 else ""
-    if line.dots or len(places) == 1:
-        drawn += "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" class="dot c{number}"/>' for x, y in places)
-    return drawn
+@cache
+def _template() -> Template:
+    text = (resources.files("weft") / "runs" / "chart.svg").read_text("utf-8")
+    return Environment(autoescape=True, trim_blocks=True).from_string(text)
 
 
-def _legend(lines: Sequence[Series]) -> str:
-    parts, x = [], float(WIDTH - RIGHT)
-    for number, line in reversed(list(enumerate(lines))):
-        x -= 7.2 * len(line.name)
-        parts.append(f'<text x="{x:.1f}" y="18" class="tick">{escape(line.name)}</text>')
-        faint = " faint" if line.faint else ""
-        parts.append(f'<line x1="{x - 22:.1f}" x2="{x - 6:.1f}" y1="14" y2="14" class="line c{number}{faint}"/>')
-        x -= 36
-    return "".join(parts)
+def _legend(lines: Sequence[Series], number: int) -> float:
+    """Where a line's name begins: all of them stand at the right."""
+    return round(RIGHT - sum(7.2 * len(line.name) for line in lines[number:]) - 36 * (len(lines) - 1 - number), 1)
 
 
 # ---- numbers to places
@@ -133,7 +114,7 @@ class _Scale:
         value = math.log10(value) if self._log else value
         width = self._high - self._low
         part = (value - self._low) / width if width else 0.5
-        return self._start + part * (self._end - self._start)
+        return round(self._start + part * (self._end - self._start), 1)
 
 
 def _ticks(low: float, high: float) -> list[float]:

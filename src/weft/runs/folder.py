@@ -28,7 +28,7 @@ from weft.config import read_toml, to_toml, validate
 from weft.errors import ConfigError, RunError
 from weft.files import locked, write_text
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
-from weft.recipe.upgrade import upgrade
+from weft.recipe.objective import upgrade
 
 # what may stand in a folder whose run never reached its first step
 BEFORE_START = {

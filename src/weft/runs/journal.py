@@ -138,17 +138,15 @@ class WeightsAndBiases:
 
 def check_log(settings: LogConfig) -> None:
     """Refuse, before anything is written, to log to what is not installed."""
+    asked = {}
     if settings.tensorboard:
-        try:
-            import torch.utils.tensorboard  # noqa: F401
-        except ImportError:
-            raise ConfigError(
-                "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]', or leave it out"
-            ) from None
+        asked["torch.utils.tensorboard"] = (
+            "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]', or leave it out"
+        )
     if settings.wandb != "off":
+        asked["wandb"] = f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb, or leave it out"
+    for module, message in asked.items():
         try:
-            import_module("wandb")
+            import_module(module)
         except ImportError:
-            raise ConfigError(
-                f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb, or leave it out"
-            ) from None
+            raise ConfigError(message) from None

@@ -16,9 +16,8 @@ from weft.runs.folder import RunFolder
 from weft.runs.journal import FollowerJournal, Journal
 from weft.training import optimizer, schedule
 from weft.training.compiled import Compiled, can_be_captured, compiled
-from weft.training.display import Clock, Display, display
+from weft.training.display import Clock, Display, display, expectations
 from weft.training.evaluation import Evaluation
-from weft.training.expect import expectations
 from weft.training.guard import Guard
 from weft.training.interruption import Interrupted, interruptions
 from weft.training.learner import Learner, roll_back

@@ -12,8 +12,10 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast, g
 import torch
 from torch import Tensor
 
+from weft.data.amount import amount
 from weft.data.batch import Batch
-from weft.data.shards import Side, Tokens
+from weft.data.shards import Shards, Side, Tokens
+from weft.data.split import train_texts
 from weft.errors import ConfigError, RunError
 from weft.models.base import LanguageModel, device_of
 from weft.progress import Log
@@ -114,13 +116,17 @@ class Objective(ABC, Generic[S]):
 
     # ---- before the run
 
-    @abstractmethod
     def amount(self) -> int:
-        """About how many bytes of training text there are, from the sizes of the files."""
+        """About how many bytes of training text there are, from the sizes of the files, less what is held out."""
+        data = self.recipe.data
+        read = amount([source for part in data.parts for source in part.sources], [data.column]).bytes
+        folders = [part.prepared for part in data.parts if part.prepared is not None]
+        return round(read * data.training_share) + sum(Shards.open(folder).train.bytes for folder in folders)
 
-    @abstractmethod
     def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
         """The training text, for a tokenizer to learn from: what is written, what is read, or both."""
+        data = self.recipe.data
+        return (text for part in data.parts for text in train_texts(data.text(part)))
 
     @abstractmethod
     def prepare(self, log: Log) -> Prepared:
