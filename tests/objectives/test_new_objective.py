@@ -42,35 +42,26 @@ OBJECTIVE = '''"""Grades that have an order, such as one to five stars."""
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.data.examples import Examples
 from weft.data.table import Row
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.rows import Numbers, head_outputs
+from weft.objectives.rows import head_outputs
 from weft.recipe import objective as config
 
 
 class Grade(SequenceObjective[config.Grade]):
     """One output for each grade but the highest: whether the text deserves more (Frank and Hall 2001)."""
 
-    answer_kind = "number"
-
-    @property
-    def answer(self) -> str:
-        return self.settings.grade
+    answer, answer_kind = "grade", "number"
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
-            yield {"grade": float(row.values[self.answer]), **ids}
-
-    def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
-        return torch.from_numpy(examples.values("grade")[numbers].astype(np.float32))
+            yield {"grade": float(row.values[self.settings.grade]), **ids}
 
     def _loss(self, logits: Tensor, grades: Tensor) -> Tensor:
         """−log p of every answer, summed, from logits (B, grades − 1) and grades (B,)."""

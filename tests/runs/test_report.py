@@ -84,7 +84,7 @@ def test_a_run_that_never_logged_has_a_page_too(tmp_path, recipe, corpus) -> Non
     result = train(recipe("steps=1"), tmp_path / "run", corpus=corpus, quiet=True)
     for file in (result.run.metrics, result.run.timings, result.run.events):
         file.unlink()
-    assert "not finished" in write_report(tmp_path / "run").read_text()
+    assert "not finished" in write_report(result.run).read_text()
 
 
 def test_a_chart_of_nothing_is_nothing() -> None:

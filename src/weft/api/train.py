@@ -138,15 +138,8 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     """Train or load the tokenizers, turn the data into tokens, and choose what the recipe leaves open."""
     device = pick_device().type
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
-    prepared = objectives.build(recipe, folder, tokenizers).prepare(log)
-    facts = Facts(
-        config,
-        prepared.bytes,
-        tokenizers.target.vocab_size,
-        None if recipe.source_tokenizer is None else tokenizers.source.vocab_size,
-        prepared.rows,
-        prepared.labels,
-    )
+    recipe = recipe.replace(tokenizer=config.model_dump(mode="json", exclude_none=True))
+    facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     settled, more = settle(recipe, facts, device)
     choices = [*choices, *more]
     _announce(settled, facts, choices, log)

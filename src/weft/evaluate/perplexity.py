@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.data.batch import restarting_positions
 from weft.data.shards import Tokens
 from weft.errors import DataError
-from weft.models.base import LanguageModel, device_of
+from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
 
 HEAD_ELEMENTS = 1 << 24  # logits computed at a time: 64 MiB in fp32, whatever the batch and the vocabulary
@@ -120,17 +120,13 @@ def score(
     shift = 0 if reading.first is None else 1
     if total + shift < 2:
         raise DataError(f"the text to evaluate holds {total} tokens; at least {2 - shift} are needed")
-    was_training = model.training
-    model.eval()
     nats, count = 0.0, 0
-    try:
+    with evaluating(model):
         for group in _batches(spans(total + shift, reading.length, reading.stride), reading.batch):
             loss, scored = _score_group(model, text, group, reading)
             nats += loss
             count += scored
             progress(scored)
-    finally:
-        model.train(was_training)
     if not count:
         raise DataError("no document of the text to evaluate holds two tokens; there is nothing to predict")
     return Score(nats, count, _bytes_of(text, total))

@@ -29,16 +29,12 @@ class SequenceObjective(RowObjective[S]):
     """What objectives share that predict something about a whole text, or about a pair of texts."""
 
     usage = "weft classify {run} < lines.txt"
+    answer: ClassVar[str]  # what is predicted: the setting that names its column, and an example's field
     answer_kind: ClassVar[Kind]
-
-    @property
-    @abstractmethod
-    def answer(self) -> str:
-        """The column that holds what is to be predicted."""
 
     def columns(self) -> Mapping[str, Kind]:
         texts: dict[str, Kind] = dict.fromkeys(self.settings.texts, "text")
-        return {**texts, self.answer: self.answer_kind}
+        return {**texts, getattr(self.settings, self.answer): self.answer_kind}
 
     def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
         if side == "target":
@@ -59,11 +55,9 @@ class SequenceObjective(RowObjective[S]):
             for field in ("first", "second")
         )
         tokens, mask, segments = framed(first or [], second, self.tokenizer, length=self.length)
-        return Batch(tokens, self.targets(examples, numbers), mask=mask, segments=segments)
-
-    @abstractmethod
-    def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
-        """What is to be predicted of some examples: (B,)."""
+        answers = examples.values(self.answer)[numbers]
+        targets = torch.from_numpy(answers.astype(np.int64 if self.answer_kind == "label" else np.float32))
+        return Batch(tokens, targets, mask=mask, segments=segments)
 
     @abstractmethod
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> Sequence[Any]:
@@ -123,11 +117,7 @@ class SequenceObjective(RowObjective[S]):
 class Classify(SequenceObjective[config.Classify]):
     """−log p of each row's label."""
 
-    answer_kind = "label"
-
-    @property
-    def answer(self) -> str:
-        return self.settings.label
+    answer, answer_kind = "label", "label"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -137,9 +127,6 @@ class Classify(SequenceObjective[config.Classify]):
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
             yield {"label": self.label_ids.number(row.values[self.settings.label], row), **ids}
-
-    def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
-        return torch.from_numpy(examples.values("label")[numbers].astype(np.int64))
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """Targets (B,) int64."""

@@ -18,8 +18,9 @@ from weft.objectives.masked import masked_loss
 from weft.objectives.rows import ExampleObjective
 from weft.progress import Log
 from weft.recipe import objective as config
+from weft.recipe.settle import Facts
 from weft.training.loader import Loader, micro_rows
-from weft.training.objective import EVALUATED_TOKENS, Loss, Prepared, Results
+from weft.training.objective import EVALUATED_TOKENS, Loss, Results
 
 
 class MaskedNext(ExampleObjective[config.MaskedNext]):
@@ -31,7 +32,7 @@ class MaskedNext(ExampleObjective[config.MaskedNext]):
     read_as = "sentences"
     usage = "weft train bert-tiny --data rows.tsv objective=classify init={run}"
 
-    def prepare(self, log: Log) -> Prepared:
+    def prepare(self, log: Log) -> Facts:
         """Sentences of both sides in the run's folder, each with the number of its document."""
         shutil.rmtree(self.folder.data, ignore_errors=True)
         self.folder.data.mkdir(parents=True)
@@ -40,7 +41,7 @@ class MaskedNext(ExampleObjective[config.MaskedNext]):
         examples = sentence_examples(TextSource(data.sources, data.validation, data.column), self.tokenizer, read)
         notes = {"tokenizer": self.tokenizer.fingerprint}
         write_sides({side: self._file(side) for side in self._sides}, examples, notes=notes)
-        return Prepared(read["train"])
+        return self.facts(read["train"])
 
     # ---- batches
 

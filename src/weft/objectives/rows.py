@@ -23,11 +23,12 @@ from weft.data.shards import Side
 from weft.data.table import Kind, Row, RowSource, Skipped
 from weft.errors import DataError, ModelError, RunError
 from weft.files import utf8_size
-from weft.models.base import LanguageModel, device_of
+from weft.models.base import LanguageModel, device_of, evaluating
 from weft.progress import Log
 from weft.recipe.objective import LabelObjective, ObjectiveConfig
+from weft.recipe.settle import Facts
 from weft.training.loader import Loader, micro_rows
-from weft.training.objective import EVALUATED_TOKENS, Objective, Prepared, Results, model_inputs
+from weft.training.objective import EVALUATED_TOKENS, Objective, Results, model_inputs
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
@@ -108,7 +109,7 @@ class RowObjective(ExampleObjective[S]):
                 for one in (side,) if side is not None else ("target", "source"):
                     yield from self.row_texts(row.values, one)
 
-    def prepare(self, log: Log) -> Prepared:
+    def prepare(self, log: Log) -> Facts:
         """Examples of both sides in the run's folder. Rows that can't be read are counted, and reported."""
         skipped, read = Skipped(), Counter[str]()
         self.folder.data.mkdir(parents=True, exist_ok=True)
@@ -128,7 +129,7 @@ class RowObjective(ExampleObjective[S]):
         names = tuple(self.label_ids.names) if fields else None
         if names is not None and len(names) < 2:
             raise DataError(f"the training rows have only the label {', '.join(names)!r}; at least two are needed")
-        return Prepared(read["bytes"], read["rows"], names)
+        return self.facts(read["bytes"], read["rows"], names)
 
     def _counted(self, rows: Iterable[Row], read: Counter[str]) -> Iterator[Row]:
         """The rows as they are; rows and bytes of the training side are counted on their way."""
@@ -203,14 +204,10 @@ class RowObjective(ExampleObjective[S]):
 @torch.no_grad()
 def head_outputs(model: LanguageModel, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Batch]]:
     """What the head gives for each batch, in float32 on the host, and the batch."""
-    device, was_training = device_of(model), model.training
-    model.eval()
-    try:
+    with evaluating(model) as device:
         for batch in batches:
             there = batch.to(device)
             yield model.forward(there.tokens, **model_inputs(there)).float().cpu(), batch
-    finally:
-        model.train(was_training)
 
 
 @torch.no_grad()

@@ -17,8 +17,9 @@ from weft.errors import DataError, RunError
 from weft.models.base import LanguageModel
 from weft.progress import Log
 from weft.recipe.objective import ObjectiveConfig
+from weft.recipe.settle import Facts
 from weft.training.loader import Loader, micro_rows
-from weft.training.objective import EVALUATED_TOKENS, Objective, Prepared, Results
+from weft.training.objective import EVALUATED_TOKENS, Objective, Results
 
 S = TypeVar("S", bound=ObjectiveConfig)
 
@@ -26,7 +27,7 @@ S = TypeVar("S", bound=ObjectiveConfig)
 class TextObjective(Objective[S]):
     """Documents, part by part of the recipe's data."""
 
-    def prepare(self, log: Log) -> Prepared:
+    def prepare(self, log: Log) -> Facts:
         """Shards for every part that isn't prepared yet."""
         data = self.recipe.data
         if (self.folder.data / "plan.json").exists():  # from a start that was killed; it may have been of another text
@@ -40,7 +41,7 @@ class TextObjective(Objective[S]):
         for part, place in zip(data.parts, self._places(), strict=True):
             if part.prepared is None:
                 prepare_shards(data.text(part), place, self.tokenizer)
-        return Prepared(sum(shards.train.bytes for shards in self.corpora))
+        return self.facts(sum(shards.train.bytes for shards in self.corpora))
 
     def _places(self) -> list[Path]:
         """Where each part's tokens are: the prepared folder it names, or one inside the run."""

@@ -21,6 +21,7 @@ from weft.errors import RunError
 from weft.files import replacing_folder
 from weft.models.renamed import current_name
 from weft.runs import checkpoint
+from weft.runs.folder import writing
 from weft.runs.snapshot import Snapshot
 
 NAME = "averaged"
@@ -43,7 +44,7 @@ def average_checkpoints(folder: Path, last: int = 5) -> tuple[Path, list[int]]:
     state = json.dumps({"step": steps[-1], "notes": {"averaged": steps}}, indent=1)
     target = folder / NAME
     # should this be killed, the next checkpoint sweeps away what is beside
-    with checkpoint.writing(target, "the averaged checkpoint "), replacing_folder(target) as beside:
+    with writing(target, "the averaged checkpoint "), replacing_folder(target) as beside:
         checkpoint.fill(beside, Snapshot(steps[-1], weights, tied[-1], None, None, state))
         if target.exists():
             checkpoint.remove(target)

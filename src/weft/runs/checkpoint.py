@@ -14,19 +14,18 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn, optim
 
 from weft import files
 from weft.errors import DamageError, RunError
 from weft.models.renamed import current_name
 from weft.runs import tensors
+from weft.runs.folder import writing
 from weft.runs.snapshot import (
     Snapshot,
     copies,
@@ -39,15 +38,6 @@ from weft.runs.snapshot import (
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})$")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What besides weights and moments was saved: the step, and whatever the loop wrote down for itself."""
-
-    path: Path
-    step: int
-    notes: dict[str, Any]
 
 
 def checkpoint_name(step: int) -> str:
@@ -77,16 +67,6 @@ def try_moments(folder: Path, model: nn.Module, optimizer: optim.Optimizer) -> N
     with writing(file):
         tensors.save(file, copies(optimizer_state(optimizer, model)))
         file.unlink()
-
-
-@contextmanager
-def writing(target: Path, what: str = "") -> Iterator[None]:
-    """A failure in here becomes one line that names the target."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{target}: {what}cannot be written: {reason}") from None
 
 
 def write(folder: Path, copy: Snapshot, keep: int, best: bool = False, spare: int | None = None) -> Path:
@@ -153,9 +133,8 @@ def _sweep(folder: Path) -> None:
     """Remove what a killed process left half-written."""
     for left in (*folder.glob(".step-*"), *folder.glob(".averaged.*")):
         shutil.rmtree(left, ignore_errors=True)
-    for name in ("latest", "best"):
-        for left in folder.glob(f".{name}.*"):
-            left.unlink(missing_ok=True)
+    for left in (*folder.glob(".latest.*"), *folder.glob(".best.*")):
+        left.unlink(missing_ok=True)
 
 
 def _prune(folder: Path, keep: int, spare: int | None) -> None:
@@ -307,8 +286,11 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     _fill(path, model, found, assign=True)
 
 
-def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Saved:
-    """Put back weights, moments and random generators, bit for bit. The checkpoint was verified before."""
+def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> dict[str, Any]:
+    """Put back weights, moments and random generators, bit for bit; the notes that were saved with them.
+
+    The checkpoint was verified before.
+    """
     load_weights(path, model)
     state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
     if optimizer is not None:
@@ -317,4 +299,5 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Sav
             raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
         load_optimizer_state(optimizer, model, _load(path / "state/optimizer.safetensors"))
     restore_random_state(tensors.load(path / "state/random.safetensors"))
-    return Saved(path, state["step"], state["notes"])
+    notes: dict[str, Any] = state["notes"]
+    return notes

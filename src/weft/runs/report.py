@@ -11,7 +11,6 @@ from typing import Any
 
 from jinja2 import Environment
 
-from weft.errors import RunError
 from weft.explain.count import count
 from weft.explain.memory import Workload, training_memory
 from weft.explain.units import byte_size
@@ -19,7 +18,7 @@ from weft.files import write_text
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS
 from weft.runs.curves import Mark, Series, chart
-from weft.runs.folder import RunFolder, open_run, read_lines
+from weft.runs.folder import RunFolder, read_lines, writing
 
 Lines = Sequence[dict[str, Any]]
 
@@ -53,14 +52,11 @@ class Record:
         return list({(event["step"], event["to"], event["tries"]): event for event in self.all("rollback")}.values())
 
 
-def write_report(run: RunFolder | Path | str) -> Path:
+def write_report(run: RunFolder) -> Path:
     """Write a run's report from what its folder holds, and return where it is."""
-    folder = run if isinstance(run, RunFolder) else open_run(run)
-    try:
-        write_text(folder.report, page(folder))
-    except OSError as error:
-        raise RunError(f"{folder.report}: cannot be written: {error.strerror or error}") from None
-    return folder.report
+    with writing(run.report):
+        write_text(run.report, page(run))
+    return run.report
 
 
 def page(run: RunFolder) -> str:

@@ -14,6 +14,8 @@ from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken
 from weft.training.worker import device_name
 
+PRINTED = {"tokens_per_second": "{:,.0f} tok/s", "mfu": "{:.0%} MFU", "gradient_norm": "grad {:.2f}"}
+
 
 class Clock:
     """Seconds of training since the last reading, without what evaluations and checkpoints took."""
@@ -50,7 +52,7 @@ class Display:
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """The latest metrics."""
-        text = " · ".join(_printed(key, value) for key, value in metrics.items())
+        text = " · ".join(PRINTED.get(key, f"{key} {{:.3f}}").format(value) for key, value in metrics.items())
         if self._bar is not None:
             self._bar.note(f"{step}/{self._steps} · {text}")
         elif step - self._shown >= self._every or self._shown == self._first:
@@ -75,18 +77,6 @@ def display(steps: int, first: int, log: Log, quiet: bool) -> Iterator[Display]:
         return
     with drawn("training", steps) as bar:
         yield Display(bar, steps, first, log)
-
-
-def _printed(key: str, value: float) -> str:
-    match key:
-        case "tokens_per_second":
-            return f"{value:,.0f} tok/s"
-        case "mfu":
-            return f"{value:.0%} MFU"
-        case "gradient_norm":
-            return f"grad {value:.2f}"
-        case _:
-            return f"{key} {value:.3f}"
 
 
 # ---- before the first step

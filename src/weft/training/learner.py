@@ -38,7 +38,7 @@ class Learner:
 
     def load(self, path: Path) -> dict[str, Any]:
         """Put back a checkpoint; its notes."""
-        return checkpoint.load(path, self.model, self.optimizer).notes
+        return checkpoint.load(path, self.model, self.optimizer)
 
 
 def roll_back(

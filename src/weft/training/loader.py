@@ -31,10 +31,6 @@ class Loader:
     rank: int = 0
     ranks: int = 1
 
-    def with_micro(self, micro: int) -> "Loader":
-        """The same rows, that many at a time."""
-        return replace(self, micro=micro)
-
     def batch(self, step: int) -> Batch:
         """This process's rows of a step."""
         return self.make(step, self.rank, self.ranks)
@@ -83,4 +79,4 @@ def shared(loader: Loader, recipe: SettledRecipe, ranks: Ranks) -> Loader:
             "times; raise it, or start fewer processes"
         )
     own = replace(loader, rank=ranks.rank, ranks=ranks.ranks)
-    return own if batch.size is None else own.with_micro(min(own.micro, -(-batch.size // ranks.ranks)))
+    return own if batch.size is None else replace(own, micro=min(own.micro, -(-batch.size // ranks.ranks)))

@@ -98,7 +98,7 @@ class Loop:
         """Try everything once. With `batch.micro` = auto it finds how many rows fit at a time; nothing else changes."""
         first, auto = state.step + 1, self.recipe.batch.micro == "auto"
         if auto and state.micro is not None:
-            self.loader = self.loader.with_micro(state.micro)
+            self.loader = replace(self.loader, micro=state.micro)
         self._set_limits(Guard())
         # each process tries for itself how much fits
         step = replace(self._optimisation_step(), ranks=ALONE)
@@ -114,7 +114,7 @@ class Loop:
         if auto:
             state.micro = self.worker.ranks.least(findings.micro)
             findings = replace(findings, micro=state.micro)
-            self.loader = self.loader.with_micro(state.micro)
+            self.loader = replace(self.loader, micro=state.micro)
         self.run.event("preflight", **vars(findings))
         display.line(f"pre-flight: {findings}")
         crowded = findings.crowded(self.recipe.checkpoint.keep)

@@ -17,10 +17,11 @@ from weft.data.batch import Batch
 from weft.data.shards import Shards, Side, Tokens
 from weft.data.split import train_texts
 from weft.errors import ConfigError, RunError
-from weft.models.base import LanguageModel, device_of
+from weft.models.base import LanguageModel, evaluating
 from weft.progress import Log
 from weft.recipe.config import Recipe
 from weft.recipe.objective import ObjectiveConfig
+from weft.recipe.settle import Facts
 from weft.runs.folder import RunFolder
 from weft.text.tokenizer import FILE, Tokenizer
 from weft.training.loader import Loader
@@ -36,21 +37,6 @@ class Tokenizers:
 
     target: Tokenizer
     source: Tokenizer
-
-    @classmethod
-    def load(cls, recipe: Recipe, folder: RunFolder) -> "Tokenizers":
-        """A run's tokenizers."""
-        target = Tokenizer.load(folder.path)
-        return cls(target, target if recipe.source_tokenizer is None else Tokenizer.load(folder.source_tokenizer))
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What was found while the data was prepared: bytes of training text, rows and labels where it has them."""
-
-    bytes: int
-    rows: int | None = None
-    labels: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +78,8 @@ class Objective(ABC, Generic[S]):
     @cached_property
     def tokenizers(self) -> Tokenizers:
         """Those in the run's folder, unless they were given."""
-        return Tokenizers.load(self.recipe, self.folder)
+        target, own = Tokenizer.load(self.folder.path), self.recipe.source_tokenizer is not None
+        return Tokenizers(target, Tokenizer.load(self.folder.source_tokenizer) if own else target)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -129,8 +116,13 @@ class Objective(ABC, Generic[S]):
         return (text for part in data.parts for text in train_texts(data.text(part)))
 
     @abstractmethod
-    def prepare(self, log: Log) -> Prepared:
-        """Write the data into the run's folder as tokens, in one pass."""
+    def prepare(self, log: Log) -> Facts:
+        """Write the data into the run's folder as tokens, in one pass; what is known of it then."""
+
+    def facts(self, bytes_: int, rows: int | None = None, labels: tuple[str, ...] | None = None) -> Facts:
+        """The same with the sizes of the vocabularies."""
+        source = None if self.recipe.source_tokenizer is None else self.tokenizers.source.vocab_size
+        return Facts(bytes_, self.tokenizer.vocab_size, source, rows, labels)
 
     # ---- what the trainer asks
 
@@ -175,10 +167,8 @@ class Objective(ABC, Generic[S]):
     def mean_loss(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, float]:
         """`loss`, the mean −log p of a target. Where batches ask whether sentences follow each other, `next_accuracy`
         is the share of right answers."""
-        device, was_training = device_of(model), model.training
-        model.eval()
         total, targets, right, asked = 0.0, 0, 0, 0
-        try:
+        with evaluating(model) as device:
             for batch in batches:
                 _, _, extras = self.loss(model, batch.to(device))
                 total += float(extras["nll"])
@@ -186,8 +176,6 @@ class Objective(ABC, Generic[S]):
                 if "next_correct" in extras:
                     right += int(extras["next_correct"])
                     asked += len(batch.tokens)
-        finally:
-            model.train(was_training)
         return {"loss": total / max(1, targets)} | ({"next_accuracy": right / asked} if asked else {})
 
     # ---- after the run
@@ -214,11 +202,5 @@ class Objective(ABC, Generic[S]):
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
     """What a batch holds besides its tokens, as keyword arguments of `model.features`."""
-    named = {
-        "positions": batch.positions,
-        "documents": batch.documents,
-        "mask": batch.mask,
-        "segments": batch.segments,
-        "source": batch.source,
-    }
-    return {key: value for key, value in named.items() if value is not None}
+    given = {key: getattr(batch, key) for key in ("positions", "documents", "mask", "segments", "source")}
+    return {key: value for key, value in given.items() if value is not None}

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class Preflight:
         try:
             # twice: moments come with the first update, and a compiled step is captured only after it
             for _ in range(2):
-                self.step(self.loader.with_micro(micro).parts(self.first))
+                self.step(replace(self.loader, micro=micro).parts(self.first))
             if gpu:
                 torch.cuda.synchronize(self.device)
         except Exception as error:
