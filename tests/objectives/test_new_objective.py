@@ -52,6 +52,7 @@ from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
 from weft.objectives.rows import head_outputs
 from weft.recipe import objective as config
+from weft.training.objective import Loss, Prediction, model_inputs
 
 
 class Grade(SequenceObjective[config.Grade]):
@@ -125,7 +126,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 COMMANDS = """
 import contextlib, io, json, sys
 from weft.cli.main import run
-from weft.training.objective import Loss, Prediction, model_inputs
 for words in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

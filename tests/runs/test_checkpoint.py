@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from tests.training.small import train
 from torch import nn
 
@@ -234,7 +235,7 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
     writing.wait()
 
     def full(*args: Any) -> None:
-        raise checkpoint.SafetensorError("I/O error: No space left on device (os error 28)")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(tensors, "save_file", full)
     writing.save(2, state(2), best=True, spare=None)

@@ -119,11 +119,6 @@ class Classify(SequenceObjective[config.Classify]):
 
     answer, answer_kind = "label", "label"
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """All labels, in the order of the head's outputs."""
-        return self.settings.labels or ()
-
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
             yield {"label": self.label_ids.number(row.values[self.settings.label], row), **ids}

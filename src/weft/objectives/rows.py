@@ -69,6 +69,11 @@ class RowObjective(ExampleObjective[S]):
     label_ids: Labels
     label_field: ClassVar[str] = "label"
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels, in the order of the head's outputs."""
+        return getattr(self.settings, "labels", None) or ()
+
     # ---- what each objective knows of its rows
 
     @abstractmethod
@@ -187,15 +192,11 @@ class RowObjective(ExampleObjective[S]):
             chosen = chosen[: max(1, int(np.searchsorted(total, most)))]
         order = chosen[np.argsort(lengths[chosen].max(1), kind="stable")]
         begin = 0
-        while begin < len(order):
-            end = begin + 1
-            while (
-                end < len(order)
-                and (end + 1 - begin) * lengths[order[begin : end + 1]].max(0).sum() <= EVALUATED_TOKENS
-            ):
-                end += 1
-            yield self.batch(examples, order[begin:end])
-            begin = end
+        for end in range(1, len(order) + 1):
+            more = order[begin : end + 1]
+            if end == len(order) or len(more) * lengths[more].max(0).sum() > EVALUATED_TOKENS:
+                yield self.batch(examples, order[begin:end])
+                begin = end
 
 
 # ---- what a head outputs

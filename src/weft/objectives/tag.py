@@ -28,11 +28,6 @@ class Tag(RowObjective[config.Tag]):
     usage = "weft classify {run} < lines.txt"
     label_field = "tags"
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """All tags, in the order of the head's outputs."""
-        return self.settings.labels or ()
-
     def columns(self) -> Mapping[str, Kind]:
         return {self.settings.words: "words", self.settings.tags: "words"}
 

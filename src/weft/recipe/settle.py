@@ -112,21 +112,15 @@ class _Scale:
     tokens: int
     parameters: int
     gpu: bool
+    flops: float
+    time: str  # that the operations take, in words
 
     @classmethod
     def of(cls, recipe: Recipe, facts: Facts, gpu: bool) -> "_Scale":
         vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(recipe.model.vocab_size, 8192)
         weights = sum(writing_weights(recipe.model, vocab_size).values())
-        return cls(round(0.9 * facts.bytes / bytes_per_token(recipe)), weights, gpu)
-
-    @property
-    def flops(self) -> float:
-        return GPU_FLOPS if self.gpu else CPU_FLOPS
-
-    @property
-    def time(self) -> str:
-        """What the operations take, in words."""
-        return "half an hour on a large GPU" if self.gpu else "minutes on two slow cores"
+        spent = (GPU_FLOPS, "half an hour on a large GPU") if gpu else (CPU_FLOPS, "minutes on two slow cores")
+        return cls(round(0.9 * facts.bytes / bytes_per_token(recipe)), weights, gpu, *spent)
 
 
 def bytes_per_token(recipe: Recipe) -> float:

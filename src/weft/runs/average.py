@@ -13,13 +13,10 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from weft.errors import RunError
 from weft.files import replacing_folder
-from weft.models.renamed import current_name
 from weft.runs import checkpoint
 from weft.runs.folder import writing
 from weft.runs.snapshot import Snapshot
@@ -53,23 +50,18 @@ def average_checkpoints(folder: Path, last: int = 5) -> tuple[Path, list[int]]:
 
 def _mean(files: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of each tensor, summed in 64 bits, in the type it has; whole numbers as the last file has them."""
-    sums: dict[str, Tensor] = {}
-    types: dict[str, torch.dtype] = {}
-    for number, file in enumerate(files):
-        with safe_open(file, "pt") as opened:
-            names = {current_name(name): name for name in opened.keys()}  # noqa: SIM118
-            if number and set(names) != set(sums):
-                raise RunError(f"{file}: other weights than in the checkpoint before it, so they have no mean")
-            for name, stored in names.items():
-                tensor = opened.get_tensor(stored)
-                if not number or not tensor.is_floating_point():
-                    sums[name] = tensor.double() if tensor.is_floating_point() else tensor.clone()
-                elif tensor.shape != sums[name].shape:
-                    raise RunError(f"{file}: {name} has another shape than in the checkpoint before it")
-                else:
-                    sums[name] += tensor
-                types[name] = tensor.dtype
-    return {
-        name: (total / len(files)).to(types[name]) if total.is_floating_point() else total
-        for name, total in sums.items()
-    }
+    stored = [checkpoint.load_tensors(file) for file in files]
+    for file, before, found in zip(files[1:], stored, stored[1:], strict=False):
+        if set(found) != set(before):
+            raise RunError(f"{file}: other weights than in the checkpoint before it, so they have no mean")
+        for name in found:
+            if found[name].shape != before[name].shape:
+                raise RunError(f"{file}: {name} has another shape than in the checkpoint before it")
+
+    def mean(name: str) -> Tensor:
+        total = stored[0][name].double()
+        for found in stored[1:]:
+            total += found[name]
+        return (total / len(stored)).to(stored[-1][name].dtype)
+
+    return {name: mean(name) if last.is_floating_point() else last for name, last in stored[-1].items()}

@@ -246,12 +246,12 @@ def intact(folder: Path, before: int | None = None) -> Iterator[Path]:
 def load_weights(path: Path, model: nn.Module) -> None:
     """Put a checkpoint's weights into `model`, wherever it is. The checkpoint was verified before."""
     tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
-    found = _load(path / "model.safetensors")
+    found = load_tensors(path / "model.safetensors")
     found |= {current_name(alias): found[current_name(name)] for alias, name in tied.items()}
     _fill(path, model, found, assign=False)
 
 
-def _load(file: Path) -> dict[str, Tensor]:
+def load_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint's file by the names that parameters have today."""
     return {current_name(name): tensor for name, tensor in tensors.each(file)}
 
@@ -297,7 +297,7 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> dic
         kind, own = state.get("optimizer"), type(optimizer).__name__
         if kind is not None and kind != own:
             raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
-        load_optimizer_state(optimizer, model, _load(path / "state/optimizer.safetensors"))
+        load_optimizer_state(optimizer, model, load_tensors(path / "state/optimizer.safetensors"))
     restore_random_state(tensors.load(path / "state/random.safetensors"))
     notes: dict[str, Any] = state["notes"]
     return notes

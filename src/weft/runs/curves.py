@@ -1,7 +1,7 @@
 """Line charts as SVG that takes its colours from the page, so that it suits light and dark."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -52,8 +52,8 @@ def chart(
     y_ticks = _powers(min(ys), max(ys)) if logarithmic else []
     if len(y_ticks) < 3:  # less than a power of ten is nearly even
         y_ticks = _ticks(min(ys), max(ys))
-    x_of = _Scale(min(xs), max(xs), LEFT, RIGHT, logarithmic)
-    y_of = _Scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), FOOT, TOP, logarithmic)
+    x_of = _scale(min(xs), max(xs), LEFT, RIGHT, logarithmic)
+    y_of = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), FOOT, TOP, logarithmic)
     return _template().render(
         title=title,
         x_ticks=[(x_of(tick), _label(tick)) for tick in x_ticks],
@@ -102,19 +102,11 @@ def _without_outliers(ys: list[float]) -> list[float]:
     return [y for y in ordered if y <= limit]
 
 
-class _Scale:
+def _scale(low: float, high: float, start: float, end: float, log: bool) -> Callable[[float], float]:
     """A value's place on an axis."""
-
-    def __init__(self, low: float, high: float, start: float, end: float, log: bool):
-        self._log = log
-        self._low, self._high = (math.log10(low), math.log10(high)) if log else (low, high)
-        self._start, self._end = start, end
-
-    def __call__(self, value: float) -> float:
-        value = math.log10(value) if self._log else value
-        width = self._high - self._low
-        part = (value - self._low) / width if width else 0.5
-        return round(self._start + part * (self._end - self._start), 1)
+    value_of = math.log10 if log else float
+    first, width = value_of(low), value_of(high) - value_of(low)
+    return lambda value: round(start + (end - start) * ((value_of(value) - first) / width if width else 0.5), 1)
 
 
 def _ticks(low: float, high: float) -> list[float]:

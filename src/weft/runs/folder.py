@@ -33,15 +33,8 @@ from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.objective import upgrade
 
 # what may stand in a folder whose run never reached its first step
-BEFORE_START = {
-    "data",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    SOURCE_TOKENIZER,
-    "base.json",
-    "events.jsonl",
-    ".preflight",
-}
+TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", SOURCE_TOKENIZER}
+BEFORE_START = TOKENIZER_FILES | {"data", "base.json", "events.jsonl", ".preflight"}
 LOCK = ".lock"  # there while a process writes to the run, and in what a killed one left
 
 

@@ -94,12 +94,11 @@ class Objective(ABC, Generic[S]):
 
     def check_tokenizer(self, noted: Mapping[str, Any]) -> None:
         """Refuse a tokenizer in the run's folder that is not the `noted` one, which made its tokens."""
-        places = {"tokenizer": self.folder.path, "source_tokenizer": self.folder.source_tokenizer}
-        own = {"tokenizer": self.tokenizers.target, "source_tokenizer": self.tokenizers.source}
-        for key, tokenizer in own.items():
-            if noted.get(key, tokenizer.fingerprint) != tokenizer.fingerprint:
-                file = (places[key] if (places[key] / FILE).is_file() else self.folder.path) / FILE
-                raise RunError(f"{file}: not the tokenizer that this run's text was tokenized with; put that one back")
+        target, source = self.tokenizers.target.fingerprint, self.tokenizers.source.fingerprint
+        if noted.get("tokenizer", target) != target or noted.get("source_tokenizer", source) != source:
+            own = noted.get("tokenizer", target) == target and (self.folder.source_tokenizer / FILE).is_file()
+            file = (self.folder.source_tokenizer if own else self.folder.path) / FILE
+            raise RunError(f"{file}: not the tokenizer that this run's text was tokenized with; put that one back")
 
     # ---- before the run
 
