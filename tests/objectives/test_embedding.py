@@ -72,10 +72,10 @@ def test_a_text_among_others_is_the_text_alone(
 def test_padding_is_the_tokenizers_and_is_never_looked_at(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
     assert wordpiece.pad_id not in (None, 0)
     model, tokenizer = models(wordpiece, bytewise)[0]
-    before = embed(model, tokenizer, TEXTS)
+    before = embed(model, tokenizer, TEXTS, Embedding())
     with torch.no_grad():
         model.embedding.weight[wordpiece.pad_id] = 1e4  # type: ignore[index,union-attr,operator]
-    assert embed(model, tokenizer, TEXTS) == pytest.approx(before, abs=1e-5)
+    assert embed(model, tokenizer, TEXTS, Embedding()) == pytest.approx(before, abs=1e-5)
 
 
 def test_pooling_is_over_the_text_in_its_frame(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
@@ -131,33 +131,33 @@ def test_a_model_made_to_embed_pools_as_it_was_trained_to(wordpiece: Tokenizer) 
     head = EmbeddingHead(pooling="first").model_dump()
     model = build(encoder(wordpiece.vocab_size, head=head))
     first, mean = (embed(model, wordpiece, TEXTS, Embedding(pooling)) for pooling in ("first", "mean"))
-    assert embed(model, wordpiece, TEXTS) == pytest.approx(first)
+    assert embed(model, wordpiece, TEXTS, Embedding()) == pytest.approx(first)
     assert np.abs(first - mean).max() > 1e-3
     ids = torch.tensor([[wordpiece.need("cls"), *wordpiece.encode(TEXTS[0]), wordpiece.need("sep")]])
     with torch.no_grad():
-        assert embed(model, wordpiece, TEXTS[:1]) == pytest.approx(model.eval()(ids).numpy(), abs=1e-6)
+        assert embed(model, wordpiece, TEXTS[:1], Embedding()) == pytest.approx(model.eval()(ids).numpy(), abs=1e-6)
 
 
 def test_long_texts_are_cut_with_a_message(wordpiece: Tokenizer) -> None:
     model = build(encoder(wordpiece.vocab_size))
     lines: list[str] = []
     long = " ".join(["frog"] * 100)
-    found = embed(model, wordpiece, ["sat", long], log=lines.append)
+    found = embed(model, wordpiece, ["sat", long], Embedding(), log=lines.append)
     assert lines == ["1 of 2 texts are longer than the 32 tokens this model reads; their ends are left out"]
-    assert found[1] == pytest.approx(embed(model, wordpiece, [" ".join(["frog"] * 30)])[0], abs=1e-5)
+    assert found[1] == pytest.approx(embed(model, wordpiece, [" ".join(["frog"] * 30)], Embedding())[0], abs=1e-5)
 
 
 def test_what_has_no_vector_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
     size = bytewise.vocab_size
     for config in (NGram(vocab_size=size), Bahdanau(vocab_size=size, d_model=8), vaswani(1, 8, 2, 16, 0.0, size)):
         with pytest.raises(ModelError, match="gives no vectors for a text"):
-            embed(build(config), bytewise, ["a"])
+            embed(build(config), bytewise, ["a"], Embedding())
     bare = build_tokenizer(Byte(specials=Specials()), [])
     model = build(gpt(1, D, 2, 64, bare.vocab_size))
     with pytest.raises(DataError, match="text 2 is empty"):
-        embed(model, bare, ["a", ""])
-    assert embed(model, bare, ["a", "abc"]).shape == (2, D)  # without a pad token, too
-    assert embed(model, bare, []).shape == (0, D)
+        embed(model, bare, ["a", ""], Embedding())
+    assert embed(model, bare, ["a", "abc"], Embedding()).shape == (2, D)  # without a pad token, too
+    assert embed(model, bare, [], Embedding()).shape == (0, D)
 
 
 def test_texts_of_a_file(tmp_path: Path) -> None:

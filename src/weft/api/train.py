@@ -151,7 +151,7 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
     objective = objectives.build(recipe, folder)
     config, choices = _tokenizer_settings(recipe, objective, device)
     side: Literal["target"] | None = None if recipe.source_tokenizer is None else "target"
-    if choices and choices[-1].key == "tokenizer.vocab_size":  # our choice, which gives way where text is short
+    if choices and choices[-1].key == "tokenizer.vocab_size":  # our choice; a short text may support fewer
         chosen: int = choices[-1].value
         config = config.replace(vocab_size=None)
         try:

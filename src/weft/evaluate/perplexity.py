@@ -115,7 +115,7 @@ def score(
     limit: int | None = None,
     progress: Callable[[int], object] = lambda scored: None,
 ) -> Score:
-    """Score all of `text`, or its first `limit` tokens; `progress` hears how many tokens each batch has scored."""
+    """Score all of `text`, or its first `limit` tokens; `progress` is called with the tokens of each batch."""
     total = len(text) if limit is None else min(limit, len(text))
     shift = 0 if reading.first is None else 1
     if total + shift < 2:

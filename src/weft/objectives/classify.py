@@ -103,14 +103,11 @@ class SequenceObjective(RowObjective[S]):
         """Refuse one text where the run was trained on pairs, and the other way round."""
         if second is not None and len(second) != len(texts):
             raise ConfigError(f"second: {len(second)} texts for {len(texts)} first ones; each needs a partner")
-        # a model from elsewhere may have been trained on pairs: its files don't tell
-        either = self.settings.second is None and self.folder.origin.is_dir()
-        if not either and (self.settings.second is None) != (second is None):
-            asked = (
-                "one text"
-                if self.settings.second is None
-                else f"two texts, '{self.settings.text}' and '{self.settings.second}',"
-            )
+        first, other = self.settings.text, self.settings.second
+        # a model from elsewhere may have been trained on pairs: its files don't say
+        either = other is None and self.folder.origin.is_dir()
+        if not either and (other is None) != (second is None):
+            asked = "one text" if other is None else f"two texts, '{first}' and '{other}',"
             raise ConfigError(f"{self.folder.path}: this run expects {asked} at a time")
 
 

@@ -93,14 +93,11 @@ class Embedding:
     batch: int = 32
 
 
-USUAL = Embedding()
-
-
 def embed(
     model: LanguageModel,
     tokenizer: Tokenizer,
     texts: Sequence[str],
-    settings: Embedding = USUAL,
+    settings: Embedding,
     log: Log = lambda line: None,
 ) -> npt.NDArray[np.float32]:
     """Vectors (N, d_model) of N texts, in their order. Texts that are longer than the model reads are cut, and that is

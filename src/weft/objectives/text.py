@@ -79,15 +79,9 @@ class TextObjective(Objective[S]):
     def holds_out(self) -> bool:
         return bool(self.tokens("validation"))
 
-    @property
-    def size(self) -> int:
-        """Windows a step."""
-        assert self.recipe.batch.size is not None, "running text is batched by sequences"
-        return self.recipe.batch.size
-
     def windows(self, length: int) -> Loader:
         """Windows of `length` tokens. Several parts are mixed by the weights of `data.mixture`."""
-        recipe, texts, size = self.recipe, self.tokens("train"), self.size
+        recipe, texts, size = self.recipe, self.tokens("train"), self.recipe.batch.size or 1
         apart = recipe.data.document_mask
         weights = tuple(part.weight for part in recipe.data.parts) if len(texts) > 1 else (1.0,)
         mixture = Mixture(tuple(Windows(len(text), length, recipe.seed) for text in texts), weights)
@@ -120,7 +114,7 @@ class CorruptedTextObjective(TextObjective[S]):
     @cached_property
     def loader(self) -> Loader:
         """Corrupted windows, drawn anew each time they are read."""
-        plain, size, seed = self.windows(self.length - self.added), self.size, self.recipe.seed
+        plain, size, seed = self.windows(self.length - self.added), self.recipe.batch.size or 1, self.recipe.seed
 
         def make(step: int, rank: int, ranks: int) -> Batch:
             return self.corrupt(plain.make(step, rank, ranks), rows(step - 1, size, rank, ranks).tolist(), seed)

@@ -137,7 +137,7 @@ class Ranks:
             if not self.leads:
                 raise SystemExit(2) from error
             raise RunError(
-                f"one of {self.ranks} processes can't be reached; its last message tells why "
+                f"one of {self.ranks} processes can't be reached; its last message says why "
                 "(WEFT_DEBUG=1 shows the error that was met here)"
             ) from error
 

@@ -22,23 +22,18 @@ class Series:
     faint: bool = False
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A place on the x axis where something happened; `text` shows when it is pointed at."""
-
-    x: float
-    text: str
-
-
 def chart(
     title: str,
     series: Sequence[Series],
     *,
     logarithmic: bool = False,
     from_zero: bool = False,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """An <svg> element of lines over steps; empty text where there is nothing finite to draw."""
+    """An <svg> element of lines over steps; empty text where there is nothing finite to draw.
+
+    `marks` are steps at which something happened, each with a text that shows when it is pointed at.
+    """
     lines = [replace(s, points=_thin(_drawable(s.points, logarithmic))) for s in series]
     lines = [line for line in lines if line.points]
     if not lines:
@@ -58,7 +53,7 @@ def chart(
         title=title,
         x_ticks=[(x_of(tick), _label(tick)) for tick in x_ticks],
         y_ticks=[(y_of(tick), _label(tick)) for tick in y_ticks],
-        marks=[(x_of(min(max(mark.x, min(xs)), max(xs))), mark.text) for mark in marks],
+        marks=[(x_of(min(max(x, min(xs)), max(xs))), text) for x, text in marks],
         lines=[
             (line, [(x_of(x), min(FOOT, max(TOP, y_of(y)))) for x, y in line.points], _legend(lines, number))
             for number, line in enumerate(lines)

@@ -17,7 +17,7 @@ from weft.explain.units import byte_size
 from weft.files import write_text
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS
-from weft.runs.curves import Mark, Series, chart
+from weft.runs.curves import Series, chart
 from weft.runs.folder import RunFolder, read_lines, writing
 
 Lines = Sequence[dict[str, Any]]
@@ -126,7 +126,7 @@ def _charts(record: Record) -> list[str]:
     for event in record.rollbacks[-1:]:
         abandoned = [(step, math.nan if loss is None else loss) for step, loss in event.get("abandoned") or []]
         losses.append(Series("abandoned", abandoned, faint=True))
-    marks = [Mark(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
+    marks = [(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
     bits = Series("held out", _points(metrics, "validation_bits_per_byte"), dots=True)
     speed = Series("tokens per second", _points(record.timings, "tokens_per_second"))
     norm = Series("gradient norm", _points(metrics, "gradient_norm"))

@@ -18,14 +18,14 @@ class Interrupted:
     """Whether someone asked the run to stop, and by which signal."""
 
     signal: int | None = None  # for which the run stops
-    heard: int | None = None  # by this process
+    received: int | None = None  # by this process
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
     def agree(self, ranks: Ranks) -> None:
         """Several processes stop together, where all ask at the same step, whichever of them was interrupted."""
-        self.signal = ranks.most(self.heard or 0) or None
+        self.signal = ranks.most(self.received or 0) or None
 
 
 @contextmanager
@@ -41,11 +41,11 @@ def interruptions(log: Log, ranks: Ranks = ALONE) -> Iterator[Interrupted]:
 
     def note(number: int, frame: object) -> None:
         nonlocal when
-        if asked.heard is not None:
+        if asked.received is not None:
             if not ranks.alone and time.monotonic() - when < PASSED_ON:
                 return
             raise KeyboardInterrupt
-        asked.heard, when = number, time.monotonic()
+        asked.received, when = number, time.monotonic()
         if ranks.alone:
             asked.signal = number
         log("stopping after this step; once more to stop at once, without saving")

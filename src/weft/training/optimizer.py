@@ -101,7 +101,7 @@ class Muon(optim.Optimizer):
     The gradients of the matrices are used up: the step leaves something else in their place.
     """
 
-    # as torch.amp's gradient scaling hands them to a fused optimizer: a divisor, and 1 where the step is to be skipped
+    # as torch.amp's gradient scaling hands them to a fused optimizer: a divisor, and 1 where the step must be skipped
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
