@@ -47,10 +47,7 @@ class TextObjective(Objective[S]):
         """Where each part's tokens are: the prepared folder it names, or one inside the run."""
         parts, own = self.recipe.data.parts, self.folder.data
         inside = [own] if len(parts) == 1 else [own / f"part-{n}" for n in range(1, len(parts) + 1)]
-        return [
-            Path(part.prepared) if part.prepared is not None else place
-            for part, place in zip(parts, inside, strict=True)
-        ]
+        return [Path(part.prepared or place) for part, place in zip(parts, inside, strict=True)]
 
     # ---- tokens
 

@@ -1,11 +1,7 @@
 """The mean of a run's last checkpoints: often better than each of them (Vaswani et al. 2017, §6.1).
 
-    averaged/
-      model.safetensors        the mean of each weight
-      state/state.json         which steps it was taken over
-      manifest.json            as every checkpoint has one
-
-It is loaded as any checkpoint is, and a link may point at it. No run resumes from it: it has no moments.
+`averaged` is loaded as any checkpoint is, and a link may point at it; its state.json holds the steps that it was taken
+over. No run resumes from it: it has no moments.
 """
 
 import json

@@ -1,6 +1,5 @@
 """A model and its optimizer, which start, are saved and are put back together; also when training has gone wrong."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from weft.models.base import LanguageModel
 from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
-from weft.runs.snapshot import Snapshot, snapshot
 from weft.training import optimizer
 from weft.training.state import TrainingState
 from weft.training.weights import first_model
@@ -31,10 +29,6 @@ class Learner:
         torch.manual_seed(recipe.seed)
         self.model.load_state_dict(first_model(recipe).state_dict())
         self.optimizer = optimizer.build(recipe.optimizer, self.model)
-
-    def snapshot(self, step: int, notes: Mapping[str, Any]) -> Snapshot:
-        """A copy of everything that continuing after `step` needs."""
-        return snapshot(step, self.model, self.optimizer, notes)
 
     def load(self, path: Path) -> dict[str, Any]:
         """Put back a checkpoint; its notes."""

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from weft.parallel.ranks import ALONE
 from weft.recipe.config import SettledRecipe
 from weft.runs.folder import RunFolder
 from weft.runs.journal import FollowerJournal, Journal
+from weft.runs.snapshot import snapshot
 from weft.training import optimizer, schedule
 from weft.training.compiled import Compiled, can_be_captured, compiled
 from weft.training.display import Clock, Display, display, expectations
@@ -110,7 +111,7 @@ class Loop:
             self.worker.device,
             first=first + state.guard.shift,
             auto=auto,
-        ).run(self.run.scratch, state.notes())
+        ).run(self.run.scratch, asdict(state))
         if auto:
             state.micro = self.worker.ranks.least(findings.micro)
             findings = replace(findings, micro=state.micro)
@@ -262,7 +263,9 @@ class Loop:
         self._read(state)
         # while something is wrong, the last checkpoint from before it must outlive those that follow
         spare = state.guard.wrong[0] if state.guard.wrong else None
-        saver.save(state.step, lambda: self.learner.snapshot(state.step, state.notes()), best, spare)
+        saver.save(
+            state.step, lambda: snapshot(state.step, self.model, self.learner.optimizer, asdict(state)), best, spare
+        )
 
     # ---- before the last step
 

@@ -77,7 +77,7 @@ class Preflight:
             torch.cuda.reset_peak_memory_stats(self.device)
         shutil.rmtree(scratch, ignore_errors=True)
         try:
-            saved = checkpoint.write(scratch, self.learner.snapshot(0, notes), keep=1)
+            saved = checkpoint.write(scratch, snapshot.snapshot(0, model, optimizer, notes), keep=1)
             micro = self._fitting()
             needed = snapshot.size(model, optimizer)  # only now are there moments
             free = shutil.disk_usage(scratch).free
