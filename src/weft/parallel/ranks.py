@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -96,8 +96,7 @@ class Ranks:
         text = [json.dumps(make(), default=float) if self.leads else ""]
         with self._together():
             distributed.broadcast_object_list(text, 0, device=torch.device("cpu"))
-        shared: T = json.loads(text[0])
-        return shared
+        return cast(T, json.loads(text[0]))
 
     def wait(self) -> None:
         """Until all processes are here."""

@@ -299,5 +299,4 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> dic
             raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
         load_optimizer_state(optimizer, model, load_tensors(path / "state/optimizer.safetensors"))
     restore_random_state(tensors.load(path / "state/random.safetensors"))
-    notes: dict[str, Any] = state["notes"]
-    return notes
+    return dict(state["notes"])

@@ -26,7 +26,7 @@ from weft.training.loader import shared
 from weft.training.objective import Objective
 from weft.training.precision import arithmetic, slow_precision
 from weft.training.preflight import Preflight
-from weft.training.saver import FollowerSaver, Saver
+from weft.training.saver import Saver
 from weft.training.state import RunResult, TrainingState
 from weft.training.step import OptimisationStep, StepResult, fit
 from weft.training.weights import first_model
@@ -56,7 +56,6 @@ class Loop:
         """From `state` to the last step; `begin` is called once the pre-flight has passed."""
         recipe, ranks, started = self.recipe, self.worker.ranks, time.perf_counter()
         capture = can_be_captured(recipe, self.model, self.loader, self.worker)
-        new_journal, new_saver = (Journal, Saver) if ranks.leads else (FollowerJournal, FollowerSaver)
         with (
             arithmetic(recipe.precision, recipe.deterministic),
             compiled(self.model, recipe.compile, capture) as self.compiled,
@@ -68,8 +67,8 @@ class Loop:
                 self._preflight(shown, state)
             if begin is not None:
                 begin()
-            journal = new_journal(self.run, recipe, after=state.step)
-            saver = new_saver(self.run, recipe.checkpoint.keep, journal.sync)
+            journal = (Journal if ranks.leads else FollowerJournal)(self.run, recipe, after=state.step)
+            saver = Saver(self.run, recipe.checkpoint.keep, journal.sync)
             try:
                 while (since := self._stretch(state, journal, saver, shown, interrupted)) is not None:
                     saver.wait()
@@ -261,11 +260,12 @@ class Loop:
 
     def _save(self, state: TrainingState, saver: Saver, best: bool) -> None:
         self._read(state)
+        if not self.worker.ranks.leads:  # all processes hold the same state
+            return
         # while something is wrong, the last checkpoint from before it must outlive those that follow
         spare = state.guard.wrong[0] if state.guard.wrong else None
-        saver.save(
-            state.step, lambda: snapshot(state.step, self.model, self.learner.optimizer, asdict(state)), best, spare
-        )
+        model, optimizer = self.model, self.learner.optimizer
+        saver.save(state.step, lambda: snapshot(state.step, model, optimizer, asdict(state)), best, spare)
 
     # ---- before the last step
 
