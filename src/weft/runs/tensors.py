@@ -75,10 +75,8 @@ def each(path: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
         raise DamageError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # torch maps files, and may lack memory for it: an older one won't help
+    except (OSError, RuntimeError) as error:
+        # torch maps files, and may lack the memory for it: an older checkpoint won't help
         raise RunError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
