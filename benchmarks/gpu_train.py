@@ -36,7 +36,7 @@ import torch
 from gpu_cases import CASES, SIZES, Bench, Size, Step, flops_of, tokens_of
 from weft.models.build import build
 from weft.training.precision import arithmetic
-from weft.training.throughput import peak_flops
+from weft.training.worker import peak_flops
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -270,7 +270,6 @@ def overhead(given: argparse.Namespace) -> None:
     from weft.recipe.resolve import resolve
     from weft.recipe.settle import Facts, settle
     from weft.runs.folder import RunFolder
-    from weft.text.config import Byte
     from weft.training import optimizer, start
     from weft.training.loader import Loader
     from weft.training.step import OptimisationStep, fit
@@ -281,7 +280,7 @@ def overhead(given: argparse.Namespace) -> None:
     precision = "bf16" if GPU else "fp32"
     changes = [f"batch.size={rows}", f"batch.length={sizes[3]}", f"steps={steps}", "log.every=10", "tokenizer=byte"]
     changes += [f"checkpoint.every={steps}", f"precision={precision}", "compile=false", f"model.vocab_size={sizes[4]}"]
-    recipe = settle(resolve("gpt-tiny", changes), Facts(Byte(), 10**7, sizes[4]))[0]
+    recipe = settle(resolve("gpt-tiny", changes), Facts(10**7, sizes[4]))[0]
     recipe = recipe.replace(model=gpt(*sizes), batch=recipe.batch.replace(micro=rows))
     text = torch.randint(sizes[4], (rows, sizes[3] + 1))
     batch = Batch(text[:, :-1].contiguous(), text[:, 1:].contiguous())

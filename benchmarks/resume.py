@@ -34,7 +34,6 @@ from weft.recipe.config import SettledRecipe
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import Facts, settle
 from weft.runs.folder import RunFolder, claimed, held, open_run, read_lines
-from weft.text.config import Byte
 from weft.training import start
 from weft.training.worker import Worker
 
@@ -77,7 +76,7 @@ def settings(steps: int) -> SettledRecipe:
     words += ["model.dropout=0.1", f"model.vocab_size={VOCAB}", "tokenizer=byte", "batch.size=8", "batch.length=32"]
     words += [f"steps={steps}", "log.every=1", "evaluate.every=9", "checkpoint.every=4", "optimizer.lr=3.0"]
     words += ["schedule.warmup=1", "guard.patience=4"]
-    return settle(resolve("llama-tiny", words), Facts(Byte(), 20_000, VOCAB))[0]
+    return settle(resolve("llama-tiny", words), Facts(20_000, VOCAB))[0]
 
 
 def go(recipe: SettledRecipe, path: Path) -> None:

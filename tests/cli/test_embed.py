@@ -10,7 +10,6 @@ import pytest
 
 from weft.api.run import load
 from weft.cli.main import run
-from weft.evaluate.embedding import embed
 
 SMALL = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=32"]
 SMALL += ["batch.length=16", "batch.size=4", "steps=2", "tokenizer.kind=word", "data.validation.kind=none"]
@@ -34,12 +33,12 @@ def test_vectors_to_stdout_and_to_files(trained: Path, tmp_path: Path, capsys: C
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["text"] for line in lines] == ["the frog", "the bank of the river"]
     loaded = load(trained)
-    expected = embed(loaded.model, loaded.tokenizer, ["the frog", "the bank of the river"])
+    expected = loaded.embed(["the frog", "the bank of the river"])
     assert np.array([line["vector"] for line in lines]) == pytest.approx(expected, abs=1e-6)
 
     assert run(["embed", str(trained), str(texts), "--out", str(tmp_path / "v.npy"), "--pooling", "last", "--raw"]) == 0
     assert "2 vectors of 16 numbers" in capsys.readouterr().err
-    last = embed(loaded.model, loaded.tokenizer, texts.read_text().split("\n")[:2], pooling="last", normalise=False)
+    last = loaded.embed(texts.read_text().split("\n")[:2], pooling="last", normalise=False)
     assert np.load(tmp_path / "v.npy") == pytest.approx(last, abs=1e-6)
     assert run(["embed", str(trained), str(texts), "--out", str(tmp_path / "v.jsonl")]) == 0
     assert (tmp_path / "v.jsonl").read_text().splitlines()[0].startswith('{"text": "the frog", "vector": [')

@@ -10,7 +10,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from weft.errors import DataError
-from weft.evaluate.perplexity import Reading, Score, positions_in_documents, score, score_counts, spans
+from weft.evaluate.perplexity import Reading, Score, score, score_counts, spans
 from weft.models.build import build
 from weft.models.config import Decoder, NGram, Recurrent
 from weft.nn.config import Attention, Gated, RMSNorm, Rotary
@@ -117,11 +117,6 @@ def test_documents_do_not_see_each_other() -> None:
     assert result.nats == pytest.approx(direct(IDS[:20]) + direct(IDS[20:]), rel=1e-5)
     with pytest.raises(DataError, match="no document"):
         score(MODEL, Text([1, 2, 3], documents=[0, 1, 2]), Reading(64, document_mask=True))
-
-
-def test_positions_restart_with_each_document() -> None:
-    documents = torch.tensor([[4, 4, 4, 5, 5, 9], [1, 2, 2, 2, 2, 2]])
-    assert positions_in_documents(documents).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]]
 
 
 def test_scoring_changes_nothing_in_the_model() -> None:

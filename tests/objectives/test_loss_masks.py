@@ -13,9 +13,9 @@ from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TaggingHead, TransformerConfig
 from weft.nn.config import Attention, LayerNorm, Learned, Plain
 from weft.objectives import table as objectives
-from weft.objectives.objective import Objective
 from weft.recipe.resolve import resolve
 from weft.runs.folder import RunFolder
+from weft.training.objective import Objective
 
 SHAPE = {
     "vocab_size": 11,

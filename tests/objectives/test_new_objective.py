@@ -39,7 +39,7 @@ class Grade(SequenceObjective):
 
 OBJECTIVE = '''"""Grades that have an order, such as one to five stars."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,29 +47,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.data.examples import encoded
 from weft.data.table import Row
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.objective import model_inputs
 from weft.objectives.rows import head_outputs
 from weft.recipe import objective as config
-from weft.training.objective import Loss
+from weft.training.objective import Loss, Prediction, model_inputs
 
 
 class Grade(SequenceObjective[config.Grade]):
     """One output for each grade but the highest: whether the text deserves more (Frank and Hall 2001)."""
 
-    usage = "weft evaluate {run} --data rows.tsv"
-    answer_kind = "score"
+    answer, answer_kind = "grade", "number"
 
-    @property
-    def answer(self) -> str:
-        return self.settings.grade
-
-    def encode(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        for example in encoded(rows, self.tokenizer, texts=self.fields, numbers=[self.answer]):
-            yield {"score": float(example.pop(self.answer)), **example}
+    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
+        for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
+            yield {"grade": float(row.values[self.settings.grade]), **ids}
 
     def _loss(self, logits: Tensor, grades: Tensor) -> Tensor:
         """−log p of every answer, summed, from logits (B, grades − 1) and grades (B,)."""
@@ -92,6 +85,9 @@ class Grade(SequenceObjective[config.Grade]):
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[int]:
         """The grade of each text, or pair of texts."""
         return [1 + int((row > 0).sum()) for row in self.outputs(model, texts, second)]
+
+    def shown(self, text: str, prediction: int) -> Prediction:
+        return Prediction(f"{prediction}\t{text}", {"text": text, "grade": prediction})
 '''
 
 LINE = "    grade,\n"
@@ -103,7 +99,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "weft"
     shutil.copytree(Path(weft.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    insert(copy / "recipe/objective.py", SETTINGS, before="OBJECTIVES = variants(")
+    insert(copy / "recipe/objective.py", SETTINGS, before="OBJECTIVES: dict")
     (copy / "objectives/grade.py").write_text(OBJECTIVE, encoding="utf-8")
     insert(copy / "objectives/table.py", LINE, before="    masked,\n")
     return folder
@@ -168,17 +164,18 @@ def test_it_is_learned_measured_and_resumed(package: Path, rows: Path, tmp_path:
     model = ["model.layers=1", "model.d_model=32", "model.attention.heads=2", "model.feedforward.d_ff=32"]
     words = ["objective=grade", "objective.grades=4", "steps=60", "batch.size=16"]
     words += ["batch.length=16", "optimizer.lr=0.01", "tokenizer=word", *model]
-    trained, evaluated, elsewhere, resumed = run(
+    trained, evaluated, elsewhere, used, resumed = run(
         package,
         ["train", "bert-tiny", "--data", str(rows), "--run", place, *words],
         ["evaluate", place, "--json"],
         ["evaluate", place, "--data", str(rows)],
+        ["classify", place, str(rows), "--json"],
         ["train", "--resume", place],
     )
     code, out, err = trained
     assert code == 0, err
-    assert "knowing nothing, the loss is 2.08" in err  # 3 · ln 2
-    for shown in ("accuracy", "within one", f"use       weft evaluate {place} --data rows.tsv"):
+    assert "a model that has learned nothing has a loss of 2.08" in err  # 3 · ln 2
+    for shown in ("accuracy", "within one", f"use       weft classify {place} < lines.txt"):
         assert shown in out
     assert (tmp_path / "run/report.html").exists()
 
@@ -189,6 +186,8 @@ def test_it_is_learned_measured_and_resumed(package: Path, rows: Path, tmp_path:
     assert metrics["within_one"] > 0.9
     assert 0.5 < metrics["accuracy"] <= metrics["within_one"]
     assert elsewhere[0] == 0 and "within one" in elsewhere[1]
+    predicted = [json.loads(line)["grade"] for line in used[1].splitlines()]
+    assert len(predicted) == 240 and set(predicted) <= {1, 2, 3, 4}
     assert resumed[0] == 0, resumed[2]
 
 

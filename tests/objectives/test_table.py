@@ -4,10 +4,10 @@ import pytest
 
 from weft.objectives import table
 from weft.objectives.next_token import NextToken
-from weft.objectives.objective import Objective
 from weft.recipe.objective import OBJECTIVES
 from weft.recipe.resolve import resolve
 from weft.runs.folder import RunFolder
+from weft.training.objective import Objective
 
 PRESETS = {"next-token": "gpt-tiny", "chat": "gpt-tiny", "pairs": "vaswani-tiny", "spans": "vaswani-tiny"}
 

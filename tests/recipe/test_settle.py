@@ -3,23 +3,22 @@
 import pytest
 
 from weft.errors import ConfigError
-from weft.models.build import build
 from weft.models.config import NGram
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.resolve import resolve
-from weft.recipe.settle import Choice, Facts, choose_tokenizer, count_parameters, settle
+from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.text.config import Byte, TokenizerConfig
 
 
 def facts(size: int, tokenizer: TokenizerConfig, vocab_size: int | None = None) -> Facts:
     """A text of so many bytes, and a tokenizer that found as many tokens as it was asked for."""
-    return Facts(tokenizer, size, vocab_size or getattr(tokenizer, "vocab_size", None) or 257)
+    return Facts(size, vocab_size or getattr(tokenizer, "vocab_size", None) or 257)
 
 
 def settled(recipe: Recipe, size: int, device: str = "cpu") -> tuple[SettledRecipe, list[Choice]]:
     """Both halves, as `weft train` goes through them."""
     tokenizer, chosen = choose_tokenizer(recipe, size, device)
-    done, more = settle(recipe, facts(size, tokenizer), device)
+    done, more = settle(recipe.replace(tokenizer=tokenizer.model_dump()), facts(size, tokenizer), device)
     return done, [*chosen, *more]
 
 
@@ -82,35 +81,30 @@ def test_larger_models_learn_slower() -> None:
 
 
 def test_the_model_takes_the_tokenizers_vocabulary() -> None:
-    recipe, choices = settle(resolve("gpt-tiny"), facts(10**6, Byte(), 300))
+    recipe, choices = settle(resolve("gpt-tiny", ["tokenizer=byte"]), facts(10**6, Byte(), 300))
     assert recipe.model.vocab_size == 300
     assert choices[-1].key == "model.vocab_size"
     # a table that was rounded up for the kernels stays as it is
-    padded, choices = settle(resolve("gpt-tiny", ["model.vocab_size=384"]), facts(10**6, Byte(), 330))
+    padded, choices = settle(resolve("gpt-tiny", ["tokenizer=byte", "model.vocab_size=384"]), facts(10**6, Byte(), 330))
     assert padded.model.vocab_size == 384
     assert "model.vocab_size" not in [choice.key for choice in choices]
 
 
 def test_a_source_with_its_own_vocabulary_has_a_table_of_its_own() -> None:
-    recipe = resolve("vaswani-tiny", ["source_tokenizer=char"])
-    done, choices = settle(recipe, Facts(Byte(), 10**5, 300, source_vocab_size=40, rows=900))
+    recipe = resolve("vaswani-tiny", ["source_tokenizer=char", "tokenizer=byte"])
+    done, choices = settle(recipe, Facts(10**5, 300, source_vocab_size=40, rows=900))
     assert (done.model.vocab_size, done.model.source_vocab_size) == (300, 40)  # type: ignore[union-attr]
     assert [choice.key for choice in choices][-2:] == ["model.vocab_size", "model.source_vocab_size"]
 
 
 def test_the_head_has_an_output_for_each_label() -> None:
-    recipe = resolve("bert-tiny", ["objective=classify"])
-    done, choices = settle(recipe, Facts(Byte(), 10**5, 300, rows=900, labels=("bad", "good", "odd")))
+    recipe = resolve("bert-tiny", ["objective=classify", "tokenizer=byte"])
+    done, choices = settle(recipe, Facts(10**5, 300, rows=900, labels=("bad", "good", "odd")))
     assert done.objective.labels == ("bad", "good", "odd")  # type: ignore[attr-defined]
     assert done.model.head.labels == 3  # type: ignore[union-attr]
     assert "objective.labels = bad, good, odd: those of the training rows" in map(str, choices)
-    given = resolve("bert-tiny", ["objective=classify", 'objective.labels=["a", "b", "c", "d"]'])
-    assert settle(given, Facts(Byte(), 10**5, 300, rows=900))[0].model.head.labels == 4  # type: ignore[union-attr]
-
-
-def test_parameters_are_estimated_within_a_tenth() -> None:
-    recipe = resolve("llama-tiny", ["tokenizer.vocab_size=8192"])
-    assert count_parameters(recipe) == pytest.approx(sum(p.numel() for p in build(recipe.model).parameters()), rel=0.1)
+    given = resolve("bert-tiny", ["objective=classify", "tokenizer=byte", 'objective.labels=["a", "b", "c", "d"]'])
+    assert settle(given, Facts(10**5, 300, rows=900))[0].model.head.labels == 4  # type: ignore[union-attr]
 
 
 def test_a_model_that_cannot_learn_the_objective_is_refused() -> None:
@@ -129,6 +123,6 @@ def test_checkpoints_come_with_the_evaluations() -> None:
 
 
 def test_an_amount_of_data_is_given_in_words() -> None:
-    assert str(Facts(Byte(), 1_115_394, 257)) == "1.1 MB of text"
-    assert str(Facts(Byte(), 800, 257)) == "800 bytes of text"
-    assert str(Facts(Byte(), 800, 257, rows=12_000)) == "12,000 rows"
+    assert str(Facts(1_115_394, 257)) == "1.1 MB of text"
+    assert str(Facts(800, 257)) == "800 bytes of text"
+    assert str(Facts(800, 257, rows=12_000)) == "12,000 rows"

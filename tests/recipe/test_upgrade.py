@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from weft.recipe.objective import upgrade
 from weft.recipe.resolve import resolve
-from weft.recipe.upgrade import upgrade
 
 
 @pytest.mark.parametrize(("old", "new"), [("score", "regress"), ("twins", "contrastive")])

@@ -13,6 +13,7 @@ from weft.models.renamed import RENAMED, current_name
 from weft.nn.init import empty_weights
 from weft.runs import checkpoint
 from weft.runs.average import average_checkpoints
+from weft.runs.snapshot import snapshot
 
 
 def pretrained(seed: int) -> tuple[nn.Module, optim.Optimizer]:
@@ -51,7 +52,7 @@ def same(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    path = checkpoint.save(tmp_path, 7, *pretrained(0), {}, keep=1)
+    path = checkpoint.write(tmp_path, snapshot(7, *pretrained(0), {}), keep=1)
     as_in_0_1(path)
     return path
 
@@ -74,7 +75,7 @@ def test_weights_alone(saved: Path) -> None:
 
 def test_a_mean_over_both_versions(saved: Path) -> None:
     other, optimizer = pretrained(1)
-    checkpoint.save(saved.parent, 8, other, optimizer, {}, keep=2)
+    checkpoint.write(saved.parent, snapshot(8, other, optimizer, {}), keep=2)
     path, steps = average_checkpoints(saved.parent, 2)
     assert steps == [7, 8]
     model = build(bert(1, 16, 2, 32, 16))

@@ -20,7 +20,6 @@ from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import Facts, settle
 from weft.runs.folder import RunFolder, claimed, held, open_run
-from weft.text.config import Byte
 from weft.training import start
 from weft.training.loader import Loader
 from weft.training.state import RunResult
@@ -38,7 +37,7 @@ Sample = Callable[[LanguageModel], list[str]]
 def settled(preset: str, *changes: str) -> SettledRecipe:
     """A preset for the text below, with nothing left open."""
     wanted = resolve(preset, ["tokenizer=byte", f"model.vocab_size={VOCAB}", *changes])
-    return settle(wanted, Facts(Byte(), 3500, VOCAB))[0]
+    return settle(wanted, Facts(3500, VOCAB))[0]
 
 
 def small(*changes: str) -> SettledRecipe:
@@ -147,7 +146,7 @@ def train(
     worker = Worker(torch.device(device), ranks, log, quiet)
     objective = GivenText(recipe, [corpus], evaluate, sample)
     with claimed(path) as folder:
-        return start.train(recipe, folder, objective, worker, command=command)
+        return start.train(recipe, folder, objective, worker, {"command": command})
 
 
 def resume(

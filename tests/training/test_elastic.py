@@ -151,7 +151,7 @@ def test_a_signal_that_is_passed_on_is_no_second_one(monkeypatch: pytest.MonkeyP
     with interruptions(lines.append, Ranks(0, 2)) as asked:
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
-        assert (asked.heard, bool(asked)) == (signal.SIGINT, False)  # the others have to agree first
+        assert (asked.received, bool(asked)) == (signal.SIGINT, False)  # the others have to agree first
         assert len(lines) == 1
         monkeypatch.setattr(interruption, "PASSED_ON", 0.0)
         with pytest.raises(KeyboardInterrupt):

@@ -219,6 +219,4 @@ def test_the_last_good_checkpoint_outlives_those_of_the_trouble(tmp_path) -> Non
     for step in (10, 20, 30):
         checkpoint.write(tmp_path, snapshot(step, model, None, {}), keep=1, spare=15 if step > 10 else None)
     assert [checkpoint.step_of(path) for path in checkpoint.checkpoints(tmp_path)] == [10, 30]
-    found = checkpoint.newest_before(tmp_path, 30)
-    assert found is not None
-    assert checkpoint.step_of(found) == 10
+    assert [checkpoint.step_of(path) for path in checkpoint.intact(tmp_path, before=30)] == [10]

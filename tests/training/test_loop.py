@@ -10,15 +10,13 @@ import torch
 from rich.console import Console
 from tests.training.small import resume, settled, train
 
+from weft import progress
 from weft.errors import ConfigError
 from weft.models.build import build
-from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import read_lines
-from weft.training import display
 from weft.training.compiled import compiled
-from weft.training.expect import usual_bits_per_byte
-from weft.training.throughput import flops_per_token
+from weft.training.display import usual_bits_per_byte
 from weft.training.weights import load_model
 
 QUICK = ["steps=3", "batch.size=2", "batch.length=8", "log.every=1"]
@@ -140,7 +138,8 @@ def test_a_terminal_shows_a_bar_and_a_file_shows_lines(  # type: ignore[no-untyp
     assert any("validation loss" in line and "best so far" in line for line in lines)
 
     screen = io.StringIO()
-    monkeypatch.setattr(display, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=160))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=160))
     train(recipe(), tmp_path / "bar", log=lines.append, **given)
     assert "12/12" in screen.getvalue()
     assert "tok/s" in screen.getvalue()
@@ -161,14 +160,6 @@ def test_compiling_leaves_the_model_as_it_was(recipe) -> None:  # type: ignore[n
     with compiled(model, True, capture=False):
         assert "features" in vars(model)
     assert "features" not in vars(model)
-
-
-def test_flops_are_six_a_weight_and_attention() -> None:
-    settings = resolve("gpt2", ["model.layers=2"]).model
-    model = build(settings)
-    per_layer = 12 * 768 * 768
-    expected = 6 * (2 * per_layer + 50257 * 768) + 12 * 2 * 768 * 1024
-    assert flops_per_token(model, 1024) == expected
 
 
 def test_the_rule_of_thumb_passes_through_what_it_names() -> None:

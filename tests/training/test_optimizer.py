@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from weft.errors import ConfigError
-from weft.explain.memory import training_memory
+from weft.explain.memory import Workload, training_memory
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
@@ -172,7 +172,7 @@ def test_muon_remembers_as_much_as_planned() -> None:
     give_gradients(net, 0)
     update(optimizer, None)
     kept = sum(t.nbytes for name, t in optimizer_state(optimizer, net).items() if not name.startswith("step/"))
-    assert training_memory(settings, 1, 16, "fp32", "muon").optimizer == pytest.approx(kept, rel=0.03)
+    assert training_memory(settings, Workload(1, 16, "fp32", "muon")).optimizer == pytest.approx(kept, rel=0.03)
 
 
 def test_muon_needs_blocks() -> None:

@@ -16,7 +16,7 @@ from weft.models.build import build
 from weft.runs import checkpoint, tensors
 from weft.runs.folder import RunFolder, read_lines
 from weft.training import loop, preflight
-from weft.training.expect import expectations
+from weft.training.display import expectations
 from weft.training.learner import Learner
 from weft.training.preflight import Preflight, one_pass
 from weft.training.step import OptimisationStep

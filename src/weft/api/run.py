@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.config import validate
@@ -28,8 +30,8 @@ from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
 from weft.objectives import table as objectives
 from weft.objectives.classify import Classify
+from weft.objectives.contrastive import Embedding, Pooling, embed
 from weft.objectives.next_token import NextToken
-from weft.objectives.objective import Objective
 from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
@@ -38,6 +40,7 @@ from weft.progress import Advance, log_to_stderr
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder, open_run
 from weft.text.tokenizer import Tokenizer
+from weft.training.objective import Objective
 from weft.training.precision import autocast, pick_device
 from weft.training.weights import load_model
 
@@ -220,7 +223,7 @@ class Run:
         """What the model writes for each text, in their order; a blank text stays blank. Beam search by default."""
         check_several(texts, "texts")
         if not isinstance(self.objective, Pairs | Spans):
-            raise self._cannot("translate")
+            raise self.objective.cannot("translate")
         return self.objective.translate(self.model, texts, settings, progress)
 
     def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
@@ -240,14 +243,22 @@ class Run:
             check_several(sentence, "a sentence")
         return self._learned(Tag, "tag words").predict(self.model, sentences)
 
+    def embed(
+        self, texts: Sequence[str], *, pooling: Pooling | None = None, normalise: bool = True, batch: int = 32
+    ) -> npt.NDArray[np.float32]:
+        """A vector for each text: (texts, d_model), in their order, of length 1 with `normalise`.
+
+        `pooling` is "mean", "first" or "last", by default as the model was trained to embed, else the mean.
+        """
+        check_several(texts, "texts")
+        settings = Embedding(pooling, normalise, batch)
+        return embed(self.model, self.tokenizer, texts, settings, lambda line: log_to_stderr(f"weft: {line}"))
+
     def _learned(self, wanted: type[T], verb: str) -> T:
         """The run's objective, if it is the wanted one."""
         if not isinstance(self.objective, wanted):
-            raise self._cannot(verb)
+            raise self.objective.cannot(verb)
         return self.objective
-
-    def _cannot(self, verb: str) -> ConfigError:
-        return ConfigError(f"{self.path}: this run learned '{self.config.objective.kind}'; it can't {verb}")
 
     def quantize(self, bits: str) -> None:
         """Keep the model's weights in 'int8' or 'int4' from here on; it can write and be measured, not be trained."""

@@ -5,7 +5,7 @@ Text, training, evaluation and the report are put together here; the commands pa
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,6 @@ from weft.data.split import train_texts
 from weft.errors import ConfigError, DataError, RunError, TokenizerError, WeftError
 from weft.models.base import device_of
 from weft.objectives import table as objectives
-from weft.objectives.objective import Objective, Tokenizers
 from weft.parallel.ranks import Ranks, join
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
@@ -35,6 +34,7 @@ from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.training import start
+from weft.training.objective import Objective, Tokenizers
 from weft.training.precision import autocast, pick_device
 from weft.training.worker import Worker
 
@@ -85,7 +85,8 @@ def train(
         ranks.share(lambda: _invitation(settled, folder))
         command = " ".join(["weft", *sys.argv[1:]]) if Path(sys.argv[0]).name == "weft" else None
         worker = Worker(ranks=ranks, log=log)
-        start.train(settled, folder, objective, worker, choices=choices, command=command)
+        notes = {"command": command, "choices": [[choice.key, str(choice.value), choice.why] for choice in choices]}
+        start.train(settled, folder, objective, worker, notes)
         return _finish(settled, folder, objective, ranks)
 
 
@@ -137,15 +138,8 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     """Train or load the tokenizers, turn the data into tokens, and choose what the recipe leaves open."""
     device = pick_device().type
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
-    prepared = objectives.build(recipe, folder, tokenizers).prepare(log)
-    facts = Facts(
-        config,
-        prepared.bytes,
-        tokenizers.target.vocab_size,
-        None if recipe.source_tokenizer is None else tokenizers.source.vocab_size,
-        prepared.rows,
-        prepared.labels,
-    )
+    recipe = recipe.replace(tokenizer=config.model_dump(mode="json", exclude_none=True))
+    facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     settled, more = settle(recipe, facts, device)
     choices = [*choices, *more]
     _announce(settled, facts, choices, log)
@@ -155,21 +149,20 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
 def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[TokenizerConfig, list[Choice], Tokenizers]:
     """The tokenizers, in the run's folder; the settings of the first one, and what was chosen of them."""
     objective = objectives.build(recipe, folder)
-    _refuse_too_short(objective)
     config, choices = _tokenizer_settings(recipe, objective, device)
     side: Literal["target"] | None = None if recipe.source_tokenizer is None else "target"
-    if choices and choices[-1].key == "tokenizer.vocab_size":  # our choice, which gives way where text is short
+    if choices and choices[-1].key == "tokenizer.vocab_size":  # our choice; a short text may support fewer
         chosen: int = choices[-1].value
         config = config.replace(vocab_size=None)
         try:
-            target = build_tokenizer(config, objective.texts(side), most=chosen)
+            target = build_tokenizer(config, _texts(objective, side), most=chosen)
         except TokenizerError:  # it has more characters than that
-            target = build_tokenizer(config, objective.texts(side))
+            target = build_tokenizer(config, _texts(objective, side))
         config = config.replace(vocab_size=target.vocab_size)
         if target.vocab_size != chosen:
             choices[-1] = Choice("tokenizer.vocab_size", target.vocab_size, "all that this text supports")
     else:
-        target = build_tokenizer(config, objective.texts(side))
+        target = build_tokenizer(config, _texts(objective, side))
     if recipe.init is not None and target.fingerprint != Tokenizer.load(recipe.init).fingerprint:
         raise ConfigError(
             f"tokenizer: another one than that of init = '{recipe.init}', whose weights know only their own tokens; "
@@ -180,21 +173,23 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
     source = target
     target.save(folder.path)
     if recipe.source_tokenizer is not None:
-        source = build_tokenizer(recipe.source_tokenizer, objective.texts("source"))
+        source = build_tokenizer(recipe.source_tokenizer, _texts(objective, "source"))
         source.save(folder.source_tokenizer)
     return config, choices, Tokenizers(target, source)
 
 
-def _refuse_too_short(objective: Objective[Any]) -> None:
-    """Refuse data of which nothing is left to train on, before a tokenizer misses it."""
-    parts = objective.recipe.data.parts
-    if any(part.prepared is not None for part in parts) or any(objective.texts()):
-        return
-    names = ", ".join(source for part in parts for source in part.sources)
-    raise DataError(
-        f"{names}: too short to learn from one part and hold out another; give some thousand characters, "
-        "or hold out nothing with data.validation.kind=none"
-    )
+def _texts(objective: Objective[Any], side: Literal["target", "source"] | None) -> Iterator[str]:
+    """The training text, for a tokenizer to learn from. Data of which nothing is left to train on is refused."""
+    found = False
+    for text in objective.texts(side):
+        found = found or bool(text)
+        yield text
+    if not found:
+        names = ", ".join(source for part in objective.recipe.data.parts for source in part.sources)
+        raise DataError(
+            f"{names}: too short to learn from one part and hold out another; give some thousand characters, "
+            "or hold out nothing with data.validation.kind=none"
+        )
 
 
 def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) -> tuple[TokenizerConfig, list[Choice]]:

@@ -32,33 +32,28 @@ def embed(
     if out is not None and out.suffix not in (".npy", ".jsonl"):
         raise ConfigError(f"--out {out}: vectors are written as .npy or .jsonl")
 
+    import numpy as np
+
     from weft.api.run import load
-    from weft.evaluate.embedding import embed as vectors_of
-    from weft.evaluate.embedding import npy, read_texts
-    from weft.files import check_place, write_bytes
+    from weft.data.table import read_texts
+    from weft.files import check_place, replacing
 
     if out is not None:
         check_place(out)
     texts = read_texts(file, column)
-    loaded = load(run)
-    vectors = vectors_of(
-        loaded.model,
-        loaded.tokenizer,
-        texts,
-        pooling=pooling,  # type: ignore[arg-type]  # checked above
-        normalise=not raw,
-        batch=batch,
-        say=lambda line: typer.echo(f"weft: {line}", err=True),
-    )
+    vectors = load(run).embed(texts, pooling=pooling, normalise=not raw, batch=batch)  # type: ignore[arg-type]
     pairs = zip(texts, vectors.tolist(), strict=True)
     lines = (json.dumps({"text": text, "vector": vector}, ensure_ascii=False) for text, vector in pairs)
     if out is None:
         for line in lines:
             typer.echo(line)
         return
-    content = npy(vectors) if out.suffix == ".npy" else "".join(f"{line}\n" for line in lines).encode()
     try:
-        write_bytes(out, content)
+        with replacing(out) as stream:
+            if out.suffix == ".npy":
+                np.save(stream, vectors, allow_pickle=False)
+            else:
+                stream.writelines(f"{line}\n".encode() for line in lines)
     except OSError as error:
         raise DataError(f"{out}: cannot be written: {error.strerror}") from None
     typer.echo(f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers", err=True)

@@ -78,12 +78,14 @@ def _marked(sentences: list[str], place: tuple[int, int, int, str]) -> str:
 
 
 def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
+    from dataclasses import asdict
+
     from weft.evaluate.similarity import read_pairs, similarity
     from weft.explain.neighbours import word_vector
 
     found = similarity(read_pairs(str(pairs)), lambda word: word_vector(run.model, run.tokenizer, word))
     if as_json:
-        typer.echo(json.dumps({**found.metrics(), "missing": list(found.missing)}, ensure_ascii=False))
+        typer.echo(json.dumps(asdict(found), ensure_ascii=False))
         return
     typer.echo(f"Spearman {found.spearman:.4f}, Pearson {found.pearson:.4f} over {found.pairs} pairs")
     if found.missing:

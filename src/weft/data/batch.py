@@ -146,12 +146,12 @@ def _stack(texts: Sequence[Tokens], sources: Array, starts: Array, length: int, 
         inputs,
         targets,
         loss_mask=torch.from_numpy(inside),
-        positions=torch.from_numpy(_restarting(numbers[:, :-1])),
+        positions=torch.from_numpy(restarting_positions(numbers[:, :-1])),
         documents=torch.from_numpy(numbers[:, :-1].copy()),
     )
 
 
-def _restarting(documents: Array) -> Array:
+def restarting_positions(documents: Array) -> Array:
     """Positions (B, T) that count from 0 in each document of a row."""
     here = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
     begins = np.ones(documents.shape, dtype=bool)
@@ -198,7 +198,7 @@ def packed(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) 
         torch.from_numpy(tokens),
         torch.from_numpy(targets),
         loss_mask=torch.from_numpy(documents >= 0),
-        positions=torch.from_numpy(_restarting(documents)),
+        positions=torch.from_numpy(restarting_positions(documents)),
         documents=torch.from_numpy(documents),
     )
 

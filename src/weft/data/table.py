@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-from weft.data.documents import files, no_such_file
+from weft.data.documents import files, is_plain, no_such_file
 from weft.data.messages import conversation
 from weft.data.rows import TABLES, Malformed, missing, records
 from weft.data.shards import Side
@@ -98,6 +98,30 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
     if not found:
         named = ", ".join(source.sources) or "no source given"
         raise DataError(f"{named}: no rows at all" + (f"; {skipped}" if skipped.total > before else ""))
+
+
+def read_texts(name: str, column: str | None = None, usual: str = "text") -> list[str]:
+    """The texts of a file: one a line, or one a row of a table or of JSON; `-` is standard input, one text a line.
+
+    Rows have it in `column`, or in the `usual` one.
+    """
+    column = column or ("text" if has_lines(name) else usual)
+    if name != "-":
+        return [row.values[column] for row in read_rows(RowSource([name], {column: "text"}))]
+    if column != "text":
+        raise DataError(f"standard input: one text a line, without a column '{column}'; name a file that has columns")
+    found = [line.strip() for line in lines(name)]
+    empty = next((number for number, text in enumerate(found, 1) if not text), None)
+    if empty is not None:
+        raise DataError(f"standard input, line {empty}: empty; expected a text in every line")
+    if not found:
+        raise DataError("standard input: holds no text")
+    return found
+
+
+def has_lines(name: str) -> bool:
+    """Whether a file holds plain lines of text."""
+    return is_plain(name) or not os.path.splitext(name)[1]
 
 
 # ---- records: a mapping for each row of a file

@@ -3,37 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CHARACTERS = 0x110000 - 0x800  # Unicode's code points, less the surrogates, which no text holds
 
 
-@dataclass(frozen=True)
-class Unigram:
-    """Character frequencies with one added to each. All characters that were never seen share one count of one."""
-
-    counts: Counter[str]
-    total: int
-
-    def bits(self, character: str) -> float:
-        """−log₂ p(character)."""
-        mass = self.total + len(self.counts) + 1
-        count = self.counts.get(character, 0)
-        if count:
-            return math.log2(mass / (count + 1))
-        return math.log2(mass) + math.log2(CHARACTERS - len(self.counts))
-
-
-def fit(texts: Iterable[str]) -> Unigram:
-    """Count the characters of the training text."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
-    return Unigram(counts, counts.total())
-
-
-@dataclass(frozen=True)
-class Measure:
+class Baseline(NamedTuple):
     """How many bits a text takes, and how long it is."""
 
     bits: float
@@ -46,12 +21,23 @@ class Measure:
         return self.bits / self.bytes if self.bytes else math.nan
 
 
-def measure(model: Unigram, texts: Iterable[str]) -> Measure:
-    """What the character frequencies need for `texts`."""
+def character_baseline(training: Iterable[str], held_out: Iterable[str]) -> Baseline:
+    """What the held-out text takes by the character frequencies of the training text, with one added to each.
+
+    All characters that were never seen share one count of one.
+    """
+    known: Counter[str] = Counter()
+    for text in training:
+        known.update(text)
+    mass = known.total() + len(known) + 1
+    unseen = math.log2(mass) + math.log2(CHARACTERS - len(known))
     counts: Counter[str] = Counter()
     size = 0
-    for text in texts:
+    for text in held_out:
         counts.update(text)
         size += len(text.encode("utf-8"))
-    bits = sum(count * model.bits(character) for character, count in counts.items())
-    return Measure(bits, counts.total(), size)
+    bits = sum(
+        count * (math.log2(mass / (known[character] + 1)) if character in known else unseen)
+        for character, count in counts.items()
+    )
+    return Baseline(bits, counts.total(), size)

@@ -7,37 +7,21 @@ the same sum by the UTF-8 bytes of the text, so it compares models with differen
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import groupby, islice
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.data.batch import restarting_positions
+from weft.data.shards import Tokens
 from weft.errors import DataError
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
 
 HEAD_ELEMENTS = 1 << 24  # logits computed at a time: 64 MiB in fp32, whatever the batch and the vocabulary
-
-
-class TokenText(Protocol):
-    """A text as tokens, as `weft.data.shards` gives it."""
-
-    @property
-    def bytes(self) -> int:
-        """UTF-8 bytes of the text."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, start: int, length: int) -> np.ndarray:
-        """Tokens start … start + length."""
-        ...
-
-    def documents(self, start: int, length: int) -> np.ndarray:
-        """The number of the document that each of these tokens belongs to."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -125,35 +109,30 @@ class Reading:
 @torch.no_grad()
 def score(
     model: LanguageModel,
-    text: TokenText,
+    text: Tokens,
     reading: Reading,
     *,
     limit: int | None = None,
     progress: Callable[[int], object] = lambda scored: None,
 ) -> Score:
-    """Score all of `text`, or its first `limit` tokens; `progress` hears how many tokens each batch has scored."""
+    """Score all of `text`, or its first `limit` tokens; `progress` is called with the tokens of each batch."""
     total = len(text) if limit is None else min(limit, len(text))
     shift = 0 if reading.first is None else 1
     if total + shift < 2:
         raise DataError(f"the text to evaluate holds {total} tokens; at least {2 - shift} are needed")
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    was_training = model.training
-    model.eval()
     nats, count = 0.0, 0
-    try:
+    with evaluating(model):
         for group in _batches(spans(total + shift, reading.length, reading.stride), reading.batch):
-            loss, scored = _score_group(model, text, group, reading, device)
+            loss, scored = _score_group(model, text, group, reading)
             nats += loss
             count += scored
             progress(scored)
-    finally:
-        model.train(was_training)
     if not count:
         raise DataError("no document of the text to evaluate holds two tokens; there is nothing to predict")
     return Score(nats, count, _bytes_of(text, total))
 
 
-def score_counts(model: NGram, text: TokenText, *, limit: int | None = None) -> Score:
+def score_counts(model: NGram, text: Tokens, *, limit: int | None = None) -> Score:
     """Score `text`, or its first `limit` tokens, with an n-gram model: what came is looked up, without windows."""
     total = len(text) if limit is None else min(limit, len(text))
     if not total:
@@ -163,62 +142,42 @@ def score_counts(model: NGram, text: TokenText, *, limit: int | None = None) -> 
     return Score(nats, total, _bytes_of(text, total))
 
 
-def _bytes_of(text: TokenText, tokens: int) -> int:
+def _bytes_of(text: Tokens, tokens: int) -> int:
     """A part's bytes are counted in proportion: only a whole text knows them exactly."""
     return text.bytes if tokens == len(text) else round(text.bytes * tokens / len(text))
 
 
 def _batches(stream: Iterator[Span], size: int) -> Iterator[list[Span]]:
     """Windows of equal length, `size` at a time; the last, shorter one comes alone, so that nothing is padded."""
-    group: list[Span] = []
-    for span in stream:
-        if group and (len(group) == size or span.length != group[0].length):
+    for _, alike in groupby(stream, key=lambda span: span.length):
+        while group := list(islice(alike, size)):
             yield group
-            group = []
-        group.append(span)
-    if group:
-        yield group
 
 
-def _score_group(
-    model: LanguageModel,
-    text: TokenText,
-    group: list[Span],
-    reading: Reading,
-    device: torch.device,
-) -> tuple[float, int]:
-    rows = torch.stack([_row(text.read, span, reading.first) for span in group]).to(device)
-    length = group[0].length
+def _score_group(model: LanguageModel, text: Tokens, group: list[Span], reading: Reading) -> tuple[float, int]:
+    device, length = device_of(model), group[0].length
+    rows = torch.stack([_row(text, span, reading.first) for span in group]).to(device)
     places = torch.arange(length, device=device)
     scored = places >= torch.tensor([length - span.scored for span in group], device=device).unsqueeze(1)
     given: dict[str, Any] = {}
     if reading.document_mask:
-        numbers = torch.stack([_row(text.documents, span, None) for span in group]).to(device)
-        given = {"documents": numbers[:, :-1], "positions": positions_in_documents(numbers[:, :-1])}
-        scored &= numbers[:, 1:] == numbers[:, :-1]
+        numbers = np.stack([text.documents(span.start, length + 1) for span in group])
+        positions = torch.from_numpy(restarting_positions(numbers[:, :-1])).to(device)
+        documents = torch.from_numpy(numbers).to(device)
+        given = {"documents": documents[:, :-1], "positions": positions}
+        scored &= documents[:, 1:] == documents[:, :-1]
     features = model.features(rows[:, :-1], **given)
     losses = token_losses(model, features[scored], rows[:, 1:][scored])
     return float(losses.double().sum()), int(losses.numel())
 
 
-def _row(read: Callable[[int, int], np.ndarray], span: Span, first: int | None) -> Tensor:
-    """What `read` gives for the length + 1 places of a window, where `first` stands before place 0 if given."""
+def _row(text: Tokens, span: Span, first: int | None) -> Tensor:
+    """The length + 1 tokens of a window, where `first` stands before the text if given."""
     if first is None:
-        values = read(span.start, span.length + 1)
-    elif span.start == 0:
-        text = read(0, span.length)
-        values = np.concatenate([np.asarray([first], dtype=np.int64), text])
-    else:
-        values = read(span.start - 1, span.length + 1)
-    return torch.from_numpy(np.asarray(values, dtype=np.int64))
-
-
-def positions_in_documents(documents: Tensor) -> Tensor:
-    """Positions (B, T) that start again at 0 with each document of documents (B, T)."""
-    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return places - places.where(begins, torch.zeros_like(places)).cummax(dim=1).values
+        return torch.from_numpy(text.read(span.start, span.length + 1))
+    if span.start > 0:
+        return torch.from_numpy(text.read(span.start - 1, span.length + 1))
+    return torch.from_numpy(np.concatenate([np.asarray([first], dtype=np.int64), text.read(0, span.length)]))
 
 
 def token_losses(model: LanguageModel, features: Tensor, targets: Tensor) -> Tensor:

@@ -32,19 +32,13 @@ class Similarity:
     left_out: int
     missing: tuple[str, ...]
 
-    def metrics(self) -> dict[str, float]:
-        """The metrics by name."""
-        return {"spearman": self.spearman, "pearson": self.pearson, "pairs": self.pairs, "left_out": self.left_out}
-
 
 def similarity(pairs: Sequence[Pair], vector: Callable[[str], NDArray[np.float32] | None]) -> Similarity:
     """Correlate people's scores with the cosines of the words' vectors; `vector` gives None for a word it doesn't know.
 
     What is left out flatters: the metrics of two vocabularies are then not those of the same pairs.
     """
-    known: dict[str, NDArray[np.float32] | None] = {}
-    for word in dict.fromkeys(word for pair in pairs for word in (pair.first, pair.second)):
-        known[word] = vector(word)
+    known = {word: vector(word) for word in dict.fromkeys(word for pair in pairs for word in pair[:2])}
     predicted, true = [], []
     for pair in pairs:
         one, other = known[pair.first], known[pair.second]
@@ -70,11 +64,10 @@ def read_pairs(name: str) -> list[Pair]:
     Lines that begin with # are remarks. A first line without a number is a header. Where there are more columns (as in
     SimLex-999 itself, which has a part of speech after the words), the first number after the words is the score.
     """
-    rows = [(number, line.strip("\r\n")) for number, line in enumerate(lines(name), 1)]
-    rows = [(number, line) for number, line in rows if line.strip() and not line.startswith("#")]
-    if not rows:
+    written = ((number, line.strip("\r\n")) for number, line in enumerate(lines(name), 1))
+    cells = [(number, _cells(line)) for number, line in written if line.strip() and not line.startswith("#")]
+    if not cells:
         raise DataError(f"{name}: holds no pairs of words")
-    cells = [(number, _cells(line)) for number, line in rows]
     if not any(map(_is_number, cells[0][1])):
         cells = cells[1:]
     pairs = []

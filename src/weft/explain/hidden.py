@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from weft.errors import DataError, ModelError
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
@@ -95,13 +95,10 @@ def read(
     for number, text in enumerate(texts, 1):
         if not text.ids:
             raise DataError(f"text {number} is empty, and this tokenizer has no special token to put in its place")
-    device = next(model.parameters()).device
     # masked places are never read, so without a pad token any id will do
     pad = 0 if tokenizer.pad_id is None else tokenizer.pad_id
     order = sorted(range(len(texts)), key=lambda row: -len(texts[row].ids))
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model) as device:
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
             ids = [torch.tensor(texts[row].ids) for row in rows]
@@ -112,5 +109,3 @@ def read(
             yield Read(rows, features, mask.to(device))
             if progress is not None:
                 progress(len(rows))
-    finally:
-        model.train(was_training)

@@ -6,7 +6,8 @@
 Decoding, scoring and serving know nothing else about a model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -126,6 +127,17 @@ class LanguageModel(nn.Module):
 def device_of(model: nn.Module) -> torch.device:
     """Where a model's weights are; n-grams have none, and stand on the processor."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """A model as it is used, without dropout; afterwards as it was. Gives the device that it is on."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield device_of(model)
+    finally:
+        model.train(was_training)
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:

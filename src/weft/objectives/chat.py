@@ -15,16 +15,15 @@ from weft.decode.many import complete
 from weft.decode.prompt import Prompt, context_window
 from weft.errors import DataError, WeftError
 from weft.models.base import LanguageModel
-from weft.objectives.objective import Results
 from weft.objectives.rows import Numbers, RowObjective
-from weft.objectives.words import word_loss, word_metrics
+from weft.objectives.words import WordObjective
 from weft.recipe import objective as config
-from weft.training.objective import Loss
+from weft.training.objective import Results
 
 SHOWN = 3
 
 
-class Chat(RowObjective[config.Chat]):
+class Chat(WordObjective[config.Chat], RowObjective[config.Chat]):
     """A column of messages."""
 
     usage = "weft chat {run}"
@@ -75,14 +74,6 @@ class Chat(RowObjective[config.Chat]):
         assert batch.loss_mask is not None
         return replace(batch, loss_mask=batch.loss_mask & replies.targets.bool())
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        """−log p of the assistant's tokens."""
-        return word_loss(self.settings, model, batch)
-
-    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Loss and perplexity of the assistant's tokens."""
-        return dict(word_metrics(self.settings, model, batches))
-
     def final_evaluation(self, model: LanguageModel) -> Results:
         """The metrics over all conversations held out, and the first replies to some."""
         if not self.holds_out:
@@ -95,8 +86,6 @@ class Chat(RowObjective[config.Chat]):
             asked = ids[: int(replies.argmax())].tolist()
             if window is not None and len(asked) >= window:
                 continue  # no space for a reply
-            reply = complete(model, [Prompt.of(self.tokenizer, asked)], Sampling(temperature=0.0, max_tokens=60))[
-                0
-            ].text
-            shown.append(f"{self.tokenizer.decode(asked)}{reply}")
+            (reply,) = complete(model, [Prompt.of(self.tokenizer, asked)], Sampling(temperature=0.0, max_tokens=60))
+            shown.append(f"{self.tokenizer.decode(asked)}{reply.text}")
         return Results(self.measure(model).metrics, shown)

@@ -12,15 +12,14 @@ from torch.nn import functional as F
 
 from weft.data.batch import Batch, framed, framed_lengths
 from weft.data.examples import Examples
-from weft.data.table import Kind, Row
+from weft.data.table import Kind, Row, RowSource, read_rows, read_texts
 from weft.errors import ConfigError
 from weft.evaluate.classification import label_metrics
 from weft.models.base import LanguageModel
-from weft.objectives.objective import model_inputs
-from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
-from weft.training.objective import Loss
+from weft.training.objective import Loss, Prediction, model_inputs
 
 S = TypeVar("S", bound=config.SequenceObjective)
 
@@ -29,16 +28,12 @@ class SequenceObjective(RowObjective[S]):
     """What objectives share that predict something about a whole text, or about a pair of texts."""
 
     usage = "weft classify {run} < lines.txt"
+    answer: ClassVar[str]  # what is predicted: the setting that names its column, and an example's field
     answer_kind: ClassVar[Kind]
-
-    @property
-    @abstractmethod
-    def answer(self) -> str:
-        """The column that holds what is to be predicted."""
 
     def columns(self) -> Mapping[str, Kind]:
         texts: dict[str, Kind] = dict.fromkeys(self.settings.texts, "text")
-        return {**texts, self.answer: self.answer_kind}
+        return {**texts, getattr(self.settings, self.answer): self.answer_kind}
 
     def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
         if side == "target":
@@ -59,29 +54,46 @@ class SequenceObjective(RowObjective[S]):
             for field in ("first", "second")
         )
         tokens, mask, segments = framed(first or [], second, self.tokenizer, length=self.length)
-        return Batch(tokens, self.targets(examples, numbers), mask=mask, segments=segments)
+        answers = examples.values(self.answer)[numbers]
+        targets = torch.from_numpy(answers.astype(np.int64 if self.answer_kind == "label" else np.float32))
+        return Batch(tokens, targets, mask=mask, segments=segments)
 
     @abstractmethod
-    def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
-        """What is to be predicted of some examples: (B,)."""
+    def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> Sequence[Any]:
+        """What the model predicts for each text, or pair of texts."""
 
-    @torch.no_grad()
+    @abstractmethod
+    def shown(self, text: str, prediction: Any) -> Prediction:
+        """One of these with its text, as people and programs read it."""
+
+    def predictions(
+        self, model: LanguageModel, file: str, column: str | None = None, second: str | None = None
+    ) -> Iterator[Prediction]:
+        one, two = column or self.settings.text, second or self.settings.second
+        texts, others = list[str](), None
+        if two is None:
+            texts = read_texts(file, column, self.settings.text)
+        elif file == "-":
+            raise ConfigError(
+                f"{self.folder.path}: expects pairs of texts; name a file with the columns '{one}' and '{two}'"
+            )
+        else:
+            rows = list(read_rows(RowSource([file], {one: "text", two: "text"})))
+            texts, others = ([row.values[name] for row in rows] for name in (one, two))
+        for text, prediction in zip(texts, self.predict(model, texts, others), strict=True):
+            yield self.shown(text, prediction)
+
     def outputs(
         self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None
     ) -> npt.NDArray[np.float32]:
         """What the head gives for each text, or pair of texts: (texts, outputs), in the order of the texts."""
         self._check_sides(texts, second)
-        device = next(model.parameters()).device
         ids = self.tokenizer.encode_batch(list(texts))
         others = None if second is None else self.tokenizer.encode_batch(list(second))
-        lengths = [len(one) + (0 if others is None else len(others[n])) for n, one in enumerate(ids)]
         found = np.zeros((len(texts), self.settings.outputs() or 1), dtype=np.float32)
         with bar("reading", len(texts)) as advance:
-            for some in by_length(lengths):
-                pair = None if others is None else [others[n] for n in some]
-                tokens, mask, segments = framed([ids[n] for n in some], pair, self.tokenizer, length=self.length)
-                asked = {"mask": mask.to(device)} | ({} if segments is None else {"segments": segments.to(device)})
-                found[some] = model.forward(tokens.to(device), **asked).float().cpu().numpy()
+            for some, answers in read_framed(self, model, ids, others):
+                found[some] = answers
                 advance(len(some))
         check_finite(found, self.folder.path)
         return found
@@ -90,41 +102,22 @@ class SequenceObjective(RowObjective[S]):
         """Refuse one text where the run was trained on pairs, and the other way round."""
         if second is not None and len(second) != len(texts):
             raise ConfigError(f"second: {len(second)} texts for {len(texts)} first ones; each needs a partner")
-        # a model from elsewhere may have been trained on pairs: its files don't tell
-        either = self.settings.second is None and self.folder.origin.is_dir()
-        if not either and (self.settings.second is None) != (second is None):
-            asked = (
-                "one text"
-                if self.settings.second is None
-                else f"two texts, '{self.settings.text}' and '{self.settings.second}',"
-            )
+        first, other = self.settings.text, self.settings.second
+        # a model from elsewhere may have been trained on pairs: its files don't say
+        either = other is None and self.folder.origin.is_dir()
+        if not either and (other is None) != (second is None):
+            asked = "one text" if other is None else f"two texts, '{first}' and '{other}',"
             raise ConfigError(f"{self.folder.path}: this run expects {asked} at a time")
 
 
 class Classify(SequenceObjective[config.Classify]):
     """−log p of each row's label."""
 
-    answer_kind = "label"
-
-    @property
-    def answer(self) -> str:
-        return self.settings.label
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """All labels, in the order of the head's outputs."""
-        return self.settings.labels or ()
-
-    @property
-    def label_column(self) -> str:
-        return self.settings.label
+    answer, answer_kind = "label", "label"
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
             yield {"label": self.label_ids.number(row.values[self.settings.label], row), **ids}
-
-    def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
-        return torch.from_numpy(examples.values("label")[numbers].astype(np.int64))
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """Targets (B,) int64."""
@@ -144,6 +137,10 @@ class Classify(SequenceObjective[config.Classify]):
         """The probability of each label for each text, or pair of texts, the likeliest first."""
         shares = torch.from_numpy(self.outputs(model, texts, second)).softmax(-1).tolist()
         return [dict(sorted(zip(self.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]
+
+    def shown(self, text: str, prediction: dict[str, float]) -> Prediction:
+        label, share = next(iter(prediction.items()))
+        return Prediction(f"{label}\t{share:.4f}\t{text}", {"text": text, "label": label, "labels": prediction})
 
 
 def classification_metrics(outputs: Iterable[tuple[Tensor, Tensor]], labels: Sequence[str]) -> dict[str, Any]:

@@ -1,22 +1,30 @@
-"""Texts that belong together: vectors that lie close."""
+"""Texts that belong together: vectors that lie close, and how any model's vector of a text is made."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
 from weft.data.batch import Batch, Source, framed, framed_lengths
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
-from weft.evaluate.loss import mean_loss
+from weft.errors import ModelError
+from weft.explain.hidden import check_readable, frame_for, longest, read
 from weft.models.base import LanguageModel
+from weft.models.config import EmbeddingHead
+from weft.models.heads import pool
 from weft.objectives.rows import Numbers, RowObjective
+from weft.progress import Log, bar
 from weft.recipe import objective as config
+from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Loss
 
 SIDES = ("first", "second")
+Pooling = Literal["mean", "first", "last"]
 
 
 class Contrastive(RowObjective[config.Contrastive]):
@@ -64,4 +72,51 @@ class Contrastive(RowObjective[config.Contrastive]):
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """The loss: the mean −log p of the right partner among those of its batch."""
-        return dict(mean_loss(self.loss, model, batches))
+        return dict(self.mean_loss(model, batches))
+
+
+# ---- vectors
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """How a text becomes a vector, `batch` texts at a time; with `normalise` it has length 1.
+
+    `pooling` takes the mean over a text's tokens, or its first token (an encoder's [CLS]) or last one (a decoder's,
+    which has read all others). Without it a model that was trained to embed pools as it was trained to, and any other
+    takes the mean.
+    """
+
+    pooling: Pooling | None = None
+    normalise: bool = True
+    batch: int = 32
+
+
+def embed(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    settings: Embedding,
+    log: Log = lambda line: None,
+) -> npt.NDArray[np.float32]:
+    """Vectors (N, d_model) of N texts, in their order. Texts that are longer than the model reads are cut, and that is
+    logged."""
+    check_readable(model)
+    head = getattr(model.config, "head", None)
+    pooling = settings.pooling or (head.pooling if isinstance(head, EmbeddingHead) else "mean")
+    most, frame = longest(model), frame_for(model)
+    ids = tokenizer.encode_batch(texts)
+    framed_texts = [frame(tokenizer, each, most) for each in ids]
+    cut = sum(text.length < len(each) for text, each in zip(framed_texts, ids, strict=True))
+    if cut:
+        log(f"{cut} of {len(texts)} texts are longer than the {most} tokens this model reads; their ends are left out")
+    found = np.zeros((len(texts), model.config.d_model), dtype=np.float32)  # type: ignore[attr-defined]
+    with bar("embedding", len(texts)) as advance:
+        for group in read(model, tokenizer, framed_texts, batch=settings.batch, progress=advance):
+            vectors = pool(group.features, group.mask, pooling)
+            vectors = F.normalize(vectors, dim=-1) if settings.normalise else vectors
+            found[group.rows] = vectors.to("cpu", torch.float32).numpy()
+    broken = np.flatnonzero(~np.isfinite(found).all(axis=1))
+    if len(broken):
+        raise ModelError(f"text {broken[0] + 1}: its vector is not finite (NaN); the model's weights may be damaged")
+    return found

@@ -10,10 +10,9 @@ from weft.data.batch import Batch
 from weft.data.corrupt import Masking, masked_batch
 from weft.models.base import LanguageModel
 from weft.nn.loss import linear_cross_entropy
-from weft.objectives.objective import model_inputs
 from weft.objectives.text import CorruptedTextObjective
 from weft.recipe import objective as config
-from weft.training.objective import Loss
+from weft.training.objective import Loss, model_inputs
 
 
 def masked_loss(model: LanguageModel, batch: Batch) -> Loss:

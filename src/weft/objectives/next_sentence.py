@@ -4,62 +4,44 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
-from typing import Literal
 
-from weft.data.amount import amount
 from weft.data.batch import Batch
 from weft.data.config import TextSource
 from weft.data.corrupt import Masking
-from weft.data.examples import Examples, write_sides
+from weft.data.examples import write_sides
 from weft.data.sampler import rows
 from weft.data.sentences import Sentences, next_sentence_batch, sentence_examples
 from weft.data.shards import Side
-from weft.data.split import train_texts
-from weft.errors import DataError, RunError
-from weft.evaluate.loss import mean_loss
+from weft.errors import DataError
 from weft.models.base import LanguageModel
 from weft.objectives.masked import masked_loss
-from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Results
+from weft.objectives.rows import ExampleObjective
 from weft.progress import Log
 from weft.recipe import objective as config
+from weft.recipe.settle import Facts
 from weft.training.loader import Loader, micro_rows
-from weft.training.objective import Loss
+from weft.training.objective import EVALUATED_TOKENS, Loss, Results
 
 
-class MaskedNext(Objective[config.MaskedNext]):
+class MaskedNext(ExampleObjective[config.MaskedNext]):
     """Masked words in pairs of passages, and whether the second follows the first.
 
     Documents become sentences, of which pairs are drawn as they are read.
     """
 
+    read_as = "sentences"
     usage = "weft train bert-tiny --data rows.tsv objective=classify init={run}"
 
-    def amount(self) -> int:
-        """Bytes of the files, less what is held out."""
-        read = amount(self._text().sources, [self.recipe.data.column]).bytes
-        return round(read * self.recipe.data.training_share)
-
-    def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
-        """The training text."""
-        return train_texts(self._text())
-
-    def prepare(self, log: Log) -> Prepared:
+    def prepare(self, log: Log) -> Facts:
         """Sentences of both sides in the run's folder, each with the number of its document."""
         shutil.rmtree(self.folder.data, ignore_errors=True)
         self.folder.data.mkdir(parents=True)
-        sides: tuple[Side, ...] = ("train", "validation") if self.recipe.data.validation.kind != "none" else ("train",)
         read = Counter[Side]()
-        examples = sentence_examples(self._text(), self.tokenizer, read)
-        notes = {"tokenizer": self.tokenizer.fingerprint}
-        write_sides({side: self._file(side) for side in sides}, examples, notes=notes)
-        return Prepared(read["train"])
-
-    def _text(self) -> TextSource:
         data = self.recipe.data
-        if data.prepared is not None or data.mixture:
-            raise DataError("data: sentences are found in text; name the text in data.sources, not prepared tokens")
-        return TextSource(data.sources, data.validation, data.column)
+        examples = sentence_examples(TextSource(data.sources, data.validation, data.column), self.tokenizer, read)
+        notes = {"tokenizer": self.tokenizer.fingerprint}
+        write_sides({side: self._file(side) for side in self._sides}, examples, notes=notes)
+        return self.facts(read["train"])
 
     # ---- batches
 
@@ -68,29 +50,9 @@ class MaskedNext(Objective[config.MaskedNext]):
         return Masking.of(self.tokenizer, self.settings.rate, self.settings.whole_words)
 
     @cached_property
-    def examples(self) -> Examples:
-        """The sentences to train on."""
-        found = self._open("train")
-        self.check_tokenizer(found.notes)
-        return found
-
-    def _file(self, side: Side) -> Path:
-        return self.folder.data / f"{side}.safetensors"
-
-    def _open(self, side: Side) -> Examples:
-        try:
-            return Examples.open(self._file(side))
-        except DataError as error:
-            raise RunError(f"{self.folder.path}: its sentences can't be read: {error}") from None
-
-    @property
-    def fingerprints(self) -> tuple[str, ...]:
-        return (self.examples.fingerprint,)
-
-    @cached_property
     def loader(self) -> Loader:
         """Pairs of passages, drawn anew each time."""
-        train, size = Sentences(self.examples), self.recipe.batch.size or 1
+        train, size = Sentences(self.examples["train"]), self.recipe.batch.size or 1
 
         def make(step: int, rank: int, ranks: int) -> Batch:
             # every process draws all rows of the step: the second task is weighed by the targets in all of them
@@ -115,7 +77,7 @@ class MaskedNext(Objective[config.MaskedNext]):
         if self.recipe.data.validation.kind == "none":
             return None
         try:
-            return Sentences(self._open("validation"))
+            return Sentences(self.examples["validation"])
         except DataError:
             return None
 
@@ -129,11 +91,11 @@ class MaskedNext(Objective[config.MaskedNext]):
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
         """The mean loss, and how often the next sentence is recognised, on a fixed set of held-out pairs."""
         assert self._held_out is not None
-        return mean_loss(masked_loss, model, self._batches(self._held_out, self.recipe.evaluate.tokens))
+        return self.mean_loss(model, self._batches(self._held_out, self.recipe.evaluate.tokens))
 
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        sentences = Sentences(self.examples) if side == "train" else self._held_out
-        return Results(dict(mean_loss(masked_loss, model, self._batches(sentences, None))) if sentences else {})
+        sentences = Sentences(self.examples["train"]) if side == "train" else self._held_out
+        return Results(dict(self.mean_loss(model, self._batches(sentences, None))) if sentences else {})
 
     def _batches(self, sentences: Sentences, most: int | None) -> Iterator[Batch]:
         length, few = self.length, max(1, EVALUATED_TOKENS // self.length)

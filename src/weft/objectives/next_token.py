@@ -1,33 +1,30 @@
 """The next token of running text: what GPT, LLaMA, recurrent and n-gram models learn."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from weft.data.batch import Batch
-from weft.data.shards import Shards, Side, Tokens
+from weft.data.shards import Side, Tokens
 from weft.decode.config import Sampling
 from weft.decode.many import complete
 from weft.decode.prompt import Prompt
-from weft.evaluate import baseline
+from weft.evaluate.baseline import Baseline, character_baseline
 from weft.evaluate.perplexity import Reading, Score, score, score_counts
 from weft.models.base import LanguageModel
 from weft.models.ngram import NGram
-from weft.objectives.objective import EVALUATED_TOKENS, Results
 from weft.objectives.text import TextObjective
-from weft.objectives.words import word_loss
+from weft.objectives.words import WordObjective
 from weft.progress import bar
 from weft.recipe import objective as config
-from weft.text.tokenizer import Tokenizer
 from weft.training.loader import Loader
-from weft.training.objective import Loss
+from weft.training.objective import EVALUATED_TOKENS, Results
 
 BASELINE_TOKENS = 4_000_000  # of the training text, for the character frequencies
 SAMPLES = 3
 
 
-class NextToken(TextObjective[config.NextToken]):
+class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]):
     """Each token from those before it."""
 
     usage = "weft generate {run} --prompt 'Once upon'"
@@ -40,10 +37,6 @@ class NextToken(TextObjective[config.NextToken]):
     def training_text(self) -> Tokens:
         """The text that an n-gram model counts."""
         return self.tokens("train")[0]
-
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        """−log p of each token."""
-        return word_loss(self.settings, model, batch)
 
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
         """Loss, perplexity and bits per byte."""
@@ -81,7 +74,7 @@ class NextToken(TextObjective[config.NextToken]):
         metrics: dict[str, Any] = {}
         if self.holds_out:
             found = self.score(model, self.tokens("validation"))
-            characters = character_baseline(self.tokenizer, self.corpora)
+            characters = self._character_baseline()
             metrics = {
                 **found.metrics(),
                 "nats_per_character": found.nats / characters.characters if characters.characters else math.nan,
@@ -91,16 +84,13 @@ class NextToken(TextObjective[config.NextToken]):
         texts = complete(model, [Prompt.of(self.tokenizer, "")] * SAMPLES, settings)
         return Results(metrics, [text.text for text in texts])
 
+    def _character_baseline(self) -> Baseline:
+        """What character frequencies of the training text need for the held-out text."""
 
-def character_baseline(tokenizer: Tokenizer, corpora: Sequence[Shards]) -> baseline.Measure:
-    """What character frequencies of the training text need for the held-out text."""
-
-    def decoded(texts: Iterable[Tokens | None], most: int | None = None) -> Iterator[str]:
-        for tokens in texts:
-            if tokens is not None:
+        def decoded(side: Side, most: int | None = None) -> Iterator[str]:
+            for tokens in self.tokens(side):
                 end = len(tokens) if most is None else min(most, len(tokens))
                 for start in range(0, end, 1 << 16):
-                    yield tokenizer.decode(tokens.read(start, min(1 << 16, end - start)).tolist())
+                    yield self.tokenizer.decode(tokens.read(start, min(1 << 16, end - start)).tolist())
 
-    model = baseline.fit(decoded((shards.train for shards in corpora), BASELINE_TOKENS // len(corpora)))
-    return baseline.measure(model, decoded(shards.validation for shards in corpora))
+        return character_baseline(decoded("train", BASELINE_TOKENS // len(self.corpora)), decoded("validation"))

@@ -9,20 +9,18 @@ from weft.data.batch import Batch, Source, pad, text_length
 from weft.data.examples import Examples
 from weft.data.shards import Side
 from weft.data.table import Kind, Row
-from weft.decode.config import Beam, Sampling
+from weft.decode.config import Sampling
 from weft.evaluate.translation import translation_metrics
 from weft.models.base import LanguageModel
-from weft.objectives.objective import Results
 from weft.objectives.rows import Numbers, RowObjective
-from weft.objectives.words import translate_texts, word_loss, word_metrics
-from weft.progress import Advance
+from weft.objectives.words import TranslationObjective
 from weft.recipe import objective as config
-from weft.training.objective import Loss
+from weft.training.objective import Results
 
 SHOWN = 5
 
 
-class Pairs(RowObjective[config.Pairs]):
+class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
     """Columns of text, a source and a target."""
 
     usage = "weft translate {run} < lines.txt"
@@ -55,16 +53,8 @@ class Pairs(RowObjective[config.Pairs]):
         targets, mask = pad([[*ids, eos] for ids in texts], target.pad_id)
         return Batch(tokens, targets, loss_mask=mask, source=Source(read, real))
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        """−log p of the target's tokens."""
-        return word_loss(self.settings, model, batch)
-
-    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Loss and perplexity of the target's tokens."""
-        return dict(word_metrics(self.settings, model, batches))
-
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        """The same, and how what greedy decoding writes compares with the targets."""
+        """Loss and perplexity, and how what greedy decoding writes compares with the targets."""
         examples = self.examples[side]
         sources = [self.tokenizers.source.decode(examples.ids("source", n).tolist()) for n in range(len(examples))]
         targets = [self.tokenizers.target.decode(examples.ids("target", n).tolist()) for n in range(len(examples))]
@@ -72,13 +62,3 @@ class Pairs(RowObjective[config.Pairs]):
         found = translation_metrics(written, targets)
         metrics = {**super().measure(model, side).metrics, **found, "decoding": "greedy"}
         return Results(metrics, [f"{sources[n]}\n→ {written[n]}" for n in range(min(SHOWN, len(written)))])
-
-    def translate(
-        self,
-        model: LanguageModel,
-        texts: Sequence[str],
-        settings: Beam | Sampling | None = None,
-        progress: Advance | None = None,
-    ) -> list[str]:
-        """What the model writes for each text, in their order; a blank text stays blank. Beam search by default."""
-        return translate_texts(self, model, texts, settings, progress)

@@ -4,37 +4,26 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.data.examples import Examples
 from weft.data.table import Row
 from weft.evaluate.classification import correlations
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.objective import model_inputs
-from weft.objectives.rows import Numbers, head_outputs
+from weft.objectives.rows import head_outputs
 from weft.recipe import objective as config
-from weft.training.objective import Loss
+from weft.training.objective import Loss, Prediction, model_inputs
 
 
 class Regress(SequenceObjective[config.Regress]):
     """The squared error of each row's number."""
 
-    answer_kind = "number"
-
-    @property
-    def answer(self) -> str:
-        return self.settings.score
+    answer, answer_kind = "score", "number"
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
             yield {"score": float(row.values[self.settings.score]), **ids}
-
-    def targets(self, examples: Examples, numbers: Numbers) -> Tensor:
-        return torch.from_numpy(examples.values("score")[numbers].astype(np.float32))
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """Targets (B,) float32."""
@@ -55,3 +44,6 @@ class Regress(SequenceObjective[config.Regress]):
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
         """The number of each text, or pair of texts."""
         return [float(row[0]) for row in self.outputs(model, texts, second)]
+
+    def shown(self, text: str, prediction: float) -> Prediction:
+        return Prediction(f"{prediction:.4f}\t{text}", {"text": text, "score": prediction})

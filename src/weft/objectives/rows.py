@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.data.amount import amount
-from weft.data.batch import Batch
+from weft.data.batch import Batch, framed
 from weft.data.bucket import Buckets
 from weft.data.examples import Examples, encode_rows, write_sides
 from weft.data.labels import Labels
@@ -22,26 +22,56 @@ from weft.data.split import split_rows
 from weft.data.table import Kind, Row, RowSource, Skipped
 from weft.errors import DataError, ModelError, RunError
 from weft.files import utf8_size
-from weft.models.base import LanguageModel
-from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Results, model_inputs
+from weft.models.base import LanguageModel, device_of, evaluating
 from weft.progress import Log
 from weft.recipe.objective import LabelObjective, ObjectiveConfig
+from weft.recipe.settle import Facts
 from weft.training.loader import Loader, micro_rows
+from weft.training.objective import EVALUATED_TOKENS, Objective, Results, model_inputs
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
 TEXTUAL = ("text", "words", "messages")  # kinds of columns that hold text
 
 
-class RowObjective(Objective[S]):
-    """Rows with named columns. One that chooses among labels names their column, and the field that holds their ids."""
+class ExampleObjective(Objective[S]):
+    """Data that becomes examples, in a file for each side."""
+
+    read_as: ClassVar[str] = "rows"  # what the examples are, in words
+
+    @property
+    def _sides(self) -> tuple[Side, ...]:
+        return ("train", "validation") if self.recipe.data.validation.kind != "none" else ("train",)
+
+    def _file(self, side: Side) -> Path:
+        return self.folder.data / f"{side}.safetensors"
+
+    @cached_property
+    def examples(self) -> dict[Side, Examples]:
+        """The examples of each side."""
+        try:
+            found = {side: Examples.open(self._file(side)) for side in self._sides}
+        except DataError as error:
+            raise RunError(f"{self.folder.path}: its {self.read_as} can't be read: {error}") from None
+        self.check_tokenizer(found["train"].notes)
+        return found
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        return (self.examples["train"].fingerprint,)
+
+
+class RowObjective(ExampleObjective[S]):
+    """Rows with named columns. With labels, `label_field` is the setting that names their column, and an example's
+    field of their ids."""
 
     label_ids: Labels
     label_field: ClassVar[str] = "label"
 
     @property
-    def label_column(self) -> str:
-        raise AssertionError("an objective with labels names their column")
+    def labels(self) -> tuple[str, ...]:
+        """All labels, in the order of the head's outputs."""
+        return getattr(self.settings, "labels", None) or ()
 
     # ---- what each objective knows of its rows
 
@@ -83,13 +113,13 @@ class RowObjective(Objective[S]):
                 for one in (side,) if side is not None else ("target", "source"):
                     yield from self.row_texts(row.values, one)
 
-    def prepare(self, log: Log) -> Prepared:
+    def prepare(self, log: Log) -> Facts:
         """Examples of both sides in the run's folder. Rows that can't be read are counted, and reported."""
         skipped, read = Skipped(), Counter[str]()
         self.folder.data.mkdir(parents=True, exist_ok=True)
         fields: dict[str, Labels] = {}
         if isinstance(self.settings, LabelObjective):
-            self.label_ids = Labels(self.label_column, self.settings.labels)
+            self.label_ids = Labels(getattr(self.settings, self.label_field), self.settings.labels)
             fields = {self.label_field: self.label_ids}
         notes = {
             "tokenizer": self.tokenizers.target.fingerprint,
@@ -103,7 +133,7 @@ class RowObjective(Objective[S]):
         names = tuple(self.label_ids.names) if fields else None
         if names is not None and len(names) < 2:
             raise DataError(f"the training rows have only the label {', '.join(names)!r}; at least two are needed")
-        return Prepared(read["bytes"], read["rows"], names)
+        return self.facts(read["bytes"], read["rows"], names)
 
     def _counted(self, rows: Iterable[Row], read: Counter[str]) -> Iterator[Row]:
         """The rows as they are; rows and bytes of the training side are counted on their way."""
@@ -123,33 +153,10 @@ class RowObjective(Objective[S]):
 
     def _rows(self, skipped: Skipped) -> Iterator[Row]:
         data = self.recipe.data
-        if data.prepared is not None or data.mixture:
-            raise DataError(f"data: objective '{self.settings.kind}' reads rows; name their files in data.sources")
         source = RowSource(data.sources, self.columns(), data.targets, data.on_error)
         return split_rows(source, data.validation, skipped)
 
-    # ---- examples
-
-    @property
-    def _sides(self) -> tuple[Side, ...]:
-        return ("train", "validation") if self.holds_out else ("train",)
-
-    def _file(self, side: Side) -> Path:
-        return self.folder.data / f"{side}.safetensors"
-
-    @cached_property
-    def examples(self) -> dict[Side, Examples]:
-        """The prepared rows of each side."""
-        try:
-            found = {side: Examples.open(self._file(side)) for side in self._sides}
-        except DataError as error:
-            raise RunError(f"{self.folder.path}: its rows can't be read: {error}") from None
-        self.check_tokenizer(found["train"].notes)
-        return found
-
-    @property
-    def fingerprints(self) -> tuple[str, ...]:
-        return (self.examples["train"].fingerprint,)
+    # ---- batches
 
     @cached_property
     def loader(self) -> Loader:
@@ -184,15 +191,11 @@ class RowObjective(Objective[S]):
             chosen = chosen[: max(1, int(np.searchsorted(total, most)))]
         order = chosen[np.argsort(lengths[chosen].max(1), kind="stable")]
         begin = 0
-        while begin < len(order):
-            end = begin + 1
-            while (
-                end < len(order)
-                and (end + 1 - begin) * lengths[order[begin : end + 1]].max(0).sum() <= EVALUATED_TOKENS
-            ):
-                end += 1
-            yield self.batch(examples, order[begin:end])
-            begin = end
+        for end in range(1, len(order) + 1):
+            more = order[begin : end + 1]
+            if end == len(order) or len(more) * lengths[more].max(0).sum() > EVALUATED_TOKENS:
+                yield self.batch(examples, order[begin:end])
+                begin = end
 
 
 # ---- what a head outputs
@@ -201,24 +204,30 @@ class RowObjective(Objective[S]):
 @torch.no_grad()
 def head_outputs(model: LanguageModel, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Batch]]:
     """What the head gives for each batch, in float32 on the host, and the batch."""
-    device, was_training = next(model.parameters()).device, model.training
-    model.eval()
-    try:
+    with evaluating(model) as device:
         for batch in batches:
             there = batch.to(device)
             yield model.forward(there.tokens, **model_inputs(there)).float().cpu(), batch
-    finally:
-        model.train(was_training)
 
 
-def by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The numbers of all texts, the longest first, as many at a time as may be read at once."""
-    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+@torch.no_grad()
+def read_framed(
+    objective: Objective[Any], model: LanguageModel, ids: Sequence[list[int]], others: Sequence[list[int]] | None = None
+) -> Iterator[tuple[list[int], npt.NDArray[np.float32]]]:
+    """Texts, or pairs of texts, in their frames, the longest first and as many at a time as may be read at once: their
+    numbers, and what the head gives for them."""
+    device = device_of(model)
+    lengths = [len(one) + (0 if others is None else len(others[n])) for n, one in enumerate(ids)]
+    order = sorted(range(len(ids)), key=lambda n: -lengths[n])
     begin = 0
     while begin < len(order):
-        end = begin + max(1, EVALUATED_TOKENS // (lengths[order[begin]] + 3))  # besides special tokens
-        yield order[begin:end]
-        begin = end
+        some = order[begin : begin + max(1, EVALUATED_TOKENS // (lengths[order[begin]] + 3))]  # besides special tokens
+        begin += len(some)
+        second = None if others is None else [others[n] for n in some]
+        read = framed([ids[n] for n in some], second, objective.tokenizer, length=objective.length)
+        given = {"mask": read.mask, "segments": read.segments}
+        there = {key: value.to(device) for key, value in given.items() if value is not None}
+        yield some, model.forward(read.tokens.to(device), **there).float().cpu().numpy()
 
 
 def check_finite(outputs: npt.NDArray[Any], folder: Path) -> None:

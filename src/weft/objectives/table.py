@@ -14,9 +14,9 @@ from weft.objectives import (  # noqa: F401 (each declares an objective)
     spans,
     tag,
 )
-from weft.objectives.objective import Objective, Tokenizers
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder
+from weft.training.objective import Objective, Tokenizers
 
 
 def build(recipe: Recipe, folder: RunFolder, tokenizers: Tokenizers | None = None) -> Objective[Any]:

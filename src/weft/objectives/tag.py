@@ -10,16 +10,15 @@ from torch.nn import functional as F
 
 from weft.data.batch import Batch, framed, framed_lengths, framed_text_length
 from weft.data.examples import Examples
-from weft.data.table import Kind, Row
-from weft.errors import DataError
+from weft.data.table import Kind, Row, RowSource, has_lines, read_rows, read_texts
+from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
 from weft.objectives.classify import classification_metrics
-from weft.objectives.objective import model_inputs
-from weft.objectives.rows import Numbers, RowObjective, by_length, check_finite, head_outputs
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer
-from weft.training.objective import Loss
+from weft.training.objective import Loss, Prediction, model_inputs
 
 
 class Tag(RowObjective[config.Tag]):
@@ -28,21 +27,12 @@ class Tag(RowObjective[config.Tag]):
     usage = "weft classify {run} < lines.txt"
     label_field = "tags"
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """All tags, in the order of the head's outputs."""
-        return self.settings.labels or ()
-
     def columns(self) -> Mapping[str, Kind]:
         return {self.settings.words: "words", self.settings.tags: "words"}
 
     def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
         if side == "target":
             yield " ".join(values[self.settings.words])
-
-    @property
-    def label_column(self) -> str:
-        return self.settings.tags
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row in rows:
@@ -87,16 +77,30 @@ class Tag(RowObjective[config.Tag]):
         """The likeliest tag of each word of each sentence, with its probability."""
         return [[self._likeliest(word) for word in words] for words in self.outputs(model, sentences)]
 
+    def predictions(
+        self, model: LanguageModel, file: str, column: str | None = None, second: str | None = None
+    ) -> Iterator[Prediction]:
+        """A tag for each word; in lines of text, words are what spaces divide."""
+        if second is not None:
+            raise ConfigError(f"--second {second}: {self.folder.path} tags the words of one text")
+        if has_lines(file):
+            sentences = [text.split() for text in read_texts(file, column)]
+        else:
+            name = column or self.settings.words
+            sentences = [row.values[name] for row in read_rows(RowSource([file], {name: "words"}))]
+        for words, found in zip(sentences, self.predict(model, sentences), strict=True):
+            line = " ".join(f"{word}/{tag}" for word, (tag, _) in zip(words, found, strict=True))
+            tags, probabilities = [tag for tag, _ in found], [share for _, share in found]
+            yield Prediction(line, {"words": words, "tags": tags, "probabilities": probabilities})
+
     def _likeliest(self, logits: npt.NDArray[np.float32]) -> tuple[str, float]:
         """The tag with the largest of some logits (labels,), and its probability."""
         check_finite(logits, self.folder.path)
         best = int(logits.argmax())
         return self.labels[best], float(torch.from_numpy(logits).softmax(-1)[best])
 
-    @torch.no_grad()
     def outputs(self, model: LanguageModel, sentences: Sequence[Sequence[str]]) -> list[npt.NDArray[np.float32]]:
         """The head's logits (words, labels) for the words of each sentence; longer ones are read in parts."""
-        device = next(model.parameters()).device
         found = [np.zeros((len(words), len(self.labels)), dtype=np.float32) for words in sentences]
         most, before = framed_text_length(self.tokenizer, self.length)
         parts = [
@@ -105,9 +109,7 @@ class Tag(RowObjective[config.Tag]):
             for part in _parts(tagged_example(self.tokenizer, words, range(len(words))), most)
         ]
         with bar("tagging words", sum(len(words) for words in sentences)) as advance:
-            for some in by_length([len(ids) for _, ids, _ in parts]):
-                tokens, mask, _ = framed([parts[n][1] for n in some], None, self.tokenizer, length=self.length)
-                answers = model.forward(tokens.to(device), mask=mask.to(device)).float().cpu().numpy()
+            for some, answers in read_framed(self, model, [ids for _, ids, _ in parts]):
                 for n, logits in zip(some, answers, strict=True):
                     number, _, words = parts[n]
                     for word, at in words.items():

@@ -6,21 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from weft.data.amount import amount
 from weft.data.batch import Batch, evaluation_batches, windows_batch
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.sampler import Mixture, Windows, rows
 from weft.data.shards import Shards, Side, Tokens
-from weft.data.split import train_texts
 from weft.errors import DataError, RunError
-from weft.evaluate.loss import mean_loss
 from weft.models.base import LanguageModel
-from weft.objectives.objective import EVALUATED_TOKENS, Objective, Prepared, Results
 from weft.progress import Log
 from weft.recipe.objective import ObjectiveConfig
+from weft.recipe.settle import Facts
 from weft.training.loader import Loader, micro_rows
+from weft.training.objective import EVALUATED_TOKENS, Objective, Results
 
 S = TypeVar("S", bound=ObjectiveConfig)
 
@@ -28,20 +26,7 @@ S = TypeVar("S", bound=ObjectiveConfig)
 class TextObjective(Objective[S]):
     """Documents, part by part of the recipe's data."""
 
-    def amount(self) -> int:
-        """Bytes of the files, less what is held out."""
-        data = self.recipe.data
-        read = amount([source for part in data.parts for source in part.sources], [data.column]).bytes
-        folders = [part.prepared for part in data.parts if part.prepared is not None]
-        return round(read * data.training_share) + sum(Shards.open(folder).train.bytes for folder in folders)
-
-    def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
-        """The training text of all parts."""
-        data = self.recipe.data
-        for part in data.parts:
-            yield from train_texts(data.text(part))
-
-    def prepare(self, log: Log) -> Prepared:
+    def prepare(self, log: Log) -> Facts:
         """Shards for every part that isn't prepared yet."""
         data = self.recipe.data
         if (self.folder.data / "plan.json").exists():  # from a start that was killed; it may have been of another text
@@ -55,16 +40,13 @@ class TextObjective(Objective[S]):
         for part, place in zip(data.parts, self._places(), strict=True):
             if part.prepared is None:
                 prepare_shards(data.text(part), place, self.tokenizer)
-        return Prepared(sum(shards.train.bytes for shards in self.corpora))
+        return self.facts(sum(shards.train.bytes for shards in self.corpora))
 
     def _places(self) -> list[Path]:
         """Where each part's tokens are: the prepared folder it names, or one inside the run."""
         parts, own = self.recipe.data.parts, self.folder.data
         inside = [own] if len(parts) == 1 else [own / f"part-{n}" for n in range(1, len(parts) + 1)]
-        return [
-            Path(part.prepared) if part.prepared is not None else place
-            for part, place in zip(parts, inside, strict=True)
-        ]
+        return [Path(part.prepared or place) for part, place in zip(parts, inside, strict=True)]
 
     # ---- tokens
 
@@ -93,15 +75,9 @@ class TextObjective(Objective[S]):
     def holds_out(self) -> bool:
         return bool(self.tokens("validation"))
 
-    @property
-    def size(self) -> int:
-        """Windows a step."""
-        assert self.recipe.batch.size is not None, "running text is batched by sequences"
-        return self.recipe.batch.size
-
     def windows(self, length: int) -> Loader:
         """Windows of `length` tokens. Several parts are mixed by the weights of `data.mixture`."""
-        recipe, texts, size = self.recipe, self.tokens("train"), self.size
+        recipe, texts, size = self.recipe, self.tokens("train"), self.recipe.batch.size or 1
         apart = recipe.data.document_mask
         weights = tuple(part.weight for part in recipe.data.parts) if len(texts) > 1 else (1.0,)
         mixture = Mixture(tuple(Windows(len(text), length, recipe.seed) for text in texts), weights)
@@ -134,7 +110,7 @@ class CorruptedTextObjective(TextObjective[S]):
     @cached_property
     def loader(self) -> Loader:
         """Corrupted windows, drawn anew each time they are read."""
-        plain, size, seed = self.windows(self.length - self.added), self.size, self.recipe.seed
+        plain, size, seed = self.windows(self.length - self.added), self.recipe.batch.size or 1, self.recipe.seed
 
         def make(step: int, rank: int, ranks: int) -> Batch:
             return self.corrupt(plain.make(step, rank, ranks), rows(step - 1, size, rank, ranks).tolist(), seed)
@@ -147,11 +123,11 @@ class CorruptedTextObjective(TextObjective[S]):
 
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
         """The mean loss of what was corrupted."""
-        return mean_loss(self.loss, model, self._batches("validation", self.recipe.evaluate.tokens))
+        return self.mean_loss(model, self._batches("validation", self.recipe.evaluate.tokens))
 
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
         """The same over all text of a side."""
-        return Results(dict(mean_loss(self.loss, model, self._batches(side, None))))
+        return Results(dict(self.mean_loss(model, self._batches(side, None))))
 
     def _batches(self, side: Side, most: int | None) -> Iterator[Batch]:
         """Text that is corrupted the same way each time, by a seed of its own, so that evaluations compare."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,17 +10,44 @@ from torch import Tensor
 from weft.data.batch import Batch
 from weft.decode.config import Beam, Sampling
 from weft.decode.translate import Translator
-from weft.evaluate.loss import mean_loss
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
 from weft.nn.loss import Readout, cross_entropy, linear_cross_entropy
-from weft.objectives.objective import Objective, model_inputs
 from weft.progress import Advance
-from weft.recipe.objective import WordObjective
-from weft.training.objective import Loss
+from weft.recipe import objective as config
+from weft.training.objective import Loss, Objective, model_inputs
+
+W = TypeVar("W", bound=config.WordObjective)
 
 
-def word_loss(settings: WordObjective, model: LanguageModel, batch: Batch) -> Loss:
+class WordObjective(Objective[W]):
+    """−log p of each target."""
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        return word_loss(self.settings, model, batch)
+
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
+        """Loss and perplexity of the targets."""
+        found = self.mean_loss(model, batches)
+        return found | {"perplexity": math.exp(min(700.0, found["loss"]))}
+
+
+class TranslationObjective(WordObjective[W]):
+    """The same for a model that reads one text and writes another."""
+
+    def translate(
+        self,
+        model: LanguageModel,
+        texts: Sequence[str],
+        settings: Beam | Sampling | None = None,
+        progress: Advance | None = None,
+    ) -> list[str]:
+        """What the model writes for each text, in their order; a blank text stays blank. Beam search by default."""
+        translator = Translator(model, self.tokenizers.source, self.tokenizers.target, self.length)
+        return translator.translate(texts, settings or Beam(beams=5, max_tokens=self.length), progress)
+
+
+def word_loss(settings: config.WordObjective, model: LanguageModel, batch: Batch) -> Loss:
     """−log p of each target, summed over the loss mask.
 
     The extra `nll` is the plain −log p without smoothing and z-loss, of which perplexity is made.
@@ -40,22 +67,3 @@ def word_loss(settings: WordObjective, model: LanguageModel, batch: Batch) -> Lo
     if mask is not None:
         losses, plain = torch.where(mask, losses, 0.0), torch.where(mask, plain, 0.0)
     return losses.sum(), count, {"nll": plain.sum()}
-
-
-def word_metrics(settings: WordObjective, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, float]:
-    """Loss and perplexity of the targets."""
-    found = mean_loss(lambda model, batch: word_loss(settings, model, batch), model, batches)
-    return found | {"perplexity": math.exp(min(700.0, found["loss"]))}
-
-
-def translate_texts(
-    objective: Objective[Any],
-    model: LanguageModel,
-    texts: Sequence[str],
-    settings: Beam | Sampling | None,
-    progress: Advance | None,
-) -> list[str]:
-    """What a sequence-to-sequence model writes for each text, in their order; a blank text stays blank."""
-    tokenizers = objective.tokenizers
-    translator = Translator(model, tokenizers.source, tokenizers.target, objective.length)
-    return translator.translate(texts, settings or Beam(beams=5, max_tokens=objective.length), progress)

@@ -1,6 +1,6 @@
 """Several processes that train one model together: each reads its part of every batch, and sums are taken over all.
 
-torchrun starts the processes and tells each its rank. What they have to agree on goes through here; everything above
+torchrun starts the processes and gives each its rank. What they have to agree on goes through here; everything above
 is written as for one process, for which nothing in this file does anything.
 
 Large tensors travel on the device that they are on (NCCL between GPUs). Words, numbers to agree on and waiting go
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -30,7 +30,7 @@ PATIENCE = timedelta(days=1)  # the first process may prepare a large text while
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `ranks` of them. Rank 0 leads: it alone writes, and what it says counts."""
+    """This process among `ranks` of them. Rank 0 leads: it alone writes, and it decides."""
 
     rank: int = 0
     ranks: int = 1
@@ -93,16 +93,10 @@ class Ranks:
         """What `make` gives on rank 0, on every rank; the others don't call it. It travels as JSON."""
         if self.alone:
             return make()
-        text = json.dumps(make(), default=float).encode() if self.leads else b""
-        size = torch.tensor([len(text)])
+        text = [json.dumps(make(), default=float) if self.leads else ""]
         with self._together():
-            distributed.broadcast(size, 0)
-            letters = torch.frombuffer(bytearray(text), dtype=torch.uint8) if self.leads else None
-            if letters is None:
-                letters = torch.empty(int(size), dtype=torch.uint8)
-            distributed.broadcast(letters, 0)
-        said: T = json.loads(bytes(letters.tolist()))
-        return said
+            distributed.broadcast_object_list(text, 0, device=torch.device("cpu"))
+        return cast(T, json.loads(text[0]))
 
     def wait(self) -> None:
         """Until all processes are here."""
@@ -132,7 +126,7 @@ class Ranks:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """A process that has ended can't be waited for. It said why; rank 0 adds a line, and the others just stop."""
+        """A process that has ended can't be waited for. It logged why; rank 0 adds a line, and the others just stop."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -142,8 +136,8 @@ class Ranks:
             if not self.leads:
                 raise SystemExit(2) from error
             raise RunError(
-                f"one of {self.ranks} processes can't be reached; what it said last tells why "
-                "(WEFT_DEBUG=1 shows what was noticed here)"
+                f"one of {self.ranks} processes can't be reached; its last message says why "
+                "(WEFT_DEBUG=1 shows the error that was met here)"
             ) from error
 
 
@@ -171,12 +165,12 @@ def join() -> Ranks:
 
     On a machine with GPUs each process has the one of its local rank, from here on the current one.
     """
-    told = {key: os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    if not all(told.values()) or told["WORLD_SIZE"] == "1":
+    given = {key: os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    if not all(given.values()) or given["WORLD_SIZE"] == "1":
         return ALONE
     place: dict[str, Any] = {"backend": "gloo"}
     if torch.cuda.is_available():
-        local, devices = int(os.environ.get("LOCAL_RANK", told["RANK"])), torch.cuda.device_count()
+        local, devices = int(os.environ.get("LOCAL_RANK", given["RANK"])), torch.cuda.device_count()
         if local >= devices:
             raise ConfigError(
                 f"process {local + 1} of this machine has no GPU of its own: there {'is' if devices == 1 else 'are'} "
@@ -187,11 +181,11 @@ def join() -> Ranks:
     try:
         distributed.init_process_group(**place, timeout=PATIENCE)
     except (RuntimeError, ValueError) as error:
-        address = f"{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
+        address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"process {told['RANK']} can't reach the others at {address}: {reason}") from error
+        raise ConfigError(f"process {given['RANK']} can't reach the others at {address}: {reason}") from error
     atexit.register(_leave)
-    ranks = Ranks(int(told["RANK"]), int(told["WORLD_SIZE"]))
+    ranks = Ranks(int(given["RANK"]), int(given["WORLD_SIZE"]))
     ranks.wait()  # one that fails at once must not be gone before the last one has found the others
     return ranks
 

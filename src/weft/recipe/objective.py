@@ -7,11 +7,12 @@ To add one, declare its settings here, write its class in `weft/objectives/` and
 """
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
-from weft.config import AnyKind, Config, kinds
+from weft.config import AnyKind, Config, Tree, kinds
 from weft.errors import ConfigError
 
 Reads = Literal["text", "sentences", "rows"]
@@ -188,10 +189,6 @@ class LabelObjective(ObjectiveConfig):
     def outputs(self) -> int | None:
         return None if self.labels is None else len(self.labels)
 
-    def with_labels(self, labels: tuple[str, ...]) -> Self:
-        """The same objective over these labels."""
-        return self.replace(labels=labels)
-
 
 class Classify(LabelObjective, SequenceObjective):
     """One of several labels for a text, or for a pair of texts if `second` names the other one's column."""
@@ -249,3 +246,19 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     declared.model_fields["kind"].default: declared for declared in kinds(ObjectiveConfig)
 }
 AnyObjective = Annotated[ObjectiveConfig, AnyKind()]
+
+
+# ---- names of earlier versions
+
+RENAMED = {"score": "regress", "twins": "contrastive"}
+
+
+def upgrade(tree: Mapping[str, object]) -> tuple[Tree, list[str]]:
+    """A recipe's tables with today's names, and a message for each name that has changed since an earlier version."""
+    objective = tree.get("objective")
+    kind = objective.get("kind") if isinstance(objective, Mapping) else objective
+    if not isinstance(kind, str) or kind not in RENAMED:
+        return dict(tree), []
+    new = RENAMED[kind]
+    renamed = {**objective, "kind": new} if isinstance(objective, Mapping) else new
+    return {**tree, "objective": renamed}, [f"objective.kind = '{kind}' is called '{new}' now; write that instead"]

@@ -11,8 +11,7 @@ from weft.errors import ConfigError, suggestion
 from weft.models.presets import PRESETS, preset
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
-from weft.recipe.objective import OBJECTIVES
-from weft.recipe.upgrade import upgrade
+from weft.recipe.objective import OBJECTIVES, upgrade
 
 
 def resolve(

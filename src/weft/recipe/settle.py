@@ -38,10 +38,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the data once it is prepared: the training text in bytes, rows and labels where it has them,
-    and the tokenizer with the size of its vocabulary, and of the source's own where there is one."""
+    """What is known of the data once it is prepared: the training text in bytes, the size of the tokenizer's vocabulary
+    and of the source's own where there is one, rows and labels where it has them."""
 
-    tokenizer: TokenizerConfig
     bytes: int
     vocab_size: int
     source_vocab_size: int | None = None
@@ -83,9 +82,8 @@ def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[
 
 
 def settle(recipe: Recipe, facts: Facts, device: str = "cpu") -> tuple[SettledRecipe, list[Choice]]:
-    """The recipe with nothing left open, and what was chosen. `device` is "cpu" or "cuda"."""
+    """A recipe that has its tokenizer with nothing left open, and what was chosen. `device` is "cpu" or "cuda"."""
     chosen, gpu = _Choices(recipe), device == "cuda"
-    chosen.put("tokenizer", facts.tokenizer.model_dump(mode="json", exclude_none=True))
     if isinstance(recipe.model, NGram):
         chosen.open("steps", 1, "n-grams are counted in one pass")
         chosen.open("batch.size", 1, "n-grams are counted in one pass")
@@ -114,21 +112,15 @@ class _Scale:
     tokens: int
     parameters: int
     gpu: bool
+    flops: float
+    time: str  # that the operations take, in words
 
     @classmethod
     def of(cls, recipe: Recipe, facts: Facts, gpu: bool) -> "_Scale":
         vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(recipe.model.vocab_size, 8192)
         weights = sum(writing_weights(recipe.model, vocab_size).values())
-        return cls(round(0.9 * facts.bytes / bytes_per_token(recipe)), weights, gpu)
-
-    @property
-    def flops(self) -> float:
-        return GPU_FLOPS if self.gpu else CPU_FLOPS
-
-    @property
-    def time(self) -> str:
-        """What the operations take, in words."""
-        return "half an hour on a large GPU" if self.gpu else "minutes on two slow cores"
+        spent = (GPU_FLOPS, "half an hour on a large GPU") if gpu else (CPU_FLOPS, "minutes on two slow cores")
+        return cls(round(0.9 * facts.bytes / bytes_per_token(recipe)), weights, gpu, *spent)
 
 
 def bytes_per_token(recipe: Recipe) -> float:
@@ -152,27 +144,23 @@ class _Choices:
 
     def open(self, key: str, value: Any, why: str) -> Any:
         """Set `key` if the recipe leaves it open; what it is set to."""
-        given = _get(self.tree, key)
+        given: Any = self.tree
+        for part in key.split("."):
+            given = given.get(part) if isinstance(given, dict) else None
         if given is not None:
             return given
-        self.put(key, value)
-        self.made.append(Choice(key, value["kind"] if isinstance(value, dict) else value, why))
+        self.put(key, value, why)
         return value
 
-    def put(self, key: str, value: Any) -> None:
-        """Set `key`."""
+    def put(self, key: str, value: Any, why: str = "") -> None:
+        """Set `key`; with a reason, it is one of the choices made."""
+        if why:
+            self.made.append(Choice(key, value["kind"] if isinstance(value, dict) else value, why))
         table: Any = value
         for part in reversed(key.split(".")):
             table = {part: table}
         self.tree = merge(self.tree, table)
         self.recipe = validate(Recipe, self.tree)
-
-
-def _get(tree: Tree, key: str) -> Any:
-    here: Any = tree
-    for part in key.split("."):
-        here = here.get(part) if isinstance(here, dict) else None
-    return here
 
 
 def _batch(chosen: _Choices, scale: _Scale) -> None:
@@ -286,14 +274,9 @@ def _vocabulary(chosen: _Choices, facts: Facts) -> None:
     A model's table may be longer than the vocabulary if it only rounds it up to a multiple of 64 or 128, which some
     kernels like; the extra rows are never a target.
     """
-    if not _covers(chosen.recipe.model.vocab_size, facts.vocab_size):
-        chosen.put("model.vocab_size", facts.vocab_size)
-        chosen.made.append(Choice("model.vocab_size", facts.vocab_size, "as many as the tokenizer has"))
-    size = facts.source_vocab_size
-    if size is not None and not _covers(getattr(chosen.recipe.model, "source_vocab_size", None), size):
-        chosen.put("model.source_vocab_size", size)
-        chosen.made.append(Choice("model.source_vocab_size", size, "as many as the source's tokenizer has"))
-
-
-def _covers(now: int | None, vocab_size: int) -> bool:
-    return now == vocab_size or any(now == -(-vocab_size // block) * block for block in (64, 128))
+    sizes = {"vocab_size": (facts.vocab_size, "the tokenizer")}
+    if facts.source_vocab_size is not None:
+        sizes["source_vocab_size"] = (facts.source_vocab_size, "the source's tokenizer")
+    for key, (size, tokenizer) in sizes.items():
+        if getattr(chosen.recipe.model, key, None) not in (size, -(-size // 64) * 64, -(-size // 128) * 128):
+            chosen.put(f"model.{key}", size, f"as many as {tokenizer} has")

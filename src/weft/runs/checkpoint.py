@@ -13,19 +13,19 @@ Loading runs no code: safetensors and JSON only (`runs/tensors.py`).
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn, optim
 
 from weft import files
 from weft.errors import DamageError, RunError
 from weft.models.renamed import current_name
 from weft.runs import tensors
+from weft.runs.folder import writing
 from weft.runs.snapshot import (
     Snapshot,
     copies,
@@ -38,15 +38,6 @@ from weft.runs.snapshot import (
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})$")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What besides weights and moments was saved: the step, and whatever the loop wrote down for itself."""
-
-    path: Path
-    step: int
-    notes: dict[str, Any]
 
 
 def checkpoint_name(step: int) -> str:
@@ -73,11 +64,9 @@ def step_of(path: Path) -> int:
 def try_moments(folder: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
     """Write the optimizer's state as a checkpoint would: it is most of one, and exists after the first update only."""
     file = folder / "moments.safetensors"
-    try:
+    with writing(file):
         tensors.save(file, copies(optimizer_state(optimizer, model)))
         file.unlink()
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{file}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def write(folder: Path, copy: Snapshot, keep: int, best: bool = False, spare: int | None = None) -> Path:
@@ -86,32 +75,28 @@ def write(folder: Path, copy: Snapshot, keep: int, best: bool = False, spare: in
     The newest checkpoint before step `spare` stays too.
     """
     target = folder / checkpoint_name(copy.step)
-    try:
+    with writing(target, "the checkpoint "):
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         if not _stands(target):
             with files.replacing_folder(target) as beside:
-                _write(beside, copy)
+                fill(beside, copy)
         link(folder, "latest", target)
         if best:
             link(folder, "best", target)
         _prune(folder, keep, spare)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{target}: the checkpoint cannot be written: {reason}") from None
     return target
 
 
 def _stands(target: Path) -> bool:
     """Whether this step's checkpoint is there and whole; a damaged one is cleared away."""
-    if not target.exists():
-        return False
-    try:
-        verify(target)
-    except RunError:
+    with suppress(RunError):
+        if target.exists():
+            verify(target)
+            return True
+    if target.exists():
         remove(target)
-        return False
-    return True
+    return False
 
 
 def link(folder: Path, name: str, target: Path) -> None:
@@ -121,12 +106,14 @@ def link(folder: Path, name: str, target: Path) -> None:
     files.replace_link(folder / name, target.name)
 
 
-def _write(folder: Path, copy: Snapshot) -> None:
+def fill(folder: Path, copy: Snapshot) -> None:
+    """Write the files of a checkpoint, the manifest last."""
     (folder / "state").mkdir()
     tensors.save(folder / "model.safetensors", copy.weights)
     if copy.moments is not None:
         tensors.save(folder / "state/optimizer.safetensors", copy.moments)
-    tensors.save(folder / "state/random.safetensors", copy.random)
+    if copy.random is not None:
+        tensors.save(folder / "state/random.safetensors", copy.random)
     (folder / "state/state.json").write_text(copy.state, encoding="utf-8")
     seal(folder, copy.step, copy.tied)
 
@@ -146,9 +133,8 @@ def _sweep(folder: Path) -> None:
     """Remove what a killed process left half-written."""
     for left in (*folder.glob(".step-*"), *folder.glob(".averaged.*")):
         shutil.rmtree(left, ignore_errors=True)
-    for name in ("latest", "best"):
-        for left in folder.glob(f".{name}.*"):
-            left.unlink(missing_ok=True)
+    for left in (*folder.glob(".latest.*"), *folder.glob(".best.*")):
+        left.unlink(missing_ok=True)
 
 
 def _prune(folder: Path, keep: int, spare: int | None) -> None:
@@ -221,21 +207,25 @@ def verify(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def newest_good(folder: Path) -> tuple[Path, list[str]]:
-    """The newest checkpoint that is whole, and a line for each damaged one that was passed over."""
-    return first_good(folder, reversed(checkpoints(folder)), whole)
-
-
 def whole(path: Path) -> Path:
     """The checkpoint itself, verified."""
     verify(path)
     return path
 
 
-def first_good(folder: Path, candidates: Iterable[Path], use: Callable[[Path], T]) -> tuple[T, list[str]]:
-    """What `use` makes of the first checkpoint in which it finds no damage, and a line for each that it passed over."""
+def newest_good(folder: Path) -> tuple[Path, list[str]]:
+    """The newest checkpoint that is whole, and a line for each damaged one that was passed over."""
+    return find(folder, None, whole)
+
+
+def find(folder: Path, which: Literal["best", "latest"] | None, use: Callable[[Path], T]) -> tuple[T, list[str]]:
+    """What `use` makes of the checkpoint asked for, or of the newest in which it finds no damage; and that damage."""
+    if not folder.is_dir():
+        raise RunError(f"{folder.parent}: no checkpoint yet; go on with `weft train --resume {folder.parent}`")
+    asked = [(folder / which).resolve()] if which is not None and (folder / which).exists() else []
+    others = [path for path in reversed(checkpoints(folder)) if path.resolve() not in asked]
     damage: dict[str, None] = {}  # in order, each once
-    for path in candidates:
+    for path in (*asked, *others):
         try:
             return use(path), list(damage)
         except DamageError as error:
@@ -245,36 +235,23 @@ def first_good(folder: Path, candidates: Iterable[Path], use: Callable[[Path], T
     raise RunError(f"{folder}: no checkpoint can be read: {'; '.join(damage)}")
 
 
-def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
-    """What `use` makes of the checkpoint asked for, or of the newest in which it finds no damage; and that damage."""
-    if not folder.is_dir():
-        raise RunError(f"{folder.parent}: no checkpoint yet; go on with `weft train --resume {folder.parent}`")
-    link = folder / which
-    asked = [link.resolve()] if link.exists() else []
-    others = [path for path in reversed(checkpoints(folder)) if path.resolve() not in asked]
-    return first_good(folder, [*asked, *others], use)
-
-
-def newest_before(folder: Path, step: int) -> Path | None:
-    """The newest whole checkpoint of an earlier step, if there is one."""
-    for path in reversed([path for path in checkpoints(folder) if step_of(path) < step]):
-        try:
-            verify(path)
-        except RunError:
-            continue
-        return path
-    return None
+def intact(folder: Path, before: int | None = None) -> Iterator[Path]:
+    """The checkpoints, of steps `before` one, that are as they were written; the newest first."""
+    for path in reversed(checkpoints(folder)):
+        if before is None or step_of(path) < before:
+            with suppress(RunError):
+                yield whole(path)
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
     """Put a checkpoint's weights into `model`, wherever it is. The checkpoint was verified before."""
     tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
-    found = _load(path / "model.safetensors")
+    found = load_tensors(path / "model.safetensors")
     found |= {current_name(alias): found[current_name(name)] for alias, name in tied.items()}
     _fill(path, model, found, assign=False)
 
 
-def _load(file: Path) -> dict[str, Tensor]:
+def load_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint's file by the names that parameters have today."""
     return {current_name(name): tensor for name, tensor in tensors.each(file)}
 
@@ -309,14 +286,17 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     _fill(path, model, found, assign=True)
 
 
-def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> Saved:
-    """Put back weights, moments and random generators, bit for bit. The checkpoint was verified before."""
+def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> dict[str, Any]:
+    """Put back weights, moments and random generators, bit for bit; the notes that were saved with them.
+
+    The checkpoint was verified before.
+    """
     load_weights(path, model)
     state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
     if optimizer is not None:
         kind, own = state.get("optimizer"), type(optimizer).__name__
         if kind is not None and kind != own:
             raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
-        load_optimizer_state(optimizer, model, _load(path / "state/optimizer.safetensors"))
+        load_optimizer_state(optimizer, model, load_tensors(path / "state/optimizer.safetensors"))
     restore_random_state(tensors.load(path / "state/random.safetensors"))
-    return Saved(path, state["step"], state["notes"])
+    return dict(state["notes"])

@@ -1,12 +1,14 @@
 """Line charts as SVG that takes its colours from the page, so that it suits light and dark."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from functools import cache
+from importlib import resources
 
-WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 16, 34, 40
+from jinja2 import Environment, Template
+
+LEFT, RIGHT, TOP, FOOT = 62, 624, 34, 260  # of the lines, as in chart.svg
 MOST_POINTS = 500
 
 
@@ -20,23 +22,18 @@ class Series:
     faint: bool = False
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A place on the x axis where something happened; `text` shows when it is pointed at."""
-
-    x: float
-    text: str
-
-
 def chart(
     title: str,
     series: Sequence[Series],
     *,
     logarithmic: bool = False,
     from_zero: bool = False,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """An <svg> element of lines over steps; empty text where there is nothing finite to draw."""
+    """An <svg> element of lines over steps; empty text where there is nothing finite to draw.
+
+    `marks` are steps at which something happened, each with a text that shows when it is pointed at.
+    """
     lines = [replace(s, points=_thin(_drawable(s.points, logarithmic))) for s in series]
     lines = [line for line in lines if line.points]
     if not lines:
@@ -50,50 +47,29 @@ def chart(
     y_ticks = _powers(min(ys), max(ys)) if logarithmic else []
     if len(y_ticks) < 3:  # less than a power of ten is nearly even
         y_ticks = _ticks(min(ys), max(ys))
-    x_of = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, logarithmic)
-    y_of = _Scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT - BOTTOM, TOP, logarithmic)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" class="chart">']
-    parts.append(f'<text x="{LEFT}" y="18" class="title">{escape(title)}</text>')
-    for tick in y_ticks:
-        y = y_of(tick)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" class="tick end">{_label(tick)}</text>')
-    foot = HEIGHT - BOTTOM
-    for tick in x_ticks:
-        x = x_of(tick)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{foot}" y2="{foot + 4}" class="axis"/>')
-        parts.append(f'<text x="{x:.1f}" y="{foot + 18}" class="tick middle">{_label(tick)}</text>')
-    parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{foot}" y2="{foot}" class="axis"/>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" class="tick end">step</text>')
-    for mark in marks:
-        x = x_of(min(max(mark.x, min(xs)), max(xs)))
-        line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{foot}" class="mark">'
-        parts.append(f"{line}<title>{escape(mark.text)}</title></line>")
-    parts += [_line(drawn, number, x_of, y_of) for number, drawn in enumerate(lines)]
-    if len(lines) > 1:
-        parts.append(_legend(lines))
-    return "".join([*parts, "</svg>"])
+    x_of = _scale(min(xs), max(xs), LEFT, RIGHT, logarithmic)
+    y_of = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), FOOT, TOP, logarithmic)
+    return _template().render(
+        title=title,
+        x_ticks=[(x_of(tick), _label(tick)) for tick in x_ticks],
+        y_ticks=[(y_of(tick), _label(tick)) for tick in y_ticks],
+        marks=[(x_of(min(max(x, min(xs)), max(xs))), text) for x, text in marks],
+        lines=[
+            (line, [(x_of(x), min(FOOT, max(TOP, y_of(y)))) for x, y in line.points], _legend(lines, number))
+            for number, line in enumerate(lines)
+        ],
+    )
 
 
-def _line(line: Series, number: int, x_of: "_Scale", y_of: "_Scale") -> str:
-    places = [(x_of(x), min(HEIGHT - BOTTOM, max(TOP, y_of(y)))) for x, y in line.points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    faint = " faint" if line.faint else ""
-    drawn = f'<polyline points="{path}" class="line c{number}{faint}"/>' if len(places) > 1 else ""
-    if line.dots or len(places) == 1:
-        drawn += "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" class="dot c{number}"/>' for x, y in places)
-    return drawn
+@cache
+def _template() -> Template:
+    text = (resources.files("weft") / "runs" / "chart.svg").read_text("utf-8")
+    return Environment(autoescape=True, trim_blocks=True).from_string(text)
 
 
-def _legend(lines: Sequence[Series]) -> str:
-    parts, x = [], float(WIDTH - RIGHT)
-    for number, line in reversed(list(enumerate(lines))):
-        x -= 7.2 * len(line.name)
-        parts.append(f'<text x="{x:.1f}" y="18" class="tick">{escape(line.name)}</text>')
-        faint = " faint" if line.faint else ""
-        parts.append(f'<line x1="{x - 22:.1f}" x2="{x - 6:.1f}" y1="14" y2="14" class="line c{number}{faint}"/>')
-        x -= 36
-    return "".join(parts)
+def _legend(lines: Sequence[Series], number: int) -> float:
+    """Where a line's name begins: all of them stand at the right."""
+    return round(RIGHT - sum(7.2 * len(line.name) for line in lines[number:]) - 36 * (len(lines) - 1 - number), 1)
 
 
 # ---- numbers to places
@@ -121,19 +97,11 @@ def _without_outliers(ys: list[float]) -> list[float]:
     return [y for y in ordered if y <= limit]
 
 
-class _Scale:
+def _scale(low: float, high: float, start: float, end: float, log: bool) -> Callable[[float], float]:
     """A value's place on an axis."""
-
-    def __init__(self, low: float, high: float, start: float, end: float, log: bool):
-        self._log = log
-        self._low, self._high = (math.log10(low), math.log10(high)) if log else (low, high)
-        self._start, self._end = start, end
-
-    def __call__(self, value: float) -> float:
-        value = math.log10(value) if self._log else value
-        width = self._high - self._low
-        part = (value - self._low) / width if width else 0.5
-        return self._start + part * (self._end - self._start)
+    value_of = math.log10 if log else float
+    first, width = value_of(low), value_of(high) - value_of(low)
+    return lambda value: round(start + (end - start) * ((value_of(value) - first) / width if width else 0.5), 1)
 
 
 def _ticks(low: float, high: float) -> list[float]:

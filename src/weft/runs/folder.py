@@ -24,22 +24,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from weft.config import read_toml, to_toml, validate
 from weft.errors import ConfigError, RunError
 from weft.files import locked, write_text
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
-from weft.recipe.upgrade import upgrade
+from weft.recipe.objective import upgrade
 
 # what may stand in a folder whose run never reached its first step
-BEFORE_START = {
-    "data",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    SOURCE_TOKENIZER,
-    "base.json",
-    "events.jsonl",
-    ".preflight",
-}
+TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", SOURCE_TOKENIZER}
+BEFORE_START = TOKENIZER_FILES | {"data", "base.json", "events.jsonl", ".preflight"}
 LOCK = ".lock"  # there while a process writes to the run, and in what a killed one left
 
 
@@ -74,10 +69,8 @@ class RunFolder:
 
     def write_config(self, recipe: Recipe) -> None:
         """Write config.toml: from here on the folder is a run."""
-        try:
+        with writing(self.config):
             write_text(self.config, to_toml(recipe))
-        except OSError as error:
-            raise RunError(f"{self.config}: cannot be written: {error.strerror or error}") from None
 
     def _tables(self) -> dict[str, Any]:
         return upgrade(read_toml(self.config))[0]
@@ -117,7 +110,7 @@ def claimed(path: Path | str) -> Iterator[RunFolder]:
     a start that was killed left behind is taken over; one that fails in here leaves nothing of its own.
     """
     run = RunFolder(path)
-    try:
+    with writing(run.path):
         _refuse_run(run)
         there = run.path.exists()
         run.path.mkdir(parents=True, exist_ok=True)
@@ -126,8 +119,6 @@ def claimed(path: Path | str) -> Iterator[RunFolder]:
         others = sorted(name for name in entries - known if not (known and name.startswith(".")))
         if others:
             raise RunError(f"{run.path}: the folder holds other things ({others[0]} …); choose another with --run")
-    except OSError as error:
-        raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
     with held(run):
         _refuse_run(run)  # another process may have begun one since
         try:
@@ -173,6 +164,16 @@ def held(run: RunFolder) -> Iterator[None]:
             raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
         stack.callback(lock.unlink, missing_ok=True)
         yield
+
+
+@contextmanager
+def writing(target: Path, what: str = "") -> Iterator[None]:
+    """A failure in here becomes one line that names the target."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{target}: {what}cannot be written: {reason}") from None
 
 
 def open_run(path: Path | str) -> RunFolder:

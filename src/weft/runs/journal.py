@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 from weft.errors import ConfigError
 from weft.files import sync, write_text
@@ -27,11 +27,11 @@ class Journal:
 
     def _open(self, after: int) -> None:
         run, log = self._run, self._recipe.log
-        for path in (run.metrics, run.timings):
+        paths = (run.metrics, run.timings)
+        for path in paths:
             _cut(path, after)
-        self._metrics = open(run.metrics, "a", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
-        self._timings = open(run.timings, "a", encoding="utf-8")  # noqa: SIM115
-        self._watchers: list[Watcher] = []
+        self._files: dict[Path, IO[str]] = {path: path.open("a", encoding="utf-8") for path in paths}
+        self._watchers: list[TensorBoard | WeightsAndBiases] = []
         if log.tensorboard:
             self._watchers.append(TensorBoard(run, after))
         if log.wandb != "off":
@@ -39,17 +39,18 @@ class Journal:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """A line that repeats when the run is repeated."""
-        self._append(self._metrics, {"step": step, **values})
+        self._append(self._run.metrics, {"step": step, **values})
 
     def timings(self, step: int, values: Mapping[str, float]) -> None:
         """A line that doesn't."""
-        self._append(self._timings, {"step": step, **values})
+        self._append(self._run.timings, {"step": step, **values})
 
-    def _append(self, file: Any, values: dict[str, Any]) -> None:
-        file.write(record(values) + "\n")
-        # what a full disk doesn't take stays in the file's buffer for the next time; `sync` is where it must succeed
-        with suppress(OSError):
-            file.flush()
+    def _append(self, path: Path, values: dict[str, Any]) -> None:
+        if path in self._files:
+            self._files[path].write(record(values) + "\n")
+            # what a full disk doesn't take stays in its buffer for the next time; `sync` is where it must succeed
+            with suppress(OSError):
+                self._files[path].flush()
         for watcher in self._watchers:
             watcher.add(values["step"], {key: value for key, value in values.items() if key != "step"})
 
@@ -62,12 +63,12 @@ class Journal:
 
     def sync(self) -> None:
         """Wait until every line is on the disk; a checkpoint must not be ahead of its metrics."""
-        for file in (self._metrics, self._timings):
+        for file in self._files.values():
             sync(file)
 
     def close(self) -> None:
         """Close the files."""
-        for file in (self._metrics, self._timings):
+        for file in self._files.values():
             with suppress(OSError):
                 file.close()
         for watcher in self._watchers:
@@ -78,23 +79,7 @@ class FollowerJournal(Journal):
     """For a process that another one leads, which writes for both: they know the same numbers."""
 
     def _open(self, after: int) -> None:
-        """There are no files."""
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """The leading process writes it."""
-
-    def timings(self, step: int, values: Mapping[str, float]) -> None:
-        """Likewise."""
-
-    def rewind(self, after: int) -> list[dict[str, Any]]:
-        """Nothing was written."""
-        return []
-
-    def sync(self) -> None:
-        """Nothing is on its way."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+        self._files, self._watchers = {}, []
 
 
 def steps(path: Path) -> Iterator[dict[str, Any]]:
@@ -106,14 +91,6 @@ def _cut(path: Path, after: int) -> None:
     if path.exists():
         kept = [record(line) + "\n" for line in steps(path) if line["step"] <= after]
         write_text(path, "".join(kept))
-
-
-class Watcher(Protocol):
-    """Something else that wants to see the numbers."""
-
-    def add(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -161,17 +138,15 @@ class WeightsAndBiases:
 
 def check_log(settings: LogConfig) -> None:
     """Refuse, before anything is written, to log to what is not installed."""
+    asked = {}
     if settings.tensorboard:
-        try:
-            import torch.utils.tensorboard  # noqa: F401
-        except ImportError:
-            raise ConfigError(
-                "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]', or leave it out"
-            ) from None
+        asked["torch.utils.tensorboard"] = (
+            "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]', or leave it out"
+        )
     if settings.wandb != "off":
+        asked["wandb"] = f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb, or leave it out"
+    for module, message in asked.items():
         try:
-            import_module("wandb")
+            import_module(module)
         except ImportError:
-            raise ConfigError(
-                f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb, or leave it out"
-            ) from None
+            raise ConfigError(message) from None

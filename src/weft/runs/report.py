@@ -2,23 +2,23 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from weft.errors import RunError
+from jinja2 import Environment
+
 from weft.explain.count import count
 from weft.explain.memory import Workload, training_memory
 from weft.explain.units import byte_size
 from weft.files import write_text
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS
-from weft.runs.curves import Mark, Series, chart
-from weft.runs.folder import RunFolder, open_run, read_lines
+from weft.runs.curves import Series, chart
+from weft.runs.folder import RunFolder, read_lines, writing
 
 Lines = Sequence[dict[str, Any]]
 
@@ -52,49 +52,33 @@ class Record:
         return list({(event["step"], event["to"], event["tries"]): event for event in self.all("rollback")}.values())
 
 
-def write_report(run: RunFolder | Path | str) -> Path:
+def write_report(run: RunFolder) -> Path:
     """Write a run's report from what its folder holds, and return where it is."""
-    folder = run if isinstance(run, RunFolder) else open_run(run)
-    try:
-        write_text(folder.report, page(folder))
-    except OSError as error:
-        raise RunError(f"{folder.report}: cannot be written: {error.strerror or error}") from None
-    return folder.report
+    with writing(run.report):
+        write_text(run.report, page(run))
+    return run.report
 
 
 def page(run: RunFolder) -> str:
     """The report as HTML."""
     record = Record(run.recipe(), *(list(read_lines(path)) for path in (run.metrics, run.timings, run.events)))
     start, result = record.last("start"), record.last("result")
-    title = escape(record.recipe.name)
-    style = (resources.files("weft") / "runs" / "report.css").read_text(encoding="utf-8")
-    body = [
-        f"<h1>{title}</h1>",
-        f'<p class="soft">{escape(_summary(record, start))}</p>',
-        _cards(record, result),
-        "<h2>Curves</h2>",
-        f'<div class="charts">{"".join(_charts(record))}</div>',
-        _trouble(record),
-        _confusion(result),
-        _samples(result.get("samples") or []),
-        _earlier_samples(record.all("samples")),
-        _cost(record),
-        _table("What was chosen, and why", start.get("choices") or []),
-        _table("How to repeat it", _provenance(start)),
-        f"<h2>Recipe</h2><pre>{escape(run.config.read_text(encoding='utf-8'))}</pre>",
-    ]
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title} · weft</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{style}</style></head><body>{''.join(body)}</body></html>\n"
+    files = resources.files("weft") / "runs"
+    template = Environment(autoescape=True, trim_blocks=True).from_string((files / "report.html").read_text("utf-8"))
+    return template.render(
+        name=record.recipe.name,
+        style=(files / "report.css").read_text("utf-8"),
+        summary=_summary(record, start),
+        cards=_cards(record, result),
+        charts=_charts(record),
+        trouble=_trouble(record),
+        result=result,
+        samples=_earlier_samples(record.all("samples")),
+        cost=_cost(record),
+        start=start,
+        provenance=_provenance(start),
+        recipe=run.config.read_text(encoding="utf-8"),
     )
-
-
-def _table(title: str, rows: Iterable[Sequence[object]]) -> str:
-    """A titled table of cells; nothing where there are no rows."""
-    cells = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows)
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f'<h2>{title}</h2><div class="scroll"><table>{body}</table></div>' if body else ""
 
 
 def _summary(record: Record, start: dict[str, Any]) -> str:
@@ -108,7 +92,7 @@ def _summary(record: Record, start: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _cards(record: Record, result: dict[str, Any]) -> str:
+def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     """The numbers to look at first."""
     cards: list[tuple[str, str]] = []
     for key, metric in METRICS.items():
@@ -130,7 +114,7 @@ def _cards(record: Record, result: dict[str, Any]) -> str:
     best = [event for event in record.all("checkpoint") if event.get("best")]
     if best:
         cards.append((f"{best[-1]['step']:,}", "step of the best checkpoint"))
-    return '<div class="cards">' + "".join(f"<div><b>{v}</b>{escape(k)}</div>" for v, k in cards) + "</div>"
+    return cards
 
 
 def _charts(record: Record) -> list[str]:
@@ -142,7 +126,7 @@ def _charts(record: Record) -> list[str]:
     for event in record.rollbacks[-1:]:
         abandoned = [(step, math.nan if loss is None else loss) for step, loss in event.get("abandoned") or []]
         losses.append(Series("abandoned", abandoned, faint=True))
-    marks = [Mark(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
+    marks = [(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
     bits = Series("held out", _points(metrics, "validation_bits_per_byte"), dots=True)
     speed = Series("tokens per second", _points(record.timings, "tokens_per_second"))
     norm = Series("gradient norm", _points(metrics, "gradient_norm"))
@@ -160,7 +144,7 @@ def _points(lines: Lines, key: str) -> list[tuple[float, float]]:
     return [(line["step"], math.nan if line[key] is None else line[key]) for line in lines if key in line]
 
 
-def _trouble(record: Record) -> str:
+def _trouble(record: Record) -> list[tuple[str, str]]:
     """What the guard did, if anything."""
     rows = [
         (
@@ -174,16 +158,16 @@ def _trouble(record: Record) -> str:
     if discarded:
         shown = ", ".join(str(step) for step in sorted(discarded)[:12]) + (", …" if len(discarded) > 12 else "")
         rows.append((f"step {shown}", "update discarded: loss or gradient out of bounds"))
-    return _table("When training went wrong", rows)
+    return rows
 
 
-def _cost(record: Record) -> str:
+def _cost(record: Record) -> list[tuple[str, str, str]]:
     """What the settings predicted (as `weft plan` does), and what was measured."""
     recipe = record.recipe
     length, size = recipe.batch.length, recipe.batch.size
     read = next((line["tokens"] for line in reversed(record.metrics) if "loss" in line), 0)
     if not read or length is None or size is None:
-        return ""
+        return []
     predicted = count(recipe.model, length, recipe.adapter)
     built, work = record.last("model").get("parameters"), predicted.training() * read
     speed = f"{work / record.seconds:.2e} per second for {_duration(record.seconds)}" if record.seconds else ""
@@ -193,7 +177,7 @@ def _cost(record: Record) -> str:
     step = Workload(micro, length, recipe.precision or "fp32", recipe.optimizer.kind)
     needed = training_memory(recipe.model, step, recipe.adapter)
     peak = tried.get("memory")
-    rows = [
+    return [
         ("", "predicted", "measured"),
         ("parameters", f"{predicted.parameters:,}", f"{built:,}" if built else ""),
         ("operations", f"{work:.2e}", speed),
@@ -203,38 +187,12 @@ def _cost(record: Record) -> str:
             f"{byte_size(peak)}; on a CPU, of the whole process" if peak else "",
         ),
     ]
-    return _table("Cost", rows)
 
 
-def _confusion(result: dict[str, Any]) -> str:
-    """Which label was predicted for which actual one: the shade is the share of the row."""
-    if "matrix" not in result:
-        return ""
-    labels, rows = result["labels"], []
-    for label, counts in zip(labels, result["matrix"], strict=True):
-        total = max(1, sum(counts))
-        cells = "".join(
-            f'<td style="background: color-mix(in srgb, var(--c0) {round(70 * count / total)}%, transparent)">'
-            f"{count:,}</td>"
-            for count in counts
-        )
-        rows.append(f"<tr><td>{escape(str(label))}</td>{cells}</tr>")
-    head = "".join(f"<td>{escape(str(label))}</td>" for label in labels)
-    table = f'<table class="counts"><tr><td>actual ↓ predicted →</td>{head}</tr>{"".join(rows)}</table>'
-    return f'<h2>Confusion matrix</h2><div class="scroll">{table}</div>'
-
-
-def _samples(samples: Sequence[str]) -> str:
-    if not samples:
-        return ""
-    return "<h2>What it writes</h2>" + "".join(f"<pre>{escape(sample)}</pre>" for sample in samples)
-
-
-def _earlier_samples(events: Lines) -> str:
+def _earlier_samples(events: Lines) -> list[tuple[str, str]]:
     """What it wrote at each evaluation; of a step that came twice, the later."""
     written = {event["step"]: event["texts"] for event in events}
-    rows = [(f"step {step}", " … ".join(texts)) for step, texts in sorted(written.items())]
-    return _table("What it wrote during training", rows)
+    return [(f"step {step}", " … ".join(texts)) for step, texts in sorted(written.items())]
 
 
 def _provenance(start: dict[str, Any]) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ class Snapshot:
     weights: dict[str, Tensor]
     tied: dict[str, str]
     moments: dict[str, Tensor] | None
-    random: dict[str, Tensor]
+    random: dict[str, Tensor] | None
     state: str  # JSON
 
 

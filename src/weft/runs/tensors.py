@@ -75,7 +75,8 @@ def each(path: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
         raise DamageError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    except (OSError, RuntimeError) as error:  # torch maps files, and may lack the room for it: an older one won't help
+    except (OSError, RuntimeError) as error:
+        # torch maps files, and may lack the memory for it: an older checkpoint won't help
         raise RunError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
@@ -108,13 +109,8 @@ def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tup
             own.stream = torch.cuda.Stream(device)
         begin = number * files.CHECKSUM_BYTES
         piece = own.buffer[: min(files.CHECKSUM_BYTES, size - begin)]
-        view, done = memoryview(piece.numpy()), 0
-        while done < len(view):
-            count = os.preadv(file.fileno(), [view[done:]], begin + done)
-            if not count:
-                raise _damage(path, number)
-            done += count
-        if hashlib.sha256(view).hexdigest() != sums[number]:
+        view = memoryview(piece.numpy())
+        if not _read_into(view, file.fileno(), begin) or hashlib.sha256(view).hexdigest() != sums[number]:
             raise _damage(path, number)
         with torch.cuda.stream(own.stream):
             for name, place in places[max(0, bisect_right(begins, begin) - 1) :]:
@@ -133,6 +129,14 @@ def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tup
             for job in jobs[place.begin // files.CHECKSUM_BYTES : -(-place.end // files.CHECKSUM_BYTES)]:
                 job.result()
             yield name, tensors[name]
+
+
+def _read_into(view: memoryview, file: int, begin: int) -> bool:
+    """Fill `view` with what a file holds from `begin` on; whether there was so much."""
+    done = 0
+    while done < len(view) and (count := os.preadv(file, [view[done:]], begin + done)):
+        done += count
+    return done == len(view)
 
 
 def common_type(path: Path) -> torch.dtype:

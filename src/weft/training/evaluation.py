@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from weft.errors import ConfigError, suggestion
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, evaluating
 from weft.recipe.config import SettledRecipe
 from weft.recipe.metrics import metric
 from weft.runs import checkpoint
@@ -28,19 +29,15 @@ class Evaluation:
     recipe: SettledRecipe
     run: RunFolder
     model: LanguageModel
-    objective: Objective
+    objective: Objective[Any]
     worker: Worker
 
     def measure(self) -> dict[str, float]:
         """The objective's metrics on held-out data."""
         if not self.objective.holds_out:
             return {}
-        self.model.eval()
-        try:
-            with torch.no_grad(), autocast(self.recipe.precision, self.worker.device):
-                return self.objective.evaluate(self.model)
-        finally:
-            self.model.train()
+        with evaluating(self.model), torch.no_grad(), autocast(self.recipe.precision, self.worker.device):
+            return self.objective.evaluate(self.model)
 
     def evaluate(self, state: TrainingState, journal: Journal, display: Display) -> bool:
         """Measure, and report; whether the weights are the best so far. The leading process does it for all."""
@@ -49,8 +46,8 @@ class Evaluation:
         journal.metrics(state.step, {f"validation_{key}": value for key, value in values.items()})
         self.run.event("evaluation", step=state.step, **values)
         if self.worker.ranks.leads:
-            texts = self.objective.sample(self.model.eval())
-            self.model.train()
+            with evaluating(self.model):
+                texts = self.objective.sample(self.model)
             if texts:
                 self.run.event("samples", step=state.step, texts=texts)
         better = self._better(values, state.best)

@@ -1,14 +1,14 @@
-"""Watching a run: which updates are not made, when to go back, and how to go on from there.
+"""Watching a run: which updates are discarded, when to roll back, and how to continue from there.
 
-Training goes wrong in two ways. A single batch gives a loss or a gradient that is no number or far out of the ordinary:
-its update is not made, and that is all. Or the weights themselves are spoilt: step after step goes wrong, and the
-run goes back to a checkpoint from before the trouble, past the text that led there, with smaller steps
+Training goes wrong in two ways. A batch gives a loss or a gradient that is not finite, or far out of the ordinary: its
+update is discarded, and that is all. Or the weights themselves are corrupt: step after step goes wrong, and the run
+rolls back to a checkpoint from before the trouble, skips the text that led there, and continues with smaller steps
 (Chowdhery et al. 2022, §5.1, skip a few hundred batches before a spike in the same way, by hand).
 
 What is out of the ordinary is measured against the median of the last steps, in units of their median absolute
 deviation: both ignore the outliers they have to judge. A step's update is judged on the device, by limits that were
 set when the numbers were last read; so watching costs no waiting. Everything is a function of the losses and norms
-alone, and is saved with each checkpoint: a resumed run discards and goes back at the same steps.
+alone, and is saved with each checkpoint: a resumed run discards and rolls back at the same steps.
 """
 
 import math
@@ -20,7 +20,7 @@ from weft.recipe.config import GuardConfig
 
 LARGEST = 3.4028234663852886e38  # of fp32: infinity and NaN are not below it
 GAUSSIAN = 1.4826  # a normal distribution's standard deviation in units of its median absolute deviation
-CHANCE_MARGIN = 1.1  # a loss this much above knowing nothing is not noise
+CHANCE_MARGIN = 1.1  # a loss this much above chance is not noise
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass
 class Guard:
-    """All that the guard remembers. The second half outlives a return to an earlier checkpoint."""
+    """All that the guard remembers. The second half survives a rollback."""
 
     step: int = 0  # the last one that was looked at
     losses: list[float] = field(default_factory=list)  # of the last good steps
@@ -48,14 +48,14 @@ class Guard:
     lowest: float | None = None  # median of the losses so far
 
     discarded: int = 0  # updates, in all
-    tries: int = 0  # returns in a row without getting any further
+    tries: int = 0  # rollbacks in a row without getting any further
     furthest: int = 0  # step that an abandoned stretch reached
-    back_to: int = 0  # step of the last return
+    back_to: int = 0  # step of the last rollback's checkpoint
     rate: float = 1.0  # times the schedule's
     shift: int = 0  # steps that the text is ahead of the step's number
 
     def limits(self, settings: GuardConfig) -> tuple[float, float]:
-        """The loss and the gradient norm above which an update is not made."""
+        """The loss and the gradient norm above which an update is discarded."""
         if settings.spike == 0.0 or len(self.losses) < settings.window // 4 or self.lowest is None:
             return LARGEST, LARGEST
         spread = max(GAUSSIAN * _deviation(self.losses), 0.05 * abs(self.lowest), 0.05)
@@ -67,9 +67,9 @@ class Guard:
         )
 
     def observe(self, rows: Sequence[Row], settings: GuardConfig, chance: float) -> int | None:
-        """Take in the steps since the last look; the first step of the trouble where it is time to go back.
+        """Take in the steps since the last look; the first step of the trouble if it is time to roll back.
 
-        `chance` is the loss of knowing nothing, ln vocab_size.
+        `chance` is the loss of a model that has learned nothing, ln vocab_size.
         """
         ceiling = self.limits(settings)[0]
         since = None
@@ -99,9 +99,9 @@ class Guard:
         return since
 
     def go_back(self, earlier: "Guard", settings: GuardConfig) -> "Guard":
-        """The guard after a return to the checkpoint that holds `earlier`.
+        """The guard after a rollback to the checkpoint that holds `earlier`.
 
-        The text goes on after the last batch read, so the steps to come see others than those that were abandoned.
+        The text continues after the last batch read, so the steps to come see others than those that were abandoned.
         """
         tries = self.tries + 1
         return replace(

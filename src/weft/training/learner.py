@@ -1,6 +1,5 @@
-"""A model and its optimizer, which start, are saved and are put back together."""
+"""A model and its optimizer, which start, are saved and are put back together; also when training has gone wrong."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,13 @@ from typing import Any
 import torch
 from torch import optim
 
+from weft.errors import RunError
 from weft.models.base import LanguageModel
 from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
-from weft.runs.snapshot import Snapshot, snapshot
+from weft.runs.folder import RunFolder
 from weft.training import optimizer
+from weft.training.state import TrainingState
 from weft.training.weights import first_model
 
 
@@ -29,10 +30,35 @@ class Learner:
         self.model.load_state_dict(first_model(recipe).state_dict())
         self.optimizer = optimizer.build(recipe.optimizer, self.model)
 
-    def snapshot(self, step: int, notes: Mapping[str, Any]) -> Snapshot:
-        """A copy of everything that continuing after `step` needs."""
-        return snapshot(step, self.model, self.optimizer, notes)
-
     def load(self, path: Path) -> dict[str, Any]:
         """Put back a checkpoint; its notes."""
-        return checkpoint.load(path, self.model, self.optimizer).notes
+        return checkpoint.load(path, self.model, self.optimizer)
+
+
+def roll_back(
+    run: RunFolder, recipe: SettledRecipe, learner: Learner, state: TrainingState, since: int
+) -> TrainingState:
+    """Put the last good checkpoint from before step `since` back, or fresh weights; the state to continue from.
+
+    Later checkpoints are removed: the run will write them again. After too many attempts in a row it gives up.
+    """
+    guard = state.guard
+    if guard.tries >= recipe.guard.rollbacks:
+        tried = f"{guard.tries} rollback{'s' if guard.tries > 1 else ''} did not help"
+        raise RunError(
+            f"{run.path}: training went wrong at step {since}{f' and {tried}' if guard.tries else ''}; lower "
+            f"optimizer.lr, lengthen schedule.warmup, look at the text, or allow more with guard.rollbacks"
+        )
+    # an attempt that failed from one checkpoint is followed by one from the checkpoint before it
+    before = min(since, guard.back_to) if guard.tries else since
+    path = next(checkpoint.intact(run.checkpoints, before), None)
+    if path is not None:
+        earlier = TrainingState.from_notes(learner.load(path))
+    else:
+        earlier = TrainingState(micro=state.micro)
+        learner.restart(recipe)
+    checkpoint.forget_after(run.checkpoints, earlier.step)
+    if not (run.checkpoints / "best").exists():
+        earlier.best = earlier.best_step = None
+    earlier.guard = guard.go_back(earlier.guard, recipe.guard)
+    return earlier

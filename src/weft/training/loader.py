@@ -17,7 +17,7 @@ class Loader:
     """Which rows each step trains on. Steps count from 1.
 
     `make(step, rank, ranks)` gives the rows that one of several processes takes of a step: a contiguous part of them,
-    in the same order. `epochs` tells how often the data, or the most read part of it, was read after so many steps.
+    in the same order. `epochs` is how often the data, or its most read part, has been read after so many steps.
     `fewest` is the smallest number of rows in a step, over all processes, and `row` says in words what a row is.
     With `even` all steps have one shape.
     """
@@ -30,10 +30,6 @@ class Loader:
     even: bool = False
     rank: int = 0
     ranks: int = 1
-
-    def with_micro(self, micro: int) -> "Loader":
-        """The same rows, that many at a time."""
-        return replace(self, micro=micro)
 
     def batch(self, step: int) -> Batch:
         """This process's rows of a step."""
@@ -83,4 +79,4 @@ def shared(loader: Loader, recipe: SettledRecipe, ranks: Ranks) -> Loader:
             "times; raise it, or start fewer processes"
         )
     own = replace(loader, rank=ranks.rank, ranks=ranks.ranks)
-    return own if batch.size is None else own.with_micro(min(own.micro, -(-batch.size // ranks.ranks)))
+    return own if batch.size is None else replace(own, micro=min(own.micro, -(-batch.size // ranks.ranks)))

@@ -3,7 +3,8 @@
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
@@ -13,31 +14,29 @@ from weft.parallel.ranks import ALONE
 from weft.recipe.config import SettledRecipe
 from weft.runs.folder import RunFolder
 from weft.runs.journal import FollowerJournal, Journal
+from weft.runs.snapshot import snapshot
 from weft.training import optimizer, schedule
 from weft.training.compiled import Compiled, can_be_captured, compiled
-from weft.training.display import Clock, Display, display
+from weft.training.display import Clock, Display, display, expectations
 from weft.training.evaluation import Evaluation
-from weft.training.expect import expectations
 from weft.training.guard import Guard
 from weft.training.interruption import Interrupted, interruptions
-from weft.training.learner import Learner
+from weft.training.learner import Learner, roll_back
 from weft.training.loader import shared
 from weft.training.objective import Objective
 from weft.training.precision import arithmetic, slow_precision
 from weft.training.preflight import Preflight
-from weft.training.rollback import roll_back
-from weft.training.saver import FollowerSaver, Saver
+from weft.training.saver import Saver
 from weft.training.state import RunResult, TrainingState
 from weft.training.step import OptimisationStep, StepResult, fit
-from weft.training.throughput import device_use
 from weft.training.weights import first_model
-from weft.training.worker import Worker
+from weft.training.worker import Worker, device_use
 
 
 class Loop:
     """One run in progress: what its steps need, and what they leave behind."""
 
-    def __init__(self, recipe: SettledRecipe, run: RunFolder, objective: Objective, worker: Worker):
+    def __init__(self, recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], worker: Worker):
         self.recipe, self.run, self.objective, self.worker = recipe, run, objective, worker
         self.loader = shared(objective.loader, recipe, worker.ranks)
         model = first_model(recipe).to(worker.device)
@@ -57,7 +56,6 @@ class Loop:
         """From `state` to the last step; `begin` is called once the pre-flight has passed."""
         recipe, ranks, started = self.recipe, self.worker.ranks, time.perf_counter()
         capture = can_be_captured(recipe, self.model, self.loader, self.worker)
-        new_journal, new_saver = (Journal, Saver) if ranks.leads else (FollowerJournal, FollowerSaver)
         with (
             arithmetic(recipe.precision, recipe.deterministic),
             compiled(self.model, recipe.compile, capture) as self.compiled,
@@ -69,8 +67,8 @@ class Loop:
                 self._preflight(shown, state)
             if begin is not None:
                 begin()
-            journal = new_journal(self.run, recipe, after=state.step)
-            saver = new_saver(self.run, recipe.checkpoint.keep, journal.sync)
+            journal = (Journal if ranks.leads else FollowerJournal)(self.run, recipe, after=state.step)
+            saver = Saver(self.run, recipe.checkpoint.keep, journal.sync)
             try:
                 while (since := self._stretch(state, journal, saver, shown, interrupted)) is not None:
                     saver.wait()
@@ -100,7 +98,7 @@ class Loop:
         """Try everything once. With `batch.micro` = auto it finds how many rows fit at a time; nothing else changes."""
         first, auto = state.step + 1, self.recipe.batch.micro == "auto"
         if auto and state.micro is not None:
-            self.loader = self.loader.with_micro(state.micro)
+            self.loader = replace(self.loader, micro=state.micro)
         self._set_limits(Guard())
         # each process tries for itself how much fits
         step = replace(self._optimisation_step(), ranks=ALONE)
@@ -112,11 +110,11 @@ class Loop:
             self.worker.device,
             first=first + state.guard.shift,
             auto=auto,
-        ).run(self.run.scratch, state.notes())
+        ).run(self.run.scratch, asdict(state))
         if auto:
             state.micro = self.worker.ranks.least(findings.micro)
             findings = replace(findings, micro=state.micro)
-            self.loader = self.loader.with_micro(state.micro)
+            self.loader = replace(self.loader, micro=state.micro)
         self.run.event("preflight", **vars(findings))
         display.line(f"pre-flight: {findings}")
         crowded = findings.crowded(self.recipe.checkpoint.keep)
@@ -262,9 +260,12 @@ class Loop:
 
     def _save(self, state: TrainingState, saver: Saver, best: bool) -> None:
         self._read(state)
+        if not self.worker.ranks.leads:  # all processes hold the same state
+            return
         # while something is wrong, the last checkpoint from before it must outlive those that follow
         spare = state.guard.wrong[0] if state.guard.wrong else None
-        saver.save(state.step, lambda: self.learner.snapshot(state.step, state.notes()), best, spare)
+        model, optimizer = self.model, self.learner.optimizer
+        saver.save(state.step, lambda: snapshot(state.step, model, optimizer, asdict(state)), best, spare)
 
     # ---- before the last step
 

@@ -67,49 +67,31 @@ def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
 
 
 def build(settings: config.Optimizer, model: nn.Module) -> optim.Optimizer:
-    """The optimizer of a model's trainable parameters. The learning rate is set at every step."""
+    """The optimizer of a model's trainable parameters; one fused kernel updates all. The learning rate is set at every
+    step."""
     match settings:
         case config.AdamW():
-            return adamw(settings, model)
+            groups = decay_groups(model, settings.weight_decay, layer_decay=settings.layer_decay)
+            return optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
         case config.Adam():
-            return adam(settings, model)
+            groups = decay_groups(model, 0.0)
+            return optim.Adam(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
         case config.SGD():
-            return sgd(settings, model)
+            groups = decay_groups(model, settings.weight_decay)
+            optimizer = optim.SGD(groups, lr=0.0, momentum=settings.momentum, fused=True)
+            if settings.momentum:  # the fused kernel leaves them uninitialised where the first update is held back
+                for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            return optimizer
         case config.Muon():
-            return muon(settings, model)
+            matrices = block_matrices(model)
+            if not matrices:
+                raise ConfigError(
+                    "optimizer.kind = 'muon': it needs a model made of Transformer blocks; use adamw here"
+                )
+            return Muon(settings, matrices, decay_groups(model, settings.weight_decay, without=matrices))
         case _:
             assert_never(settings)
-
-
-def adamw(settings: config.AdamW, model: nn.Module) -> optim.Optimizer:
-    """AdamW; one fused kernel updates all parameters."""
-    groups = decay_groups(model, settings.weight_decay, layer_decay=settings.layer_decay)
-    return optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
-
-
-def adam(settings: config.Adam, model: nn.Module) -> optim.Optimizer:
-    """Adam without decay."""
-    groups = decay_groups(model, 0.0)
-    return optim.Adam(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
-
-
-def sgd(settings: config.SGD, model: nn.Module) -> optim.Optimizer:
-    """SGD with momentum."""
-    groups = decay_groups(model, settings.weight_decay)
-    optimizer = optim.SGD(groups, lr=0.0, momentum=settings.momentum, fused=True)
-    if settings.momentum:  # the fused kernel leaves them uninitialised where the first update is held back
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimizer
-
-
-def muon(settings: config.Muon, model: nn.Module) -> optim.Optimizer:
-    """Muon for the matrices inside blocks, AdamW for embeddings, heads, gains and biases."""
-    matrices = block_matrices(model)
-    if not matrices:
-        raise ConfigError("optimizer.kind = 'muon': it needs a model made of Transformer blocks; use adamw here")
-    rest = decay_groups(model, settings.weight_decay, without=matrices)
-    return Muon(settings, matrices, rest)
 
 
 class Muon(optim.Optimizer):
@@ -119,7 +101,7 @@ class Muon(optim.Optimizer):
     The gradients of the matrices are used up: the step leaves something else in their place.
     """
 
-    # as torch.amp's gradient scaling hands them to a fused optimizer: a divisor, and 1 where the step is to be skipped
+    # as torch.amp's gradient scaling hands them to a fused optimizer: a divisor, and 1 where the step must be skipped
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
@@ -140,28 +122,16 @@ class Muon(optim.Optimizer):
             self.adamw.grad_scale, self.adamw.found_inf = self.grad_scale, self.found_inf  # type: ignore[attr-defined]
             self.adamw.step()
         group = self.param_groups[0]
-        momentum = group["momentum"]
         lr: float | Tensor = group["lr"]  # 0 for a step that is held back; the device is not asked which it is
         if self.found_inf is not None:
             lr = lr * (1.0 - self.found_inf)
         alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}  # (weights, direction) by shape
         for parameter, heights in zip(group["params"], self.heights, strict=True):
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            state = self.state[parameter]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(gradient)
-            memory = state["momentum_buffer"]
-            if self.grad_scale is not None:
-                gradient.div_(self.grad_scale)
-            if self.found_inf is not None:  # then the gradient, be it what it may, leaves the memory alone
-                gradient.copy_(torch.where(self.found_inf > 0, memory, gradient))
-            memory.lerp_(gradient, 1.0 - momentum)
-            gradient.lerp_(memory, momentum)  # Nesterov's look ahead
-            parameter.mul_(1.0 - lr * group["weight_decay"])
-            for weights, way in zip(parameter.split(heights), gradient.split(heights), strict=True):
-                alike.setdefault(tuple(way.shape), []).append((weights, way))
+            if parameter.grad is not None:
+                direction = self._direction(parameter, parameter.grad, group["momentum"])
+                parameter.mul_(1.0 - lr * group["weight_decay"])
+                for weights, way in zip(parameter.split(heights), direction.split(heights), strict=True):
+                    alike.setdefault(tuple(way.shape), []).append((weights, way))
         for shape, pairs in alike.items():
             # root mean square 0.2, what AdamW's steps have (Liu et al. 2025, §2.2)
             pace = lr * 0.2 * max(shape) ** 0.5
@@ -171,6 +141,19 @@ class Muon(optim.Optimizer):
                 updates = orthogonalise(torch.stack([way for _, way in some])).float() * pace
                 for (weights, _), update in zip(some, updates, strict=True):
                     weights.sub_(update)
+
+    def _direction(self, parameter: Tensor, gradient: Tensor, momentum: float) -> Tensor:
+        """The momentum with Nesterov's look ahead, in the place of the gradient."""
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        memory = state["momentum_buffer"]
+        if self.grad_scale is not None:
+            gradient.div_(self.grad_scale)
+        if self.found_inf is not None:  # then the gradient, be it what it may, leaves the momentum as it is
+            gradient.copy_(torch.where(self.found_inf > 0, memory, gradient))
+        memory.lerp_(gradient, 1.0 - momentum)
+        return gradient.lerp_(memory, momentum)
 
 
 AT_ONCE = 1 << 26  # numbers in a batch of matrices

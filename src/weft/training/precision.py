@@ -1,4 +1,4 @@
-"""Number formats. Weights, gradients and the optimizer's memory stay in fp32; precision says how products are formed.
+"""Number formats. Weights, gradients and the optimizer's state stay in fp32; precision says how products are formed.
 
 fp32: as written. tf32: fp32 in memory, matrix products on tensor cores with 10 bits of mantissa.
 bf16: matrix products in bfloat16 under autocast, and what runs along the skip connections too; norms and softmax in
@@ -49,7 +49,7 @@ def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
     matmul = torch.get_float32_matmul_precision()
     was, short = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # it forms recurrent models' products so unless told not to
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # cuDNN uses it for recurrent models by default
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)
@@ -100,7 +100,7 @@ def _multiplies(dtype: torch.dtype) -> bool:
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    arm = platform.machine().lower() in ("aarch64", "arm64")  # torch says it has fp16 there, and then takes no notice
+    arm = platform.machine().lower() in ("aarch64", "arm64")  # torch claims fp16 there, and doesn't use it
     return not arm and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
@@ -164,15 +164,12 @@ class EightBitLinear(Linear):
             return _EightBitLinear.apply(rows, self.weight, self.bias).unflatten(0, x.shape[:-1])
 
 
-def use_eight_bits(model: nn.Module) -> int:
-    """Turn the linear layers inside blocks into `EightBitLinear`, in place, and say how many. Parameters stay the same.
+def use_eight_bits(model: nn.Module) -> None:
+    """Turn the linear layers inside blocks into `EightBitLinear`, in place. Parameters stay the same.
 
     Embeddings and heads stay out: they are few, and sensitive.
     """
-    changed = 0
     for block in (module for module in model.modules() if isinstance(module, Block)):
         for part in block.modules():
             if type(part) is Linear and part.in_features % SIXTEEN == 0 and part.out_features % SIXTEEN == 0:
                 part.__class__ = EightBitLinear
-                changed += 1
-    return changed

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Preflight:
             torch.cuda.reset_peak_memory_stats(self.device)
         shutil.rmtree(scratch, ignore_errors=True)
         try:
-            saved = checkpoint.write(scratch, self.learner.snapshot(0, notes), keep=1)
+            saved = checkpoint.write(scratch, snapshot.snapshot(0, model, optimizer, notes), keep=1)
             micro = self._fitting()
             needed = snapshot.size(model, optimizer)  # only now are there moments
             free = shutil.disk_usage(scratch).free
@@ -126,7 +126,7 @@ class Preflight:
         try:
             # twice: moments come with the first update, and a compiled step is captured only after it
             for _ in range(2):
-                self.step(self.loader.with_micro(micro).parts(self.first))
+                self.step(replace(self.loader, micro=micro).parts(self.first))
             if gpu:
                 torch.cuda.synchronize(self.device)
         except Exception as error:

@@ -74,10 +74,3 @@ class Saver:
             standing = checkpoint.checkpoints(self._run.checkpoints)
             left = f"the newest whole checkpoint is {standing[-1].name}" if standing else "no checkpoint was written"
             raise RunError(f"{self._failure}; {left}; `weft train --resume {self._run.path}` goes on from there")
-
-
-class FollowerSaver(Saver):
-    """For a process that another one leads, which saves for both: they hold the same state."""
-
-    def save(self, step: int, take: Callable[[], Snapshot], best: bool, spare: int | None) -> None:
-        """Nothing is written here."""

@@ -9,19 +9,15 @@ from weft.recipe import config
 
 def build(settings: config.Schedule, lr: float, steps: int, d_model: int) -> Callable[[int], float]:
     """The learning rate at each step of a run of `steps` steps."""
-    match settings:
-        case config.Constant():
-            return lambda step: constant(step, lr, settings.warmup or 0)
-        case config.Linear():
-            return lambda step: linear(step, steps, lr, settings)
-        case config.Cosine():
-            return lambda step: cosine(step, steps, lr, settings)
-        case config.WSD():
-            return lambda step: wsd(step, steps, lr, settings)
-        case config.Noam():
-            return lambda step: noam(step, d_model, settings.warmup, settings.scale)
-        case _:
-            assert_never(settings)
+    if isinstance(settings, config.Noam):
+        return lambda step: noam(step, d_model, settings.warmup, settings.scale)
+    warmup = settings.warmup or 0
+    return lambda step: lr * min(_rise(step, warmup), _fall(settings, step, steps))
+
+
+def noam(step: int, d_model: int, warmup: int, scale: float = 1.0) -> float:
+    """d_model^−0.5 · min(step^−0.5, step · warmup^−1.5), highest at step = warmup (Vaswani et al. 2017, §5.3)."""
+    return scale * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 
 def _rise(step: int, warmup: int) -> float:
@@ -29,35 +25,22 @@ def _rise(step: int, warmup: int) -> float:
     return min(1.0, step / warmup) if warmup else 1.0
 
 
+def _fall(settings: config.Constant | config.Linear | config.Cosine | config.WSD, step: int, steps: int) -> float:
+    """The share of the peak that is left, down to `floor` at the last step."""
+    match settings:
+        case config.Constant():
+            return 1.0
+        case config.Linear():
+            return 1.0 - (1.0 - settings.floor) * _done(step, settings.warmup or 0, steps)
+        case config.Cosine():  # (1 + cos πx)/2, x from 0 to 1 (Loshchilov and Hutter 2017)
+            fall = 0.5 * (1.0 + math.cos(math.pi * _done(step, settings.warmup or 0, steps)))
+            return settings.floor + (1.0 - settings.floor) * fall
+        case config.WSD():
+            return 1.0 - (1.0 - settings.floor) * _done(step, steps * (1.0 - settings.decay), steps)
+        case _:
+            assert_never(settings)
+
+
 def _done(step: int, begin: float, end: float) -> float:
     """How much of begin … end has passed, within 0 … 1."""
     return min(1.0, max(0.0, (step - begin) / (end - begin))) if end > begin else float(step > begin)
-
-
-def constant(step: int, lr: float, warmup: int) -> float:
-    """lr, after a linear rise."""
-    return lr * _rise(step, warmup)
-
-
-def linear(step: int, steps: int, lr: float, settings: config.Linear) -> float:
-    """A rise to lr, then a straight fall to floor · lr at the last step."""
-    warmup = settings.warmup or 0
-    return lr * min(_rise(step, warmup), 1.0 - (1.0 - settings.floor) * _done(step, warmup, steps))
-
-
-def cosine(step: int, steps: int, lr: float, settings: config.Cosine) -> float:
-    """A rise to lr, then floor + (1 − floor) · (1 + cos πx)/2 of it, x from 0 to 1 (Loshchilov and Hutter 2017)."""
-    warmup = settings.warmup or 0
-    fall = 0.5 * (1.0 + math.cos(math.pi * _done(step, warmup, steps)))
-    return lr * min(_rise(step, warmup), settings.floor + (1.0 - settings.floor) * fall)
-
-
-def wsd(step: int, steps: int, lr: float, settings: config.WSD) -> float:
-    """A rise to lr, a plateau, and a straight fall to floor · lr over the last `decay` part of the steps."""
-    fall = _done(step, steps * (1.0 - settings.decay), steps)
-    return lr * min(_rise(step, settings.warmup or 0), 1.0 - (1.0 - settings.floor) * fall)
-
-
-def noam(step: int, d_model: int, warmup: int, scale: float = 1.0) -> float:
-    """d_model^−0.5 · min(step^−0.5, step · warmup^−1.5), highest at step = warmup (Vaswani et al. 2017, §5.3)."""
-    return scale * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)

@@ -1,50 +1,51 @@
-"""How training starts: a new run, one that is resumed, or a process that follows another one's."""
+"""How training starts: a new run, one that is resumed, or a process that follows another one's.
 
+An n-gram model takes no steps: it is counted.
+"""
+
+import math
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any
 
+import numpy as np
 import torch
 
 from weft import __version__
 from weft.errors import RunError
 from weft.files import write_text
-from weft.models.config import NGram
+from weft.models.build import build
+from weft.models.ngram import NGram
 from weft.recipe.config import SettledRecipe
-from weft.recipe.settle import Choice
 from weft.runs import checkpoint
 from weft.runs.folder import FollowedRun, RunFolder
-from weft.runs.journal import check_log
-from weft.training.counting import CountedObjective, count
+from weft.runs.journal import Journal, check_log
+from weft.runs.snapshot import snapshot
 from weft.training.loop import Loop
 from weft.training.objective import Objective
 from weft.training.state import RunResult, TrainingState
-from weft.training.throughput import device_name
 from weft.training.weights import base_note, check_base
-from weft.training.worker import Worker
+from weft.training.worker import Worker, device_name
 
 
 def train(
     recipe: SettledRecipe,
     run: RunFolder,
-    objective: Objective,
+    objective: Objective[Any],
     worker: Worker,
-    *,
-    choices: Sequence[Choice] = (),
-    command: str | None = None,
+    notes: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Train the recipe's model in a run folder that was claimed.
 
-    `choices` and `command` are noted for the report. Of several processes the first one calls this, and the others
-    `follow`. Ctrl-C finishes the step, saves, says how to resume and raises KeyboardInterrupt.
+    `notes` go into the report: how the run was started, and what was chosen. Of several processes the first one calls
+    this, and the others `follow`. Ctrl-C finishes the step, saves, logs how to resume and raises KeyboardInterrupt.
     """
     check_log(recipe.log)
-    counted = isinstance(recipe.model, NGram)
     run.event(
         "start",
-        command=command,
-        choices=[[c.key, str(c.value), c.why] for c in choices],
+        **(notes or {}),
         corpus=list(objective.fingerprints),
         weft=__version__,
         torch=torch.__version__,
@@ -53,9 +54,9 @@ def train(
         processes=worker.ranks.ranks,
     )
     torch.manual_seed(recipe.seed)
-    if counted:
+    if recipe.model.kind == "ngram":
         _begin(run, recipe)
-        return count(recipe, run, cast(CountedObjective, objective), worker)
+        return _count(recipe, run, objective, worker)
     loop = Loop(recipe, run, objective, worker)
     worker.ranks.share(lambda: "")  # no checkpoint: those who follow begin with fresh weights as well
     # config.toml is written once the pre-flight has passed: a start that fails leaves no run behind
@@ -69,7 +70,28 @@ def _begin(run: RunFolder, recipe: SettledRecipe) -> None:
     run.write_config(recipe)
 
 
-def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective, worker: Worker) -> RunResult:
+def _count(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], worker: Worker) -> RunResult:
+    """Count the training text into the recipe's n-gram model, evaluate it and save it as step 1."""
+    started = time.perf_counter()
+    text, model = objective.training_text, build(recipe.model)
+    assert isinstance(model, NGram)
+    documents = text.documents(0, len(text))
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(documents)) + 1])
+    model.fit(text.read(0, len(text)), starts, progress=not worker.quiet)
+    model.eval()
+    run.event("model", parameters=sum(model.entries))
+    validation = objective.evaluate(model) if objective.holds_out else {}
+    journal = Journal(run, recipe)
+    journal.metrics(1, {"tokens": len(text), **{f"validation_{key}": value for key, value in validation.items()}})
+    journal.close()
+    notes = {"step": 1, "tokens": len(text), "validation": validation}
+    checkpoint.write(run.checkpoints, snapshot(1, model, None, notes), recipe.checkpoint.keep, best=True)
+    seconds = time.perf_counter() - started
+    run.event("finish", step=1, seconds=round(seconds, 3))
+    return RunResult(run, model, 1, math.nan, validation, 1, seconds)
+
+
+def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], worker: Worker) -> RunResult:
     """Continue from a run's newest whole checkpoint, as if it had never stopped. A finished run stays as it is."""
     if run.checkpoints.exists() and not run.checkpoints.is_dir():
         raise RunError(f"{run.checkpoints}: expected a folder of checkpoints")
@@ -77,8 +99,8 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective, worker: 
         check_base(run, recipe)
     check_log(recipe.log)
     torch.manual_seed(recipe.seed)
-    if isinstance(recipe.model, NGram):
-        return count(recipe, run, cast(CountedObjective, objective), worker)
+    if recipe.model.kind == "ngram":
+        return _count(recipe, run, objective, worker)
     loop = Loop(recipe, run, objective, worker)
     state, origin = TrainingState(), ""
     if checkpoint.checkpoints(run.checkpoints):
@@ -94,13 +116,13 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective, worker: 
     return loop.go(state)
 
 
-def follow(recipe: SettledRecipe, run: FollowedRun, objective: Objective, worker: Worker) -> None:
+def follow(recipe: SettledRecipe, run: FollowedRun, objective: Objective[Any], worker: Worker) -> None:
     """Take part in a run that the first process trains or resumes: the same steps, on other rows of each batch.
 
     Every process holds all weights and makes every update; only the first one evaluates and writes. An n-gram model
     is counted by the first one alone.
     """
-    if isinstance(recipe.model, NGram):
+    if recipe.model.kind == "ngram":
         return
     torch.manual_seed(recipe.seed)
     loop = Loop(recipe, run, objective, worker)

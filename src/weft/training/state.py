@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.models.base import LanguageModel
@@ -25,13 +25,9 @@ class TrainingState:
     guard: Guard = field(default_factory=Guard)
     micro: int | None = None  # rows at a time, where the pre-flight found them (batch.micro = auto)
 
-    def notes(self) -> dict[str, Any]:
-        """For JSON. Python writes floats so that they read back to the same bits."""
-        return asdict(self)
-
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> "TrainingState":
-        """What `notes` gave."""
+        """From what a checkpoint holds of it. JSON keeps floats to the bit."""
         return cls(**{**notes, "guard": Guard(**notes["guard"])})
 
     def unseen(self) -> list[Row]:

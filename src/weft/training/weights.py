@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from weft.errors import ConfigError, RunError
 from weft.models.base import LanguageModel
@@ -50,28 +49,17 @@ def load_model(
             checkpoint.place_weights(path, model, torch.device(device))
             return model
         checkpoint.verify(path)
-        if recipe.adapter is not None:
-            return _adapted_model(run, recipe, path)
-        model = build(recipe.model)
+        if recipe.adapter is not None:  # the run holds the adapter alone, which is merged into what it began with
+            check_base(run, recipe)
+        model = build(recipe.model) if recipe.adapter is None else first_model(recipe)
         checkpoint.load_weights(path, model)
-        return model
+        return model if recipe.adapter is None else merged(model)
 
     model, damage = checkpoint.find(run.checkpoints, which, filled)
     return model.to(device).eval(), damage
 
 
 # ---- adapters
-
-
-def _adapted_model(run: RunFolder, recipe: Recipe, path: Path) -> LanguageModel:
-    """The model of a run with an adapter: the weights that it began with, and the adapter merged into them.
-
-    The run holds the adapter alone. Base weights that have changed since are refused.
-    """
-    check_base(run, recipe)
-    model = first_model(recipe)
-    checkpoint.load_weights(path, model)
-    return merged(model)
 
 
 def base_note(origin: str) -> str:
@@ -131,7 +119,9 @@ def take_over(model: LanguageModel, origin: str) -> list[str]:
     for old, new in HANDED_ON.items():
         earlier |= {new + name.removeprefix(old): value for name, value in earlier.items() if name.startswith(old)}
     own = model.state_dict()
-    fitting = {name: earlier[name] for name, value in own.items() if _same(earlier.get(name), value)}
+    fitting = {
+        name: earlier[name] for name, value in own.items() if name in earlier and earlier[name].shape == value.shape
+    }
     fresh = [name for name in own if name not in fitting]
     body = [name for name in fresh if not name.startswith("output.")]
     if body:
@@ -145,7 +135,3 @@ def take_over(model: LanguageModel, origin: str) -> list[str]:
         for name, value in fitting.items():
             own[name].copy_(value)
     return fresh
-
-
-def _same(there: Tensor | None, here: Tensor) -> bool:
-    return there is not None and there.shape == here.shape

@@ -8,13 +8,14 @@ import tokenizers
 import torch
 
 from weft.data.batch import framed
+from weft.data.table import read_texts
 from weft.errors import DataError, ModelError
-from weft.evaluate.embedding import Pooling, embed, npy, read_texts
 from weft.explain.hidden import frame
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Bahdanau, EmbeddingHead, Encoder, NGram, Recurrent
 from weft.models.presets import bert, gpt, vaswani
+from weft.objectives.contrastive import Embedding, Pooling, embed
 from weft.text.config import CLOSED, Byte, Specials, WordPiece
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -58,8 +59,8 @@ def test_a_text_among_others_is_the_text_alone(
     wordpiece: Tokenizer, bytewise: Tokenizer, kind: int, pooling: Pooling
 ) -> None:
     model, tokenizer = models(wordpiece, bytewise)[kind]
-    together = embed(model, tokenizer, TEXTS, pooling=pooling, batch=3)
-    alone = np.concatenate([embed(model, tokenizer, [text], pooling=pooling) for text in TEXTS])
+    together = embed(model, tokenizer, TEXTS, Embedding(pooling=pooling, batch=3))
+    alone = np.concatenate([embed(model, tokenizer, [text], Embedding(pooling=pooling)) for text in TEXTS])
     assert together.dtype == np.float32 and together.shape == (len(TEXTS), D)
     assert together == pytest.approx(alone, abs=2e-5)
     assert np.linalg.norm(together, axis=1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-5)
@@ -71,10 +72,10 @@ def test_a_text_among_others_is_the_text_alone(
 def test_padding_is_the_tokenizers_and_is_never_looked_at(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
     assert wordpiece.pad_id not in (None, 0)
     model, tokenizer = models(wordpiece, bytewise)[0]
-    before = embed(model, tokenizer, TEXTS)
+    before = embed(model, tokenizer, TEXTS, Embedding())
     with torch.no_grad():
         model.embedding.weight[wordpiece.pad_id] = 1e4  # type: ignore[index,union-attr,operator]
-    assert embed(model, tokenizer, TEXTS) == pytest.approx(before, abs=1e-5)
+    assert embed(model, tokenizer, TEXTS, Embedding()) == pytest.approx(before, abs=1e-5)
 
 
 def test_pooling_is_over_the_text_in_its_frame(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
@@ -84,7 +85,7 @@ def test_pooling_is_over_the_text_in_its_frame(wordpiece: Tokenizer, bytewise: T
         features = model.eval().features(torch.tensor([ids]))[0].numpy()
     expected = {"mean": features.mean(axis=0), "first": features[0], "last": features[-1]}
     for pooling, vector in expected.items():
-        found = embed(model, tokenizer, TEXTS, pooling=pooling, normalise=False)  # type: ignore[arg-type]
+        found = embed(model, tokenizer, TEXTS, Embedding(pooling, normalise=False))  # type: ignore[arg-type]
         assert found[0] == pytest.approx(vector, abs=1e-5)
 
 
@@ -112,7 +113,7 @@ def test_a_decoder_that_was_trained_to_embed_reads_as_it_was_trained(bytewise: T
         model = build(config.replace(head=head.model_dump()))
         with torch.no_grad():
             expected = model.eval().features(ids)[0].mean(dim=0).numpy()
-        assert embed(model, begun, TEXTS[:1], normalise=False)[0] == pytest.approx(expected, abs=1e-6)
+        assert embed(model, begun, TEXTS[:1], Embedding(normalise=False))[0] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -120,29 +121,30 @@ def test_what_is_not_finite_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer
     for model, tokenizer in models(wordpiece, bytewise):
         with torch.no_grad():
             model.embedding.weight[tokenizer.encode("v")[0]] = torch.nan  # type: ignore[index,union-attr,operator]
-        with pytest.raises(ModelError, match=r"^text 2: the model gives no numbers for it \(NaN\)") as raised:
-            embed(model, tokenizer, ["toad", "v", "frog sat", "v v"], normalise=normalise)
+        with pytest.raises(ModelError, match=r"^text 2: its vector is not finite \(NaN\)") as raised:
+            embed(model, tokenizer, ["toad", "v", "frog sat", "v v"], Embedding(normalise=normalise))
         assert "\n" not in str(raised.value)
-        assert np.isfinite(embed(model, tokenizer, ["toad"], normalise=normalise)).all()
+        assert np.isfinite(embed(model, tokenizer, ["toad"], Embedding(normalise=normalise))).all()
 
 
 def test_a_model_made_to_embed_pools_as_it_was_trained_to(wordpiece: Tokenizer) -> None:
     head = EmbeddingHead(pooling="first").model_dump()
     model = build(encoder(wordpiece.vocab_size, head=head))
-    assert embed(model, wordpiece, TEXTS) == pytest.approx(embed(model, wordpiece, TEXTS, pooling="first"))
-    assert np.abs(embed(model, wordpiece, TEXTS) - embed(model, wordpiece, TEXTS, pooling="mean")).max() > 1e-3
+    first, mean = (embed(model, wordpiece, TEXTS, Embedding(pooling)) for pooling in ("first", "mean"))
+    assert embed(model, wordpiece, TEXTS, Embedding()) == pytest.approx(first)
+    assert np.abs(first - mean).max() > 1e-3
     ids = torch.tensor([[wordpiece.need("cls"), *wordpiece.encode(TEXTS[0]), wordpiece.need("sep")]])
     with torch.no_grad():
-        assert embed(model, wordpiece, TEXTS[:1]) == pytest.approx(model.eval()(ids).numpy(), abs=1e-6)
+        assert embed(model, wordpiece, TEXTS[:1], Embedding()) == pytest.approx(model.eval()(ids).numpy(), abs=1e-6)
 
 
 def test_long_texts_are_cut_with_a_message(wordpiece: Tokenizer) -> None:
     model = build(encoder(wordpiece.vocab_size))
     lines: list[str] = []
     long = " ".join(["frog"] * 100)
-    found = embed(model, wordpiece, ["sat", long], say=lines.append)
+    found = embed(model, wordpiece, ["sat", long], Embedding(), log=lines.append)
     assert lines == ["1 of 2 texts are longer than the 32 tokens this model reads; their ends are left out"]
-    assert found[1] == pytest.approx(embed(model, wordpiece, [" ".join(["frog"] * 30)])[0], abs=1e-5)
+    assert found[1] == pytest.approx(embed(model, wordpiece, [" ".join(["frog"] * 30)], Embedding())[0], abs=1e-5)
 
 
 def test_what_has_no_vector_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
@@ -153,13 +155,13 @@ def test_what_has_no_vector_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer
         vaswani(1, 8, 2, 16, 0.0, vocab_size=size),
     ):
         with pytest.raises(ModelError, match="gives no vectors for a text"):
-            embed(build(config), bytewise, ["a"])
+            embed(build(config), bytewise, ["a"], Embedding())
     bare = build_tokenizer(Byte(specials=Specials()), [])
     model = build(gpt(1, D, 2, 64, bare.vocab_size))
     with pytest.raises(DataError, match="text 2 is empty"):
-        embed(model, bare, ["a", ""])
-    assert embed(model, bare, ["a", "abc"]).shape == (2, D)  # without a pad token, too
-    assert embed(model, bare, []).shape == (0, D)
+        embed(model, bare, ["a", ""], Embedding())
+    assert embed(model, bare, ["a", "abc"], Embedding()).shape == (2, D)  # without a pad token, too
+    assert embed(model, bare, [], Embedding()).shape == (0, D)
 
 
 def test_texts_of_a_file(tmp_path: Path) -> None:
@@ -171,9 +173,3 @@ def test_texts_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "gap.txt").write_text("one\n\ntwo\n")
     with pytest.raises(DataError, match=r"gap\.txt:2: 'text' is empty"):
         read_texts(str(tmp_path / "gap.txt"))
-
-
-def test_npy_is_numpys(tmp_path: Path) -> None:
-    vectors = np.arange(6, dtype=np.float32).reshape(2, 3)
-    (tmp_path / "v.npy").write_bytes(npy(vectors))
-    assert (np.load(tmp_path / "v.npy") == vectors).all()

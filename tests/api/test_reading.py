@@ -1,0 +1,95 @@
+"""Training reads its text twice at most, for the tokenizer and for the tokens; once where the tokenizer is finished."""
+
+import builtins
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft.data import amount, streams
+
+LOOKS = 0.5  # of a file: how much text there is, is estimated from its beginning
+TINY = ["steps=1", "batch.size=2", "batch.length=16", "evaluate.tokens=64", "model.layers=1", "model.d_model=16"]
+TINY += ["model.attention.heads=2", "model.feedforward.d_ff=16"]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same sentences as running text, as documents and as rows."""
+    folder, pick = tmp_path_factory.mktemp("sources"), random.Random(0)
+    words = ["".join(pick.choices("abcdefghij", k=6)) for _ in range(200)]
+    lines = [" ".join(pick.choices(words, k=40)) + "." for _ in range(3000)]
+    (folder / "book.txt").write_text("\n".join(lines))
+    documents = [" ".join(lines[at : at + 5]) for at in range(0, len(lines), 5)]
+    (folder / "documents.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
+    rows = [{"text": text, "label": number % 2, "source": text, "target": text} for number, text in enumerate(lines)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch, file: Path) -> list[int]:
+    """The sizes of all reads of a file from now on."""
+    sizes: list[int] = []
+    plain = builtins.open
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any) -> int | None:  # type: ignore[override]
+            read = super().readinto(buffer)
+            sizes.append(read or 0)
+            return read
+
+        def readall(self) -> bytes:
+            read = super().readall()
+            sizes.append(len(read))
+            return read
+
+    def opened(name: Any, mode: str = "r", *given: Any, **options: Any) -> Any:
+        if isinstance(name, str | Path) and Path(name) == file:
+            assert mode == "rb", "a source is read as bytes, with a buffer"
+            return io.BufferedReader(Counted(name, "rb"))
+        return plain(name, mode, *given, **options)
+
+    monkeypatch.setattr(builtins, "open", opened)
+    monkeypatch.setattr(streams, "BLOCK", 1 << 16)  # so that a look at the beginning is a small part
+    monkeypatch.setattr(amount, "SAMPLE", 1 << 16)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "changes", "passes"),
+    [
+        ("gpt-tiny", "book.txt", [], 2),
+        ("gpt-tiny", "book.txt", ["data.validation.kind=tail"], 2),
+        ("gpt-tiny", "book.txt", ["tokenizer=byte"], 1),
+        ("gpt-tiny", "documents.jsonl", [], 2),
+        ("bert-tiny", "documents.jsonl", ["objective=masked+next", "batch.length=32"], 2),
+        ("bert-tiny", "rows.jsonl", ["objective=classify"], 2),
+        ("vaswani-tiny", "rows.jsonl", ["tokenizer.vocab_size=300"], 2),
+        ("vaswani-tiny", "rows.jsonl", ["tokenizer=byte"], 1),
+    ],
+)
+def test_each_text_is_read_as_often_as_it_must_be(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sources: Path,
+    recipe: str,
+    name: str,
+    changes: list[str],
+    passes: int,
+) -> None:
+    file = sources / name
+    sizes = count_reads(monkeypatch, file)
+    weft.train(recipe, data=str(file), run=tmp_path / "run", changes=[*TINY, *changes], log=lambda line: None)
+    assert passes <= sum(sizes) / file.stat().st_size < passes + LOOKS
+
+
+def test_a_finished_tokenizer_needs_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sources: Path) -> None:
+    given: dict[str, Any] = {"data": str(sources / "book.txt"), "log": lambda line: None}
+    first = weft.train("gpt-tiny", run=tmp_path / "first", changes=TINY, **given)
+    sizes = count_reads(monkeypatch, sources / "book.txt")
+    weft.train("gpt-tiny", run=tmp_path / "run", changes=[*TINY, f"init={first.path}"], **given)
+    assert 1 <= sum(sizes) / (sources / "book.txt").stat().st_size < 1 + LOOKS
