@@ -14,13 +14,13 @@ from weft.data.bucket import Buckets
 from weft.data.messages import encode_chat
 from weft.errors import DataError, TokenizerError
 from weft.objectives import table as objectives
-from weft.objectives.objective import Tokenizers
 from weft.objectives.rows import RowObjective
 from weft.objectives.tag import tagged_example
 from weft.recipe.resolve import resolve
 from weft.runs.folder import RunFolder
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word, WordPiece
 from weft.text.tokenizer import Tokenizer, build_tokenizer
+from weft.training.objective import Tokenizers
 
 TEXT = "the cat sat on the mat while unbelievable things happened in New York"
 WORDS = build_tokenizer(Word(specials=Specials(unk="<unk>", bos="<bos>", eos="<eos>", extra=("<fill>",))), [TEXT])

@@ -184,8 +184,8 @@ def test_recurrent_products_are_as_short_as_the_others(format: str, short: bool)
 @pytest.mark.parametrize(("format", "stream"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", None)])
 def test_what_runs_between_blocks_is_as_narrow_as_bf16_allows(build, format, stream) -> None:  # type: ignore[no-untyped-def]
     """bf16 has the range of fp32; fp16 has not, and stays wide."""
-    sizes = (2, 32, 2, 48, 16, 64) if build is llama else (2, 32, 2, 64, 16) if build is bert else (2, 32, 2, 16, 64)
-    model = build_model(build(*sizes))
+    sizes = {"layers": 2, "d_model": 32, "heads": 2, "context": 16, "vocab_size": 64}
+    model = build_model(build(**sizes, **({"d_ff": 48} if build is llama else {})))
     stack = model.encoder if model.decoder is None else model.decoder
     seen = []
     for block in stack.blocks:
