@@ -33,6 +33,7 @@ from weft.runs.report import write_report
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
+from weft.text.training import DEFAULT_SIZE
 from weft.training import start
 from weft.training.objective import Objective, Tokenizers
 from weft.training.precision import autocast, pick_device
@@ -154,10 +155,14 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
     if choices and choices[-1].key == "tokenizer.vocab_size":  # our choice; a short text may support fewer
         chosen: int = choices[-1].value
         config = config.replace(vocab_size=None)
+        # a text for which a small vocabulary was chosen is some megabytes long: held, it is read once
+        texts = list(_texts(objective, side)) if chosen < DEFAULT_SIZE else _texts(objective, side)
         try:
-            target = build_tokenizer(config, _texts(objective, side), most=chosen)
-        except TokenizerError:  # it has more characters than that
-            target = build_tokenizer(config, _texts(objective, side))
+            target = build_tokenizer(config, texts, most=chosen)
+        except TokenizerError:
+            if chosen >= DEFAULT_SIZE:
+                raise
+            target = build_tokenizer(config, texts)  # it has more characters than were chosen
         config = config.replace(vocab_size=target.vocab_size)
         if target.vocab_size != chosen:
             choices[-1] = Choice("tokenizer.vocab_size", target.vocab_size, "all that this text supports")

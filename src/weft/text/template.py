@@ -2,33 +2,40 @@
 
 They are Jinja's, and run in its sandbox, where no file, no module and no attribute of Python's own is in reach. The
 environment is that of transformers: raise_exception, strftime_now, a tojson that leaves JSON as it is, and a tag that
-marks the assistant's turns. How much a template may do and write is bounded, so that a faulty one ends.
+marks the assistant's turns. How much a template may do, hold and write is bounded, so that a faulty one ends: every
+value is weighed before something is made of it.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from functools import lru_cache
-from itertools import count
+from functools import lru_cache, wraps
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.ext import Extension
+from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weft.errors import TokenizerError
 
-STEPS = 1_000_000  # rounds of loops and calls in one rendering; the longest conversations take some thousands
-LARGEST = 1 << 24  # characters of a conversation
+STEPS = 400_000  # operations of one rendering; the longest conversations take some thousands
+LARGEST = 1 << 24  # characters of a conversation, or of anything on the way to it
+CONTAINER = 64  # characters that an item of a list counts as
+WORK = 1 << 12  # characters that are a step's work
 
-_steps: ContextVar[Iterator[int]] = ContextVar("steps")
+INSIDE = (Environment, EvalContext, Context)  # what Jinja hands to a filter besides values
+
+_work: ContextVar["_Work"] = ContextVar("work")
 
 
 def render(template: str, given: Mapping[str, Any]) -> str:
     """The text that a template makes of `given`; an error in it, whatever its kind, becomes one line."""
-    _steps.set(count(1))
+    _work.set(_Work())
     parts, length = [], 0
     try:
         for part in _compiled(template).generate(given):
@@ -42,23 +49,150 @@ def render(template: str, given: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def _step() -> None:
-    if next(_steps.get()) > STEPS:
-        raise ValueError(f"it takes more than {STEPS:,} steps")
+class _Work:
+    """What one rendering has done, and the sizes of the lists and mappings it has seen: nothing can change them."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.sizes: dict[int, tuple[Any, int]] = {}  # with the value, so that no other takes its id
+
+    def step(self, count: int = 1) -> None:
+        self.steps += count
+        if self.steps > STEPS:
+            raise ValueError(f"it takes more than {STEPS:,} steps")
+
+    def size(self, value: Any) -> int:
+        """About the characters of a value as text, all that is in it counted as often as it is in it."""
+        if isinstance(value, str | bytes):
+            return len(value)
+        if not isinstance(value, list | tuple | dict | set):
+            return 1
+        known = self.sizes.get(id(value))
+        if known is None:
+            self.step()
+            items = [*value, *value.values()] if isinstance(value, dict) else value
+            known = self.sizes[id(value)] = value, sum(CONTAINER + self.size(item) for item in items)
+        return known[1]
+
+    def weigh(self, *values: Any) -> None:
+        """Count an operation; refuse it where the two largest of its values, a size or a factor each, could make a text
+        that is too large: a replacement, a separator, a width."""
+        first = second = 1
+        for value in values:
+            size = value if isinstance(value, int) else self.size(value)
+            if size > second:
+                first, second = max(first, size), min(first, size)
+        if first > LARGEST or first * second > 16 * LARGEST:
+            raise ValueError(f"it makes more than {LARGEST:,} characters")
+        self.step(1 + first // WORK)
 
 
 def _counted(items: Iterable[Any]) -> Iterator[Any]:
+    work = _work.get()
     for item in items:
-        _step()
+        work.step()
         yield item
 
 
+def _weighed(value: Any) -> Any:
+    _work.get().weigh(None if isinstance(value, int) else value)
+    return value
+
+
+def _stream(items: Iterable[Any], factor: int = 1) -> Iterator[Any]:
+    """The items, as long as all of them together, each with a text of `factor` characters, aren't too large."""
+    work, total = _work.get(), 0
+    for item in items:
+        total += work.size(item) + factor
+        work.weigh(total)
+        yield item
+
+
+def _joined(values: Iterable[Any]) -> str:
+    return "".join(map(str, _stream(values)))
+
+
+def _check_format(form: Any) -> None:
+    """A format may name a width, or take one from its values."""
+    if isinstance(form, str) and re.search(r"\d{5}|\*|{[^}]*{", form):
+        raise ValueError("it formats a value wider than 9,999 characters, or as wide as another value says")
+
+
+def _filter(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose values are weighed."""
+
+    @wraps(function)
+    def weighed(*given: Any, **named: Any) -> Any:
+        values = [each for each in (*given, *named.values()) if not isinstance(each, INSIDE)]
+        if function.__name__ == "do_format":
+            _check_format(values[0])
+        work = _work.get()
+        work.weigh(*(value for place, value in enumerate(values) if place or not isinstance(value, int)))
+        factor = max(work.size(value) for value in values)
+        given = tuple(_stream(each, factor) if isinstance(each, Iterator) else each for each in given)
+        return _weighed(function(*given, **named))
+
+    return weighed
+
+
+class _Code(CodeGenerator):
+    """Code in which lists, comparisons and `a ~ b` are weighed too."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 — Jinja's names
+        self.write("environment.concat((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+        self._weighed(super().visit_List, node, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
+        if node.ctx == "load":
+            self._weighed(super().visit_Tuple, node, frame)
+        else:  # names that are set
+            super().visit_Tuple(node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+        self._weighed(super().visit_Dict, node, frame)
+
+    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802
+        self.write(f" {operators[node.op]} ")
+        self._weighed(self.visit, node.expr, frame)
+
+    def _weighed(self, visit: Callable[..., None], node: nodes.Node, frame: Frame) -> None:
+        self.write("environment.weighed(")
+        visit(node, frame)
+        self.write(")")
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with every call counted."""
+    """Jinja's sandbox, with every call and operation weighed."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    code_generator_class = _Code
+    concat = staticmethod(_joined)
+    weighed = staticmethod(_weighed)
 
     def call(self, context: Context, function: Any, /, *args: Any, **named: Any) -> Any:
-        _step()
-        return super().call(context, function, *args, **named)
+        method = getattr(function, "__wrapped__", function)  # str.format is wrapped
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, str):  # join takes a stream
+            args = tuple(_stream(each, len(owner)) if isinstance(each, Iterator) else each for each in args)
+        if name in ("format", "format_map"):
+            _check_format(owner)
+        _work.get().weigh(None if isinstance(owner, int) else owner, *args, *named.values())
+        return _weighed(super().call(context, function, *args, **named))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() * (right if operator == "**" else 1) + right.bit_length() > 1 << 14:
+                raise ValueError("it computes a number of more than 4,900 digits")
+        elif operator == "%":
+            _check_format(left)
+        _work.get().weigh(*((left, right) if operator == "*" and not isinstance(left, float) else ()))
+        return _weighed(super().call_binop(context, operator, left, right))
 
 
 @lru_cache(maxsize=8)
@@ -90,5 +224,6 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 
 SANDBOX = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
-SANDBOX.filters |= {"tojson": _to_json, "counted": _counted}
+SANDBOX.filters |= {"tojson": _to_json}
+SANDBOX.filters = {name: _filter(function) for name, function in SANDBOX.filters.items()} | {"counted": _counted}
 SANDBOX.globals |= {"raise_exception": _raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
