@@ -20,6 +20,7 @@ from weft.interop import gguf
 from weft.interop.bundle import ModelBundle
 from weft.interop.formats import read_model
 from weft.models.base import LanguageModel
+from weft.models.build import build
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]
 
@@ -46,7 +47,7 @@ def the_file() -> Path:
     return next(Path(str(each.locate())) for each in listed if each.suffix == ".gguf")
 
 
-def build(bundle: ModelBundle) -> LanguageModel:
+def built(bundle: ModelBundle) -> LanguageModel:
     model = build(bundle.model)
     assert isinstance(model, LanguageModel)
     model.load_state_dict({name: make() for name, make in bundle.weights.items()})
@@ -80,7 +81,7 @@ def test_it_says_what_transformers_says(bundle: ModelBundle) -> None:
     pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
     path, tokenizer = the_file(), bundle.tokenizer
     assert tokenizer is not None
-    model = build(bundle)
+    model = built(bundle)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     ).eval()
@@ -117,7 +118,7 @@ def test_smaller_files_say_nearly_the_same(bundle: ModelBundle, dtype: str, tmp_
     gguf.write(bundle, tmp_path / "a.gguf", dtype)
     smaller = gguf.read(tmp_path / "a.gguf")
     ids = torch.tensor([bundle.tokenizer.encode("The sky is blue because light of short waves is scattered more.")])
-    told, kept = (build(each)(ids).log_softmax(-1) for each in (bundle, smaller))
+    told, kept = (built(each)(ids).log_softmax(-1) for each in (bundle, smaller))
     divergence = (told.exp() * (told - kept)).sum(-1).mean()
     assert divergence < {"f16": 1e-5, "q8_0": 1e-2}[dtype]
     gguf.write(smaller, tmp_path / "b.gguf", dtype)
