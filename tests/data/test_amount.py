@@ -173,15 +173,18 @@ def test_what_is_wrong_is_for_the_reader_to_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_a_tail_of_known_size_needs_no_second_reading(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("split", [TailSplit(fraction=0.25), TailSplit(bytes=3000)])
+def test_a_tail_needs_no_second_reading(
+    tmp_path: Path, name: str, split: TailSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / name, texts(2000))
     whole = "".join(section.text for section in split_sections(TextSource([source], NoSplit())))
     opened: list[Any] = []
     monkeypatch.setattr("weft.data.split.read", lambda *args, **more: opened.append(args) or read(*args, **more))
-    text = TextSource([source], TailSplit(fraction=0.25))
-    for _ in range(2):
-        held = "".join(section.text for section in split_sections(text) if section.side == "validation")
-        assert whole.endswith(held) and len(held.encode()) == pytest.approx(len(whole.encode()) / 4, abs=4)
-    assert len(opened) == (2 if name == "a.txt" else 3)  # what is measured is remembered
+    sides = dict.fromkeys(("train", "validation"), "")
+    for section in split_sections(TextSource([source], split)):
+        sides[section.side] += section.text
+    assert sides["train"] + sides["validation"] == whole
+    wanted = len(whole.encode()) // 4 if split.bytes is None else split.bytes
+    assert len(sides["validation"].encode()) == pytest.approx(wanted, abs=4)
+    assert len(opened) == 1

@@ -3,25 +3,23 @@
 import hashlib
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import chain
-
-import numpy as np
-import numpy.typing as npt
+from typing import Generic, TypeVar
 
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, TextSource
-from weft.data.documents import SECTION, Document, files, read, stamp, stamps
+from weft.data.documents import SECTION, Document, read, stamps
 from weft.data.shards import Shard, Side
-from weft.data.table import Row, RowSource, Skipped, read_rows, text_files
+from weft.data.table import Row, RowSource, Skipped, read_rows
 from weft.errors import DataError
 from weft.files import utf8_size
 from weft.text import tasks
 
 SMALLEST_SECTION = 64
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ def _sides(text: TextSource, section: int) -> Iterator[tuple[Side, Document]]:
         for document in documents:
             yield _by_hash(document.text, split), document
     elif isinstance(split, TailSplit):
-        yield from _tail(documents, _train_bytes(text, split, section))
+        yield from _by_place(text, split, documents)
     else:
         for document in documents:
             yield "train", document
@@ -81,25 +79,44 @@ def _by_hash(text: str, split: HashSplit) -> Side:
     return "validation" if int.from_bytes(digest, "big") < split.fraction * 2**64 else "train"
 
 
-def _train_bytes(text: TextSource, split: TailSplit, section: int) -> int:
-    """Where the tail begins. A text whose size is not known from its files is read once just to be measured."""
-    if "-" in text.sources:
-        raise DataError("'-': validation.kind = 'tail' reads the text twice, which standard input can't; name a file")
-    total = _total(tuple(text.sources), text.column, section, json.dumps(stamps(text.sources)))
-    if split.bytes is None:
-        return int(total * (1 - split.fraction))
-    if split.bytes >= total:
-        raise DataError(f"validation.bytes = {split.bytes}: the text has {total} bytes; hold out fewer")
-    return total - split.bytes
-
-
-@lru_cache(maxsize=8)
-def _total(sources: tuple[str, ...], column: str, section: int, stamped: str) -> int:
-    """The bytes of all text, remembered for as long as the files are `stamped` so."""
-    known = amount(sources, [column])
+def _by_place(text: TextSource, split: TailSplit, documents: Iterable[Document]) -> Iterator[tuple[Side, Document]]:
+    """Training first, then validation. Where files don't tell how much text there is, it is known at its end only."""
+    known = amount(text.sources, [text.column])
     if known.exact:
-        return known.bytes
-    return sum(utf8_size(document.text) for document in read(sources, column=column, section=section))
+        yield from _tail(documents, _train_bytes(split, known.bytes))
+        return
+    held: _HeldBack[Document] = _HeldBack(lambda document: utf8_size(document.text), lambda seen: _before(split, seen))
+    for document in held.passing(documents):
+        yield "train", document
+    yield from _tail(held.items, _train_bytes(split, held.seen) - held.passed)
+
+
+def _before(split: TailSplit, total: int) -> int:
+    """The bytes of text before the tail of so many; below 0 where there are too few."""
+    return int(total * (1 - split.fraction)) if split.bytes is None else total - split.bytes
+
+
+def _train_bytes(split: TailSplit, total: int, what: str = "text has") -> int:
+    if split.bytes is not None and split.bytes >= total:
+        raise DataError(f"validation.bytes = {split.bytes}: the {what} {total} bytes; hold out fewer")
+    return _before(split, total)
+
+
+class _HeldBack(Generic[T]):
+    """Passes on what is training whatever still follows, and holds the rest: about as much as will be held out."""
+
+    def __init__(self, size: Callable[[T], int], before: Callable[[int], int]):
+        self.size, self.before = size, before
+        self.items: deque[T] = deque()
+        self.seen = self.passed = 0
+
+    def passing(self, items: Iterable[T]) -> Iterator[T]:
+        for item in items:
+            self.items.append(item)
+            self.seen += self.size(item)
+            while self.items and self.passed + self.size(self.items[0]) <= self.before(self.seen):
+                self.passed += self.size(self.items[0])
+                yield self.items.popleft()
 
 
 def _tail(documents: Iterable[Document], train_bytes: int) -> Iterator[tuple[Side, Document]]:
@@ -157,7 +174,7 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
             asked = [name for name, kind in kinds.items() if kind not in ("label", "number") and name != "target"]
             rows = _rows_by_hash(rows, asked or list(kinds), split)
         elif isinstance(split, TailSplit):
-            rows = _rows_by_place(rows, _before_tail(plain, split))
+            rows = _rows_by_place(rows, split)
         parts.append(rows)
     sides: tuple[Side, ...] = ("train", "validation")
     if held:
@@ -183,35 +200,19 @@ def _rows_by_hash(rows: Iterable[Row], key: Sequence[str], split: HashSplit) -> 
         yield Row(row.values, row.where, _by_hash(text, split))
 
 
-def _rows_by_place(rows: Iterable[Row], tail: int) -> Iterator[Row]:
-    for number, row in enumerate(rows):
-        yield row if number < tail else Row(row.values, row.where, "validation")
-
-
-_tails: dict[str, int] = {}  # of what was measured before, by all that it depends on
-
-
-def _before_tail(source: RowSource, split: TailSplit) -> int:
-    """How many rows come before the tail: the last `fraction` of rows, or the last rows that hold `bytes` of text.
-
-    The rows are read once just to be measured, for as long as their files stay what they are.
-    """
-    if "-" in source.sources:
-        raise DataError("'-': validation.kind = 'tail' reads the rows twice, which standard input can't; name a file")
-    names = text_files([*source.sources, *source.targets]) if source.targets else files(source.sources)
-    key = json.dumps([*map(stamp, names), dict(source.columns), source.on_error, split.model_dump()])
-    if key not in _tails:
-        rows = read_rows(source)
-        sizes = np.fromiter((sum(utf8_size(str(value)) for value in row.values.values()) for row in rows), np.int64)
-        if len(_tails) >= 8:
-            _tails.clear()
-        _tails[key] = _place_of_tail(sizes, split)
-    return _tails[key]
-
-
-def _place_of_tail(sizes: npt.NDArray[np.int64], split: TailSplit) -> int:
+def _rows_by_place(rows: Iterable[Row], split: TailSplit) -> Iterator[Row]:
+    """The tail is the last `fraction` of rows, or the last rows that hold `bytes` of text."""
+    held: _HeldBack[Row]
     if split.bytes is None:
-        return len(sizes) - round(len(sizes) * split.fraction)
-    if split.bytes >= sum(sizes):
-        raise DataError(f"validation.bytes = {split.bytes}: the rows have {sum(sizes)} bytes; hold out fewer")
-    return len(sizes) - 1 - int(np.searchsorted(np.cumsum(sizes[::-1]), split.bytes))
+        held = _HeldBack(lambda row: 1, lambda seen: seen - round(seen * split.fraction))
+    else:
+        held = _HeldBack(_row_bytes, lambda seen: _before(split, seen))
+    yield from held.passing(rows)
+    if split.bytes is not None:
+        _train_bytes(split, held.seen, "rows have")
+    for row in held.items:
+        yield Row(row.values, row.where, "validation")
+
+
+def _row_bytes(row: Row) -> int:
+    return sum(utf8_size(str(value)) for value in row.values.values())
