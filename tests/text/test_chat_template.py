@@ -73,7 +73,7 @@ JSON = """{% macro shown(value) %}{% for key, each in value | dictsort %}{{ key 
 {{ 'in 2024, {:>5}|{name}'.format(7, name='x') }}{{ '100%% 2024 %5.2f' % 7.0 }}
 {{ messages | map(attribute='content') | join('; ') }}
 {{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ 7.256 | round(2) }}
-{{ '%s-%05d' | format('a', 3) }}
+{{ '%s-%05d' | format('a', 3) }}{{ '**%s** in 123456 (%d*)' % ('a', 3) }}{{ '{{"a": "{}"}} * 123456'.format('x') }}
 {%- for i in range(3) %}{{ i }}{{ cycler('a', 'b').next() }}{% endfor %}"""
 
 
@@ -147,6 +147,9 @@ NESTED = """{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}
         "{{ '{:>{}}'.format(1, 10**10) | length }}",
         "{{ '%10000000000d' % 1 }}",
         "{{ '%*d' % (10**10, 1) }}",
+        "{{ '%(a)010000000000d' % {'a': 1} }}",
+        "{{ '%.10000000000f' % 1 }}",
+        "{{ '{0:{1}}'.format(1, 10**10) | length }}",
         "{{ '%10000000000d' | format(1) }}",
         "{{ [1] | tojson(indent=10**10) }}",
         "{{ ('a' * 10**6).replace('a', 'b' * 10**6) | length }}",
@@ -218,6 +221,15 @@ def test_a_template_of_any_length_and_text_of_any_kind(plain: Tokenizer) -> None
     assert with_template(plain, "{{ messages[0].content }}").chat([{"role": "user", "content": odd}]) == odd
     long = "x" * 3_000_000
     assert with_template(plain, long).chat([]) == long
+
+
+def test_a_long_conversation_is_no_hard_work(plain: Tokenizer) -> None:
+    template = """{% set rest = messages[1:] %}
+{%- for m in messages %}{% if loop.index > rest | length %}!{% endif %}
+{%- for call in [m.content, m.role] %}{{ call | trim }}{% endfor %}{% endfor %}"""
+    messages = [{"role": "user", "content": f"{n} " + "words " * 100} for n in range(3000)]
+    rendered = with_template(plain, template).chat(messages)
+    assert rendered.count("words") == 300_000 and rendered.count("!") == 1
 
 
 def test_threads_get_their_own_answers_and_bounds(plain: Tokenizer) -> None:

@@ -8,7 +8,7 @@ value is weighed before something is made of it.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
@@ -26,7 +26,7 @@ from weft.errors import TokenizerError
 STEPS = 400_000  # operations of one rendering; the longest conversations take some thousands
 LARGEST = 1 << 24  # characters of a conversation, or of anything on the way to it
 CONTAINER = 64  # characters that an item of a list counts as
-WORK = 1 << 12  # characters that are a step's work
+WORK = 1 << 14  # characters that are a step's work
 
 INSIDE = (Environment, EvalContext, Context)  # what Jinja hands to a filter besides values
 
@@ -35,7 +35,7 @@ _work: ContextVar["_Work"] = ContextVar("work")
 
 def render(template: str, given: Mapping[str, Any]) -> str:
     """The text that a template makes of `given`; an error in it, whatever its kind, becomes one line."""
-    _work.set(_Work())
+    _work.set(_Work(given))
     parts, length = [], 0
     try:
         for part in _compiled(template).generate(given):
@@ -50,41 +50,62 @@ def render(template: str, given: Mapping[str, Any]) -> str:
 
 
 class _Work:
-    """What one rendering has done, and the sizes of the lists and mappings it has seen: nothing can change them."""
+    """What one rendering has done, and the sizes of the values it has seen.
 
-    def __init__(self) -> None:
+    A size is about the characters of a value as text, all that is in it counted as often as it is in it; and beside it
+    how many of these the template has made. Going through a long conversation once more is no work of the template's.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
         self.steps = 0
-        self.sizes: dict[int, tuple[Any, int]] = {}  # with the value, so that no other takes its id
+        self.known: dict[int, tuple[Any, int, int]] = {}  # with the value, which can't change: no other takes its id
+        for value in given.values():
+            self._give(value)
+
+    def _give(self, value: Any) -> int:
+        if isinstance(value, str) and len(value) < WORK:  # going through it is hardly any work
+            return len(value)
+        items = _items(value)
+        text = len(value) if isinstance(value, str) else CONTAINER * len(items) + sum(map(self._give, items))
+        self.known[id(value)] = value, text, 0
+        return text
 
     def step(self, count: int = 1) -> None:
         self.steps += count
         if self.steps > STEPS:
             raise ValueError(f"it takes more than {STEPS:,} steps")
 
-    def size(self, value: Any) -> int:
-        """About the characters of a value as text, all that is in it counted as often as it is in it."""
+    def size(self, value: Any) -> tuple[int, int]:
+        known = self.known.get(id(value))
+        if known is not None:
+            return known[1:]
         if isinstance(value, str | bytes):
-            return len(value)
+            return len(value), len(value)
         if not isinstance(value, list | tuple | dict | set):
-            return 1
-        known = self.sizes.get(id(value))
-        if known is None:
-            self.step()
-            items = [*value, *value.values()] if isinstance(value, dict) else value
-            known = self.sizes[id(value)] = value, sum(CONTAINER + self.size(item) for item in items)
-        return known[1]
+            return 1, 1
+        sizes = [self.size(item) for item in _items(value)]
+        text, own = (CONTAINER * len(sizes) + sum(each[kind] for each in sizes) for kind in (0, 1))
+        self.known[id(value)] = value, text, own
+        return text, own
 
     def weigh(self, *values: Any) -> None:
         """Count an operation; refuse it where the two largest of its values, a size or a factor each, could make a text
         that is too large: a replacement, a separator, a width."""
-        first = second = 1
+        first, second, work = 1, 1, 0
         for value in values:
-            size = value if isinstance(value, int) else self.size(value)
+            size, own = (value, 1) if isinstance(value, int) else self.size(value)
+            work += own
             if size > second:
                 first, second = max(first, size), min(first, size)
         if first > LARGEST or first * second > 16 * LARGEST:
             raise ValueError(f"it makes more than {LARGEST:,} characters")
-        self.step(1 + first // WORK)
+        self.step(1 + work // WORK)
+
+
+def _items(value: Any) -> Collection[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return value if isinstance(value, list | tuple | set) else ()
 
 
 def _counted(items: Iterable[Any]) -> Iterator[Any]:
@@ -95,7 +116,11 @@ def _counted(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def _weighed(value: Any) -> Any:
-    _work.get().weigh(None if isinstance(value, int) else value)
+    work = _work.get()
+    if isinstance(value, int) or (isinstance(value, str) and len(value) < WORK):
+        work.step()
+    else:
+        work.weigh(value)
     return value
 
 
@@ -103,7 +128,7 @@ def _stream(items: Iterable[Any], factor: int = 1) -> Iterator[Any]:
     """The items, as long as all of them together, each with a text of `factor` characters, aren't too large."""
     work, total = _work.get(), 0
     for item in items:
-        total += work.size(item) + factor
+        total += work.size(item)[0] + factor
         work.weigh(total)
         yield item
 
@@ -112,9 +137,14 @@ def _joined(values: Iterable[Any]) -> str:
     return "".join(map(str, _stream(values)))
 
 
-def _check_format(form: Any) -> None:
-    """A format may name a width, or take one from its values."""
-    if isinstance(form, str) and re.search(r"\d{5}|\*|{[^}]*{", form):
+# a format may name the width of a value, or take it from another value: '%99999d', '%*d', '{:>99999}', '{:>{}}'
+WIDE = re.compile(r"%(\([^)]*\))?[-#0 +]*(\d*\.)?(\d{5}|\*)")
+WIDE_FIELD = re.compile(r"{[^{}]*(:[^{}]*\d{5}|{)")
+
+
+def _check_format(form: Any, wide: re.Pattern[str]) -> None:
+    plain = form.replace("{{", "").replace("}}", "") if isinstance(form, str) else ""
+    if wide.search(plain):
         raise ValueError("it formats a value wider than 9,999 characters, or as wide as another value says")
 
 
@@ -125,10 +155,10 @@ def _filter(function: Callable[..., Any]) -> Callable[..., Any]:
     def weighed(*given: Any, **named: Any) -> Any:
         values = [each for each in (*given, *named.values()) if not isinstance(each, INSIDE)]
         if function.__name__ == "do_format":
-            _check_format(values[0])
+            _check_format(values[0], WIDE)
         work = _work.get()
         work.weigh(*(value for place, value in enumerate(values) if place or not isinstance(value, int)))
-        factor = max(work.size(value) for value in values)
+        factor = max(work.size(value)[0] for value in values)
         given = tuple(_stream(each, factor) if isinstance(each, Iterator) else each for each in given)
         return _weighed(function(*given, **named))
 
@@ -181,7 +211,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):  # join takes a stream
             args = tuple(_stream(each, len(owner)) if isinstance(each, Iterator) else each for each in args)
         if name in ("format", "format_map"):
-            _check_format(owner)
+            _check_format(owner, WIDE_FIELD)
         _work.get().weigh(None if isinstance(owner, int) else owner, *args, *named.values())
         return _weighed(super().call(context, function, *args, **named))
 
@@ -190,8 +220,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             if left.bit_length() * (right if operator == "**" else 1) + right.bit_length() > 1 << 14:
                 raise ValueError("it computes a number of more than 4,900 digits")
         elif operator == "%":
-            _check_format(left)
-        _work.get().weigh(*((left, right) if operator == "*" and not isinstance(left, float) else ()))
+            _check_format(left, WIDE)
+        elif operator == "*":
+            _work.get().weigh(left, right)
         return _weighed(super().call_binop(context, operator, left, right))
 
 
