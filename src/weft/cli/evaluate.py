@@ -53,7 +53,7 @@ def evaluate(
         raise ConfigError(f"--targets {targets[0]}: a run that learned '{objective.kind}' is evaluated on text alone")
     if figure is not None and not hasattr(objective, "labels"):
         raise ConfigError(f"--figure {figure}: a run that learned '{objective.kind}' has no confusion matrix")
-    if quantize is not None and objective.kind != "next-token":
+    if quantize is not None and not (objective.continues and objective.reads == "text"):
         raise ConfigError(f"--quantize {quantize}: evaluated for language models only")
     sources = [*(data or []), *more] or None
     metrics = loaded.evaluate(sources, targets or (), stride=stride)

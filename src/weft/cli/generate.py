@@ -233,9 +233,10 @@ class CutShort:
 
 def check_writes(run: "Run") -> None:
     """Refuse a run that doesn't continue texts, and say what it is for."""
-    kind, usage = run.config.objective.kind, run.objective.usage.format(run=run.path)
-    if kind not in ("next-token", "chat"):
-        raise _mistake(f"{run.path}: this run learned '{kind}', so it can't continue a text; use it with {usage}")
+    objective, usage = run.config.objective, run.objective.usage.format(run=run.path)
+    if not objective.continues:
+        learned = f"{run.path}: this run learned '{objective.kind}'"
+        raise _mistake(f"{learned}, so it can't continue a text; use it with {usage}")
 
 
 def _mistake(line: str) -> Exception:

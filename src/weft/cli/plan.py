@@ -67,7 +67,7 @@ def plan(
     recipe = resolve(source, changes or [])
     context: int = getattr(recipe.model, "context", 256)
     time = length or recipe.batch.length or context
-    sides = 2 if recipe.objective.kind == "pairs" else 1
+    sides = 2 if recipe.objective.has_source else 1
     fitting = None if recipe.batch.tokens is None else max(1, recipe.batch.tokens // (sides * time))
     size = batch or recipe.batch.size or fitting or 32 * gpus
     machine = Machine(device_named(device), gpus, mfu, str(precision or recipe.precision or "bf16"))

@@ -31,6 +31,8 @@ class ObjectiveConfig(Config):
     metrics: ClassVar[tuple[str, ...]] = ("loss",)  # during training; `evaluate.metric` names one of them
     by_tokens: ClassVar[bool] = False  # whether a batch of rows is measured in tokens unless the recipe says otherwise
     divisible: ClassVar[bool] = True  # whether a batch may be divided: its rows are not compared with each other
+    continues: ClassVar[bool] = False  # whether such a model continues a text
+    has_source: ClassVar[bool] = False  # whether it writes one text from another
     marks: ClassVar[int] = 0  # special tokens that stand for something in the text
 
     kind: str
@@ -70,6 +72,7 @@ class NextToken(WordObjective):
     kinds = ("decoder", "recurrent", "ngram")
     needs = "a model that predicts the next token (a decoder with an lm head, recurrent, or ngram)"
     metrics = ("loss", "perplexity", "bits_per_byte")
+    continues = True
 
     kind: Literal["next-token"] = "next-token"
 
@@ -98,6 +101,7 @@ class Pairs(WordObjective):
     needs = "a model that reads one text and writes another (encoder-decoder or bahdanau)"
     metrics = ("loss", "perplexity")
     by_tokens = True
+    has_source = True
 
     kind: Literal["pairs"] = "pairs"
     source: Column = "source"
@@ -111,6 +115,7 @@ class Chat(WordObjective):
     needs = "a decoder with an lm head"
     metrics = ("loss", "perplexity")
     by_tokens = True
+    continues = True
 
     kind: Literal["chat"] = "chat"
     column: Column = "messages"

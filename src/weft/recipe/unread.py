@@ -22,9 +22,9 @@ def _unread(recipe: Recipe) -> Iterator[str]:
     yield from _of_the_evaluation(recipe)
     if isinstance(recipe.model, NGram):
         yield from _of_counting(recipe)
-    objective, adapter = recipe.objective.kind, recipe.adapter
-    if recipe.source_tokenizer is not None and objective != "pairs":
-        yield f"source_tokenizer: objective '{objective}' has no source text of its own; leave it out"
+    objective, adapter = recipe.objective, recipe.adapter
+    if recipe.source_tokenizer is not None and not objective.has_source:
+        yield f"source_tokenizer: objective '{objective.kind}' has no source text of its own; leave it out"
     if adapter is not None and isinstance(recipe.model, TransformerConfig) and adapter.rank > recipe.model.d_model:
         yield f"adapter.rank = {adapter.rank}: no matrix of this model has a rank above {recipe.model.d_model}"
     if recipe.seed >= LARGEST_SEED:
