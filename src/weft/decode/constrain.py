@@ -147,7 +147,7 @@ class _Vocabulary:
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        self.size, self.eos_id = tokenizer.vocab_size, tokenizer.eos_id
+        self.size, self.eos_id, self._encode = tokenizer.vocab_size, tokenizer.eos_id, tokenizer.encode
         self.tokens = [tokenizer.token_bytes(token) for token in range(self.size)]
         hidden = set(tokenizer.special_tokens.values())
         spelled = {token: tokenizer.decode([token]) for token in range(self.size) if token not in hidden}
@@ -167,7 +167,8 @@ class _Vocabulary:
         self.tokenizer = LLTokenizer(TokenizerWrapper(self))
 
     def __call__(self, text: bytes) -> list[int]:
-        raise NotImplementedError("no text is forced, so none has to be encoded")
+        """The tokenizer's own ids of a text."""
+        return self._encode(text.decode("utf-8", "replace"))
 
 
 @lru_cache(maxsize=2)
