@@ -108,14 +108,16 @@ class _HeldBack(Generic[T]):
     def __init__(self, size: Callable[[T], int], before: Callable[[int], int]):
         self.size, self.before = size, before
         self.items: deque[T] = deque()
+        self._sizes: deque[int] = deque()
         self.seen = self.passed = 0
 
     def passing(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
             self.items.append(item)
-            self.seen += self.size(item)
-            while self.items and self.passed + self.size(self.items[0]) <= self.before(self.seen):
-                self.passed += self.size(self.items[0])
+            self._sizes.append(self.size(item))
+            self.seen += self._sizes[-1]
+            while self.items and self.passed + self._sizes[0] <= self.before(self.seen):
+                self.passed += self._sizes.popleft()
                 yield self.items.popleft()
 
 
