@@ -1,6 +1,8 @@
 """The models that `gpu_train.py` measures: weft's and its peers', with the same sizes, tokens, optimizer and clipping.
 
 gpt2     GPT-2 124M, 32 × 1024 tokens; peers: nanoGPT (where its model.py is given), transformers
+packed   the same over documents of 20 to 1,000 tokens that don't see each other; peer: transformers with the mask
+         laid out. Beside `gpt2` it shows what the mask costs; its passes are compiled, but not captured
 llama    22 layers, d 2048, 16 heads, d_ff 5632, V 32000: 1.26 B; 8 × 2048 tokens; peer: transformers
 bert     BERT-base, masked words, 64 × 512 tokens of which 15 % are masked, the same number in each row; peer:
          transformers. weft forms logits at the masked places alone; dropout 0.1 in both
@@ -62,6 +64,7 @@ class Size:
 
 SIZES = {
     "gpt2": Size(32, 1024, 12, 768, 12, 3072, 50257),
+    "packed": Size(32, 1024, 12, 768, 12, 3072, 50257),
     "llama": Size(8, 2048, 22, 2048, 16, 5632, 32000),
     "bert": Size(64, 512, 12, 768, 12, 3072, 30522),
     "vaswani": Size(128, 128, 6, 512, 8, 2048, 37000),
@@ -100,14 +103,14 @@ class Bench:
         row = self.random(size, size.rows, size.length + 1)
         return row[:, :-1].contiguous(), row[:, 1:].contiguous()
 
-    def ours(self, settings: Any, batch: Batch, loss: LossFunction) -> Step:
+    def ours(self, settings: Any, batch: Batch, loss: LossFunction, capture: bool = True) -> Step:
         """The step of weft's trainer, with the checks that it makes."""
         model = build(settings).to(self.device).train()
         if self.precision == "fp8":
             check_precision("fp8", self.device)
             use_eight_bits(model)
         if self.compiled:
-            model.features = Compiled(model, capture=True)
+            model.features = Compiled(model, capture)
         adamw = optimizer.build(AdamW(betas=BETAS, weight_decay=DECAY), model)
         limits = torch.full((2,), math.inf, device=self.device)
         step = OptimisationStep(model, adamw, loss, self.device, self.precision, CLIP)
@@ -169,7 +172,35 @@ def gpt2_nanogpt(bench: Bench, size: Size) -> Step:
     return bench.theirs(module.GPT(config), lambda model: model(tokens, targets)[1])
 
 
-def gpt2_transformers(bench: Bench, size: Size) -> Step:
+def documents(bench: Bench, size: Size) -> tuple[Tensor, Tensor]:
+    """The ids of the documents that fill each row (rows, length), and each token's place in its own."""
+    rng = torch.Generator().manual_seed(0)
+    ids, places = torch.zeros(2, size.rows, size.length, dtype=torch.long)
+    for row in range(size.rows):
+        start, document = 0, 0
+        while start < size.length:
+            shortest = size.length / 50  # lengths are even on a log scale
+            end = start + int(shortest * 50 ** torch.rand((), generator=rng).item()) + 1
+            ids[row, start:end] = document
+            places[row, start:end] = torch.arange(len(places[row, start:end]))
+            start, document = end, document + 1
+    return ids.to(bench.device), places.to(bench.device)
+
+
+def packed_weft(bench: Bench, size: Size) -> Step:
+    settings = gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
+    ids, places = documents(bench, size)
+    batch = Batch(*bench.text(size), positions=places, documents=ids)
+    return bench.ours(settings, batch, word_loss_of(NextToken()), capture=False)
+
+
+def packed_transformers(bench: Bench, size: Size) -> Step:
+    ids, places = documents(bench, size)
+    seen = (ids[:, None, :, None] == ids[:, None, None, :]).tril()
+    return gpt2_transformers(bench, size, attention_mask=seen, position_ids=places)
+
+
+def gpt2_transformers(bench: Bench, size: Size, **given: Tensor) -> Step:
     import transformers
 
     config = transformers.GPT2Config(
@@ -185,7 +216,7 @@ def gpt2_transformers(bench: Bench, size: Size) -> Step:
     )
     model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
     tokens, _ = bench.text(size)
-    return bench.theirs(model, lambda model: model(input_ids=tokens, labels=tokens).loss)
+    return bench.theirs(model, lambda model: model(input_ids=tokens, labels=tokens, **given).loss)
 
 
 def llama_weft(bench: Bench, size: Size) -> Step:
@@ -307,6 +338,7 @@ def vaswani_torch(bench: Bench, size: Size) -> Step:
 
 CASES: dict[str, dict[str, Callable[[Bench, Size], Step]]] = {
     "gpt2": {"weft": gpt2_weft, "nanoGPT": gpt2_nanogpt, "transformers": gpt2_transformers},
+    "packed": {"weft": packed_weft, "transformers": packed_transformers},
     "llama": {"weft": llama_weft, "transformers": llama_transformers},
     "bert": {"weft": bert_weft, "transformers": bert_transformers},
     "vaswani": {"weft": vaswani_weft, "torch.nn.Transformer": vaswani_torch},

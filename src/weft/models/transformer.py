@@ -277,7 +277,18 @@ def _places(tokens: Tensor) -> Tensor:
 def _where(stack: Stack, mask: Mask, positions: Tensor, x: Tensor) -> AttentionMask:
     """The mask of whole sequences x (batch, time, d_model) that a stack reads at once."""
     angles = stack.position.angles(positions, positions.shape[1], x.dtype)
-    return AttentionMask(mask, stack.position, positions, positions, angles)
+    where = AttentionMask(mask, stack.position, positions, positions, angles)
+    return _with_blocks(mask, stack.position, positions, angles) if where.flexes else where
+
+
+@torch.compiler.disable
+def _with_blocks(
+    mask: Mask, position: Position, positions: Tensor, angles: tuple[Tensor, Tensor] | None
+) -> AttentionMask:
+    """The same with FlexAttention's map, which is made here: a compiled one reads out of bounds (torch 2.11)."""
+    where = AttentionMask(mask, position, positions, positions, angles)
+    where.blocks()
+    return where
 
 
 def encoded_source(cache: SourceCache, mask: Tensor | None, time: int) -> EncodedSource:

@@ -68,13 +68,22 @@ class AttentionMask:
             self._dense = self.part(slice(0, self.queries.shape[1]), slice(0, self.keys.shape[1]))
         return self._dense
 
+    @property
+    def flexes(self) -> bool:
+        """Whether FlexAttention's kernels fit: on a GPU, for a mask too large to be laid out.
+
+        A text that is read piece by piece meets a new shape each time, and is left to others.
+        """
+        mask, entries = self.mask, self.queries.shape[1] * self.keys.shape[1]
+        plain = mask.triangular or mask.full or self.position.biases
+        pieces = mask.places is not None or mask.offset > 0
+        return self.queries.is_cuda and not plain and not pieces and entries > FLEX_ENTRIES
+
     def prepare(self) -> None:
         """Build now what the first layer would build for all: layers that are recomputed must not change any state."""
-        plain = self.mask.triangular or self.mask.full
-        entries = self.queries.shape[1] * self.keys.shape[1]
-        if self.queries.is_cuda and not plain and not self.position.biases and entries > FLEX_ENTRIES:
+        if self.flexes:
             self.blocks()
-        if entries <= DENSE_ENTRIES:
+        if self.queries.shape[1] * self.keys.shape[1] <= DENSE_ENTRIES:
             self.dense()
 
     def part(self, queries: slice, keys: slice) -> Tensor | None:
@@ -151,9 +160,7 @@ def fast_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: float 
         return _fused(qkv, scale, None, dropout, mask.triangular)
     if mask.continued and not biased and not dropout and _flashes(qkv.q):
         return _continued(qkv, scale)
-    # a text that is read piece by piece meets a new shape each time
-    trained = qkv.q.is_cuda and not biased and not dropout and mask.places is None and not mask.offset
-    if trained and qkv.pairs > FLEX_ENTRIES:
+    if where.flexes and not dropout:
         return _flex()(*qkv, block_mask=where.blocks(), scale=scale, enable_gqa=qkv.grouped)
     if qkv.pairs <= DENSE_ENTRIES:
         return _fused(qkv, scale, _as(where.dense(), qkv.q), dropout)
