@@ -22,6 +22,7 @@ from torch import Tensor
 
 from weft.errors import InteropError, WeftError
 from weft.interop import gguf as weft_gguf
+from weft.interop import gguf_q4_k
 from weft.interop.bundle import ModelBundle
 from weft.interop.gguf_file import ENCODINGS, STRING, Contents, Entry, open_file
 from weft.interop.gguf_tokenizer import tokenizer_keys
@@ -262,7 +263,7 @@ def test_writing_and_reading_changes_nothing(name: str, tmp_path: Path) -> None:
         assert all(torch.equal(bundle.weights[n](), make()) for n, make in same.items())
 
 
-@pytest.mark.parametrize("dtype", [None, "f16", "q8_0"])
+@pytest.mark.parametrize("dtype", [None, "f16", "q8_0", "q4_k", "q4_0"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_llama_cpp_reads_what_is_written(name: str, dtype: str | None, tmp_path: Path) -> None:
     """Nearly the same logits, for it keeps its cache in fp16, and rounds what it multiplies with 8-bit blocks."""
@@ -274,7 +275,7 @@ def test_llama_cpp_reads_what_is_written(name: str, dtype: str | None, tmp_path:
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
     theirs.eval(tokens[0].tolist())
     found = torch.from_numpy(np.array(theirs.scores[:20]))
-    assert (found - ours).norm() <= (0.06 if dtype == "q8_0" else 0.004) * ours.norm()
+    assert (found - ours).norm() <= (0.06 if dtype in ("q8_0", "q4_k", "q4_0") else 0.004) * ours.norm()
     for text in TEXTS[:2]:
         assert theirs.tokenize(text.encode(), add_bos=False) == bpe().encode(text)
 
@@ -338,12 +339,46 @@ def test_eight_bits(tmp_path: Path) -> None:
     assert all(torch.equal(bundle.weights[name](), again.weights[name]()) for name in weights)
 
 
+def test_four_bits(tmp_path: Path) -> None:
+    """The tables keep eight bits; the package `gguf` reads each block as we do; Q4_K errs less than Q4_0."""
+    model, errors = llama(1, 256, 4, 512, 16, vocab_size=300), {}
+    weights = weights_of(model)
+    for dtype, file_type in (("q4_k", 15), ("q4_0", 2)):
+        path = tmp_path / f"{dtype}.gguf"
+        write(model, weights, bpe(), path, dtype)
+        contents = open_file(path)
+        assert contents.get("general.file_type") == file_type
+        kinds = {name: entry.encoding.name for name, entry in contents.tensors.items()}
+        assert {kinds[name] for name in ("token_embd.weight", "output.weight")} == {"Q8_0"}
+        assert kinds["blk.0.ffn_down.weight"] == kinds["blk.0.attn_q.weight"] == dtype.upper()
+        name = "decoder.blocks.0.feedforward.down.weight"
+        back, own = weft_gguf.read(path).weights[name](), weights[name]()
+        errors[dtype] = ((back - own).norm() / own.norm()).item()
+    assert errors["q4_k"] < 0.08 < errors["q4_0"] < 0.1
+
+
+@pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])
+def test_blocks_of_q4_k_hold_what_they_can(shift: float) -> None:
+    """A number is off by half a step of its group, and what the rounding of the scales adds, at most."""
+    groups = torch.rand(64, 8, 32) * torch.logspace(-3, 0, 64)[:, None, None] * 0.5 + shift
+    blocks = gguf_q4_k.quantize(groups.reshape(16, -1))
+    back = torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType.Q4_K)).view_as(groups)
+    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1)
+    assert ((back - groups).abs().amax(-1) <= (high - low) / 15 * 0.6 + groups.abs().amax((1, 2))[:, None] / 63).all()
+    assert torch.equal(gguf_q4_k.quantize(torch.zeros(2, 256)), torch.zeros(2, 144, dtype=torch.uint8))
+
+
 def test_rows_that_are_no_whole_blocks_are_fp16(tmp_path: Path) -> None:
     model = llama(1, 48, 4, 64, 16, vocab_size=300)
     write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
     kinds = {name: entry.encoding.name for name, entry in open_file(tmp_path / "m.gguf").tensors.items()}
     assert kinds["blk.0.ffn_down.weight"] == "Q8_0"
     assert kinds["blk.0.ffn_up.weight"] == "F16"
+    model = llama(1, 96, 4, 256, 16, vocab_size=300)
+    write(model, weights_of(model), bpe(), tmp_path / "k.gguf", "q4_k")
+    kinds = {name: entry.encoding.name for name, entry in open_file(tmp_path / "k.gguf").tensors.items()}
+    assert kinds["blk.0.ffn_down.weight"] == "Q4_K"
+    assert kinds["blk.0.ffn_up.weight"] == "Q5_0"
 
 
 def test_a_table_that_is_stored_twice_is_one(tmp_path: Path) -> None:

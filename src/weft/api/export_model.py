@@ -32,7 +32,7 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
 
     `to` is one of FORMATS: hf (a folder for transformers), gguf (a file for llama.cpp), onnx (a folder for
     onnxruntime) or weft (a run of its own, an adapter merged into its base). `dtype` is what the weights are converted
-    to: fp32, fp16 or bf16 for hf, f32, f16, bf16 or q8_0 for gguf; without it they keep their own.
+    to: fp32, fp16 or bf16 for hf; f32, f16, bf16, q8_0, q4_k or q4_0 for gguf. Without it they keep their own.
     """
     if to not in FORMATS:
         raise InteropError(f"--to {to}: {suggestion(to, FORMATS)}")

@@ -16,7 +16,7 @@ def export(
         str | None,
         typer.Option(
             metavar="TYPE",
-            help="Convert the weights: to fp32, fp16 or bf16 for hf, to f32, f16, bf16 or q8_0 for gguf.",
+            help="Convert the weights: to fp32, fp16, bf16 for hf; f32, f16, bf16, q8_0, q4_k, q4_0 for gguf.",
         ),
     ] = None,
 ) -> None:

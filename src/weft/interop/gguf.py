@@ -25,7 +25,11 @@ from weft.models.config import Decoder
 from weft.nn.config import Llama3Scaling, RMSNorm, Rotary
 from weft.progress import bar
 
-TYPES = ("f32", "f16", "bf16", "q8_0")
+TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
+# Four bits, and what takes their place where a row is not made of whole blocks; the tables of embeddings and of the
+# output, to which rounding does most harm, keep eight bits.
+FOUR_BITS = {"q4_k": ("Q5_0",), "q4_0": ()}
+TABLES = ("token_embd.weight", "output.weight")
 KEPT = ("general.type", "general.name")  # keys that take their former values again
 # keys that describe the file itself and are always written afresh
 GENERAL = {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
@@ -126,12 +130,13 @@ def _always_fp32(name: str, shape: tuple[int, ...]) -> bool:
 def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
     """Write a model as a GGUF file, whole or not at all.
 
-    `dtype`, one of TYPES, is what matrices are stored in; without one each stays as it is. Vectors are fp32, as
+    `dtype`, one of TYPES, is what matrices are stored in (Q4_K and Q4_0 but for the tables of embeddings and output,
+    which take Q8_0); without one each stays as it is. Vectors are fp32, as
     llama.cpp wants them. Keys that were read from a GGUF file and that weft does not use are written again.
     """
     architecture = gguf_models.architecture_of(bundle.model)
     assert isinstance(bundle.model, Decoder)
-    if dtype == "q8_0":
+    if dtype is not None and dtype.startswith("q"):
         gguf_file.quantization()
     keys = _keys(bundle, architecture, path.stem)
     tensors = _tensors(bundle, architecture, dtype)
@@ -180,5 +185,7 @@ def _encoding(name: str, shape: tuple[int, ...], dtype: str | None) -> Encoding 
         return BY_NAME["F32"]
     if dtype is None:
         return None
-    wanted = BY_NAME[dtype.upper()]
-    return wanted if shape[-1] % wanted.block == 0 else BY_NAME["F16"]
+    wanted = (dtype.upper(), *FOUR_BITS.get(dtype, ()), "F16")
+    if dtype in FOUR_BITS and name in TABLES:
+        wanted = ("Q8_0", "F16")
+    return next(BY_NAME[each] for each in wanted if shape[-1] % BY_NAME[each].block == 0)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.errors import InteropError, suggestion
 from weft.files import replacing
+from weft.interop import gguf_q4_k
 from weft.interop.untrusted import Cursor, mapped
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
@@ -136,7 +137,10 @@ def _dequantize(raw: memoryview, entry: Entry) -> Tensor:
 def _quantize(tensor: Tensor, encoding: Encoding) -> Iterator[bytes]:
     """Numbers as quantized blocks, some rows at a time."""
     for rows in tensor.flatten(0, -2).split(max(1, CHUNK // tensor.shape[-1])):
-        yield quantization().quantize(rows.float().numpy(), encoding.number).tobytes()
+        if encoding.name == "Q4_K":
+            yield gguf_q4_k.quantize(rows.float()).numpy().tobytes()
+        else:
+            yield quantization().quantize(rows.float().numpy(), encoding.number).tobytes()
 
 
 def quantization() -> Any:
