@@ -4,8 +4,9 @@ A model's settings are flat in here: {"d_model": 64, "attention.heads": 4, …}.
 model is written in it (`table.py`) and read again.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from reprlib import Repr
 from typing import Any
 
@@ -201,7 +202,21 @@ def first_that_holds(model: Transformer, candidates: Mapping[str, Callable[[], T
             if not different:
                 return name
             reasons = [f"model.{key} = {ours!r}, where {name} has {theirs!r}" for key, ours, theirs in different]
+            if len(reasons) <= 3:
+                reasons[-1] += f"; to export such a model, train it {_cure(different)}"
         if nearest is None or len(reasons) < nearest[0]:
             nearest = len(reasons), "; ".join(reasons[:3]) + (" …" if len(reasons) > 3 else "")
     assert nearest is not None
     raise InteropError(f"no {what} can hold this model; the nearest one fails for {nearest[1]}")
+
+
+def _cure(different: Sequence[tuple[str, Any, Any]]) -> str:
+    """The words on the command line that would have removed the differences; pooling is the objective's."""
+    named = [("objective.pooling" if key == "head.pooling" else f"model.{key}", theirs) for key, _, theirs in different]
+    given = [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in named if value is not None
+    ]
+    left_out = [key for key, value in named if value is None]
+    return " and ".join(
+        f"{word} {' '.join(words)}" for word, words in (("with", given), ("without", left_out)) if words
+    )
