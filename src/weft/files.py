@@ -7,6 +7,7 @@ killed leaves it so; nothing reads it. On systems other than POSIX a folder cann
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ except ImportError:  # Windows
 
 CHECKSUM_BYTES = 1 << 25  # bytes that have a checksum of their own
 THREADS = min(16, os.cpu_count() or 1)
+_LEFT = re.compile(r"\..+\.[0-9a-f]{8}")  # what is written beside its place, or was taken away from there
 
 
 def is_text(text: str) -> bool:
@@ -113,6 +115,22 @@ def put(beside: Path, path: Path) -> None:
     """Rename what was written beside `path`, so that it stays there should the machine stop now."""
     os.replace(beside, path)
     sync_path(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Take a folder away in one step: what is half deleted must not be found in its place."""
+    aside = _beside(path)
+    put(path, aside)
+    shutil.rmtree(aside)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left beside the places in a folder; nobody else may write there now."""
+    for left in [path for path in folder.glob(".*") if _LEFT.fullmatch(path.name)]:
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def sync(file: IO[Any]) -> None:

@@ -41,7 +41,8 @@ def trained(seed: int = 0) -> tuple[Tied, torch.optim.Optimizer]:
 
 def save(folder: Path, step: int, keep: int = 2, best: bool = False, seed: int = 0) -> Path:
     model, optimizer = trained(seed)
-    return checkpoint.write(folder, snapshot(step, model, optimizer, {"loss": 0.1 + 0.2}), keep, best)
+    notes = {"loss": 0.1 + 0.2} | ({"best_step": step} if best else {})
+    return checkpoint.write(folder, snapshot(step, model, optimizer, notes), keep)
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_what_a_killed_process_left_is_never_taken_and_swept_away(
 ) -> None:
     """Killed between writing and renaming: the half-made folder has another name."""
     old = save(tmp_path, 1)
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *a, **k: None)  # a killed process cleans up nothing
+    monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)  # a killed process cleans up nothing
     monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 2)
@@ -214,7 +215,7 @@ def test_what_is_written_is_the_state_when_it_was_saved(tmp_path: Path, monkeypa
     run = RunFolder(tmp_path)
     writing = saver(run)
     notes = {"waiting": [1.0]}
-    writing.save(1, lambda: snapshot(1, model, optimizer, notes), best=True, spare=None)
+    writing.save(1, lambda: snapshot(1, model, optimizer, notes), best=True)
     assert not checkpoint.checkpoints(run.checkpoints)
     notes["waiting"].append(2.0)
     with torch.no_grad():
@@ -223,7 +224,7 @@ def test_what_is_written_is_the_state_when_it_was_saved(tmp_path: Path, monkeypa
     go.set()
     writing.finish()
     other, moments = trained(seed=1)
-    assert checkpoint.load(run.checkpoints / "best", other, moments) == {"waiting": [1.0]}
+    assert checkpoint.load(run.checkpoints / "latest", other, moments) == {"waiting": [1.0]}
     assert torch.equal(other.table.weight, expected)
     assert moments.state[other.table.weight]["exp_avg"].abs().sum() > 0
 
@@ -231,14 +232,14 @@ def test_what_is_written_is_the_state_when_it_was_saved(tmp_path: Path, monkeypa
 def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path)
     writing = saver(run, keep=1)
-    writing.save(1, state(1), best=True, spare=None)
+    writing.save(1, state(1), best=True)
     writing.wait()
 
     def full(*args: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(tensors, "save_file", full)
-    writing.save(2, state(2), best=True, spare=None)
+    writing.save(2, state(2), best=True)
     writing.wait()
     news = writing.news()
     assert news is not None
@@ -252,7 +253,7 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
     assert "\n" not in str(caught.value)
 
     monkeypatch.undo()
-    writing.save(3, state(3), best=True, spare=None)
+    writing.save(3, state(3), best=True)
     writing.finish()
     assert not writing.lost_best
     assert checkpoint.newest_good(run.checkpoints)[0].name == "step-00000003"
@@ -266,7 +267,7 @@ def test_metrics_that_cannot_be_written_hold_the_checkpoint_back(tmp_path: Path)
 
     run = RunFolder(tmp_path)
     writing = Saver(run, 1, before=full)
-    writing.save(1, state(1), best=False, spare=None)
+    writing.save(1, state(1))
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left.*no checkpoint was written"):
         writing.finish()
 
@@ -278,7 +279,7 @@ def test_a_bug_in_the_thread_is_raised_where_the_loop_waits(tmp_path: Path, monk
     monkeypatch.setattr(tensors, "save_file", broken)
     run = RunFolder(tmp_path)
     writing = saver(run)
-    writing.save(1, state(1), best=False, spare=None)
+    writing.save(1, state(1))
     with pytest.raises(ZeroDivisionError):
         writing.wait()
 

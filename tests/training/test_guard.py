@@ -217,6 +217,7 @@ def test_a_run_that_rolled_back_resumes_to_the_same(tmp_path, recipe, corpus, ev
 def test_the_last_good_checkpoint_outlives_those_of_the_trouble(tmp_path) -> None:  # type: ignore[no-untyped-def]
     model = torch.nn.Linear(2, 2)
     for step in (10, 20, 30):
-        checkpoint.write(tmp_path, snapshot(step, model, None, {}), keep=1, spare=15 if step > 10 else None)
+        notes = {"guard": {"wrong": [15, 17] if step > 10 else []}}
+        checkpoint.write(tmp_path, snapshot(step, model, None, notes), keep=1)
     assert [checkpoint.step_of(path) for path in checkpoint.checkpoints(tmp_path)] == [10, 30]
     assert [checkpoint.step_of(path) for path in checkpoint.intact(tmp_path, before=30)] == [10]

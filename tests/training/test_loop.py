@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_weights_and_biases_sees_every_line_and_the_same_run(  # type: ignore[no
     assert [line["loss"] for line in recorder.lines if "loss" in line] == [
         line["loss"] for line in read_lines(result.run.metrics)
     ]
-    checkpoint.remove(result.run.checkpoints / "step-00000006")
+    shutil.rmtree(result.run.checkpoints / "step-00000006")
     resume(tmp_path / "run", corpus=corpus, quiet=True)
     first, second = recorder.starts
     assert first["id"] == second["id"]

@@ -196,7 +196,7 @@ def test_sigterm_saves_and_exits_with_its_code(tmp_path, recipe, corpus, monkeyp
     with pytest.raises(SystemExit) as caught:
         train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
     assert caught.value.code == 143
-    assert checkpoint.newest_good(tmp_path / "run/checkpoints")[0].name == "step-00000003"
+    assert checkpoint.newest_good(tmp_path / "run/checkpoints")[0].name == "interrupted-00000003"
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]

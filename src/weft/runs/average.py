@@ -5,14 +5,15 @@ over. No run resumes from it: it has no moments.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from weft.errors import RunError
-from weft.files import replacing_folder
+from weft.files import remove_folder, replacing_folder
 from weft.runs import checkpoint
 from weft.runs.folder import writing
 from weft.runs.snapshot import Snapshot
@@ -36,12 +37,25 @@ def average_checkpoints(folder: Path, last: int = 5) -> tuple[Path, list[int]]:
     weights = _mean([path / "model.safetensors" for path in chosen])
     state = json.dumps({"step": steps[-1], "notes": {"averaged": steps}}, indent=1)
     target = folder / NAME
-    # should this be killed, the next checkpoint sweeps away what is beside
+    if _stands(target, weights, steps):
+        return target, steps
+    # should this be killed, who resumes the run sweeps away what is beside
     with writing(target, "the averaged checkpoint "), replacing_folder(target) as beside:
         checkpoint.fill(beside, Snapshot(steps[-1], weights, tied[-1], None, None, state))
         if target.exists():
-            checkpoint.remove(target)
+            remove_folder(target)
     return target, steps
+
+
+def _stands(target: Path, weights: Mapping[str, Tensor], steps: Sequence[int]) -> bool:
+    """Whether this mean is there already and whole: `best` may point at it, and a finished run stays as it is."""
+    try:
+        checkpoint.verify(target)
+        found = checkpoint.load_tensors(target / "model.safetensors")
+    except RunError:
+        return False
+    same = found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
+    return same and checkpoint.notes_of(target).get("averaged") == steps
 
 
 def _mean(files: Sequence[Path]) -> dict[str, Tensor]:

@@ -4,15 +4,20 @@
       model.safetensors        weights; tensors that share memory are stored once
       state/optimizer.safetensors, state/random.safetensors, state/state.json
       manifest.json            size and SHA-256 of each file, 32 MiB at a time; written last
+    interrupted-00000507/      the same, where a run was asked to stop between two checkpoints
 
 A checkpoint is written into a folder beside, synced, read back, and only then renamed: a folder called `step-…` is
-whole or was damaged later, and the manifest tells which. Old ones are removed after the new one stands.
+whole or was damaged later, and the manifest tells which. Old ones are removed after the new one stands, each renamed
+before it is taken apart. What follows from the newest one's notes (the links, and which others are still needed) is
+worked out anew each time, so that a process may be killed anywhere in between: the next one puts it right.
+
+An interruption leaves no trace: what it saved is where the run continues, and goes once the next `step-…` stands. It
+is in no average, no rollback leads to it, and it takes no other's place.
 Loading runs no code: safetensors and JSON only (`runs/tensors.py`).
 """
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -36,26 +41,31 @@ from weft.runs.snapshot import (
 )
 
 FORMAT = 2
-_NAME = re.compile(r"step-(\d{8,})$")
+_NAME = re.compile(r"(step|interrupted)-(\d{8,})")
 T = TypeVar("T")
 
 
-def checkpoint_name(step: int) -> str:
+def checkpoint_name(step: int, interrupted: bool = False) -> str:
     """step-00000500"""
-    return f"step-{step:08d}"
+    return f"{'interrupted' if interrupted else 'step'}-{step:08d}"
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a run's `checkpoints` folder, oldest first."""
-    found = [p for p in folder.glob("step-*") if _NAME.match(p.name) and p.is_dir()]
+    """The checkpoints that the recipe asked for in a run's `checkpoints` folder, oldest first."""
+    return [path for path in standing(folder) if path.name.startswith("step-")]
+
+
+def standing(folder: Path) -> list[Path]:
+    """Those, and what an interruption saved; oldest first."""
+    found = [p for p in folder.glob("*-*") if _NAME.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
     return sorted(found, key=step_of)
 
 
 def step_of(path: Path) -> int:
     """The step in a checkpoint's name."""
-    match = _NAME.match(path.resolve().name)
+    match = _NAME.fullmatch(path.resolve().name)
     assert match, path
-    return int(match[1])
+    return int(match[2])
 
 
 # ---- writing
@@ -69,22 +79,16 @@ def try_moments(folder: Path, model: nn.Module, optimizer: optim.Optimizer) -> N
         file.unlink()
 
 
-def write(folder: Path, copy: Snapshot, keep: int, best: bool = False, spare: int | None = None) -> Path:
-    """Write a checkpoint, point `latest` (and `best`) at it, and remove all but the newest `keep` and the best one.
-
-    The newest checkpoint before step `spare` stays too.
-    """
-    target = folder / checkpoint_name(copy.step)
+def write(folder: Path, copy: Snapshot, keep: int, interrupted: bool = False) -> Path:
+    """Write a checkpoint, point the links at what they name now, and remove what is needed no longer (`tidy`)."""
+    target = folder / checkpoint_name(copy.step, interrupted)
     with writing(target, "the checkpoint "):
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
+        files.sweep(folder)
         if not _stands(target):
             with files.replacing_folder(target) as beside:
                 fill(beside, copy)
-        link(folder, "latest", target)
-        if best:
-            link(folder, "best", target)
-        _prune(folder, keep, spare)
+        tidy(folder, keep)
     return target
 
 
@@ -95,7 +99,7 @@ def _stands(target: Path) -> bool:
             verify(target)
             return True
     if target.exists():
-        remove(target)
+        files.remove_folder(target)
     return False
 
 
@@ -129,41 +133,97 @@ def seal(folder: Path, step: int, tied: Mapping[str, str]) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
-    for left in (*folder.glob(".step-*"), *folder.glob(".averaged.*")):
-        shutil.rmtree(left, ignore_errors=True)
-    for left in (*folder.glob(".latest.*"), *folder.glob(".best.*")):
-        left.unlink(missing_ok=True)
+# ---- what follows from the notes
 
 
-def _prune(folder: Path, keep: int, spare: int | None) -> None:
-    best = (folder / "best").resolve() if (folder / "best").exists() else None
-    found = checkpoints(folder)
-    spared = [path for path in found if spare is not None and step_of(path) < spare][-1:]
-    for old in found[:-keep]:
-        if old.resolve() != best and old not in spared:
-            remove(old)
+def tidy(folder: Path, keep: int) -> list[str]:
+    """Point the links where the newest checkpoint's notes say, and remove what is needed no longer; the links changed.
+
+    Needed are the newest `keep`; while training goes wrong, the last one from before that; and the best one by the
+    notes of each of these, to which the run may yet return.
+    """
+    found, planned = standing(folder), checkpoints(folder)
+    changed = _point(folder, found[-1] if found else None)
+    needed = {*found[-1:], *planned[-keep:]}
+    wrong = _first_wrong(notes_of(planned[-1])) if planned else None
+    if wrong is not None:
+        needed.update([path for path in planned if step_of(path) < wrong][-1:])
+    needed |= {best for path in needed if (best := _best_by_notes(path)) is not None}
+    if (folder / "best").exists():
+        needed.add(folder / (folder / "best").readlink())
+    for old in found:
+        if old not in needed:
+            files.remove_folder(old)
+    return changed
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints of later steps: a run that went back will write them again. Links never hang."""
-    for later in checkpoints(folder):
+    """Remove the checkpoints of later steps: a run that went back will write them again. Links never hang.
+
+    The newest goes first: wherever this is cut short, the newest that is left is one from which the run went on.
+    """
+    found = standing(folder)
+    _point(folder, next((path for path in reversed(found) if step_of(path) <= step), None))
+    for later in reversed(found):
         if step_of(later) > step:
-            remove(later)
-    standing = checkpoints(folder)
-    if standing:
-        link(folder, "latest", standing[-1])
-    else:
-        (folder / "latest").unlink(missing_ok=True)
-    if not (folder / "best").exists():
-        (folder / "best").unlink(missing_ok=True)
+            files.remove_folder(later)
 
 
-def remove(path: Path) -> None:
-    """Delete a checkpoint. Its manifest goes first: what is half deleted must not look whole."""
-    (path / "manifest.json").unlink(missing_ok=True)
-    shutil.rmtree(path)
+def _point(folder: Path, newest: Path | None) -> list[str]:
+    """Make `latest` and `best` what they are when `newest` is the newest checkpoint; those that were something else."""
+    changed = []
+    for name, target in (("latest", newest), ("best", newest and best_of(folder, newest))):
+        place = folder / name
+        if target is None:
+            if place.is_symlink():
+                place.unlink()
+        elif not place.is_symlink() or place.readlink() != Path(target.name):
+            link(folder, name, target)
+            changed.append(f"{name} → {target.name}")
+    return changed
+
+
+def best_of(folder: Path, newest: Path) -> Path | None:
+    """The checkpoint that holds the best weights so far, by the notes of the newest one.
+
+    The link alone may be older, where a process was killed before it could change it. It decides where the notes name
+    none that stands, and for the mean of the last checkpoints.
+    """
+    linked = (folder / "best").resolve() if (folder / "best").exists() else None
+    if linked is not None:
+        state = _state_of(linked)
+        if state.get("step", 0) > step_of(newest):
+            linked = None  # from before a rollback
+        elif state.get("step") == step_of(newest) and "averaged" in notes_of(linked):
+            return linked
+    return _best_by_notes(newest) or linked
+
+
+def _best_by_notes(path: Path) -> Path | None:
+    step = notes_of(path).get("best_step")
+    best = path.parent / checkpoint_name(step) if type(step) is int else None
+    return best if best is not None and best.is_dir() else None
+
+
+def _first_wrong(notes: Mapping[str, Any]) -> int | None:
+    """The step at which the trouble began that the guard sees."""
+    guard = notes.get("guard")
+    wrong = guard.get("wrong") if isinstance(guard, dict) else None
+    return wrong[0] if isinstance(wrong, list) and wrong and type(wrong[0]) is int else None
+
+
+def notes_of(path: Path) -> dict[str, Any]:
+    """What a run remembered when it wrote a checkpoint; nothing where that can't be read."""
+    notes = _state_of(path).get("notes")
+    return notes if isinstance(notes, dict) else {}
+
+
+def _state_of(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) and type(state.get("step")) is int else {}
 
 
 # ---- reading
@@ -176,8 +236,8 @@ def manifest_of(path: Path) -> dict[str, Any]:
         version, listed = manifest["format"], manifest["files"]
         if version != FORMAT:
             raise DamageError(f"{path}: checkpoint format {version}; this version of weft reads {FORMAT}")
-        for name, expected in listed.items():
-            file = path / name
+        for file_name, expected in listed.items():
+            file = path / file_name
             size = file.stat().st_size
             if size != expected["bytes"]:
                 raise DamageError(f"{file}: {size} bytes instead of {expected['bytes']}; the checkpoint is damaged")
@@ -186,8 +246,8 @@ def manifest_of(path: Path) -> dict[str, Any]:
         manifest["tied"].items()
         if "model.safetensors" not in listed:
             raise KeyError
-        name = path.resolve().name
-        if _NAME.match(name) and name != checkpoint_name(manifest["step"]):
+        name = _NAME.fullmatch(path.resolve().name)
+        if name is not None and int(name[2]) != manifest["step"]:
             raise DamageError(f"{path}: the manifest is that of step {manifest['step']}; the checkpoint is damaged")
     except FileNotFoundError as error:
         missing = Path(error.filename) if error.filename else path
@@ -215,28 +275,32 @@ def whole(path: Path) -> Path:
 
 def newest_good(folder: Path) -> tuple[Path, list[str]]:
     """The newest checkpoint that is whole, and a line for each damaged one that was passed over."""
-    return find(folder, None, whole)
+    return find(folder, "latest", whole)
 
 
-def find(folder: Path, which: Literal["best", "latest"] | None, use: Callable[[Path], T]) -> tuple[T, list[str]]:
+def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
     """What `use` makes of the checkpoint asked for, or of the newest in which it finds no damage; and that damage."""
     if not folder.is_dir():
         raise RunError(f"{folder.parent}: no checkpoint yet; go on with `weft train --resume {folder.parent}`")
-    asked = [(folder / which).resolve()] if which is not None and (folder / which).exists() else []
-    others = [path for path in reversed(checkpoints(folder)) if path.resolve() not in asked]
-    damage: dict[str, None] = {}  # in order, each once
-    for path in (*asked, *others):
+    found, damage = standing(folder), dict[str, None]()  # in order, each once
+    order = found[::-1]
+    if which == "best" and found:
+        best = best_of(folder, found[-1]) or found[-1]
+        if not (folder / "best").exists() and notes_of(found[-1]).get("best_step") is not None:
+            damage[f"{folder / 'best'}: the link to the best checkpoint is broken; taking {best.name}"] = None
+        order = [best, *(path for path in order if path.resolve() != best.resolve())]
+    for path in order:
         try:
             return use(path), list(damage)
         except DamageError as error:
             damage[str(error)] = None
     if not damage:
-        raise RunError(f"{folder}: no checkpoint here yet; start the run again")
+        raise RunError(f"{folder}: no checkpoint here yet; go on with `weft train --resume {folder.parent}`")
     raise RunError(f"{folder}: no checkpoint can be read: {'; '.join(damage)}")
 
 
 def intact(folder: Path, before: int | None = None) -> Iterator[Path]:
-    """The checkpoints, of steps `before` one, that are as they were written; the newest first."""
+    """The recipe's checkpoints, of steps `before` one, that are as they were written; the newest first."""
     for path in reversed(checkpoints(folder)):
         if before is None or step_of(path) < before:
             with suppress(RunError):

@@ -11,7 +11,7 @@ from weft.errors import RunError
 from weft.models.base import LanguageModel
 from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
-from weft.runs.folder import RunFolder
+from weft.runs.folder import RunFolder, writing
 from weft.training import optimizer
 from weft.training.state import TrainingState
 from weft.training.weights import first_model
@@ -40,7 +40,9 @@ def roll_back(
 ) -> TrainingState:
     """Put the last good checkpoint from before step `since` back, or fresh weights; the state to continue from.
 
-    Later checkpoints are removed: the run will write them again. After too many attempts in a row it gives up.
+    Later checkpoints are removed: the run will write them again. What the guard has learned is on the disk with the
+    next one only: a process that is killed before goes through the same trouble once more, to the same end. After too
+    many attempts in a row the run gives up.
     """
     guard = state.guard
     if guard.tries >= recipe.guard.rollbacks:
@@ -57,8 +59,8 @@ def roll_back(
     else:
         earlier = TrainingState(micro=state.micro)
         learner.restart(recipe)
-    checkpoint.forget_after(run.checkpoints, earlier.step)
-    if not (run.checkpoints / "best").exists():
-        earlier.best = earlier.best_step = None
+    with writing(run.checkpoints):
+        checkpoint.forget_after(run.checkpoints, earlier.step)
+    earlier.lose_best(run)
     earlier.guard = guard.go_back(earlier.guard, recipe.guard)
     return earlier

@@ -62,17 +62,21 @@ class Loop:
             interruptions(self.worker.log, ranks) as interrupted,
             display(recipe.steps, state.step, self.worker.log, self.worker.quiet) as shown,
         ):
-            self._announce(shown, state)
-            if state.step < recipe.steps:
+            if self._finished(state):
+                shown.line(f"{self.run.path}: finished after step {state.step}; nothing is left to train")
+            else:
+                self._announce(shown, state)
                 self._preflight(shown, state)
             if begin is not None:
                 begin()
             journal = (Journal if ranks.leads else FollowerJournal)(self.run, recipe, after=state.step)
             saver = Saver(self.run, recipe.checkpoint.keep, journal.sync)
             try:
-                while (since := self._stretch(state, journal, saver, shown, interrupted)) is not None:
+                while not self._finished(state):
+                    since = self._stretch(state, journal, saver, shown, interrupted)
                     saver.wait()
-                    state = self._roll_back(state, since, journal, shown)
+                    if since is not None:
+                        state = self._roll_back(state, since, journal, shown)
                 saver.finish()
                 self.evaluation.average(state, shown)
             except Exception:
@@ -120,6 +124,14 @@ class Loop:
         crowded = findings.crowded(self.recipe.checkpoint.keep)
         if crowded is not None:
             display.line(crowded)
+
+    def _finished(self, state: TrainingState) -> bool:
+        """Whether no step is left to take, or `evaluate.patience` is at its end."""
+        return state.step >= self.recipe.steps or self._enough(state)
+
+    def _enough(self, state: TrainingState) -> bool:
+        patience = self.recipe.evaluate.patience
+        return patience is not None and state.worse >= patience
 
     # ---- steps
 
@@ -172,11 +184,12 @@ class Loop:
                     if saver.lost_best:
                         state.best, saver.lost_best = None, False
                     better = self.evaluation.evaluate(state, journal, display)
-            enough = recipe.evaluate.patience is not None and state.worse >= recipe.evaluate.patience
-            if step % save == 0 or last or better or interrupted or enough:
+            # a checkpoint that the recipe doesn't ask for must leave no trace in what it decides
+            planned = step % save == 0 or better or self._finished(state)
+            if planned or interrupted:
                 with clock.paused():
-                    self._save(state, saver, better)
-            if enough and not last:
+                    self._save(state, saver, better, interrupted=not planned)
+            if self._enough(state) and not last:
                 self._stop_early(state, display)
                 return None
             if interrupted and not last:
@@ -258,14 +271,12 @@ class Loop:
         shown = ("loss", "gradient_norm", "tokens_per_second", "mfu")
         display.metrics(step, {key: value for key, value in (metrics | speed).items() if key in shown})
 
-    def _save(self, state: TrainingState, saver: Saver, best: bool) -> None:
+    def _save(self, state: TrainingState, saver: Saver, best: bool, interrupted: bool) -> None:
         self._read(state)
         if not self.worker.ranks.leads:  # all processes hold the same state
             return
-        # while something is wrong, the last checkpoint from before it must outlive those that follow
-        spare = state.guard.wrong[0] if state.guard.wrong else None
         model, optimizer = self.model, self.learner.optimizer
-        saver.save(state.step, lambda: snapshot(state.step, model, optimizer, asdict(state)), best, spare)
+        saver.save(state.step, lambda: snapshot(state.step, model, optimizer, asdict(state)), best, interrupted)
 
     # ---- before the last step
 

@@ -24,7 +24,7 @@ class Saver:
         self._unreported = False
         self.lost_best = False  # the best weights so far never reached the disk
 
-    def save(self, step: int, take: Callable[[], Snapshot], best: bool, spare: int | None) -> None:
+    def save(self, step: int, take: Callable[[], Snapshot], best: bool = False, interrupted: bool = False) -> None:
         """Take a snapshot and start to write it, after the write before it has ended."""
         self.wait()
         try:
@@ -32,12 +32,12 @@ class Saver:
         except OSError as error:
             self._fail(step, f"{self._run.metrics}: cannot be written: {error.strerror or error}", best)
             return
-        self._thread = threading.Thread(target=self._write, args=(take(), best, spare), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(take(), best, interrupted), daemon=True)
         self._thread.start()
 
-    def _write(self, copy: Snapshot, best: bool, spare: int | None) -> None:
+    def _write(self, copy: Snapshot, best: bool, interrupted: bool) -> None:
         try:
-            path = checkpoint.write(self._run.checkpoints, copy, self._keep, best, spare)
+            path = checkpoint.write(self._run.checkpoints, copy, self._keep, interrupted)
         except RunError as error:
             self._fail(copy.step, str(error), best)
         except BaseException as error:  # a bug: it is raised where the loop waits
@@ -71,6 +71,6 @@ class Saver:
         """Wait, and raise if the newest state is not on the disk."""
         self.wait()
         if self._failure is not None:
-            standing = checkpoint.checkpoints(self._run.checkpoints)
+            standing = checkpoint.standing(self._run.checkpoints)
             left = f"the newest whole checkpoint is {standing[-1].name}" if standing else "no checkpoint was written"
             raise RunError(f"{self._failure}; {left}; `weft train --resume {self._run.path}` goes on from there")

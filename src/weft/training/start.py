@@ -15,12 +15,12 @@ import torch
 
 from weft import __version__
 from weft.errors import RunError
-from weft.files import write_text
+from weft.files import sweep, write_text
 from weft.models.build import build
 from weft.models.ngram import NGram
 from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
-from weft.runs.folder import FollowedRun, RunFolder
+from weft.runs.folder import FollowedRun, RunFolder, writing
 from weft.runs.journal import Journal, check_log
 from weft.runs.snapshot import snapshot
 from weft.training.loop import Loop
@@ -84,8 +84,8 @@ def _count(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], wor
     journal = Journal(run, recipe)
     journal.metrics(1, {"tokens": len(text), **{f"validation_{key}": value for key, value in validation.items()}})
     journal.close()
-    notes = {"step": 1, "tokens": len(text), "validation": validation}
-    checkpoint.write(run.checkpoints, snapshot(1, model, None, notes), recipe.checkpoint.keep, best=True)
+    notes = {"step": 1, "tokens": len(text), "validation": validation, "best_step": 1}
+    checkpoint.write(run.checkpoints, snapshot(1, model, None, notes), recipe.checkpoint.keep)
     seconds = time.perf_counter() - started
     run.event("finish", step=1, seconds=round(seconds, 3))
     return RunResult(run, model, 1, math.nan, validation, 1, seconds)
@@ -99,21 +99,42 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], wor
         check_base(run, recipe)
     check_log(recipe.log)
     torch.manual_seed(recipe.seed)
+    with writing(run.path):
+        for folder in (run.path, run.checkpoints):
+            sweep(folder)
     if recipe.model.kind == "ngram":
         return _count(recipe, run, objective, worker)
     loop = Loop(recipe, run, objective, worker)
     state, origin = TrainingState(), ""
-    if checkpoint.checkpoints(run.checkpoints):
+    if checkpoint.standing(run.checkpoints):
         path, damage = checkpoint.newest_good(run.checkpoints)
         for line in damage:
             run.event("damage", line=line)
             worker.log(f"{line}; continuing from {path.name}")
         state = TrainingState.from_notes(loop.learner.load(path))
-        checkpoint.forget_after(run.checkpoints, state.step)
         origin = str(path)
+    _put_right(run, recipe, state, worker)
     run.event("resume", step=state.step, device=device_name(worker.device), processes=worker.ranks.ranks)
     worker.ranks.share(lambda: origin)
     return loop.go(state)
+
+
+def _put_right(run: RunFolder, recipe: SettledRecipe, state: TrainingState, worker: Worker) -> None:
+    """Do what a process that was killed after its last checkpoint could not: links, and what is needed no longer.
+
+    Where the best weights are gone, those of the next evaluation are the best.
+    """
+    lost = state.lose_best(run)
+    if lost is not None:
+        line = f"{run.checkpoints}: the best checkpoint, that of step {lost}, is gone or damaged"
+        run.event("damage", line=line)
+        worker.log(f"{line}; the next evaluation decides anew which is the best")
+    with writing(run.checkpoints):
+        checkpoint.forget_after(run.checkpoints, state.step)
+        changed = checkpoint.tidy(run.checkpoints, recipe.checkpoint.keep)
+    if changed:
+        run.event("repaired", links=changed)
+        worker.log(f"{run.checkpoints}: put right after a process was killed: {', '.join(changed)}")
 
 
 def follow(recipe: SettledRecipe, run: FollowedRun, objective: Objective[Any], worker: Worker) -> None:

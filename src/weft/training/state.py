@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.errors import RunError
 from weft.models.base import LanguageModel
+from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.training.guard import Guard, Row
 
@@ -29,6 +32,17 @@ class TrainingState:
     def from_notes(cls, notes: Mapping[str, Any]) -> "TrainingState":
         """From what a checkpoint holds of it. JSON keeps floats to the bit."""
         return cls(**{**notes, "guard": Guard(**notes["guard"])})
+
+    def lose_best(self, run: RunFolder) -> int | None:
+        """Forget the best evaluation where the weights that gave it are gone or damaged; its step, if that is so."""
+        step = self.best_step
+        if step in (None, self.step):
+            return None
+        with suppress(RunError):
+            checkpoint.verify(run.checkpoints / checkpoint.checkpoint_name(step))
+            return None
+        self.best = self.best_step = None
+        return step
 
     def unseen(self) -> list[Row]:
         """The steps since the guard's last look."""
