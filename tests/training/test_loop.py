@@ -14,7 +14,6 @@ from tests.training.small import resume, settled, train
 from weft import progress
 from weft.errors import ConfigError
 from weft.models.build import build
-from weft.runs import checkpoint
 from weft.runs.folder import read_lines
 from weft.training.compiled import compiled
 from weft.training.display import usual_bits_per_byte

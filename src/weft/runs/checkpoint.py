@@ -157,16 +157,17 @@ def tidy(folder: Path, keep: int) -> list[str]:
     return changed
 
 
-def forget_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints of later steps: a run that went back will write them again. Links never hang.
+def forget_after(folder: Path, step: int) -> list[str]:
+    """Remove the checkpoints of later steps: a run that went back will write them again; the links that changed.
 
-    The newest goes first: wherever this is cut short, the newest that is left is one from which the run went on.
+    Links never hang. The newest goes first: wherever this is cut short, the newest that is left is one from which the run went on.
     """
     found = standing(folder)
-    _point(folder, next((path for path in reversed(found) if step_of(path) <= step), None))
+    changed = _point(folder, next((path for path in reversed(found) if step_of(path) <= step), None))
     for later in reversed(found):
         if step_of(later) > step:
             files.remove_folder(later)
+    return changed
 
 
 def _point(folder: Path, newest: Path | None) -> list[str]:

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 
 from weft.config import read_toml, to_toml, validate
 from weft.errors import ConfigError, RunError
-from weft.files import locked, write_text
+from weft.files import locked, sweep, write_text
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.objective import upgrade
 
@@ -151,7 +151,7 @@ def _clear(run: RunFolder, folder_too: bool) -> None:
 
 @contextmanager
 def held(run: RunFolder) -> Iterator[None]:
-    """Keep other processes from writing to a run. A process that is killed lets go of it."""
+    """Keep other processes from writing to a run. One that is killed lets go of it; what it left is swept away."""
     lock = run.path / LOCK
     with ExitStack() as stack:
         try:
@@ -163,6 +163,9 @@ def held(run: RunFolder) -> Iterator[None]:
         except OSError as error:
             raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
         stack.callback(lock.unlink, missing_ok=True)
+        with writing(run.path):
+            for folder in (run.path, run.checkpoints):
+                sweep(folder)
         yield
 
 

@@ -15,7 +15,7 @@ import torch
 
 from weft import __version__
 from weft.errors import RunError
-from weft.files import sweep, write_text
+from weft.files import write_text
 from weft.models.build import build
 from weft.models.ngram import NGram
 from weft.recipe.config import SettledRecipe
@@ -99,9 +99,6 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], wor
         check_base(run, recipe)
     check_log(recipe.log)
     torch.manual_seed(recipe.seed)
-    with writing(run.path):
-        for folder in (run.path, run.checkpoints):
-            sweep(folder)
     if recipe.model.kind == "ngram":
         return _count(recipe, run, objective, worker)
     loop = Loop(recipe, run, objective, worker)
@@ -130,11 +127,11 @@ def _put_right(run: RunFolder, recipe: SettledRecipe, state: TrainingState, work
         run.event("damage", line=line)
         worker.log(f"{line}; the next evaluation decides anew which is the best")
     with writing(run.checkpoints):
-        checkpoint.forget_after(run.checkpoints, state.step)
-        changed = checkpoint.tidy(run.checkpoints, recipe.checkpoint.keep)
+        changed = checkpoint.forget_after(run.checkpoints, state.step)
+        changed += checkpoint.tidy(run.checkpoints, recipe.checkpoint.keep)
     if changed:
         run.event("repaired", links=changed)
-        worker.log(f"{run.checkpoints}: put right after a process was killed: {', '.join(changed)}")
+        worker.log(f"{run.checkpoints}: links put right: {', '.join(changed)}")
 
 
 def follow(recipe: SettledRecipe, run: FollowedRun, objective: Objective[Any], worker: Worker) -> None:
