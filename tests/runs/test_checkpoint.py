@@ -327,3 +327,40 @@ def test_going_back_leaves_no_hanging_links(tmp_path: Path) -> None:
     assert not (tmp_path / "best").is_symlink()
     checkpoint.forget_after(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in checkpoint.standing(folder)]
+
+
+def test_the_best_of_each_that_is_kept_stays(tmp_path: Path) -> None:
+    """A run may return to any of them, and to what was the best then."""
+    for step, best in ((1, 1), (2, 1), (3, 3)):
+        checkpoint.write(tmp_path, snapshot(step, *trained(), {"best_step": best}), keep=2)
+    assert [checkpoint.step_of(path) for path in checkpoint.checkpoints(tmp_path)] == [1, 2, 3]
+    checkpoint.write(tmp_path, snapshot(4, *trained(), {"best_step": 3}), keep=2)
+    assert [checkpoint.step_of(path) for path in checkpoint.checkpoints(tmp_path)] == [3, 4]
+
+
+def test_going_back_restores_what_was_the_best_then(tmp_path: Path) -> None:
+    for step, best in ((1, 1), (2, 1), (3, 3)):
+        checkpoint.write(tmp_path, snapshot(step, *trained(), {"best_step": best}), keep=2)
+    checkpoint.forget_after(tmp_path, 2)
+    assert (os.readlink(tmp_path / "latest"), os.readlink(tmp_path / "best")) == ("step-00000002", "step-00000001")
+
+
+def test_what_an_interruption_saved_takes_no_place_and_goes(tmp_path: Path) -> None:
+    old = [save(tmp_path, 1), save(tmp_path, 2)]
+    for step in (3, 4):
+        checkpoint.write(tmp_path, snapshot(step, *trained(), {}), keep=2, interrupted=True)
+    assert names(tmp_path) == ["step-00000001", "step-00000002", "interrupted-00000004"]
+    assert checkpoint.newest_good(tmp_path)[0].name == os.readlink(tmp_path / "latest") == "interrupted-00000004"
+    assert list(checkpoint.intact(tmp_path)) == old[::-1]
+    save(tmp_path, 5)
+    assert names(tmp_path) == ["step-00000002", "step-00000005"]
+
+
+def test_a_link_to_a_checkpoint_is_none(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (tmp_path / "step-00000009").symlink_to(path.name)
+    assert checkpoint.checkpoints(tmp_path) == [path]

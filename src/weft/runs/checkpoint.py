@@ -150,7 +150,7 @@ def tidy(folder: Path, keep: int) -> list[str]:
         needed.update([path for path in planned if step_of(path) < wrong][-1:])
     needed |= {best for path in needed if (best := _best_by_notes(path)) is not None}
     if (folder / "best").exists():
-        needed.add(folder / (folder / "best").readlink())
+        needed.add(folder / (folder / "best").resolve().name)
     for old in found:
         if old not in needed:
             files.remove_folder(old)
@@ -160,7 +160,8 @@ def tidy(folder: Path, keep: int) -> list[str]:
 def forget_after(folder: Path, step: int) -> list[str]:
     """Remove the checkpoints of later steps: a run that went back will write them again; the links that changed.
 
-    Links never hang. The newest goes first: wherever this is cut short, the newest that is left is one from which the run went on.
+    Links never hang. The newest goes first: wherever this is cut short, the newest that is left is one from which the
+    run went on.
     """
     found = standing(folder)
     changed = _point(folder, next((path for path in reversed(found) if step_of(path) <= step), None))
@@ -222,7 +223,7 @@ def notes_of(path: Path) -> dict[str, Any]:
 def _state_of(path: Path) -> dict[str, Any]:
     try:
         state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return state if isinstance(state, dict) and type(state.get("step")) is int else {}
 

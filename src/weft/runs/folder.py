@@ -6,7 +6,7 @@ runs/NAME/
   metrics.jsonl      losses, rates and norms, a line a logged step: the same again when the run is repeated
   timings.jsonl      seconds and tokens a second, which no two runs share
   events.jsonl       starts, resumes, evaluations, checkpoints, discarded updates, rollbacks
-  checkpoints/       step-00000500/ …; `latest` and `best` are links
+  checkpoints/       step-00000500/ …, interrupted-00000507/ until the next one; `latest` and `best` are links
   data/              the prepared text, where the run prepared it
   base.json          the hash of the weights that an adapter was learned for
   report.html        curves, samples, counts
