@@ -1,6 +1,5 @@
 """`weft classify`: what a run that learned from labelled rows predicts for new ones."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -28,7 +27,8 @@ def classify(
     Standard input is read if no FILE is given. Words are what spaces divide, or the lists in a column.
     """
     from weft.api.run import load
+    from weft.runs.folder import record
 
     loaded = load(run)
     for prediction in loaded.objective.predictions(loaded.model, file, column, second):
-        typer.echo(json.dumps(prediction.record, ensure_ascii=False) if as_json else prediction.line)
+        typer.echo(record(prediction.record) if as_json else prediction.line)

@@ -81,7 +81,8 @@ BASELINE = "baseline_bits_per_byte"
 UNITS = {
     "loss": "nats per token",
     "perplexity": "of the next token",
-    "bits_per_byte": "of UTF-8 text",
+    "bits_per_byte": "of UTF-8 text; bytes that no token spells, such as unknown words, count 8 bits each",
+    "unknown_share": "of all tokens",
     BASELINE: "bits per byte of character frequencies alone",
 }
 
@@ -95,8 +96,9 @@ def _show(measured: dict[str, dict[str, Any]]) -> None:
     rows = []
     for key, value in first.items():
         if isinstance(value, float):
-            cells = [f"{metrics[key]:.4f}" for metrics in measured.values() if key in metrics]
-            cost = [f"{last[key] / value - 1:+.2%}"] if several and key in last else []
+            shown = ".4%" if key == "unknown_share" else ".4f"
+            cells = [format(metrics[key], shown) for metrics in measured.values() if key in metrics]
+            cost = [f"{last[key] / value - 1:+.2%}"] if several and key in last and value else []
             title = "" if key == BASELINE else metric(key).title  # beside the value, where there is space for it
             rows.append([title, *cells, *cost, UNITS.get(key, "") if text else ""])
         elif isinstance(value, str):

@@ -1,6 +1,5 @@
 """`weft neighbours`: which words are alike to a model."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,23 +47,25 @@ def neighbours(
 
 def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
     from weft.explain.neighbours import nearest_words
+    from weft.runs.folder import record
 
     found = nearest_words(run.model, run.tokenizer, word, top)
     if as_json:
         listed = [{"text": near.text, "id": near.id, "cosine": round(near.cosine, 6)} for near in found]
-        typer.echo(json.dumps({"word": word, "neighbours": listed}, ensure_ascii=False))
+        typer.echo(record({"word": word, "neighbours": listed}))
         return
     columns.show(("nearest to " + word, "cosine"), [(near.text, f"{near.cosine:.4f}") for near in found])
 
 
 def _in_sentences(run: "Run", word: str, sentences: list[str], top: int, as_json: bool) -> None:
     from weft.explain.neighbours import in_context
+    from weft.runs.folder import record
 
     context = in_context(run.model, run.tokenizer, sentences)
     for place, found in context.nearest(word, top):
         if as_json:
             listed = [{**there._asdict(), "cosine": round(cosine, 6)} for there, cosine in found]
-            typer.echo(json.dumps({**place._asdict(), "neighbours": listed}, ensure_ascii=False))
+            typer.echo(record({**place._asdict(), "neighbours": listed}))
             continue
         rows = [(there.text, f"{cosine:.4f}", _marked(sentences, there)) for there, cosine in found]
         columns.show(("word", "cosine", "where"), rows, text=(0, 2), title=_marked(sentences, place))
@@ -82,10 +83,11 @@ def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
 
     from weft.evaluate.similarity import read_pairs, similarity
     from weft.explain.neighbours import word_vector
+    from weft.runs.folder import record
 
     found = similarity(read_pairs(str(pairs)), lambda word: word_vector(run.model, run.tokenizer, word))
     if as_json:
-        typer.echo(json.dumps(asdict(found), ensure_ascii=False))
+        typer.echo(record(asdict(found)))
         return
     typer.echo(f"Spearman {found.spearman:.4f}, Pearson {found.pearson:.4f} over {found.pairs} pairs")
     if found.missing:

@@ -77,7 +77,11 @@ def summarise(run: "Run") -> None:
 
     results = run.results()
     order = [*METRICS, *(key for key in results if key not in METRICS)]
-    shown = [(metric(key).title, f"{results[key]:.3f}") for key in order if isinstance(results.get(key), float)]
+    shown = [
+        (metric(key).title, format(results[key], ".2%" if key == "unknown_share" else ".3f"))
+        for key in order
+        if isinstance(results.get(key), float) and (key != "unknown_share" or results[key])
+    ]
     if shown:
         columns.show(("on data it never saw", ""), shown)
     typer.echo(f"\nreport    {run.path / 'report.html'}")

@@ -63,6 +63,7 @@ class Batch(_Tensors):
     next_sentence (B,) int64, 1 where the second sentence is the first one's successor. Its loss is a mean of its own
     beside the masked words': next_sentence_weight (B,) float32 is (targets that count) ÷ rows over the whole step, so
     that the sum of both, divided by the step's targets, is mean + mean however the step is cut.
+    keys (B,) int32, what a row's dropout is drawn from (`nn/dropout.py`).
     """
 
     tokens: Tensor
@@ -75,6 +76,7 @@ class Batch(_Tensors):
     source: Source | None = None
     next_sentence: Tensor | None = None
     next_sentence_weight: Tensor | None = None
+    keys: Tensor | None = None
     counted: int | None = None  # what `count` found while the mask was on the host
 
     @property

@@ -73,15 +73,24 @@ class Buckets:
 
     def rows(self, step: int, rank: int = 0, ranks: int = 1) -> Array:
         """The examples that `rank` takes at `step`: its contiguous part of the step's rows."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        batch = int(permute(np.array([place]), self.steps_per_epoch, np.array([epoch]), self.seed)[0])
-        first, last = int(self._cuts[batch]), int(self._cuts[batch + 1])
+        epoch, first, last = self._cut(step)
         if ranks > last - first:
             raise DataError(
                 f"step {step} has {last - first} rows for {ranks} processes; raise batch.tokens or batch.size"
             )
         taken = np.concatenate(list(self._cell_rows(first, last, epoch)))
         return taken[rank * len(taken) // ranks : (rank + 1) * len(taken) // ranks]
+
+    def size(self, step: int) -> int:
+        """How many examples all processes take at `step`."""
+        _, first, last = self._cut(step)
+        return last - first
+
+    def _cut(self, step: int) -> tuple[int, int, int]:
+        """The epoch of a step, and the places of its examples in that epoch's line."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        batch = int(permute(np.array([place]), self.steps_per_epoch, np.array([epoch]), self.seed)[0])
+        return epoch, int(self._cuts[batch]), int(self._cuts[batch + 1])
 
     def _cell_rows(self, first: int, last: int, epoch: int) -> Iterator[Array]:
         """The examples at places `first` … `last` of an epoch's line, cell by cell."""

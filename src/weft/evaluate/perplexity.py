@@ -1,7 +1,9 @@
 """How surprised a model is by a text: mean negative log-likelihood, perplexity, bits per byte.
 
 Every token of the text is scored once. The mean is over tokens, so it depends on the tokenizer; bits per byte divides
-the same sum by the UTF-8 bytes of the text, so it compares models with different tokenizers.
+the same sum by the UTF-8 bytes of the text, so it compares models with different tokenizers. That holds only if the
+whole text is paid for: what its tokens don't spell, unknown words above all, is charged at 8 bits a byte
+(`evaluate/unspelled.py`).
 """
 
 import math
@@ -31,6 +33,8 @@ class Score:
     nats: float
     tokens: int
     bytes: int
+    unknown: int = 0  # tokens that stand for words outside the vocabulary
+    unspelled: float = 0.0  # bytes of the text that no token spells
 
     @property
     def loss(self) -> float:
@@ -44,14 +48,24 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits a byte of UTF-8 text that a coder with this model would need."""
-        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+        """Bits a byte of UTF-8 text that a coder with this model would need; it writes unspelled bytes as they are."""
+        return self.spelled_nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+    @property
+    def spelled_nats(self) -> float:
+        """The cost of the text itself: of its tokens, and of the bytes that they don't spell."""
+        return self.nats + 8 * math.log(2) * self.unspelled
+
+    @property
+    def unknown_share(self) -> float:
+        """The share of unknown tokens."""
+        return self.unknown / self.tokens
 
     @classmethod
     def total(cls, scores: "Iterable[Score]") -> "Score":
         """One score over several texts."""
-        found = list(scores)
-        return cls(sum(s.nats for s in found), sum(s.tokens for s in found), sum(s.bytes for s in found))
+        found = [(s.nats, s.tokens, s.bytes, s.unknown, s.unspelled) for s in scores]
+        return cls(*map(sum, zip(*found, strict=True)))
 
     def metrics(self) -> dict[str, float]:
         """The metrics by name, as logs and tables show them."""

@@ -14,8 +14,9 @@ from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Bahdanau as BahdanauConfig
 from weft.models.recurrent import HiddenStates
+from weft.nn.dropout import Dropout
 from weft.nn.loss import Readout
-from weft.nn.recurrent import Layers, parts, read, read_masked, recurrence
+from weft.nn.recurrent import Layers, dropout_between, parts, read, read_masked, recurrence
 
 
 class Encoded(NamedTuple):
@@ -92,7 +93,7 @@ class Bahdanau(LanguageModel):
         self.attention = AdditiveAttention(D, 2 * D, config.d_attention or D)
         self.maxout = nn.Linear(D + 2 * D + d_embedding, 2 * D)
         self.output = nn.Linear(D, config.vocab_size)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     @property
     def alignment(self) -> nn.Module:
@@ -112,7 +113,11 @@ class Bahdanau(LanguageModel):
             raise ModelError(f"the source of row {empty[0]} is empty; a source has at least one token")
         table = self.source_embedding if self.source_embedding is not None else self.embedding
         inputs = self.dropout(table(tokens))
-        annotations = read(self.encoder, inputs)[0] if source.mask is None else read_masked(self.encoder, inputs, mask)
+        annotations = (
+            read(self.encoder, inputs, between=dropout_between(self.encoder))[0]
+            if source.mask is None
+            else read_masked(self.encoder, inputs, mask)
+        )
         rows = torch.arange(len(tokens), device=tokens.device)
         backward = annotations[rows, mask.int().argmax(1), self.config.d_model :]
         state = torch.tanh(self.bridge(backward)).unflatten(-1, (parts(self.decoder), -1, self.config.d_model))
@@ -167,9 +172,11 @@ class Bahdanau(LanguageModel):
         check_tokens(tokens, self.config.vocab_size)
         inputs = self.dropout(self.embedding(tokens))
         states, contexts, weights = [], [], []
+        between = dropout_between(self.decoder)
         for t in range(tokens.shape[1]):
             context, a = self.attention(state[0, -1], source)
-            s, state = read(self.decoder, torch.cat([inputs[:, t], context], dim=-1)[:, None], state)
+            seen = torch.cat([inputs[:, t], context], dim=-1)[:, None]
+            s, state = read(self.decoder, seen, state, None if between is None else replace(between, begin=t))
             if kept is not None:
                 kept.keep(state, t + 1)
             states.append(s.squeeze(1))

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from weft.models import config
 from weft.nn import norm
+from weft.nn.dropout import Dropout
 from weft.nn.config import Activation
 from weft.nn.feedforward import activations
 from weft.nn.init import Initialiser
@@ -108,7 +109,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.pooling = settings.pooling
         self.pooler = Pooler(d_model, settings.activation) if settings.pooler else None
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.out = Linear(d_model, settings.labels)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -135,7 +136,7 @@ class Tagger(nn.Module):
 
     def __init__(self, settings: config.TaggingHead, d_model: int):
         super().__init__()
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.out = Linear(d_model, settings.labels)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:

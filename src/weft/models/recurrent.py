@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Recurrent as RecurrentConfig
+from weft.nn.dropout import Dropout
 from weft.nn.loss import Readout
-from weft.nn.recurrent import Layers, parts, read, read_documents, recurrence
+from weft.nn.recurrent import Layers, dropout_between, parts, read, read_documents, recurrence
 
 
 class HiddenStates(State):
@@ -54,7 +55,7 @@ class Recurrent(LanguageModel):
         self.embedding = nn.Embedding(config.vocab_size, d_embedding)
         sizes = Layers(d_embedding, config.d_model, config.layers, config.dropout)
         self.recurrence = recurrence(config.cell, sizes, config.activation)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         # W_yh and b_y. Tied, W_yh is the embedding table and is stored once.
         self.output = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -91,7 +92,7 @@ class Recurrent(LanguageModel):
         check_tokens(tokens, self.config.vocab_size)
         inputs = self.dropout(self.embedding(tokens))
         hidden = (
-            read(self.recurrence, inputs)[0]
+            read(self.recurrence, inputs, between=dropout_between(self.recurrence))[0]
             if documents is None
             else read_documents(self.recurrence, inputs, documents)
         )

@@ -1,6 +1,6 @@
 """The Transformer (Vaswani et al. 2017) as encoder, decoder or both: one class over one Block."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -12,6 +12,7 @@ from weft.models import heads
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TransformerConfig
 from weft.nn import norm, position
+from weft.nn.dropout import Dropout, next_call, rewind
 from weft.nn.attention import AttentionMask, Past
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache
@@ -49,7 +50,7 @@ class Stack(nn.Module):
         self.window = attention.window
         self.position = position.build(settings.position, settings.sizes(layers, causal))
         self.embedding_norm = norm.build(settings.norm, d_model) if settings.embedding_norm else None
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers))
         self.norm = norm.build(settings.norm, d_model) if settings.placement == "pre" else None
         self.recompute = False  # keep only the blocks' inputs for the backward pass, and run the blocks again
@@ -73,7 +74,7 @@ class Stack(nn.Module):
         for layer, block in enumerate(self.blocks):
             over = None if source is None else (source.cache[layer], source.where)
             given = where, cache[layer] if cache else None, over
-            x = checkpoint(block, x, *given, use_reentrant=False) if again else block(x, *given)
+            x = checkpoint(_rerun(block), x, *given, use_reentrant=False) if again else block(x, *given)
         return x if self.norm is None else self.norm(x)
 
 
@@ -257,6 +258,17 @@ class Transformer(LanguageModel):
         mask = Mask(causal=False, window=self.encoder.window, real=source.mask)
         encoded = self.encoder(x, positions, _where(self.encoder, mask, positions, x))
         return [block.cross.keys_values(encoded) for block in self.decoder.blocks]  # type: ignore[operator,union-attr]
+
+
+def _rerun(block: nn.Module) -> Callable[..., Tensor]:
+    """A block whose dropout is the same when it runs again in the backward pass."""
+    first = next_call(0)
+
+    def run(*given: Any) -> Tensor:
+        rewind(first)
+        return block(*given)
+
+    return run
 
 
 def _narrowed(x: Tensor) -> Tensor:

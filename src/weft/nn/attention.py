@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from weft.nn import norm
 from weft.nn.config import Attention as AttentionConfig
 from weft.nn.config import Relative
+from weft.nn.dropout import dropped, next_call, place_keys
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
 from weft.nn.mask import Mask
@@ -30,6 +31,8 @@ QUERY_BLOCK = 512
 # On a GPU a mask of more entries than this is left to FlexAttention, which compiles a kernel for every new shape:
 # shorter sequences come in many shapes, and their masks fit in memory.
 FLEX_ENTRIES = 2**18
+# On a GPU more probabilities than this, over all rows and heads, are not kept for the backward pass.
+KEPT_ENTRIES = 2**28
 
 
 class Past(Protocol):
@@ -148,40 +151,58 @@ def probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
     """softmax over the keys that `mask` leaves, (batch, heads, time, source time); zeros where it leaves none."""
     if mask is None:
         return scores.softmax(dim=-1)
-    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
+    if mask.dtype == torch.bool:
+        blind = ~mask.any(dim=-1, keepdim=True)
+        return scores.masked_fill(~(mask | blind), float("-inf")).softmax(dim=-1).masked_fill(blind, 0.0)
+    scores = scores + mask.to(scores.dtype)
     blind = scores.isneginf().all(dim=-1, keepdim=True)
     return scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
 
 
-def fast_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: float = 0.0) -> Tensor:
+def fast_attention(qkv: QKV, scale: float, where: AttentionMask) -> Tensor:
     """The same as `reference_attention`, shape by shape, through the kernels that fit the mask."""
     mask, biased = where.mask, where.position.biases
     if not biased and (mask.triangular or mask.full):
-        return _fused(qkv, scale, None, dropout, mask.triangular)
-    if mask.continued and not biased and not dropout and _flashes(qkv.q):
+        return _fused(qkv, scale, None, mask.triangular)
+    if mask.continued and not biased and _flashes(qkv.q):
         return _continued(qkv, scale)
-    if where.flexes and not dropout:
+    if where.flexes:
         return _flex()(*qkv, block_mask=where.blocks(), scale=scale, enable_gqa=qkv.grouped)
     if qkv.pairs <= DENSE_ENTRIES:
-        return _fused(qkv, scale, _as(where.dense(), qkv.q), dropout)
-    return _by_query_blocks(qkv, scale, where, dropout)
+        return _fused(qkv, scale, _as(where.dense(), qkv.q))
+    return _by_query_blocks(
+        qkv, where, lambda part, queries, keys: _fused(part, scale, _as(where.part(queries, keys), part.q))
+    )
 
 
-def _fused(qkv: QKV, scale: float, mask: Tensor | None, dropout: float, causal: bool = False) -> Tensor:
-    """PyTorch's fused attention. cuDNN's kernels are used without mask and dropout only.
+def dropped_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: float) -> Tensor:
+    """The same with dropout of the probabilities, which fused kernels draw in an order of their own: by the formula,
+    a few queries at a time where all probabilities would be too many to keep."""
+    call = next_call()
 
-    With dropout that is not a multiple of 1/16 they drop a different share than they scale by, and with a mask their
-    gradient may be NaN (torch 2.11).
-    """
-    if not qkv.q.is_cuda or (mask is None and not dropout):
+    def one(part: QKV, queries: slice, keys: slice) -> Tensor:
+        def drop(weights: Tensor) -> Tensor:
+            places = place_keys(weights.shape[:-1], call, (0, queries.start), device=weights.device)
+            return dropped(weights.to(part.v.dtype), dropout, places, keys.start)
+
+        return reference_attention(part, scale, where.part(queries, keys), drop)[0]
+
+    whole = slice(0, qkv.q.shape[2]), slice(0, qkv.k.shape[2])
+    entries = qkv.pairs * (qkv.q.shape[0] * qkv.q.shape[1] if qkv.q.is_cuda else 1)
+    most = KEPT_ENTRIES if qkv.q.is_cuda else DENSE_ENTRIES
+    return one(qkv, *whole) if entries <= most else _by_query_blocks(qkv, where, one)
+
+
+def _fused(qkv: QKV, scale: float, mask: Tensor | None, causal: bool = False) -> Tensor:
+    """PyTorch's fused attention. cuDNN's kernels are used without a mask only: with one their gradient may be NaN
+    (torch 2.11)."""
+    if not qkv.q.is_cuda or mask is None:
         return F.scaled_dot_product_attention(
-            *qkv, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=qkv.grouped
+            *qkv, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=qkv.grouped
         )
     # the kernels that take a mask do not support grouped heads
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(
-            *qkv.repeated(), attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
-        )
+        return F.scaled_dot_product_attention(*qkv.repeated(), attn_mask=mask, is_causal=causal, scale=scale)
 
 
 def _flashes(q: Tensor) -> bool:
@@ -198,22 +219,19 @@ def _continued(qkv: QKV, scale: float) -> Tensor:
     return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, is_causal=True, scale=scale)[0]
 
 
-def _by_query_blocks(qkv: QKV, scale: float, where: AttentionMask, dropout: float) -> Tensor:
-    """A few queries at a time, each block with its own strip of the mask, over the keys that it can see."""
-
-    def one(q: Tensor, k: Tensor, v: Tensor, queries: slice, keys: slice) -> Tensor:
-        return _fused(QKV(q, k, v), scale, _as(where.part(queries, keys), q), dropout)
-
+def _by_query_blocks(qkv: QKV, where: AttentionMask, one: Callable[[QKV, slice, slice], Tensor]) -> Tensor:
+    """A few queries at a time, each block with its own strip of the mask, over the keys that it can see; in the
+    backward pass each is computed again."""
     q, k, v = qkv
     outs = []
     for start in range(0, q.shape[2], QUERY_BLOCK):
         queries = slice(start, min(start + QUERY_BLOCK, q.shape[2]))
         keys = where.mask.key_range(queries, k.shape[2])
-        parts = q[:, :, queries], k[:, :, keys], v[:, :, keys]
+        part = QKV(q[:, :, queries], k[:, :, keys], v[:, :, keys])
         if torch.is_grad_enabled():
-            outs.append(checkpoint(one, *parts, queries, keys, use_reentrant=False))
+            outs.append(checkpoint(one, part, queries, keys, use_reentrant=False))
         else:
-            outs.append(one(*parts, queries, keys))
+            outs.append(one(part, queries, keys))
     return torch.cat(outs, dim=2)
 
 
@@ -249,15 +267,23 @@ class _Heads(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if self.always_reference or self.weights._forward_hooks:  # a hook is there to see the probabilities
             mixed = self.reference(qkv, where, dropout)
+        elif dropout:
+            mixed = dropped_attention(qkv, self.scale, where, dropout)
         else:
-            mixed = fast_attention(qkv, self.scale, where, dropout)
+            mixed = fast_attention(qkv, self.scale, where)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
         """`reference_attention` with dropout; the probabilities pass through `weights`."""
         return reference_attention(
-            qkv, self.scale, where.dense(), lambda weights: F.dropout(self.weights(weights), dropout)
+            qkv, self.scale, where.dense(), lambda weights: self.drop(self.weights(weights), dropout)
         )[0]
+
+    def drop(self, weights: Tensor, dropout: float) -> Tensor:
+        """Dropout of the probabilities (batch, heads, time, source time)."""
+        if not dropout:
+            return weights
+        return dropped(weights, dropout, place_keys(weights.shape[:-1], next_call(), device=weights.device))
 
 
 class SelfAttention(_Heads):
@@ -301,7 +327,7 @@ class SelfAttention(_Heads):
         near_keys = F.embedding(distances, self.relative_keys)  # (B or 1, T, S, d_head)
         near_values = F.embedding(distances, self.relative_values)
         scores = q @ k.mT + torch.einsum("bhtd,btsd->bhts", q, near_keys.expand(q.shape[0], -1, -1, -1))
-        kept = F.dropout(self.weights(probabilities(scores * self.scale, where.dense())), dropout)
+        kept = self.drop(self.weights(probabilities(scores * self.scale, where.dense())), dropout)
         return kept @ v + torch.einsum("bhts,btsd->bhtd", kept, near_values.expand(q.shape[0], -1, -1, -1))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from weft.nn import feedforward, norm
+from weft.nn.dropout import Dropout
 from weft.nn.attention import AttentionMask, CrossAttention, Past, SelfAttention
 from weft.nn.config import Block as BlockConfig
 
@@ -17,7 +18,7 @@ class Sublayer(nn.Module):
         self.norm = norm.build(settings.norm, settings.d_model) if settings.placement != "none" else None
         self.pre = settings.placement == "pre"
         self.residual = settings.residual
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""

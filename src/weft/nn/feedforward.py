@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn import config
+from weft.nn.dropout import Dropout
 from weft.nn.gelu import gelu, gelu_tanh
 from weft.nn.linear import Linear
 
@@ -28,7 +29,7 @@ class Plain(nn.Module):
         super().__init__()
         self.up = Linear(d_model, settings.d_ff, bias=settings.bias)
         self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.activation = activations[settings.activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ class Gated(nn.Module):
         super().__init__()
         self.gate_up = Linear(d_model, settings.d_ff, settings.d_ff, bias=settings.bias)
         self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.activation = activations[settings.activation]
 
     def forward(self, x: Tensor) -> Tensor:

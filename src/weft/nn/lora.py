@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn.block import Block
+from weft.nn.dropout import Dropout
 from weft.nn.config import LoRA
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
@@ -32,7 +33,7 @@ class LowRank(Linear):
         if self.bias is not None:
             self.bias.requires_grad_(False)
         self.rank, self.scale = settings.rank, settings.alpha / settings.rank
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.a = nn.Parameter(self.weight.new_empty(len(self.heights) * self.rank, self.in_features))
         self.b = nn.Parameter(self.weight.new_empty(self.out_features, self.rank))
         self._reset_addition()

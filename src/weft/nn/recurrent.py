@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from weft.nn.dropout import dropped, next_call, place_keys
+
 Cell = Literal["elman", "lstm", "gru"]
 Sigma = Literal["tanh", "relu", "sigmoid"]
 
@@ -25,9 +27,9 @@ Sigma = Literal["tanh", "relu", "sigmoid"]
 class SigmoidElman(nn.RNNBase):
     """Elman's network with the logistic function, which PyTorch has no kernel for: the lecture's loop, written out."""
 
-    def __init__(self, d_input: int, d_model: int, layers: int, dropout: float = 0.0):
+    def __init__(self, d_input: int, d_model: int, layers: int, dropout: float = 0.0, **where: Any):
         # The mode only determines how many gates the weights have: one, as for tanh.
-        super().__init__("RNN_TANH", d_input, d_model, layers, batch_first=True, dropout=dropout)
+        super().__init__("RNN_TANH", d_input, d_model, layers, batch_first=True, dropout=dropout, **where)
 
     def forward(
         self, inputs: Tensor | PackedSequence, state: Tensor | None = None
@@ -44,8 +46,6 @@ class SigmoidElman(nn.RNNBase):
             steps = inputs.unbind(1)
         last = []
         for layer, (W_ax, W_ah, b_ax, b_ah) in enumerate(self.all_weights):
-            if layer:
-                steps = [F.dropout(x, self.dropout, self.training) for x in steps]
             h = steps[0].new_zeros(len(steps[0]), self.hidden_size) if state is None else state[layer]
             outputs = []
             for x in steps:
@@ -89,16 +89,68 @@ def parts(stack: nn.RNNBase) -> int:
     return 2 if isinstance(stack, nn.LSTM) else 1
 
 
-def read(stack: nn.RNNBase, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Between:
+    """The dropout between a stack's layers, from the `call`th of the pass on: inputs stand at time `begin` …"""
+
+    call: int
+    begin: int = 0
+
+
+def dropout_between(stack: nn.RNNBase) -> Between | None:
+    """The next dropouts of the pass, one between each two layers; None where nothing is dropped."""
+    return Between(next_call(stack.num_layers - 1)) if stack.training and stack.dropout else None
+
+
+def read(
+    stack: nn.RNNBase, inputs: Tensor, state: Tensor | None = None, between: Between | None = None
+) -> tuple[Tensor, Tensor]:
     """Read inputs (batch, time, d_input) on from a state (parts, layers, batch, d_model), or from zeros.
 
     Hidden states of the top layer (batch, time, d_model), and the state after the last token.
     """
+    if between is not None:
+        x, last = inputs, []
+        for number, layer in enumerate(_single_layers(stack)):
+            if number:
+                keys = place_keys(x.shape[:-1], between.call + number - 1, (between.begin,), device=x.device)
+                x = dropped(x, stack.dropout, keys)
+            x, after = read(layer, x, None if state is None else state[:, number : number + 1])
+            last.append(after)
+        return x, torch.cat(last, dim=1)
     if isinstance(stack, nn.LSTM):
         hidden, last = stack(inputs, None if state is None else (state[0].contiguous(), state[1].contiguous()))
         return hidden, torch.stack(last)
     hidden, last = stack(inputs, None if state is None else state[0].contiguous())
     return hidden, last[None]
+
+
+def _single_layers(stack: nn.RNNBase) -> list[nn.RNNBase]:
+    """Each layer of a stack as a stack of its own, over the same weights: what lies between them can be dropped.
+
+    PyTorch's kernels for several layers drop by numbers of their own. The parts are kept beside the stack's weights,
+    not among its submodules.
+    """
+    kept: list[nn.RNNBase] = vars(stack).setdefault("single_layers", [])
+    if not kept or kept[0].weight_hh_l0 is not stack.weight_hh_l0:
+        kept[:] = [_single_layer(stack, layer) for layer in range(stack.num_layers)]
+    for layer in kept:
+        layer.training = stack.training
+    return kept
+
+
+def _single_layer(stack: nn.RNNBase, layer: int) -> nn.RNNBase:
+    options: dict[str, Any] = {"bidirectional": True} if stack.bidirectional else {}
+    if type(stack) is nn.RNN:
+        options["nonlinearity"] = stack.nonlinearity
+    ways = 1 + stack.bidirectional
+    d_input = ways * stack.hidden_size if layer else stack.input_size
+    if not isinstance(stack, SigmoidElman):
+        options["batch_first"] = True
+    one: nn.RNNBase = type(stack)(d_input, stack.hidden_size, 1, device="meta", **options)
+    for name, _ in list(one.named_parameters()):
+        setattr(one, name, getattr(stack, name.replace("_l0", f"_l{layer}")))
+    return one
 
 
 def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor) -> Tensor:
@@ -132,6 +184,16 @@ def _read_side_by_side(stack: nn.RNNBase, inputs: Tensor, places: Tensor, sequen
     age = torch.arange(len(places), device=places.device) - (lengths.cumsum(0) - lengths)[sequence]
     rank = lengths.argsort(descending=True, stable=True).argsort()[sequence]
     order = places[(age * len(lengths) + rank).argsort()]
-    hidden, _ = stack(PackedSequence(inputs.flatten(0, 1)[order], age.bincount().cpu()))
+    x, sizes = inputs.flatten(0, 1)[order], age.bincount().cpu()
+    between = dropout_between(stack)
+    if between is None:
+        hidden, _ = stack(PackedSequence(x, sizes))
+    else:
+        for number, layer in enumerate(_single_layers(stack)):
+            if number:
+                keys = place_keys(torch.Size((B, T)), between.call + number - 1, device=x.device)
+                x = dropped(x, stack.dropout, None if keys is None else keys.flatten()[order])
+            hidden, _ = layer(PackedSequence(x, sizes))
+            x = hidden.data
     blank = hidden.data.new_zeros(B * T, hidden.data.shape[-1])
     return blank.index_copy(0, order, hidden.data).unflatten(0, (B, T))

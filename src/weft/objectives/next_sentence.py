@@ -62,6 +62,7 @@ class MaskedNext(ExampleObjective[config.MaskedNext]):
 
         return Loader(
             make=make,
+            rows=lambda step: size,
             epochs=lambda step: step * size / train.per_epoch(self.length),
             fewest=size,
             row=f"pair of {self.length} tokens",

@@ -1,16 +1,20 @@
 """The next token of running text: what GPT, LLaMA, recurrent and n-gram models learn."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from weft.data.shards import Side, Tokens
+from weft.data.split import split_sections
 from weft.decode.config import Sampling
 from weft.decode.many import complete
 from weft.decode.prompt import Prompt
 from weft.evaluate.baseline import Baseline, character_baseline
+from weft.errors import DataError
 from weft.evaluate.perplexity import Reading, Score, score, score_counts
+from weft.evaluate.unspelled import Spelling, spelling
 from weft.models.base import LanguageModel
 from weft.models.ngram import NGram
 from weft.objectives.text import TextObjective
@@ -20,7 +24,7 @@ from weft.recipe import objective as config
 from weft.training.loader import Loader
 from weft.training.objective import EVALUATED_TOKENS, Results
 
-BASELINE_TOKENS = 4_000_000  # of the training text, for the character frequencies
+BASELINE_BYTES = 16_000_000  # of the training text, for the character frequencies
 SAMPLES = 3
 
 
@@ -32,6 +36,16 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
     @cached_property
     def loader(self) -> Loader:
         return self.windows(self.length)
+
+    def _spelling(self, text: Tokens) -> Spelling:
+        if text not in self._spellings:
+            self._spellings[text] = spelling(text, self.tokenizer)
+        return self._spellings[text]
+
+    @cached_property
+    def _spellings(self) -> WeakKeyDictionary[Tokens, Spelling]:
+        """Found once: training evaluates the same text over and over."""
+        return WeakKeyDictionary()
 
     @property
     def training_text(self) -> Tokens:
@@ -52,7 +66,7 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
     ) -> Score:
         """One score over several texts, each read in the windows that the model was trained on."""
         if isinstance(model, NGram):
-            return Score.total(score_counts(model, text, limit=limit) for text in texts)
+            return Score.total(self._paid(score_counts(model, text, limit=limit), text) for text in texts)
         apart = self.recipe.data.document_mask
         reading = Reading(
             self.length,
@@ -62,35 +76,68 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
             document_mask=apart,
         )
         with bar("measuring", sum(map(len, texts)), wanted=limit is None) as advance:
-            return Score.total(score(model, text, reading, limit=limit, progress=advance) for text in texts)
+            return Score.total(
+                self._paid(score(model, text, reading, limit=limit, progress=advance), text) for text in texts
+            )
+
+    def _paid(self, found: Score, text: Tokens) -> Score:
+        """A text's score with its unknown words and unspelled bytes; of a part of it, its share of them."""
+        spelled = self._spelling(text)
+        share = found.bytes / spelled.bytes if spelled.bytes else 0.0
+        return replace(found, unknown=round(share * spelled.unknown), unspelled=share * spelled.unspelled)
 
     def measure(self, model: LanguageModel, side: Side = "validation", stride: int | None = None) -> Results:
         """The metrics over all text of a side, and how much text that is. `stride` makes windows overlap."""
         found = self.score(model, self.tokens(side), stride=stride)
-        return Results({**found.metrics(), "tokens": found.tokens, "bytes": found.bytes})
+        metrics = {**found.metrics(), "unknown_share": found.unknown_share}
+        return Results({**metrics, "tokens": found.tokens, "bytes": found.bytes})
 
     def final_evaluation(self, model: LanguageModel) -> Results:
         """The metrics over everything that was held out, beside what character frequencies give, and some texts."""
         metrics: dict[str, Any] = {}
         if self.holds_out:
             found = self.score(model, self.tokens("validation"))
+            metrics = {**found.metrics(), "unknown_share": found.unknown_share}
             characters = self._character_baseline()
-            metrics = {
-                **found.metrics(),
-                "nats_per_character": found.nats / characters.characters if characters.characters else math.nan,
-                "baseline_bits_per_byte": characters.bits_per_byte,
-            }
+            if characters is not None:
+                metrics["nats_per_character"] = found.spelled_nats / characters.characters
+                metrics["baseline_bits_per_byte"] = characters.bits_per_byte
         settings = Sampling(max_tokens=100, temperature=0.8, top_p=0.95)
         texts = complete(model, [Prompt.of(self.tokenizer, "")] * SAMPLES, settings)
         return Results(metrics, [text.text for text in texts])
 
-    def _character_baseline(self) -> Baseline:
-        """What character frequencies of the training text need for the held-out text."""
+    def _character_baseline(self) -> Baseline | None:
+        """What character frequencies of the training text need for the held-out text, whatever the tokenizer.
 
-        def decoded(side: Side, most: int | None = None) -> Iterator[str]:
-            for tokens in self.tokens(side):
-                end = len(tokens) if most is None else min(most, len(tokens))
-                for start in range(0, end, 1 << 16):
-                    yield self.tokenizer.decode(tokens.read(start, min(1 << 16, end - start)).tolist())
+        Tokens that don't spell the text tell nothing of its characters; then the text itself is read again, and where
+        it is gone, or isn't what it was, there is no baseline.
+        """
+        exact = all(self._spelling(text).exact for text in self.tokens("validation"))
+        texts = self._decoded if exact else self._read_again
+        try:
+            found = character_baseline(_first(BASELINE_BYTES, texts("train")), texts("validation"))
+        except DataError:
+            return None
+        same = exact or found.bytes == sum(text.bytes for text in self.tokens("validation"))
+        return found if same and found.characters else None
 
-        return character_baseline(decoded("train", BASELINE_TOKENS // len(self.corpora)), decoded("validation"))
+    def _decoded(self, side: Side) -> Iterator[str]:
+        for tokens in self.tokens(side):
+            for start in range(0, len(tokens), 1 << 16):
+                yield self.tokenizer.decode(tokens.read(start, min(1 << 16, len(tokens) - start)).tolist())
+
+    def _read_again(self, side: Side) -> Iterator[str]:
+        data = self.recipe.data
+        for part in data.parts:
+            if part.prepared is not None:
+                raise DataError(f"{part.prepared}: tokens alone")
+            yield from (section.text for section in split_sections(data.text(part)) if section.side == side)
+
+
+def _first(most: int, texts: Iterable[str]) -> Iterator[str]:
+    """Texts up to about so many bytes."""
+    for text in texts:
+        yield text
+        most -= len(text.encode())
+        if most <= 0:
+            return

@@ -166,6 +166,7 @@ class RowObjective(ExampleObjective[S]):
         buckets = Buckets(self.lengths(train), size=size, tokens=batch.tokens, seed=self.recipe.seed)
         return Loader(
             make=lambda step, rank, ranks: self.batch(train, buckets.rows(step - 1, rank, ranks)),
+            rows=lambda step: buckets.size(step - 1),
             epochs=buckets.epoch,
             fewest=buckets.smallest,
             row=f"row of up to {self.length} tokens",

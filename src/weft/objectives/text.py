@@ -87,6 +87,7 @@ class TextObjective(Objective[S]):
 
         return Loader(
             make=make,
+            rows=lambda step: size,
             epochs=lambda step: max(mixture.epochs(step * size)),
             fewest=size,
             row=f"sequence of {self.length} tokens",

@@ -8,7 +8,6 @@ through the processors' memory (Gloo), where waiting keeps no GPU busy.
 """
 
 import atexit
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -110,17 +109,6 @@ class Ranks:
         yield
         if self.leads:
             self.wait()
-
-    # ---- chance
-
-    def seed(self, seed: int, step: int) -> None:
-        """Begin torch's generators anew for a step, each process with its own numbers; alone, they just go on.
-
-        So what a process draws depends on the seed, the step and the rank alone, and there is nothing to save.
-        """
-        if not self.alone:
-            mixed = hashlib.blake2b(f"{seed} {step} {self.rank}".encode(), digest_size=8).digest()
-            torch.manual_seed(int.from_bytes(mixed, "little"))
 
     # ---- when one of them is gone
 

@@ -18,6 +18,7 @@ METRICS = {
     "loss": Metric("loss", lower_is_better=True),
     "nats_per_character": Metric("loss, nats per character", lower_is_better=True),
     "baseline_bits_per_byte": Metric("bits per byte of character frequencies alone", lower_is_better=True),
+    "unknown_share": Metric("unknown tokens", ".2%", lower_is_better=True),
     "next_accuracy": Metric("next-sentence accuracy", ".1%"),
     "accuracy": Metric("accuracy", ".1%"),
     "macro_f1": Metric("macro F1"),

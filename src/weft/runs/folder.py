@@ -189,9 +189,16 @@ def open_run(path: Path | str) -> RunFolder:
 
 
 def record(values: Mapping[str, Any]) -> str:
-    """A line of a .jsonl file. JSON has no NaN and no infinity; null stands for them."""
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-    return json.dumps(finite, ensure_ascii=False)
+    """A line of a .jsonl file, or what `--json` prints. JSON has no NaN and no infinity; null stands for them."""
+    return json.dumps(_finite(values), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

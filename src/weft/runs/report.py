@@ -96,7 +96,9 @@ def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     """The numbers to look at first."""
     cards: list[tuple[str, str]] = []
     for key, metric in METRICS.items():
-        if isinstance(result.get(key), float | int) and key not in ("nats_per_character", "baseline_bits_per_byte"):
+        if key in ("nats_per_character", "baseline_bits_per_byte") or (key == "unknown_share" and not result.get(key)):
+            continue
+        if isinstance(result.get(key), float | int):
             cards.append((format(result[key], metric.format), f"{metric.title}, held out"))
     baseline = result.get("baseline_bits_per_byte")
     if cards and baseline is not None:

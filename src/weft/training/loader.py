@@ -1,5 +1,6 @@
 """The batches of a run, step by step: a pure function of the recipe, so training can resume at any step at once."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ import torch
 
 from weft.data.batch import Batch
 from weft.errors import ConfigError
+from weft.nn.dropout import row_keys
 from weft.parallel.ranks import Ranks
 from weft.recipe.config import BatchConfig, SettledRecipe
 
@@ -17,12 +19,13 @@ class Loader:
     """Which rows each step trains on. Steps count from 1.
 
     `make(step, rank, ranks)` gives the rows that one of several processes takes of a step: a contiguous part of them,
-    in the same order. `epochs` is how often the data, or its most read part, has been read after so many steps.
+    in the same order; `rows(step)` is how many all of them take. `epochs` is how often the data, or its most read part, has been read after so many steps.
     `fewest` is the smallest number of rows in a step, over all processes, and `row` says in words what a row is.
     With `even` all steps have one shape.
     """
 
     make: Callable[[int, int, int], Batch]
+    rows: Callable[[int], int]
     epochs: Callable[[int], float]
     fewest: int
     row: str
@@ -30,10 +33,15 @@ class Loader:
     even: bool = False
     rank: int = 0
     ranks: int = 1
+    seed: int = 0
 
     def batch(self, step: int) -> Batch:
-        """This process's rows of a step."""
-        return self.make(step, self.rank, self.ranks)
+        """This process's rows of a step, with the keys of their dropout: those of the seed, the step and the row."""
+        batch = self.make(step, self.rank, self.ranks)
+        first = self.rank * self.rows(step) // self.ranks
+        mixed = hashlib.blake2b(f"{self.seed} {step}".encode(), digest_size=4).digest()
+        base = int.from_bytes(mixed, "little", signed=True)
+        return replace(batch, keys=row_keys(base, torch.arange(first, first + len(batch.tokens))))
 
     def parts(self, step: int) -> list[Batch]:
         """The batch of a step in parts of at most `micro` rows."""
@@ -78,5 +86,5 @@ def shared(loader: Loader, recipe: SettledRecipe, ranks: Ranks) -> Loader:
             f"{setting}: {ranks.ranks} processes share the rows of a step, of which there are only {loader.fewest} at "
             "times; raise it, or start fewer processes"
         )
-    own = replace(loader, rank=ranks.rank, ranks=ranks.ranks)
+    own = replace(loader, rank=ranks.rank, ranks=ranks.ranks, seed=recipe.seed)
     return own if batch.size is None else replace(own, micro=min(own.micro, -(-batch.size // ranks.ranks)))

@@ -147,7 +147,6 @@ class Loop:
         )
 
     def _step(self, take: OptimisationStep, parts: Sequence[Batch], step: int, rate: float) -> StepResult:
-        take.ranks.seed(self.recipe.seed, step)
         if self.compiled is not None:
             self.compiled.whole = len(parts) == 1
         return take(parts, rate * self.rate(step), self.limits)

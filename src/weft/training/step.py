@@ -9,6 +9,7 @@ from torch import Tensor, nn, optim
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.models.transformer import Stack
+from weft.nn.dropout import following
 from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.config import Precision, SettledRecipe
 from weft.training.objective import Loss
@@ -86,10 +87,12 @@ class OptimisationStep:
         loss_sum = torch.zeros((), device=self.device)
         nll_sum = torch.zeros((), device=self.device)
         for part in parts:
-            with autocast(self.precision, self.device):
-                loss, _, extras = self.loss(self.model, part.to(self.device))
-            share = loss / count
-            (share if scale is None else share * scale).backward()
+            there = part.to(self.device)
+            with following(there.keys):
+                with autocast(self.precision, self.device):
+                    loss, _, extras = self.loss(self.model, there)
+                share = loss / count
+                (share if scale is None else share * scale).backward()
             loss_sum += loss.detach()
             nll_sum += extras["nll"]
         self.ranks.sum_([*(p.grad for p in self.model.parameters() if p.grad is not None), loss_sum, nll_sum])

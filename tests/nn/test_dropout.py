@@ -1,0 +1,168 @@
+"""Dropout follows the row: how rows are shared out, divided or padded changes nothing of what is dropped."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from weft.data.batch import Batch, Source
+from weft.models.base import LanguageModel
+from weft.models.build import build
+from weft.models.config import Bahdanau, Decoder, EncoderDecoder, Recurrent
+from weft.models.transformer import Stack
+from weft.nn.config import Attention, LayerNorm, Plain, Relative, Rotary
+from weft.nn.dropout import Dropout, dropped, following, place_keys, row_keys
+
+KEYS = row_keys(12345, torch.arange(64))
+
+
+def test_the_share_is_right_and_the_mean_stays() -> None:
+    x = torch.ones(64, 40, 96)
+    for p in (0.1, 0.5, 0.93):
+        with following(KEYS):
+            y = Dropout(p)(x)
+        assert float((y == 0).float().mean()) == pytest.approx(p, abs=5 * (p * (1 - p) / x.numel()) ** 0.5)
+        assert float(y.max()) == pytest.approx(1 / (1 - p))
+        for axis in range(3):  # no row, time or column is luckier than chance allows
+            others = [other for other in range(3) if other != axis]
+            kept = (y != 0).float().mean(others)
+            assert float(kept.std()) < 1.5 * (p * (1 - p) / (x.numel() / x.shape[axis])) ** 0.5
+
+
+def test_neighbours_rows_layers_and_steps_are_independent() -> None:
+    def lost(keys: Tensor, calls: int) -> Tensor:
+        with following(keys):
+            for _ in range(calls):
+                y = Dropout(0.5)(torch.ones(64, 32, 64))
+        return (y == 0).float() - 0.5
+
+    one = lost(KEYS, 1)
+    others = [lost(KEYS, 2), lost(KEYS, 3), lost(row_keys(12346, torch.arange(64)), 1), *[one.roll(1, n) for n in range(3)]]
+    bound = 4.5 * 0.25 / one.numel() ** 0.5  # of a mean product of independent halves
+    for other in others:
+        assert abs(float((one * other).mean())) < bound
+
+
+def test_longer_rows_begin_as_shorter_ones_do() -> None:
+    with following(KEYS[:4]):
+        short = Dropout(0.3)(torch.ones(4, 2, 5, 7))
+    with following(KEYS[:4]):
+        long = Dropout(0.3)(torch.ones(4, 2, 9, 12))
+    assert torch.equal(short, long[:, :, :5, :7])
+    with following(KEYS[:4]):  # a strip of it
+        keys = place_keys(torch.Size((4, 2, 3)), 0, (0, 2), device=KEYS.device)
+        assert torch.equal(dropped(torch.ones(4, 2, 3, 6), 0.3, keys, 4), long[:, :, 2:5, 4:10])
+
+
+def test_outside_a_step_torch_draws_and_evaluation_drops_nothing() -> None:
+    torch.manual_seed(0)
+    one, two = Dropout(0.5)(torch.ones(3, 4)), Dropout(0.5)(torch.ones(3, 4))
+    torch.manual_seed(0)
+    assert torch.equal(Dropout(0.5)(torch.ones(3, 4)), one) and not torch.equal(one, two)
+    with following(KEYS[:3]):
+        assert torch.equal(Dropout(0.5).eval()(torch.ones(3, 4)), torch.ones(3, 4))
+
+
+def test_compiled_it_drops_the_same() -> None:
+    part = Dropout(0.4)
+    x = torch.randn(6, 5, 16)
+
+    def one(f: Callable[[Tensor], Tensor]) -> Tensor:
+        with following(KEYS[:6]):
+            return f(x)
+
+    assert torch.allclose(one(torch.compile(part, backend="eager")), one(part))
+
+
+# ---- whole models
+
+
+DROP = {"dropout": 0.2}
+ATTENTION = Attention(heads=2, dropout=0.2)
+FEEDFORWARD = Plain(d_ff=32, dropout=0.1)
+SIZES: dict[str, Any] = {"vocab_size": 20, "d_model": 16, "layers": 2}
+TRANSFORMER: dict[str, Any] = {**SIZES, **DROP, "attention": ATTENTION, "feedforward": FEEDFORWARD, "norm": LayerNorm()}
+MODELS = {
+    "decoder": Decoder(**TRANSFORMER, position=Rotary()),
+    "relative": Decoder(**TRANSFORMER, position=Relative()),
+    "translator": EncoderDecoder(**TRANSFORMER, position=Rotary()),
+    "lstm": Recurrent(**SIZES, **DROP, cell="lstm"),
+    "sigmoid": Recurrent(**SIZES, **DROP, cell="elman", activation="sigmoid"),
+    "bahdanau": Bahdanau(**SIZES, **DROP),
+}
+
+
+def example(name: str, documents: bool) -> Batch:
+    rng = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 20, (6, 11), generator=rng)
+    source = None
+    if name in ("translator", "bahdanau"):
+        lengths = torch.tensor([[9], [5], [8], [4], [2], [3]])
+        source = Source(torch.randint(0, 20, (6, 9), generator=rng), torch.arange(9) < lengths)
+    numbers = torch.tensor(np.arange(11) // 4).expand(6, -1) if documents else None
+    return Batch(tokens, tokens, documents=numbers, source=source, keys=KEYS[:6])
+
+
+def gradients(model: LanguageModel, parts: list[Batch]) -> list[Tensor]:
+    model.zero_grad()
+    for part in parts:
+        given = {"documents": part.documents, "source": part.source}
+        with following(part.keys):
+            features = model.features(part.tokens, **{key: value for key, value in given.items() if value is not None})
+            features.square().sum().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def shortened(batch: Batch) -> Batch:
+    """The same rows of sources without the padding that none of them needs."""
+    if batch.source is None:
+        return batch
+    longest = int(batch.source.mask.sum(1).max())
+    source = Source(batch.source.tokens[:, :longest], batch.source.mask[:, :longest])
+    return Batch(batch.tokens, batch.targets, documents=batch.documents, source=source, keys=batch.keys)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_in_parts_give_the_gradient_of_the_whole(name: str, documents: bool) -> None:
+    if documents and name in ("translator", "bahdanau"):
+        pytest.skip("a translator reads one text a row")
+    torch.manual_seed(0)
+    model = build(MODELS[name]).train()
+    assert isinstance(model, LanguageModel)
+    batch = example(name, documents)
+    whole = gradients(model, [batch])
+    for parts in (2, 3):
+        divided = gradients(model, [shortened(part) for part in batch.split(parts)])
+        for one, other in zip(whole, divided, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+    other_keys = gradients(model, [Batch(batch.tokens, batch.targets, source=batch.source, keys=KEYS[6:12])])
+    assert not torch.allclose(other_keys[0], whole[0], rtol=1e-2)  # it does drop
+
+
+def test_blocks_that_run_again_drop_the_same() -> None:
+    torch.manual_seed(0)
+    model = build(MODELS["decoder"]).train()
+    assert isinstance(model, LanguageModel)
+    batch = example("decoder", False)
+    plain = gradients(model, [batch])
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.recompute = True
+    for one, other in zip(plain, gradients(model, [batch]), strict=True):
+        torch.testing.assert_close(other, one)
+
+
+def test_strips_of_queries_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = build(MODELS["decoder"]).train()
+    assert isinstance(model, LanguageModel)
+    batch = example("decoder", True)
+    plain = gradients(model, [batch])
+    monkeypatch.setattr("weft.nn.attention.DENSE_ENTRIES", 16)
+    monkeypatch.setattr("weft.nn.attention.QUERY_BLOCK", 4)
+    for one, other in zip(plain, gradients(model, [batch]), strict=True):
+        torch.testing.assert_close(other, one)
