@@ -40,7 +40,12 @@ def test_neighbours_rows_layers_and_steps_are_independent() -> None:
         return (y == 0).float() - 0.5
 
     one = lost(KEYS, 1)
-    others = [lost(KEYS, 2), lost(KEYS, 3), lost(row_keys(12346, torch.arange(64)), 1), *[one.roll(1, n) for n in range(3)]]
+    others = [
+        lost(KEYS, 2),
+        lost(KEYS, 3),
+        lost(row_keys(12346, torch.arange(64)), 1),
+        *[one.roll(1, n) for n in range(3)],
+    ]
     bound = 4.5 * 0.25 / one.numel() ** 0.5  # of a mean product of independent halves
     for other in others:
         assert abs(float((one * other).mean())) < bound

@@ -3,7 +3,10 @@
 import json
 import multiprocessing
 import os
+import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +20,9 @@ from weft.parallel import ranks as ranks_module
 from weft.parallel.ranks import ALONE, Ranks, _buckets, join
 
 
+ENVIRONMENT: dict[str, str] = {}  # of the processes that `together` starts
+
+
 def together(work: Callable[..., None], folder: Path, *given: Any, count: int = 2) -> list[int | None]:
     """Call `work(ranks, folder, *given)` in each of `count` processes, as torchrun would start them; how they ended."""
     context = multiprocessing.get_context("forkserver")  # imports are made once, and no thread is forked
@@ -24,7 +30,8 @@ def together(work: Callable[..., None], folder: Path, *given: Any, count: int = 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = [context.Process(target=_one, args=(work, rank, count, port, folder, given)) for rank in range(count)]
+    place = port, {**ENVIRONMENT}
+    processes = [context.Process(target=_one, args=(work, rank, count, place, folder, given)) for rank in range(count)]
     for process in processes:
         process.start()
     for process in processes:
@@ -35,7 +42,11 @@ def together(work: Callable[..., None], folder: Path, *given: Any, count: int = 
     return [process.exitcode for process in processes]
 
 
-def _one(work: Callable[..., None], rank: int, count: int, port: int, folder: Path, given: tuple[Any, ...]) -> None:
+def _one(
+    work: Callable[..., None], rank: int, count: int, place: tuple[int, dict[str, str]], folder: Path, given: Any
+) -> None:
+    port, environment = place
+    os.environ |= environment
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)
@@ -68,9 +79,6 @@ def _talk(ranks: Ranks, folder: Path) -> None:
         if ranks.leads:
             time.sleep(0.2)
             (folder / "turn-0").touch()
-    ranks.seed(7, 3)
-    drawn = torch.rand(2).tolist()
-    ranks.seed(7, 3)
     note(
         folder,
         ranks,
@@ -79,8 +87,6 @@ def _talk(ranks: Ranks, folder: Path) -> None:
         ends=[ranks.least(10 - ranks.rank), ranks.most(10 - ranks.rank)],
         shared=ranks.share(lambda: {"who": ranks.rank, "text": "Fäden ✓", "loss": float("nan"), "none": None}),
         before=first,
-        drawn=drawn,
-        again=torch.rand(2).tolist(),
     )
     ranks.wait()
 
@@ -96,9 +102,7 @@ def test_processes_agree(tmp_path: Path) -> None:
         assert one["ends"] == [8, 10]
         assert (one["shared"]["who"], one["shared"]["text"], one["shared"]["none"]) == (0, "Fäden ✓", None)
         assert one["shared"]["loss"] != one["shared"]["loss"]  # NaN arrives as NaN
-        assert one["drawn"] == one["again"]
     assert [one["before"] for one in found] == [[], ["turn-0"], ["turn-0"]]
-    assert len({tuple(one["drawn"]) for one in found}) == 3  # dropout differs from process to process
 
 
 def _lose_the_last(ranks: Ranks, folder: Path) -> None:
@@ -128,13 +132,64 @@ def test_those_who_follow_stop_with_the_first(tmp_path: Path) -> None:
     assert together(_lose_the_first, tmp_path) == [9, 2]
 
 
+def _stand_still(ranks: Ranks, folder: Path, who: int, how: str) -> None:
+    sys.stderr = open(folder / f"{ranks.rank}.err", "w")  # noqa: SIM115 — the process's own until it ends
+    ranks.wait()
+    if ranks.rank == who:
+        note(folder, ranks, pid=os.getpid())
+        if how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)  # hangs: its threads go on
+    ranks.sum_([torch.ones(3)])
+
+
+def _waited_for(folder: Path, who: int) -> None:
+    """Let a process that was stopped end, once the other has ended."""
+    end = time.monotonic() + 40
+    while time.monotonic() < end and not (folder / f"{1 - who}.err").exists():
+        time.sleep(0.05)
+    while time.monotonic() < end and "error" not in (folder / f"{1 - who}.err").read_text():
+        time.sleep(0.05)
+    os.kill(json.loads((folder / f"{who}.json").read_text())["pid"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("who", "how"), [(1, "stopped"), (0, "stopped"), (1, "hanging")])
+def test_who_stands_still_is_not_waited_for_all_day(
+    tmp_path: Path, who: int, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = time.monotonic()
+    monkeypatch.setattr(sys.modules[__name__], "ENVIRONMENT", {"WEFT_PATIENCE": "2"})
+    end = threading.Thread(target=_waited_for, args=(tmp_path, who))
+    end.start()
+    codes = together(_stand_still, tmp_path, who, how)
+    end.join()
+    assert codes[1 - who] == 2 and time.monotonic() - started < 30
+    lines = (tmp_path / f"{1 - who}.err").read_text().splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"error: process {who} of 2")
+    assert "for 2 seconds" in lines[0] and ("answered" in lines[0] or how == "hanging")
+
+
+def _evaluate_long(ranks: Ranks, folder: Path) -> None:
+    """The first process works alone for longer than anybody silent would be waited for; then the other leaves early."""
+    found = ranks.share(lambda: time.sleep(3) or "evaluated")
+    if ranks.leads:
+        time.sleep(2)
+    note(folder, ranks, found=found)
+    ranks_module._leave()  # at the end of a process; multiprocessing's own end without
+
+
+def test_the_first_may_work_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ENVIRONMENT", {"WEFT_PATIENCE": "1"})
+    assert together(_evaluate_long, tmp_path) == [0, 0]
+    assert [one["found"] for one in noted(tmp_path)] == ["evaluated"] * 2
+
+
 # ---- one process
 
 
 def test_alone_nothing_happens() -> None:
     tensor, before = torch.ones(2), torch.get_rng_state()
     ALONE.sum_([tensor])
-    ALONE.seed(1, 2)
     ALONE.wait()
     with ALONE.leader_first():
         assert tensor.tolist() == [1.0, 1.0]

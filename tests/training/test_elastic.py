@@ -43,7 +43,8 @@ from weft.training.start import follow
 from weft.training.step import OptimisationStep
 from weft.training.worker import Worker
 
-SAME = ["model.dropout=0", "batch.size=32", "steps=20", "log.every=2", "evaluate.every=10", "checkpoint.every=8"]
+DROPOUT = ["model.dropout=0.1", "model.attention.dropout=0.1", "model.feedforward.dropout=0.1"]
+SAME = [*DROPOUT, "batch.size=32", "steps=20", "log.every=2", "evaluate.every=10", "checkpoint.every=8"]
 CPU = torch.device("cpu")
 
 

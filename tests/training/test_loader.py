@@ -77,7 +77,7 @@ def test_too_few_rows_to_share_is_one_line(corpus: Any) -> None:
     with pytest.raises(ConfigError, match=r"batch\.size = 2: 3 processes share the rows of a step"):
         shared(loader(settings, corpus), settings, Ranks(0, 3))
     rows = torch.zeros(2, 4, dtype=torch.int64)
-    few = Loader(make=lambda *place: Batch(rows, rows), epochs=float, fewest=2, row="row", micro=2)
+    few = Loader(make=lambda *place: Batch(rows, rows), rows=lambda step: 2, epochs=float, fewest=2, row="row", micro=2)
     by_tokens: Any = SimpleNamespace(objective=settings.objective, batch=BatchConfig(tokens=99, length=4))
     with pytest.raises(ConfigError, match=r"batch\.tokens = 99: 3 processes .* only 2 at times; raise it"):
         shared(few, by_tokens, Ranks(1, 3))

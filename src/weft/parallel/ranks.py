@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, distributed
 
 from weft.errors import ConfigError, RunError
+from weft.parallel.heartbeat import Heartbeat
 
 T = TypeVar("T")
 BUCKET = 64 << 20  # bytes that travel at once: few large messages are faster than many small ones
-PATIENCE = timedelta(days=1)  # the first process may prepare a large text while the others wait
+# The first process may prepare a large text while the others wait. Whether it still runs is `heartbeat.py`'s to notice.
+PATIENCE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Ranks:
     @contextmanager
     def _together(self) -> Iterator[None]:
         """A process that has ended can't be waited for. It logged why; rank 0 adds a line, and the others just stop."""
+        _heart[0].common += 1
         try:
             yield
         except torch.OutOfMemoryError:
@@ -130,6 +133,7 @@ class Ranks:
 
 
 ALONE = Ranks()
+_heart: list[Heartbeat] = []  # this process's, once it has joined others
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -173,6 +177,9 @@ def join() -> Ranks:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"process {given['RANK']} can't reach the others at {address}: {reason}") from error
     atexit.register(_leave)
+    store = distributed.distributed_c10d._get_default_store().clone()  # its own connection: waiting blocks nobody
+    _heart[:] = [Heartbeat(store, int(given["RANK"]), int(given["WORLD_SIZE"]))]
+    _heart[0].start()
     ranks = Ranks(int(given["RANK"]), int(given["WORLD_SIZE"]))
     ranks.wait()  # one that fails at once must not be gone before the last one has found the others
     return ranks
@@ -180,4 +187,5 @@ def join() -> Ranks:
 
 def _leave() -> None:
     """Take leave of the others when the process ends; what was sent to them arrives first."""
+    _heart[0].leave()
     distributed.destroy_process_group()

@@ -88,27 +88,35 @@ def _product(part: nn.Module) -> Product:
     if type(part) is Linear:
         weight = part.weight.t()
         return lambda x: torch.mm(x, weight)
-    return _direct(part)
+    times, centres = _direct(part)
+    if centres is None:
+        return times
+    groups = len(centres)
+    return lambda x: times(x).addmm_(x.view(len(x), groups, -1).sum(-1), centres)
 
 
 def _sum(part: nn.Module) -> Sum:
     if type(part) is Linear:
         weight = part.weight.t()
         return lambda residual, x: torch.addmm(residual, x, weight)
-    times = _direct(part)
-    return lambda residual, x: times(x).add_(residual)
+    times, centres = _direct(part)
+    if centres is None:
+        return lambda residual, x: times(x).add_(residual)
+    groups = len(centres)
+    return lambda residual, x: times(x).add_(torch.addmm(residual, x.view(len(x), groups, -1).sum(-1), centres))
 
 
-def _direct(part: nn.Module) -> Product:
-    """A quantized layer without what a module's call and looking up its parts cost."""
+def _direct(part: nn.Module) -> tuple[Product, Tensor | None]:
+    """A quantized layer without what a module's call and looking up its parts cost; and the centres of its groups
+    (groups, N), where they are still to be added."""
     if not isinstance(part, QuantizedLinear) or part.bias is not None:
-        return part
+        return part, None
     product = part.product
     if not isinstance(product, Dynamic4):
-        return product.forward
+        return product.forward, None
     packed, group, K, N = product.packed, product.group, product.K, product.N
     times = torch.ops.aten._dyn_quant_matmul_4bit.default
-    return lambda x: times(x, packed, group, K, N)
+    return lambda x: times(x, packed, group, K, N), product.centres
 
 
 def _norm(norm: Any, batch: int) -> Product:

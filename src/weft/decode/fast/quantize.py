@@ -1,7 +1,7 @@
 """Weights in 8 or 4 bits: a decoding step reads every weight once, so smaller weights are faster steps.
 
 A weight w of a row is stored as a whole number q with w ≈ scale · q. In 8 bits a row has one scale; in 4 bits every 32
-neighbours have their own. Only weights are stored so; tables that are looked up, norms and biases stay as they are, and
+neighbours have their own, and a centre, w ≈ scale · q + centre, as in GGUF's Q4_1. Only weights are stored so; tables that are looked up, norms and biases stay as they are, and
 the table that gives the logits is stored in 8 bits either way, because every error in it shows.
 
 `Plain8` and `Plain4` are the definition: dequantize, multiply. The other products give the same by the kernels that
@@ -9,7 +9,7 @@ torch has for a CPU. Which of them works here is tried on a small matrix, not gu
 """
 
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,55 +25,71 @@ from weft.progress import bar
 Bits = Literal["int8", "int4"]
 GROUP = 32  # neighbours with one scale, in 4 bits
 MOST8 = 119  # in 8 bits: the largest number whose upper and lower half are signed 4-bit numbers (`Digits`)
-SHRINKS = (-8.5, -8.0, -7.5, -7.0)  # what the largest weight of a group may become, in 4 bits
+REACHES = (1.0, 0.94, 0.88, 0.82)  # how much of a group's range 4 bits may cover; what lies beyond is cut off
 CHUNK = 1 << 22  # weights quantized at a time
 
 
 # ---- numbers
 
 
-def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+class Groups(NamedTuple):
+    """w ≈ scale · number + centre: numbers (N, K) int8, scales and centres (N, groups) float32; without centres, 0.
+
+    In 4 bits the scales are of bf16's steps, which is how the kernels keep them.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+    centres: Tensor | None = None
+
+    def dequantize(self) -> Tensor:
+        """float32 (N, K)."""
+        w = self.numbers.unflatten(1, (self.scales.shape[1], -1)).float() * self.scales.unsqueeze(-1)
+        return (w if self.centres is None else w + self.centres.unsqueeze(-1)).flatten(1)
+
+
+def quantize_rows(weight: Tensor) -> Groups:
     """weight (N, K) in 8 bits: numbers (N, K) from −119 to 119, and a scale for each row (N, 1), in float32."""
     w = weight.float()
     scale = (w.abs().amax(dim=1, keepdim=True) / MOST8).clamp(min=torch.finfo(torch.float32).tiny)
-    return (w / scale).round().to(torch.int8), scale
+    return Groups((w / scale).round().to(torch.int8), scale)
 
 
-def quantize_groups(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
-    """weight (N, K) in 4 bits: numbers (N, K) from −8 to 7, and scales (N, K/group), in float32 but of bf16's steps.
+def quantize_groups(weight: Tensor, group: int = GROUP) -> Groups:
+    """weight (N, K) in 4 bits: numbers (N, K) from −8 to 7, with scales and centres (N, K/group).
 
-    −8 has no counterpart, so the scale has the sign that makes the largest weight of a group negative. Whether that
-    weight is met exactly or a little cut off is decided by the squared error of the whole group.
+    How much of a group's range they cover is decided by the squared error of the whole group. Weights that came as
+    blocks of 16 even steps, as those of a Q4_1 file, are met where they are.
     """
     rows = max(1, CHUNK // weight.shape[1])
     parts = [_groups(some, group) for some in weight.split(rows)]
-    return torch.cat([numbers for numbers, _ in parts]), torch.cat([scales for _, scales in parts])
+    return Groups(*(torch.cat(part) for part in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
 
-def _groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def _groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     w = weight.float().unflatten(1, (-1, group))  # (N, K/group, group)
     high, low = w.amax(dim=-1, keepdim=True), w.amin(dim=-1, keepdim=True)
-    largest = torch.where(high > -low, high, low)
-    numbers = scales = best = None
-    for most in SHRINKS:
-        scale = (largest / most).bfloat16().float()
-        scale = torch.where(scale == 0, 1.0, scale)
-        tried = (w / scale).round_().clamp_(-8, 7)
-        error = torch.addcmul(w, tried, scale, value=-1).square_().sum(dim=-1, keepdim=True)
-        if numbers is None or scales is None or best is None:
-            numbers, scales, best = tried, scale, error
-            continue
-        better = error < best
-        best = torch.minimum(best, error)
-        scales = torch.where(better, scale, scales)
-        numbers = torch.where(better, tried, numbers)
-    assert numbers is not None and scales is not None
-    return numbers.flatten(1).to(torch.int8), scales.squeeze(-1)
+    middle, range_ = (high + low) / 2, (high - low) / 15
+    best = _rounded(w, range_, middle)
+    for reach in REACHES[1:]:
+        tried = _rounded(w, range_ * reach, middle)
+        better = tried[-1] < best[-1]
+        best = tuple(torch.where(better, new, old) for new, old in zip(tried, best, strict=True))
+    numbers, scales, centres, _ = best
+    return numbers.flatten(1).to(torch.int8), scales.squeeze(-1), centres.squeeze(-1)
 
 
-def dequantize(numbers: Tensor, scales: Tensor) -> Tensor:
-    """numbers (N, K) times scales (N, groups) → float32 (N, K)."""
-    return (numbers.unflatten(1, (scales.shape[1], -1)).float() * scales.unsqueeze(-1)).flatten(1)
+def _rounded(w: Tensor, step: Tensor, middle: Tensor) -> tuple[Tensor, ...]:
+    """w (…, group) in steps around the middle (…, 1): numbers, scales, centres and squared errors (…, 1).
+
+    The numbers −8 … 7 lie around −½. With them fixed, the best centre is the mean of what scales leave.
+    """
+    scale = step.bfloat16().float()
+    scale = torch.where(scale == 0, 1.0, scale)
+    numbers = torch.sub(w, middle + scale / 2).div_(scale).round_().clamp_(-8, 7)
+    left = torch.addcmul(w, numbers, scale, value=-1)
+    centre = left.mean(dim=-1, keepdim=True)
+    return numbers, scale, centre, left.sub_(centre).square_().sum(dim=-1, keepdim=True)
 
 
 def _nibbles(numbers: Tensor) -> Tensor:
@@ -97,14 +113,14 @@ class Product(nn.Module):
         """Whether a matrix of this shape, with so many scales a row, can be multiplied this way there."""
         raise AssertionError("each product says what it fits")
 
-    def __init__(self, numbers: Tensor, scales: Tensor):
+    def __init__(self, weight: Groups):
         super().__init__()
-        self.N, self.K = numbers.shape
-        self.group = self.K // scales.shape[1]
-        self.pack(numbers, scales)
+        self.N, self.K = weight.numbers.shape
+        self.group = self.K // weight.scales.shape[1]
+        self.pack(*weight)
 
-    def pack(self, numbers: Tensor, scales: Tensor) -> None:
-        """Keep numbers (N, K) and scales (N, groups) as the kernel wants them."""
+    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
+        """Keep numbers (N, K), scales and centres (N, groups) as the kernel wants them."""
         raise AssertionError("each product packs")
 
     def keep(self, name: str, tensor: Tensor) -> None:
@@ -122,7 +138,7 @@ class Plain8(Product):
     def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
         return groups == 1
 
-    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
         self.keep("numbers", numbers)
         self.keep("scales", scales[:, 0])
 
@@ -135,23 +151,29 @@ class Plain4(Product):
 
     packed: Tensor
     scales: Tensor
+    centres: Tensor
 
     @staticmethod
     def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
         return K % 2 == 0
 
-    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
         self.keep("packed", _nibbles(numbers))
         self.keep("scales", scales)
+        self.keep("centres", torch.zeros_like(scales) if centres is None else centres)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, dequantize(_from_nibbles(self.packed), self.scales).to(x.dtype))
+        return F.linear(x, Groups(_from_nibbles(self.packed), self.scales, self.centres).dequantize().to(x.dtype))
 
 
 class Dynamic4(Product):
-    """4 bits on Arm: the kernel rounds each row of x to 8 bits as well, and multiplies whole numbers."""
+    """4 bits on Arm: the kernel rounds each row of x to 8 bits as well, and multiplies whole numbers.
+
+    It knows no centres. They are multiplied by the sums of x over each group, a product 32 times as narrow.
+    """
 
     packed: Tensor
+    centres: Tensor | None
 
     @staticmethod
     def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
@@ -159,13 +181,16 @@ class Dynamic4(Product):
         grouped = groups == 1 or (K // groups) % 32 == 0
         return device.type == "cpu" and torch.backends.kleidiai.is_available() and K % 2 == 0 and grouped
 
-    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
         kept = scales.float() if self.group == self.K else scales.bfloat16()
         args = (_nibbles(numbers), kept.contiguous(), None, self.group, self.K, self.N)
         self.keep("packed", torch.ops.aten._dyn_quant_pack_4bit_weight(*args))
+        self.register_buffer("centres", None if centres is None else centres.t().contiguous(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.ops.aten._dyn_quant_matmul_4bit(x.float(), self.packed, self.group, self.K, self.N)
+        if self.centres is not None:
+            y.addmm_(x.float().unflatten(1, (-1, self.group)).sum(-1), self.centres)
         return y.to(x.dtype)
 
 
@@ -179,10 +204,10 @@ class Digits8(Product):
     def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
         return groups == 1 and Dynamic4.fits(N, K, groups, device)
 
-    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
         upper = (numbers + 8) >> 4  # rounds down; 119 + 8 is the most that 8 bits hold
         lower = numbers - (upper << 4)
-        self.digits = Dynamic4(torch.cat((upper, lower)), torch.cat((16 * scales, scales)))
+        self.digits = Dynamic4(Groups(torch.cat((upper, lower)), torch.cat((16 * scales, scales))))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.digits(x)
@@ -199,7 +224,7 @@ class Columns8(Product):
     def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
         return device.type == "cpu" and groups == 1 and N % 4 == 0 and K % 16 == 0
 
-    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
         self.keep("numbers", numbers)
         self.keep("scales", scales[:, 0])
 
@@ -218,7 +243,7 @@ class Tiles4(Product):
         grouped = K // groups in (32, 64, 128, 256)
         return grouped and N % 16 == 0 and K % (128 if device.type == "cuda" else 32) == 0
 
-    def pack(self, numbers: Tensor, scales: Tensor) -> None:
+    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
         codes = (numbers + 8).to(torch.uint8)
         if numbers.is_cuda:
             packed = torch.ops.aten._convert_weight_to_int4pack((codes[:, ::2] << 4) | codes[:, 1::2], 8)
@@ -226,7 +251,8 @@ class Tiles4(Product):
             packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 8)
         self.keep("packed", packed)
         kind = torch.bfloat16 if numbers.is_cuda else torch.float32
-        both = torch.stack((scales.t(), torch.zeros_like(scales.t())), dim=-1)  # scale, and what is added: nothing
+        added = torch.zeros_like(scales) if centres is None else centres
+        both = torch.stack((scales.t(), added.t()), dim=-1)
         self.keep("scales", both.to(kind))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -246,13 +272,13 @@ def product(bits: Bits, weight: Tensor) -> Product:
     N, K = weight.shape
     narrow = bits == "int4" and K % 2 == 0
     group = GROUP if K % GROUP == 0 else K
-    numbers, scales = quantize_groups(weight, group) if narrow else quantize_rows(weight)
+    rounded = quantize_groups(weight, group) if narrow else quantize_rows(weight)
     kept: Bits = "int4" if narrow else "int8"
     for kind in KERNELS[kept]:
-        fits = kind.fits(N, K, scales.shape[1], weight.device)
+        fits = kind.fits(N, K, rounded.scales.shape[1], weight.device)
         if fits and works(kind, kept, weight.device, weight.dtype):  # type: ignore[arg-type]
-            return kind(numbers, scales)
-    return PLAIN[kept](numbers, scales)
+            return kind(rounded)
+    return PLAIN[kept](rounded)
 
 
 @cache
@@ -263,14 +289,14 @@ def works(kind: type[Product], bits: Bits, device: torch.device, dtype: torch.dt
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(64, 256, generator=generator).to(device)
     x = torch.randn(3, 256, generator=generator).to(device, dtype)
-    numbers, scales = quantize_rows(weight) if bits == "int8" else quantize_groups(weight)
+    rounded = quantize_rows(weight) if bits == "int8" else quantize_groups(weight)
     try:
-        if not kind.fits(64, 256, scales.shape[1], device):
+        if not kind.fits(64, 256, rounded.scales.shape[1], device):
             return False
-        y = kind(numbers, scales)(x).float()
+        y = kind(rounded)(x).float()
     except (RuntimeError, AttributeError):  # no such kernel here
         return False
-    expected = F.linear(x.float(), dequantize(numbers, scales))
+    expected = F.linear(x.float(), rounded.dequantize())
     # kernels that round x to 8 bits are about 1 % off
     return bool((y - expected).norm() < 0.05 * expected.norm())
 
