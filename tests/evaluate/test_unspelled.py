@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.data import held
 
 from weft.api.run import load
 from weft.cli.main import run
@@ -14,8 +15,6 @@ from weft.evaluate.unspelled import Spelling, spelling
 from weft.runs.folder import record
 from weft.text.config import Char, Word
 from weft.text.tokenizer import build_tokenizer
-
-from tests.data import held
 
 TEXT = "".join(f"the frog number {n} sat by the river, and die Kröte {n % 7} sang.\n\n" for n in range(300))
 

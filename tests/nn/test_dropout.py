@@ -171,3 +171,33 @@ def test_strips_of_queries_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("weft.nn.attention.QUERY_BLOCK", 4)
     for one, other in zip(plain, gradients(model, [batch]), strict=True):
         torch.testing.assert_close(other, one)
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+def test_a_gpu_drops_what_a_cpu_drops_eager_and_compiled() -> None:
+    x, part = torch.randn(6, 5, 33), Dropout(0.4)
+    with following(KEYS[:6]):
+        expected = part(x)
+    for f in (part, torch.compile(part)):
+        there = x.cuda().requires_grad_()
+        with following(KEYS[:6].cuda()):
+            y = f(there)
+            y.sum().backward()
+        torch.testing.assert_close(y.detach().cpu(), expected)
+        assert there.grad is not None
+        assert torch.equal(there.grad.cpu() != 0, expected != 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_on_a_gpu_rows_in_parts_give_the_gradient_of_the_whole(name: str) -> None:
+    torch.manual_seed(0)
+    model = build(MODELS[name]).cuda().train()
+    assert isinstance(model, LanguageModel)
+    batch = example(name, False).to("cuda")
+    whole = gradients(model, [batch])
+    for one, other in zip(whole, gradients(model, batch.split(3)), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-2, atol=1e-3)

@@ -19,7 +19,6 @@ from weft.errors import RunError
 from weft.parallel import ranks as ranks_module
 from weft.parallel.ranks import ALONE, Ranks, _buckets, join
 
-
 ENVIRONMENT: dict[str, str] = {}  # of the processes that `together` starts
 
 

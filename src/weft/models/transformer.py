@@ -12,10 +12,10 @@ from weft.models import heads
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TransformerConfig
 from weft.nn import norm, position
-from weft.nn.dropout import Dropout, next_call, rewind
 from weft.nn.attention import AttentionMask, Past
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache
+from weft.nn.dropout import Dropout, next_call, rewind
 from weft.nn.init import Initialiser, reset
 from weft.nn.linear import Embedding
 from weft.nn.loss import Readout

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from weft.nn import feedforward, norm
-from weft.nn.dropout import Dropout
 from weft.nn.attention import AttentionMask, CrossAttention, Past, SelfAttention
 from weft.nn.config import Block as BlockConfig
+from weft.nn.dropout import Dropout
 
 
 class Sublayer(nn.Module):

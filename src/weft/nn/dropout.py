@@ -90,7 +90,7 @@ def dropped(x: Tensor, p: float, keys: Tensor | None, first: int = 0) -> Tensor:
     if x.is_cuda and not torch.compiler.is_compiling():
         kernel = _kernel()
         if kernel is not None:
-            return kernel.Dropped.apply(x, keys, first, limit, scale)
+            return kernel.Dropped.apply(x, keys, kernel.Drop(first, limit, scale))
     return (x * scale).masked_fill(_lost(keys, x.shape[-1], first, limit), 0.0)
 
 
@@ -115,7 +115,7 @@ def _lost(keys: Tensor, width: int, first: int, limit: int) -> Tensor:
 
 
 def _last_hash(h: Tensor) -> Tensor:
-    """`_mix` without its last shift, and with shifts that keep the sign: the upper bits decide, and they are as good."""
+    """`_mix` without its last shift, and with shifts that keep the sign: upper bits decide, and they are as good."""
     h ^= h >> 15
     h *= FIRST
     h ^= h >> 15

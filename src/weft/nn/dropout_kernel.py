@@ -1,6 +1,6 @@
 """`dropout.dropped` in one GPU kernel. The backward pass draws the same numbers again: nothing but the keys is kept."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -14,7 +14,17 @@ BLOCK = 1024
 
 
 @triton.jit
-def _drop(x, keys, out, numbers, width, first, limit, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _drop(  # type: ignore[no-untyped-def]
+    x,
+    keys,
+    out,
+    numbers,
+    width,
+    first,
+    limit,
+    scale,
+    BLOCK: tl.constexpr,
+):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < numbers
     column = (place % width).to(tl.int32) + first
@@ -28,12 +38,20 @@ def _drop(x, keys, out, numbers, width, first, limit, scale, BLOCK: tl.constexpr
     tl.store(out + place, kept.to(out.dtype.element_ty), mask=inside)
 
 
-def _run(x: Tensor, keys: Tensor, first: int, limit: int, scale: float) -> Tensor:
+class Drop(NamedTuple):
+    """The first column, the hash below which a number is dropped, and what the others are multiplied by."""
+
+    first: int
+    limit: int
+    scale: float
+
+
+def _run(x: Tensor, keys: Tensor, drop: Drop) -> Tensor:
     x, keys = x.contiguous(), keys.contiguous()
     out = torch.empty_like(x)
     with torch.cuda.device_of(x):
         grid = (triton.cdiv(x.numel(), BLOCK),)
-        _drop[grid](x, keys, out, x.numel(), x.shape[-1], first, limit, scale, BLOCK=BLOCK)
+        _drop[grid](x, keys, out, x.numel(), x.shape[-1], *drop, BLOCK=BLOCK)
     return out
 
 
@@ -41,12 +59,12 @@ class Dropped(torch.autograd.Function):
     """x (…, width), keys (…) → as `dropout.dropped`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, keys: Tensor, first: int, limit: int, scale: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, keys: Tensor, drop: Drop) -> Tensor:
         ctx.save_for_backward(keys)
-        ctx.rest = first, limit, scale
-        return _run(x, keys, first, limit, scale)
+        ctx.drop = drop
+        return _run(x, keys, drop)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (keys,) = ctx.saved_tensors
-        return _run(gradient, keys, *ctx.rest), None, None, None, None
+        return _run(gradient, keys, ctx.drop), None, None

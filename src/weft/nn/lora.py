@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn.block import Block
-from weft.nn.dropout import Dropout
 from weft.nn.config import LoRA
+from weft.nn.dropout import Dropout
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
 

@@ -11,8 +11,8 @@ from weft.data.split import split_sections
 from weft.decode.config import Sampling
 from weft.decode.many import complete
 from weft.decode.prompt import Prompt
-from weft.evaluate.baseline import Baseline, character_baseline
 from weft.errors import DataError
+from weft.evaluate.baseline import Baseline, character_baseline
 from weft.evaluate.perplexity import Reading, Score, score, score_counts
 from weft.evaluate.unspelled import Spelling, spelling
 from weft.models.base import LanguageModel

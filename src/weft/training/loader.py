@@ -19,8 +19,9 @@ class Loader:
     """Which rows each step trains on. Steps count from 1.
 
     `make(step, rank, ranks)` gives the rows that one of several processes takes of a step: a contiguous part of them,
-    in the same order; `rows(step)` is how many all of them take. `epochs` is how often the data, or its most read part, has been read after so many steps.
-    `fewest` is the smallest number of rows in a step, over all processes, and `row` says in words what a row is.
+    in the same order; `rows(step)` is how many all of them take. `epochs` is how often the data, or its most read part,
+    has been read after so many steps. `fewest` is the smallest number of rows in a step, over all processes, and `row`
+    says in words what a row is.
     With `even` all steps have one shape.
     """
 

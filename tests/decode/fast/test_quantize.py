@@ -38,9 +38,10 @@ def off(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def test_eight_bits_are_at_most_half_a_step_off() -> None:
     weight = matrix(20, 48)
     weight[3] = 0.0
-    numbers, scales = small.quantize_rows(weight)
+    rounded = small.quantize_rows(weight)
+    numbers, scales, _ = rounded
     assert numbers.dtype == torch.int8 and int(numbers.abs().max()) == small.MOST8
-    back = small.dequantize(numbers, scales)
+    back = rounded.dequantize()
     assert bool(((back - weight).abs() <= scales / 2 * 1.0001).all())
     assert not back[3].any()
 
@@ -48,17 +49,51 @@ def test_eight_bits_are_at_most_half_a_step_off() -> None:
 def test_four_bits_choose_the_scale_with_the_smallest_error() -> None:
     weight = matrix(16, 96)
     weight[2, :32] = 0.0
-    numbers, scales = small.quantize_groups(weight)
-    assert scales.shape == (16, 3) and int(numbers.min()) == -8 and int(numbers.max()) <= 7
-    back = small.dequantize(numbers, scales)
+    rounded = small.quantize_groups(weight)
+    numbers, scales, centres = rounded
+    assert centres is not None and scales.shape == centres.shape == (16, 3)
+    assert int(numbers.min()) == -8 and int(numbers.max()) <= 7
+    back = rounded.dequantize()
     assert not back[2, :32].any()
     groups = weight.view(16, 3, 32)
     plain = (groups.abs().amax(-1, keepdim=True) / 7).clamp(min=1e-9)
     simple = ((groups / plain).round() * plain).view(16, 96)
     assert float((back - weight).square().sum()) < 0.95 * float((simple - weight).square().sum())
     # a group may be quantised alone: its neighbours don't matter
-    alone, scale = small.quantize_groups(weight[:, 32:64])
+    alone, scale, _ = small.quantize_groups(weight[:, 32:64])
     assert torch.equal(alone, numbers[:, 32:64]) and torch.equal(scale[:, 0], scales[:, 1])
+
+
+def symmetric(weight: torch.Tensor) -> torch.Tensor:
+    """The rounding without centres: the best of four scales for each 32 neighbours, around 0."""
+    w = weight.unflatten(1, (-1, 32))
+    high, low = w.amax(-1, keepdim=True), w.amin(-1, keepdim=True)
+    tried = []
+    for most in (-8.5, -8.0, -7.5, -7.0):
+        scale = (torch.where(high > -low, high, low) / most).bfloat16().float()
+        tried.append((w / scale).round().clamp(-8, 7) * scale)
+    errors = torch.stack([(w - each).square().sum(-1) for each in tried])
+    best = errors.argmin(0, keepdim=True).unsqueeze(-1).expand(-1, -1, -1, 32)
+    return torch.stack(tried).gather(0, best)[0].flatten(1)
+
+
+@pytest.mark.parametrize("kind", ["normal", "outliers", "one-sided", "blocks"])
+def test_centres_bring_four_bits_closer(kind: str) -> None:
+    weight = matrix(64, 256)
+    most = 0.95
+    if kind == "outliers":
+        weight[:, ::37] *= 6.0
+        most = 0.97
+    elif kind == "one-sided":
+        weight, most = weight.abs() + 0.5, 0.2
+    elif kind == "blocks":  # as a Q4_1 file has them: 16 even steps from the lowest up, in half precision
+        codes = torch.randint(0, 16, (64, 8, 32), generator=torch.Generator().manual_seed(0)).float()
+        codes[..., 0], codes[..., 1] = 0.0, 15.0
+        step, lowest = matrix(64, 8).abs().half().float() + 0.1, matrix(64, 8).half().float() - 1.0
+        weight, most = (codes * step.unsqueeze(-1) + lowest.unsqueeze(-1)).flatten(1), 0.02
+    before = (symmetric(weight) - weight).square().sum()
+    after = (small.quantize_groups(weight).dequantize() - weight).square().sum()
+    assert float(after) < most**2 * float(before)
 
 
 def test_nibbles_come_back() -> None:
@@ -73,13 +108,13 @@ def test_nibbles_come_back() -> None:
 @pytest.mark.parametrize("shape", [(64, 128), (48, 320)])
 def test_each_kernel_gives_what_the_definition_gives(kind: type[small.Product], shape: tuple[int, int]) -> None:
     bits: small.Bits = "int8" if kind in EIGHT else "int4"
-    numbers, scales = small.quantize_rows(matrix(*shape)) if kind in EIGHT else small.quantize_groups(matrix(*shape))
-    if not (kind.fits(*shape, scales.shape[1], CPU) and small.works(kind, bits, CPU, torch.float32)):
+    rounded = small.quantize_rows(matrix(*shape)) if kind in EIGHT else small.quantize_groups(matrix(*shape) + 0.3)
+    if not (kind.fits(*shape, rounded.scales.shape[1], CPU) and small.works(kind, bits, CPU, torch.float32)):
         pytest.skip("not on this processor")
     x = matrix(5, shape[1])
     exact = kind in (small.Plain8, small.Plain4)
     # the others may round x to 8 bits, or the scales to 16
-    assert off(kind(numbers, scales)(x), F.linear(x, small.dequantize(numbers, scales))) < (1e-5 if exact else 0.015)
+    assert off(kind(rounded)(x), F.linear(x, rounded.dequantize())) < (1e-5 if exact else 0.015)
 
 
 def test_every_eight_bit_number_survives_its_two_digits() -> None:

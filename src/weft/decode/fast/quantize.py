@@ -1,8 +1,9 @@
 """Weights in 8 or 4 bits: a decoding step reads every weight once, so smaller weights are faster steps.
 
 A weight w of a row is stored as a whole number q with w ≈ scale · q. In 8 bits a row has one scale; in 4 bits every 32
-neighbours have their own, and a centre, w ≈ scale · q + centre, as in GGUF's Q4_1. Only weights are stored so; tables that are looked up, norms and biases stay as they are, and
-the table that gives the logits is stored in 8 bits either way, because every error in it shows.
+neighbours have their own, and a centre, w ≈ scale · q + centre, as in GGUF's Q4_1. Only weights are stored so; tables
+that are looked up, norms and biases stay as they are, and the table that gives the logits is stored in 8 bits either
+way, because every error in it shows.
 
 `Plain8` and `Plain4` are the definition: dequantize, multiply. The other products give the same by the kernels that
 torch has for a CPU. Which of them works here is tried on a small matrix, not guessed from a name.

@@ -1,0 +1,84 @@
+"""What dropout that follows the row costs on a GPU: forward and backward passes in bf16, eager and compiled.
+
+    python benchmarks/gpu_dropout.py [--models gpt-mini bert-base gpt2] [--steps 20] [--no-compile]
+
+row      weft's: masks from the row's key; probabilities by the formula, a few queries at a time where they are many
+torch    torch's generator and its fused attention, which draws in an order of its own
+none     the same model without dropout, through the fused kernels
+"""
+
+import argparse
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from weft.models.base import LanguageModel
+from weft.models.build import build
+from weft.models.presets import preset
+from weft.nn import attention
+from weft.nn.dropout import following, row_keys
+
+SHAPES = {"gpt-mini": (64, 256), "bert-base": (32, 512), "gpt2": (32, 1024)}
+
+
+def fused(qkv: attention.QKV, scale: float, where: attention.AttentionMask, dropout: float) -> torch.Tensor:
+    """Attention as PyTorch fuses it, with its own dropout; every row is whole here, so masks are not needed."""
+    return F.scaled_dot_product_attention(
+        *qkv.repeated(), dropout_p=dropout, is_causal=where.mask.triangular, scale=scale
+    )
+
+
+def settings(name: str, p: float) -> Any:
+    found = preset(name)
+    return found.replace(dropout=p, attention=found.attention.replace(dropout=p))
+
+
+def timed(name: str, way: str, compiled: bool, steps: int) -> tuple[float, float]:
+    """Tokens a second and GiB at the peak."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    own = attention.dropped_attention
+    attention.dropped_attention = fused if way == "torch" else own
+    try:
+        model = build(settings(name, 0.0 if way == "none" else 0.1)).cuda().train()
+        assert isinstance(model, LanguageModel)
+        features = torch.compile(model.features) if compiled else model.features
+        rows, length = SHAPES[name]
+        tokens = torch.randint(0, 1000, (rows, length), device="cuda")
+        numbers = torch.arange(rows, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        for step in range(steps + 5):
+            if step == 5:
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+            with following(row_keys(step, numbers)) if way == "row" else nullcontext():
+                with torch.autocast("cuda", torch.bfloat16):
+                    loss = features(tokens).float().square().mean()
+                loss.backward()
+            model.zero_grad()
+        torch.cuda.synchronize()
+        took = time.perf_counter() - started
+    finally:
+        attention.dropped_attention = own
+    return rows * length * steps / took, torch.cuda.max_memory_allocated() / 2**30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", nargs="+", default=list(SHAPES))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--no-compile", action="store_true")
+    given = parser.parse_args()
+    for name in given.models:
+        for compiled in (False,) if given.no_compile else (False, True):
+            for way in ("row", "torch", "none"):
+                pace, memory = timed(name, way, compiled, given.steps)
+                how = "compiled" if compiled else "eager"
+                print(f"{name:10} {how:9} {way:6} {pace:>10,.0f} tokens/s {memory:6.1f} GiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
