@@ -109,6 +109,7 @@ OPTIONAL = {
     "triton",
     "wandb",
     "weft.decode.fast.attend",
+    "weft.nn.dropout_kernel",
     "weft.decode.fast.kernels",
     "weft.nn.loss_kernel",
 }

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
+from weft.decode.fast.quantize import quantize
 from weft.interop import gguf
 from weft.interop.bundle import ModelBundle
 from weft.interop.formats import read_model
@@ -37,6 +39,7 @@ PROMPTS = (
     "Why is the sky blue?",
 )
 NEW = 64
+TEXT = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")[:6000]
 
 
 def the_file() -> Path:
@@ -123,3 +126,15 @@ def test_smaller_files_say_nearly_the_same(bundle: ModelBundle, dtype: str, tmp_
     assert divergence < {"f16": 1e-5, "q8_0": 1e-2}[dtype]
     gguf.write(smaller, tmp_path / "b.gguf", dtype)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+@torch.no_grad()
+def test_four_bits_cost_little(bundle: ModelBundle) -> None:
+    """Perplexity of the text below in int4, with whatever kernels this machine has: the file's own blocks are met."""
+    ids = torch.tensor(bundle.tokenizer.encode(TEXT))[None]  # type: ignore[union-attr]
+
+    def perplexity(model: LanguageModel) -> float:
+        return float(F.cross_entropy(model.forward(ids[:, :-1])[0].float(), ids[0, 1:]).exp())
+
+    exact = perplexity(built(bundle))
+    assert perplexity(quantize(built(bundle), "int4")) < 1.03 * exact

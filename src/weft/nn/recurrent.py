@@ -147,7 +147,8 @@ def _single_layer(stack: nn.RNNBase, layer: int) -> nn.RNNBase:
     d_input = ways * stack.hidden_size if layer else stack.input_size
     if not isinstance(stack, SigmoidElman):
         options["batch_first"] = True
-    one: nn.RNNBase = type(stack)(d_input, stack.hidden_size, 1, device="meta", **options)
+    kind: Callable[..., nn.RNNBase] = type(stack)
+    one = kind(d_input, stack.hidden_size, 1, device="meta", **options)
     for name, _ in list(one.named_parameters()):
         setattr(one, name, getattr(stack, name.replace("_l0", f"_l{layer}")))
     return one

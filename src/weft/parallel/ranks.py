@@ -177,7 +177,8 @@ def join() -> Ranks:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"process {given['RANK']} can't reach the others at {address}: {reason}") from error
     atexit.register(_leave)
-    store = distributed.distributed_c10d._get_default_store().clone()  # its own connection: waiting blocks nobody
+    # a connection of its own: nobody waits for what the main thread waits for
+    store = distributed.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
     _heart[:] = [Heartbeat(store, int(given["RANK"]), int(given["WORLD_SIZE"]))]
     _heart[0].start()
     ranks = Ranks(int(given["RANK"]), int(given["WORLD_SIZE"]))

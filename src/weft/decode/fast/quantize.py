@@ -10,12 +10,20 @@ torch has for a CPU. Which of them works here is tried on a small matrix, not gu
 """
 
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.decode.fast.rounding import (
+    GROUP,
+    Groups,
+    centres_pay,
+    quantize_around_zero,
+    quantize_groups,
+    quantize_rows,
+)
 from weft.errors import ConfigError, ModelError
 from weft.models import heads
 from weft.models.base import LanguageModel
@@ -24,73 +32,9 @@ from weft.nn.lora import LowRank
 from weft.progress import bar
 
 Bits = Literal["int8", "int4"]
-GROUP = 32  # neighbours with one scale, in 4 bits
-MOST8 = 119  # in 8 bits: the largest number whose upper and lower half are signed 4-bit numbers (`Digits`)
-REACHES = (1.0, 0.94, 0.88, 0.82)  # how much of a group's range 4 bits may cover; what lies beyond is cut off
-CHUNK = 1 << 22  # weights quantized at a time
 
 
-# ---- numbers
-
-
-class Groups(NamedTuple):
-    """w ≈ scale · number + centre: numbers (N, K) int8, scales and centres (N, groups) float32; without centres, 0.
-
-    In 4 bits the scales are of bf16's steps, which is how the kernels keep them.
-    """
-
-    numbers: Tensor
-    scales: Tensor
-    centres: Tensor | None = None
-
-    def dequantize(self) -> Tensor:
-        """float32 (N, K)."""
-        w = self.numbers.unflatten(1, (self.scales.shape[1], -1)).float() * self.scales.unsqueeze(-1)
-        return (w if self.centres is None else w + self.centres.unsqueeze(-1)).flatten(1)
-
-
-def quantize_rows(weight: Tensor) -> Groups:
-    """weight (N, K) in 8 bits: numbers (N, K) from −119 to 119, and a scale for each row (N, 1), in float32."""
-    w = weight.float()
-    scale = (w.abs().amax(dim=1, keepdim=True) / MOST8).clamp(min=torch.finfo(torch.float32).tiny)
-    return Groups((w / scale).round().to(torch.int8), scale)
-
-
-def quantize_groups(weight: Tensor, group: int = GROUP) -> Groups:
-    """weight (N, K) in 4 bits: numbers (N, K) from −8 to 7, with scales and centres (N, K/group).
-
-    How much of a group's range they cover is decided by the squared error of the whole group. Weights that came as
-    blocks of 16 even steps, as those of a Q4_1 file, are met where they are.
-    """
-    rows = max(1, CHUNK // weight.shape[1])
-    parts = [_groups(some, group) for some in weight.split(rows)]
-    return Groups(*(torch.cat(part) for part in zip(*parts, strict=True)))  # type: ignore[arg-type]
-
-
-def _groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    w = weight.float().unflatten(1, (-1, group))  # (N, K/group, group)
-    high, low = w.amax(dim=-1, keepdim=True), w.amin(dim=-1, keepdim=True)
-    middle, range_ = (high + low) / 2, (high - low) / 15
-    best = _rounded(w, range_, middle)
-    for reach in REACHES[1:]:
-        tried = _rounded(w, range_ * reach, middle)
-        better = tried[-1] < best[-1]
-        best = tuple(torch.where(better, new, old) for new, old in zip(tried, best, strict=True))
-    numbers, scales, centres, _ = best
-    return numbers.flatten(1).to(torch.int8), scales.squeeze(-1), centres.squeeze(-1)
-
-
-def _rounded(w: Tensor, step: Tensor, middle: Tensor) -> tuple[Tensor, ...]:
-    """w (…, group) in steps around the middle (…, 1): numbers, scales, centres and squared errors (…, 1).
-
-    The numbers −8 … 7 lie around −½. With them fixed, the best centre is the mean of what scales leave.
-    """
-    scale = step.bfloat16().float()
-    scale = torch.where(scale == 0, 1.0, scale)
-    numbers = torch.sub(w, middle + scale / 2).div_(scale).round_().clamp_(-8, 7)
-    left = torch.addcmul(w, numbers, scale, value=-1)
-    centre = left.mean(dim=-1, keepdim=True)
-    return numbers, scale, centre, left.sub_(centre).square_().sum(dim=-1, keepdim=True)
+# ---- two numbers a byte
 
 
 def _nibbles(numbers: Tensor) -> Tensor:
@@ -170,7 +114,8 @@ class Plain4(Product):
 class Dynamic4(Product):
     """4 bits on Arm: the kernel rounds each row of x to 8 bits as well, and multiplies whole numbers.
 
-    It knows no centres. They are multiplied by the sums of x over each group, a product 32 times as narrow.
+    It knows no centres. They are multiplied by the sums of x over each group, a product 32 times as narrow but two more
+    operations: so weights have them only where they pay.
     """
 
     packed: Tensor
@@ -273,13 +218,14 @@ def product(bits: Bits, weight: Tensor) -> Product:
     N, K = weight.shape
     narrow = bits == "int4" and K % 2 == 0
     group = GROUP if K % GROUP == 0 else K
-    rounded = quantize_groups(weight, group) if narrow else quantize_rows(weight)
     kept: Bits = "int4" if narrow else "int8"
-    for kind in KERNELS[kept]:
-        fits = kind.fits(N, K, rounded.scales.shape[1], weight.device)
-        if fits and works(kind, kept, weight.device, weight.dtype):  # type: ignore[arg-type]
-            return kind(rounded)
-    return PLAIN[kept](rounded)
+    groups = K // group if narrow else 1
+    fit = (kind for kind in KERNELS[kept] if kind.fits(N, K, groups, weight.device))
+    kind = next((kind for kind in fit if works(kind, kept, weight.device, weight.dtype)), PLAIN[kept])  # type: ignore[arg-type]
+    if not narrow:
+        return kind(quantize_rows(weight))
+    plain = kind is Dynamic4 and not centres_pay(weight, group)
+    return kind(quantize_around_zero(weight, group) if plain else quantize_groups(weight, group))
 
 
 @cache
