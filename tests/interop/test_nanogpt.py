@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.errors import InteropError, WeftError
-from weft.interop import nanogpt
+from weft.interop import nanogpt, torch_file
 from weft.models.build import build
 from weft.models.config import Decoder, LMHead
 from weft.text.config import BPE, Char
@@ -190,7 +190,7 @@ def test_a_file_of_the_older_kind_is_read(tmp_path: Path) -> None:
     bundle = nanogpt.read(tmp_path / "ckpt.pt")
     assert torch.equal(bundle.weights["embedding.weight"](), theirs.lm_head.weight)
     data = (tmp_path / "ckpt.pt").read_bytes()
-    for place in (len(nanogpt.OLD), len(data) // 2, len(data) - 30):
+    for place in (len(torch_file.OLD), len(data) // 2, len(data) - 30):
         (tmp_path / "cut.pt").write_bytes(data[:place])
         with pytest.raises(InteropError, match="not a nanoGPT checkpoint, or truncated"):
             nanogpt.read(tmp_path / "cut.pt")
@@ -212,13 +212,16 @@ EMPTY = torch.empty(16, 32)
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: EMPTY.to_sparse(), "is not dense"),
-        (lambda: EMPTY.to_sparse_csr(), "is not dense"),
-        (lambda: torch.empty(16, 32, device="meta"), "is empty .it is on the meta device"),
-        (lambda: torch.quantize_per_tensor(torch.ones(16, 32), 1.0, 0, torch.qint8), "holds qint8"),
-        (lambda: torch.ones(16, 32, dtype=torch.int64), "holds int64"),
-        (lambda: torch.ones(16, 32, dtype=torch.complex64), "holds complex64"),
-        (lambda: torch.ones(16, 32).to(torch.float8_e4m3fn), "holds float8_e4m3fn"),
+        (lambda: EMPTY.to_sparse(), "is a tensor of _utils._rebuild_sparse_tensor"),
+        (lambda: EMPTY.to_sparse_csr(), "is a tensor of _utils._rebuild_sparse_tensor"),
+        (lambda: torch.empty(16, 32, device="meta"), "is a tensor of _utils._rebuild_meta_tensor"),
+        (
+            lambda: torch.quantize_per_tensor(EMPTY, 1.0, 0, torch.qint8),
+            "is a tensor of _utils._rebuild_q",
+        ),
+        (lambda: torch.ones(16, 32, dtype=torch.int64), "is a tensor of int64"),
+        (lambda: torch.ones(16, 32, dtype=torch.complex64), "is a tensor of complex64"),
+        (lambda: torch.ones(16, 32).to(torch.float8_e4m3fn), "is a tensor of _utils._rebuild_tensor_v3"),
         (lambda: torch.ones(1).expand(16, 32), "is .16, 32., but the file holds too few numbers"),
         (lambda: torch.ones(1, 32).expand(10**9, 32), "is .1000000000, 32., but the file holds too few numbers"),
     ],

@@ -4,16 +4,21 @@ Parquet that of the row itself).
 
 import csv
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
-from weft.data.streams import ROW_LIMIT, characters, format_of, lines, seekable
+from weft.data.streams import ROW_LIMIT, characters, check_unpacked, format_of, lines, seekable
 from weft.errors import DataError
+from weft.untrusted import refuse_beyond
 
+BATCH = 256  # rows of a Parquet file that are read at once
+AT_ONCE = 1 << 24  # bytes of them that are made into values at once
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -183,20 +188,50 @@ def _parquet_rows(
     name: str, columns: Sequence[str] | None, needed: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(row, values) of a Parquet file, a few rows at a time; None: every column."""
-    number = 0
     with _parquet(name) as table:
         _check_header(table.schema_arrow.names, name, needed)
-        for rows in table.iter_batches(batch_size=256, columns=columns):
-            for row in rows.to_pylist():
-                number += 1
-                yield number, row
+        yield from enumerate(_values(table.iter_batches(batch_size=BATCH, columns=columns), name), 1)
 
 
 def parquet_sample(name: str, most: int) -> tuple[int, list[dict[str, Any]]]:
     """How many rows a Parquet file has, and its first ones."""
     with _parquet(name) as table:
-        first = next(table.iter_batches(batch_size=most), None)
-        return table.metadata.num_rows, [] if first is None else first.to_pylist()
+        rows = _values(table.iter_batches(batch_size=min(BATCH, most)), name)
+        return table.metadata.num_rows, list(islice(rows, most))
+
+
+def _values(batches: Iterable[Any], name: str) -> Iterator[dict[str, Any]]:
+    """The rows of batches, many at once where they are small. Texts that are alike are one until they are taken."""
+    number = total = 0
+    for rows in batches:
+        size = _size(rows)
+        total += size
+        check_unpacked(total, os.path.getsize(name), name)
+        if size <= AT_ONCE:
+            yield from rows.to_pylist()
+            number += len(rows)
+            continue
+        for place in range(len(rows)):
+            row, number = rows.slice(place, 1), number + 1
+            refuse_beyond(_size(row), ROW_LIMIT, f"{name}: row {number} has {_size(row):,} bytes", DataError)
+            yield row.to_pylist()[0]
+
+
+def _size(array: Any) -> int:
+    """The bytes of an Arrow array, or of a batch, as Python's values."""
+    import pyarrow
+    from pyarrow import compute
+
+    if isinstance(array, pyarrow.RecordBatch):
+        return sum(map(_size, array.columns))
+    if isinstance(array, pyarrow.DictionaryArray):
+        lengths = compute.binary_length(array.dictionary).take(array.indices)
+        return 8 * len(array) + (compute.sum(lengths.cast("int64")).as_py() or 0)
+    if isinstance(array, pyarrow.StructArray):
+        return 8 * len(array) + sum(map(_size, array.flatten()))
+    if isinstance(array, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.MapArray | pyarrow.FixedSizeListArray):
+        return 8 * len(array) + _size(array.flatten())
+    return array.nbytes
 
 
 @contextmanager
@@ -208,7 +243,10 @@ def _parquet(name: str) -> Iterator[Any]:
         raise DataError(f"{name}: Parquet needs pyarrow: pip install 'weft[parquet]'") from None
     try:
         with seekable(name) as stream:
-            yield pyarrow.parquet.ParquetFile(stream)
+            # a text that a file holds once may stand in all rows of it: they refer to the one
+            columns = pyarrow.parquet.ParquetFile(stream).schema
+            texts = [column.path for column in columns if column.logical_type.type == "STRING"]
+            yield pyarrow.parquet.ParquetFile(stream, read_dictionary=texts)
     except pyarrow.ArrowException as error:
         raise DataError(f"{name}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
     except OSError as error:

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import io
+import os
 import sys
 import tempfile
 import zlib
@@ -15,10 +16,13 @@ from typing import IO
 import zstandard
 
 from weft.errors import DataError
+from weft.untrusted import refuse_beyond
 
 BLOCK = 1024 * 1024  # bytes read at once
 ROW_LIMIT = 256 * 1024 * 1024  # bytes of one row of JSON or CSV, which has to be in memory as a whole
 PACKED = (".gz", ".zst")
+UNPACKED = 1 << 30  # bytes that any packed file may become
+RATIO = 64  # times as many bytes as a larger one may; text becomes three to ten times as many
 
 
 def format_of(name: str) -> str:
@@ -49,12 +53,23 @@ def _shown(name: str) -> str:
 
 def unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """The bytes of an open file, unpacked as its suffix says."""
-    if name.lower().endswith(".gz"):
-        yield from _ungzip(stream, name)
-    elif name.lower().endswith(".zst"):
-        yield from _unzstd(stream, name)
-    else:
+    if not name.lower().endswith(PACKED):
         yield from iter(lambda: stream.read(BLOCK), b"")
+        return
+    unpack, total = _ungzip if name.lower().endswith(".gz") else _unzstd, 0
+    size = os.fstat(stream.fileno()).st_size
+    for block in unpack(stream, name):
+        total += len(block)
+        check_unpacked(total, size, name)
+        yield block
+
+
+def check_unpacked(total: int, size: int, name: str) -> None:
+    """Refuse a packed file of `size` bytes that becomes implausibly many."""
+    usual = max(UNPACKED, RATIO * size)
+    if total > usual:
+        what = f"{name}: its {size:,} bytes become more than {usual >> 20:,} MiB when they are unpacked"
+        refuse_beyond(total, usual, what, DataError)
 
 
 def _ungzip(stream: IO[bytes], name: str) -> Iterator[bytes]:

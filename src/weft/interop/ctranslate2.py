@@ -18,11 +18,11 @@ from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.ctranslate2_file import ModelFile, open_file
 from weft.interop.ctranslate2_tokenizer import read_tokenizers, read_vocabularies
-from weft.interop.untrusted import read_object
 from weft.interop.weight_map import Rule, Shape, conversions, tensor, to_ours
 from weft.models.config import EncoderDecoder
 from weft.nn.config import Activation, Learned, Sinusoidal, T5Bias
 from weft.nn.position import sinusoids
+from weft.untrusted import read_object
 
 MODEL, CONFIG = "model.bin", "config.json"
 KIND = "TransformerSpec"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.interop.untrusted import Cursor, mapped
+from weft.untrusted import Cursor, mapped
 
 VERSIONS = range(2, 7)
 # by type number: the type's name, and what numpy calls it, which has no bfloat16

@@ -8,10 +8,11 @@ from tokenizers import Tokenizer as WordTokenizer
 from tokenizers import models, pre_tokenizers
 
 from weft.errors import InteropError, TokenizerError
-from weft.interop.untrusted import read_bytes, read_json, read_text
 from weft.text import sentencepiece
+from weft.text.bounds import careful
 from weft.text.config import Role
 from weft.text.tokenizer import Tokenizer
+from weft.untrusted import read_bytes, read_json, read_text
 
 START = "<pad>"  # the token that stands for the zero vector from which Marian's decoder starts
 
@@ -51,15 +52,20 @@ def read_tokenizers(
     if zero_start:
         target = [*target, start]
         source = target if shared else source
-    roles: dict[Role, str] = {
-        "unk": config.get("unk_token") or "<unk>",
-        "eos": config.get("eos_token") or "</s>",
-        "pad": START,
-        "bos": start if zero_start else config.get("decoder_start_token") or config.get("bos_token") or "<s>",
-    }
+    named = {key: _named(folder, config, key) for key in ("unk_token", "eos_token", "bos_token", "decoder_start_token")}
+    begin = start if zero_start else named["decoder_start_token"] or named["bos_token"] or "<s>"
+    unk, eos = named["unk_token"] or "<unk>", named["eos_token"] or "</s>"
+    roles: dict[Role, str] = {"unk": unk, "eos": eos, "pad": START, "bos": begin}
     source_file, target_file = _sentencepiece_file(folder, "source"), _sentencepiece_file(folder, "target")
     ours = _tokenizer(target_file, target, roles)
     return ours, None if shared and source_file == target_file else _tokenizer(source_file, source, roles)
+
+
+def _named(folder: Path, config: Mapping[str, Any], key: str) -> str | None:
+    token = config.get(key)
+    if token is not None and not isinstance(token, str):
+        raise InteropError(f"{folder / 'config.json'}: {key} = {token!r:.60}: expected a token, as text")
+    return token
 
 
 def _sentencepiece_file(folder: Path, side: str) -> Path | None:
@@ -73,9 +79,9 @@ def _tokenizer(file: Path | None, tokens: list[str], roles: Mapping[Role, str]) 
     vocabulary = {token: id for id, token in enumerate(tokens)}
     try:
         if file is not None:
-            backend = sentencepiece.to_tokenizer(read_bytes(file), vocabulary)[0]
+            backend = careful(lambda: sentencepiece.to_tokenizer(read_bytes(file), vocabulary))[0]
             return Tokenizer.from_json(backend.to_str(), roles)
-        backend = WordTokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"]))
+        backend = careful(lambda: WordTokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"])))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return Tokenizer.from_json(backend.to_str(), roles)
     except TokenizerError as error:

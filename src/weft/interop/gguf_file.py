@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.errors import InteropError, suggestion
 from weft.files import replacing
 from weft.interop import gguf_q4_k
-from weft.interop.untrusted import Cursor, mapped
+from weft.untrusted import Cursor, mapped
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 LONGEST_NAME = 256  # characters of a key or a tensor's name

@@ -23,10 +23,10 @@ from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf_tokenizer import TOKENIZER_FILES, json_bytes, read_tokenizer, tokenizer_files
 from weft.interop.safetensors import DTYPES, FLOATS, Stored
 from weft.interop.settings import Flat, Settings, Transformer, differences, first_that_holds
-from weft.interop.untrusted import read_bytes, read_object, read_text
 from weft.interop.weight_map import Conversions, conversions, their_shapes, to_ours, to_theirs
 from weft.models.config import EmbeddingHead, Encoder, EncoderDecoder
 from weft.progress import bar
+from weft.untrusted import read_bytes, read_object, read_text
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # small files that belong to a model and are written again as they were

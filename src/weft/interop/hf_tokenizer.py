@@ -7,12 +7,13 @@ from typing import Any
 from weft.config import Tree
 from weft.errors import TokenizerError
 from weft.interop.bundle import ModelBundle
-from weft.interop.untrusted import read_bytes, read_object
 from weft.models.config import EncoderDecoder, Model
 from weft.text import sentencepiece, vocabularies
+from weft.text.bounds import careful
 from weft.text.config import ROLES, Role
 from weft.text.tokenizer import FILE, Tokenizer
 from weft.text.tokenizer_config import FILE as SETTINGS
+from weft.untrusted import read_bytes, read_object
 
 SPECIALS = "special_tokens_map.json"
 SOURCE = "source"  # the folder of the source's tokenizer in an export of weft; transformers takes it as a subfolder
@@ -87,7 +88,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
 def _pieces(path: Path, vocabulary: dict[str, int]) -> Tokenizer:
     """A SentencePiece model with the ids of another vocabulary, as both of Marian's have."""
     try:
-        backend, roles = sentencepiece.to_tokenizer(read_bytes(path), vocabulary)
+        backend, roles = careful(lambda: sentencepiece.to_tokenizer(read_bytes(path), vocabulary))
         return Tokenizer.from_json(backend.to_str(), roles)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None

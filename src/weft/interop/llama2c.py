@@ -17,11 +17,11 @@ from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
 from weft.interop.settings import nested
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, merges_by_score, sentencepiece
-from weft.interop.untrusted import Cursor, mapped
 from weft.interop.weight_map import SAME, Rule, Shape, adjacent_pairs, conversions, tensor, their_shapes, to_ours
 from weft.models.config import Decoder
 from weft.text.token_bytes import BYTE_TOKEN
 from weft.text.tokenizer import Tokenizer
+from weft.untrusted import Cursor, mapped
 
 MAGIC = 0x616B3432
 LARGEST = 2**20  # of any width or count: a larger one means that the header is damaged or malicious

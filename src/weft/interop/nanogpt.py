@@ -1,13 +1,10 @@
 """Checkpoints of nanoGPT: a .pt file with the weights and the arguments of the model.
 
-Such a file is a pickle, which may run code when it is read. It is opened here with torch's restricted reader, which
-makes tensors and plain values and refuses anything else. The vocabulary is not in it: for a model of characters it is
-in a meta.pkl, an unrestricted pickle, which is not read.
+Such a file is a pickle, which may run code when it is read; `torch_file.py` makes tensors and plain values of it and
+nothing else. The vocabulary is not in it: for a model of characters it is in a meta.pkl, an unrestricted pickle, which
+is not read.
 """
 
-import pickle
-import re
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from weft.config import validate
 from weft.errors import InteropError
+from weft.interop import torch_file
 from weft.interop.bundle import ModelBundle
 from weft.interop.families.gpt2 import rules
 from weft.interop.settings import Flat, Settings, nested
@@ -30,7 +27,6 @@ from weft.text.tokenizer import Tokenizer
 COMPILED = "_orig_mod."
 TABLE, OUTPUT = "transformer.wte.weight", "lm_head.weight"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files begin that torch wrote before version 1.6
 GPT2_SIZES = (50257, 50304)  # the second is the first, padded to a multiple of 64
 PLAIN = (int, float, str, type(None))  # what a setting may be; of other things the type is shown
 
@@ -85,17 +81,17 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return ModelBundle(
         model=model,
-        weights=to_ours(conversions(RULES, model), found, lambda name: tensors[name].detach(), str(path)),
+        weights=to_ours(conversions(RULES, model), found, lambda name: tensors[name].clone(), str(path)),
         tokenizer=None if tokenizer is None else _tokenizer(tokenizer, model.vocab_size),
         origin=f"{path.name} (nanoGPT)",
     )
 
 
 def _is_named(name: Any, tensor: Any) -> bool:
-    return isinstance(name, str) and name.isprintable() and isinstance(tensor, Tensor)
+    return isinstance(name, str) and name.isprintable() and isinstance(tensor, Tensor | torch_file.Other)
 
 
-def _tensors(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+def _tensors(state: Mapping[str, Tensor | torch_file.Other], path: Path) -> dict[str, Tensor]:
     """The weights by their plain names: dense tensors whose numbers are all in the file."""
     found: dict[str, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
@@ -104,7 +100,9 @@ def _tensors(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
         plain = name.removeprefix(COMPILED)
         if plain in found:
             raise InteropError(f"{path}: '{found[plain][0]}' and '{name}' are names of the same tensor")
-        if (reason := _unfit(tensor)) is not None:
+        if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
+            holds = tensor.name if isinstance(tensor, torch_file.Other) else str(tensor.dtype)
+            reason = f"is a tensor of {holds.replace(' ', '.').removeprefix('torch.')}"
             raise InteropError(f"{path}: '{name}' {reason}; weights are dense tensors of F16, BF16, F32 or F64")
         found[plain] = name, tensor
     claimed: dict[int, int] = defaultdict(int)  # bytes of each storage that tensors have used
@@ -122,32 +120,11 @@ def _tensors(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     return {plain: tensor for plain, (_, tensor) in found.items()}
 
 
-def _unfit(tensor: Tensor) -> str | None:
-    """Why a tensor cannot be a weight."""
-    if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.is_nested:
-        return "is not dense"
-    if tensor.device.type != "cpu":
-        return f"is empty (it is on the {tensor.device.type} device)"
-    if tensor.is_quantized or tensor.dtype not in FLOATS:
-        return f"holds {str(tensor.dtype).removeprefix('torch.')}"
-    return None
-
-
 def _open(path: Path) -> Mapping[str, Any]:
-    """The checkpoint's table. torch.load here makes no object that is not a tensor or a plain value."""
+    """The checkpoint's table."""
     if not path.is_file():
         raise InteropError(f"{path}: no such file")
-    try:
-        with path.open("rb") as file:
-            old = file.read(len(OLD)) == OLD  # such a file cannot be mapped, but read
-        with warnings.catch_warnings(action="ignore"):
-            stored = torch.load(path, map_location="cpu", weights_only=True, mmap=not old)
-    except Exception as error:  # torch's reader fails in many ways
-        code = isinstance(error, pickle.UnpicklingError) and re.search("Unsupported|not an allowed|GLOBAL", str(error))
-        reason = (
-            "refused: it holds more than tensors and plain values" if code else "not a nanoGPT checkpoint, or truncated"
-        )
-        raise InteropError(f"{path}: {reason}") from None
+    stored = torch_file.read(path)
     if not isinstance(stored, Mapping) or "model" not in stored:
         raise InteropError(f"{path}: not a nanoGPT checkpoint: it has no 'model'")
     return stored

@@ -17,8 +17,8 @@ from torch import Tensor
 from weft.errors import InteropError
 from weft.files import sync
 from weft.interop.bundle import LazyWeights
-from weft.interop.untrusted import read_object
 from weft.safetensors_header import parse_header, read_header
+from weft.untrusted import read_object
 
 DTYPES = {
     "BOOL": torch.bool,

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.text.bounds import check_letters
+
 SPACE = "▁"
 LONGEST = 256  # characters of a token whose merges are looked for; a hostile file of longer ones would cost minutes
 
@@ -90,6 +92,7 @@ def merges_by_score(tokens: Sequence[str], scores: Sequence[float], texts: Seque
 
     `texts` says which tokens are text; the others never come out of a merge.
     """
+    check_letters(tokens)
     ids = {token: id for id, token in enumerate(tokens) if texts[id]}
     found: list[tuple[float, int, int, str, str]] = []
     for token, id in ids.items():

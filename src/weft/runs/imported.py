@@ -15,7 +15,6 @@ from weft.explain.count import count
 from weft.files import write_text
 from weft.interop import safetensors
 from weft.interop.bundle import LazyWeights, ModelBundle, counted, lazily
-from weft.interop.untrusted import read_object
 from weft.interop.weight_map import shapes
 from weft.models.config import Model
 from weft.models.renamed import current_name
@@ -24,6 +23,7 @@ from weft.recipe.config import Recipe
 from weft.runs.checkpoint import checkpoint_name, link, seal
 from weft.runs.folder import RunFolder
 from weft.text.tokenizer import FILE, Tokenizer
+from weft.untrusted import read_object
 
 
 def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:

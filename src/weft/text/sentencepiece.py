@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from weft.errors import TokenizerError
+from weft.text.bounds import check_letters, check_pieces
 from weft.text.config import Role
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.training import look_alikes
@@ -24,6 +25,7 @@ UNIGRAM, BPE, WORD, CHAR = range(1, 5)
 ROLE_FIELDS: dict[Role, tuple[int, int]] = {"pad": (43, -1), "unk": (40, 0), "bos": (41, 1), "eos": (42, 2)}  # and id
 SPACE = "▁"
 STAND_IN = 0xE000  # private use: symbols that the replacement of characters would change hide behind these
+LONGEST = 256  # characters of a piece whose merges are looked for: each place in it costs a copy
 ABSENT = -1e3  # the score of a foreign piece: better than unk, worse than all else
 
 
@@ -64,6 +66,7 @@ def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tu
     it lacks is never cut, and what only it has is cut where there is nothing else.
     """
     model = parse(data)
+    (check_pieces if model.kind == UNIGRAM else check_letters)(piece.text for piece in model.pieces)
     pieces = model.pieces if vocabulary is None else _renumbered(model, vocabulary)
     backend = Tokenizer(_unigram(model, pieces) if model.kind == UNIGRAM else _bpe(model, pieces))
     symbols = [piece.text for piece in pieces if piece.kind == USER_DEFINED]
@@ -114,7 +117,7 @@ def _bpe(model: SentencePiece, pieces: list[Piece]) -> models.BPE:
     scores = {piece.text: piece.score for piece in pieces if piece.kind == NORMAL}
     merges: list[tuple[float, int, tuple[str, str]]] = []
     for text, score in scores.items() if model.kind == BPE else ():
-        for cut in range(1, len(text)):
+        for cut in range(1, len(text) if len(text) <= LONGEST else 1):
             left, right = text[:cut], text[cut:]
             if left in scores and right in scores:
                 merges.append((-score, -cut, (left, right)))

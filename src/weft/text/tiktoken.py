@@ -14,6 +14,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from weft.errors import TokenizerError
+from weft.text.bounds import check_letters
 from weft.text.config import Pattern, Role
 from weft.text.token_bytes import byte_letters
 
@@ -41,6 +42,7 @@ def to_tokenizer(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer
     one special token, `<|endoftext|>`, after its last rank.
     """
     ranks = parse(data)
+    check_letters(ranks)
     if pattern is None and len(ranks) not in KNOWN:
         known = ", ".join(PATTERNS)
         raise TokenizerError(

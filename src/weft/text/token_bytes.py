@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 import tokenizers
 
 from weft.errors import TokenizerError
+from weft.text.bounds import is_failure
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -82,7 +83,12 @@ class TokenBytes(dict[int, bytes]):
 
     def _text(self, tokens: list[str]) -> str:
         decoder = self._backend.decoder
-        return " ".join(tokens) if decoder is None else decoder.decode(tokens)
+        try:
+            return " ".join(tokens) if decoder is None else decoder.decode(tokens)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise TokenizerError(f"the tokenizer's decoder fails on {tokens[-1]!r}: {error}") from None
 
     def join(self, ids: list[int]) -> bytes:
         """The bytes of a whole text."""

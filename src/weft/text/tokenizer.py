@@ -6,10 +6,10 @@ What is saved is their file format, so that other programs load it; nothing that
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 # set, so that the library doesn't warn when the process forks; a child turns it off, for threads do not survive a fork
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -19,7 +19,8 @@ from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from weft.errors import TokenizerError, suggestion
 from weft.files import write_text
-from weft.text import tokenizer_config, vocabularies
+from weft.text import bounds, tokenizer_config, vocabularies
+from weft.text.bounds import careful
 from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig
 from weft.text.template import render
 from weft.text.token_bytes import BYTE_TOKEN, TextStream, TokenBytes
@@ -39,8 +40,6 @@ CUSTOMARY: dict[Role, tuple[str, ...]] = {
     "sep": ("[SEP]",),
     "mask": ("[MASK]", "<mask>"),
 }
-
-T = TypeVar("T")
 
 
 class TokenSpan(NamedTuple):
@@ -81,6 +80,7 @@ class Tokenizer:
         backend.encode_special_tokens = True  # not part of the file
         self._backend = backend
         self._protect()
+        self._probe()
         self._token_bytes = TokenBytes(backend)
         self._hidden = frozenset(id for token, id in self._special.items() if token != self._roles.get("unk"))
 
@@ -99,19 +99,25 @@ class Tokenizer:
         except Exception:  # a word tokenizer without unk knows no such word: nothing to protect
             return []
 
+    def _probe(self) -> None:
+        """Panic now where a regular expression takes for ever, rather than on somebody's text."""
+        for text in bounds.PROBES:
+            self._read(text)
+
     # ---- making one
 
     @classmethod
     def from_json(cls, text: str, roles: Mapping[Role, str] | None = None, chat_template: str | None = None) -> Self:
         """From the content of a tokenizer.json. Without `roles`, customary names such as `<eos>` take theirs."""
-        backend = _careful(lambda: tokenizers.Tokenizer.from_str(text))
+        bounds.check(text)
+        backend = careful(lambda: tokenizers.Tokenizer.from_str(text))
         vocab = backend.get_vocab()
         if not vocab:
             raise TokenizerError("not a tokenizer: its vocabulary is empty")
         if roles is None:
             named = {role: next((t for t in tokens if t in vocab), None) for role, tokens in CUSTOMARY.items()}
             roles = {role: token for role, token in named.items() if token is not None}
-        return _careful(lambda: cls(backend, roles, chat_template))
+        return careful(lambda: cls(backend, roles, chat_template))
 
     @classmethod
     def load(cls, path: str | Path, pattern: Pattern | None = None) -> Self:
@@ -133,7 +139,7 @@ class Tokenizer:
         roles, template = tokenizer_config.read(file.parent)
         try:
             if text is None:
-                backend, own = _careful(lambda: vocabularies.read(file, pattern))
+                backend, own = careful(lambda: vocabularies.read(file, pattern))
                 _refuse_holes(backend.get_vocab())
                 text, roles = backend.to_str(), roles or own
             elif pattern is not None:
@@ -178,20 +184,22 @@ class Tokenizer:
     def _encode(self, backend: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
         try:
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
-        except Exception as error:
+        except BaseException as error:
             raise self._refusal(texts, error) from None
 
     def token_spans(self, text: str) -> list[TokenSpan]:
         """How a text is cut. Tokens of one character that is spelled in bytes share its place."""
         try:
             encoding = self._backend.encode(text, add_special_tokens=False)
-        except Exception as error:
+        except BaseException as error:
             raise self._refusal([text], error) from None
         cut = zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
         return [TokenSpan(id, token, text[start:end], start, end) for id, token, (start, end) in cut]
 
-    def _refusal(self, texts: list[str], error: Exception) -> TokenizerError:
+    def _refusal(self, texts: list[str], error: BaseException) -> BaseException:
         """Why these texts cannot be encoded."""
+        if not isinstance(error, Exception):
+            return TokenizerError(f"the tokenizer fails on a text: {error}") if bounds.is_failure(error) else error
         try:
             for text in texts:
                 refuse_surrogates(text)
@@ -279,7 +287,9 @@ class Tokenizer:
             return (), ()
         try:
             encoding = self._trusting.encode("a")
-        except Exception:  # a word tokenizer without unk, which knows no such word
+        except BaseException as error:  # a word tokenizer without unk, which knows no such word
+            if not bounds.is_failure(error):
+                raise
             return (), ()
         beyond = next((id for id in encoding.ids if id >= self._vocab_size), None)
         if beyond is not None:
@@ -347,13 +357,3 @@ def _refuse_holes(vocab: Mapping[str, int]) -> None:
             f"not a tokenizer: the token {shown!r} has id {vocab[token]}, far beyond its {len(vocab)} tokens; "
             f"expected ids below {most}"
         )
-
-
-def _careful(make: Callable[[], T]) -> T:
-    """What `make` gives; a fault in the file, even one that makes the library panic, becomes one line."""
-    try:
-        return make()
-    except (TokenizerError, KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # the library's panics are no Exceptions
-        raise TokenizerError(f"not a tokenizer: {' '.join(str(error).split())}") from None

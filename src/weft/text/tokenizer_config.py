@@ -1,10 +1,12 @@
 """tokenizer_config.json, beside a tokenizer.json: special tokens by role, and a chat template."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from weft import untrusted
 from weft.errors import TokenizerError
 from weft.files import is_text, write_text
 from weft.text.config import ROLES, Role
@@ -26,12 +28,7 @@ def read(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
     text = read_text(folder / FILE)
     if text is None:
         return None, read_text(folder / "chat_template.jinja")
-    try:
-        settings = json.loads(text)
-    except RecursionError:
-        raise TokenizerError(f"{folder / FILE}: not valid JSON: nested too deeply") from None
-    except ValueError as error:
-        raise TokenizerError(f"{folder / FILE}: not valid JSON: {error}") from None
+    settings = untrusted.parse_json(text, str(folder / FILE), TokenizerError)
     if not isinstance(settings, dict):
         raise TokenizerError(f"{folder / FILE}: expected a JSON object")
     roles: dict[Role, str] = {}
@@ -56,11 +53,4 @@ def _template(value: object) -> str | None:
 
 def read_text(path: Path) -> str | None:
     """The text of a file, or None where there is none."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except UnicodeDecodeError:
-        raise TokenizerError(f"{path}: not a tokenizer: not UTF-8 text") from None
-    except OSError as error:
-        raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from None
+    return untrusted.read_text(path, TokenizerError) if os.path.lexists(path) else None

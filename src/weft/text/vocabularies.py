@@ -4,7 +4,6 @@ SentencePiece models and tiktoken's rank files have rooms of their own (`sentenc
 the two that are a list of tokens: BERT's vocab.txt, and GPT-2's vocab.json with merges.txt beside it.
 """
 
-import json
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -12,11 +11,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from weft.errors import TokenizerError
 from weft.text import sentencepiece, tiktoken
 from weft.text.config import Pattern, Role
+from weft.untrusted import parse_json, read_bytes, read_text
 
 # what a folder may hold instead of a tokenizer.json, in the order of preference
 FILES = ("tokenizer.model", "spiece.model", "spm.model", "vocab.json", "encoder.json", "vocab.txt")
 MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
-LARGEST = 2**28  # bytes; the largest vocabularies have some millions
 BERT_WORD = 100  # characters; BERT makes longer words unknown
 
 Found = tuple[Tokenizer, dict[Role, str] | None]  # None: customary names take their roles
@@ -50,7 +49,7 @@ def read(file: Path, pattern: Pattern | None = None) -> Found:
         file = file.parent / partner
     if file.name in MERGES:
         return _merged(file, file.parent / MERGES[file.name]), None
-    data = _bytes(file)
+    data = read_bytes(file, TokenizerError)
     if tiktoken.is_tiktoken(data):
         return tiktoken.to_tokenizer(data, pattern)
     if pattern is not None:
@@ -62,17 +61,6 @@ def read(file: Path, pattern: Pattern | None = None) -> Found:
     except UnicodeDecodeError:
         raise TokenizerError("not a tokenizer: neither a SentencePiece model, nor ranks, nor UTF-8 text") from None
     return _bert(text), None
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        if file.stat().st_size > LARGEST:
-            raise TokenizerError(f"not a tokenizer: {file.stat().st_size:,} bytes are more than any vocabulary has")
-        return file.read_bytes()
-    except FileNotFoundError:
-        raise TokenizerError(f"{file.name} is missing beside it") from None
-    except OSError as error:
-        raise TokenizerError(f"cannot be read: {error.strerror}") from None
 
 
 def _bert(text: str) -> Tokenizer:
@@ -98,11 +86,8 @@ def _bert(text: str) -> Tokenizer:
 
 def _merged(vocab_file: Path, merges_file: Path) -> Tokenizer:
     """GPT-2's pair: token → id as JSON, and a merge a line, in order."""
-    try:
-        vocab = json.loads(_bytes(vocab_file))
-        merges = _bytes(merges_file).decode("utf-8")
-    except ValueError as error:
-        raise TokenizerError(f"not valid JSON or UTF-8: {error}") from None
+    vocab = parse_json(read_text(vocab_file, TokenizerError), vocab_file.name, TokenizerError)
+    merges = read_text(merges_file, TokenizerError)
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if not ids or not all(type(id) is int and 0 <= id < 2**31 for id in ids) or len(set(ids)) < len(ids):
         raise TokenizerError("expected a JSON object that gives each token an id of its own")

@@ -1,0 +1,230 @@
+"""What a tokenizer.json from elsewhere may ask for, checked before the library sees it.
+
+A few lines can ask for gigabytes: steps that each make a text ten times as long, a frame of millions of tokens, a
+vocabulary whose search tree holds a node a letter. What is checked here bounds the text that comes of a text, and the
+memory that the tokenizer itself takes.
+"""
+
+import base64
+import binascii
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from os.path import commonprefix
+from typing import Any, TypeVar
+
+from tokenizers import Regex, normalizers
+
+from weft.errors import TokenizerError
+from weft.untrusted import LARGEST, parse_json, refuse_beyond
+
+STEPS = 512  # of preparing a text, or of putting it together again
+GROWTH = 64  # times as many bytes that a text may become; Unicode's own compositions make up to 11 of one
+FRAME = 256  # tokens around a text
+AFFIX = 256  # bytes that mark a piece's place in a word
+NODES = 4_000_000  # of the tree in which pieces are searched, some 350 bytes each; the largest have a million
+LETTERS = 8_000_000  # of a vocabulary whose merges are looked for, each place in each piece; the largest have 2 million
+WORD = 1_000  # characters of a word that WordPiece cuts: the work grows with the square
+COPIES = 16  # of a text that is tried, so that what is added at its ends counts little
+PROBES = [letter * 32 + "\x01" for letter in "a 1.\n"]  # on which an expression that takes for ever gives up
+SUBSEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
+
+Json = Mapping[str, Any]
+T = TypeVar("T")
+
+
+def check(text: str) -> None:
+    """Refuse a tokenizer.json that asks for too much. What is of a wrong type is left for the library to refuse."""
+    refuse_beyond(len(text), LARGEST, f"not a tokenizer: {len(text):,} characters", TokenizerError)
+    tree = parse_json(text, "not a tokenizer", TokenizerError)
+    if not isinstance(tree, dict):
+        raise TokenizerError("not a tokenizer: expected a JSON object")
+    for part in ("normalizer", "decoder"):
+        _check_growth(list(_steps(tree.get(part))), part)
+    for step in _steps(tree.get("post_processor")):
+        _check_frame(step)
+    if isinstance(tree.get("model"), dict):
+        _check_model(tree["model"])
+    added = tree.get("added_tokens")
+    check_pieces(_text(_get(each, "content")) for each in (added if isinstance(added, list) else ()))
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _size(value: Any) -> int:
+    return len(_text(value).encode("utf-8", "surrogatepass"))
+
+
+def _steps(part: Any) -> Iterator[Json]:
+    """The steps of a part, those inside sequences one by one."""
+    waiting, count = [part], 0
+    while waiting:
+        step = waiting.pop()
+        inside = next((step[key] for key in SUBSEQUENCES if isinstance(_get(step, key), list)), None)
+        if inside is not None:
+            waiting += reversed(inside)
+        elif isinstance(step, dict):
+            count += 1
+            refuse_beyond(count, STEPS, f"not a tokenizer: more than {STEPS} steps in one of its parts", TokenizerError)
+            yield step
+
+
+# ---- steps that make a text longer
+
+
+def _check_growth(steps: list[Json], part: str) -> None:
+    """First by what each step could do to what the one before made; if that is too much, by what they do."""
+    growth = 1.0
+    for step in steps:
+        growth = min(growth * _growth(step), 1e12)
+        refuse_beyond(_size(step.get("prepend")), AFFIX, f"not a tokenizer: its {part} prepends a text", TokenizerError)
+    if growth <= GROWTH:
+        return
+    made = [_replacement(step) for step in steps]
+    others = 1.0
+    for step, replaced in zip(steps, made, strict=True):
+        others = min(others * (1 if replaced else _growth(step)), 1e12)
+    worst = max((_grown(place, steps, made) for place, step in enumerate(made) if step), default=1.0)
+    refuse_beyond(others * worst, GROWTH, _too_long(part), TokenizerError)
+
+
+def _too_long(part: str) -> str:
+    return f"not a tokenizer: its {part} makes a text more than {GROWTH} times as long"
+
+
+def _growth(step: Json) -> float:
+    """How many bytes one byte of a text may become in a step."""
+    if "pattern" in step and "content" in step:  # a replacement, also in old files, which don't name the type
+        return max(1.0, _size(step["content"]) / _shortest(step) + (_get(step["pattern"], "Regex") is not None))
+    if "precompiled_charsmap" in step:
+        return max(1.0, _longest_replacement(step["precompiled_charsmap"]) / 2)
+    return 1.0
+
+
+def _shortest(step: Json) -> int:
+    """The bytes that a replacement takes the place of; an expression may match one, or none."""
+    return max(1, _size(_get(step.get("pattern"), "String")))
+
+
+def _replacement(step: Json) -> normalizers.Replace | None:
+    pattern = step.get("pattern")
+    if not isinstance(pattern, dict) or not isinstance(step.get("content"), str):
+        return None
+    plain, expression = pattern.get("String"), pattern.get("Regex")
+    try:
+        return normalizers.Replace(plain if isinstance(plain, str) else Regex(_text(expression)), step["content"])
+    except Exception as error:  # the expression is none
+        raise TokenizerError(f"not a tokenizer: {' '.join(str(error).split())}") from None
+
+
+def _grown(place: int, steps: list[Json], made: list[normalizers.Replace | None]) -> float:
+    """What the later steps make of the text that one puts in, in bytes for each byte that it takes out."""
+    text, shortest = COPIES * _text(steps[place].get("content")), COPIES * _shortest(steps[place])
+    for later in made[place + 1 :]:
+        if _size(text) > 16 * GROWTH * shortest:
+            break
+        text = text if later is None else later.normalize_str(text)
+    return _size(text) / shortest
+
+
+def _longest_replacement(charsmap: Any) -> int:
+    """Of SentencePiece's compiled table: the tree's size, the tree, then the replacements, each with a zero behind."""
+    try:
+        table = base64.b64decode(_text(charsmap), validate=False)
+    except (binascii.Error, ValueError):
+        return 0  # the library refuses it
+    return max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")), default=0)
+
+
+# ---- tokens around a text
+
+
+def _check_frame(step: Json) -> None:
+    """A template names special tokens, each of which stands for a list of ids, and the text, which comes once."""
+    named = step.get("special_tokens")
+    for form in ("single", "pair"):
+        pieces = step.get(form) if isinstance(step.get(form), list) else []
+        size = texts = 0
+        for piece in pieces or ():
+            texts += _get(piece, "Sequence") is not None
+            name = _get(_get(piece, "SpecialToken"), "id")
+            ids = _get(_get(named, name), "ids") if isinstance(name, str) else None
+            size += len(ids) if isinstance(ids, list) else 1
+        refuse_beyond(size, FRAME, f"not a tokenizer: its post_processor puts {size:,} tokens around", TokenizerError)
+        refuse_beyond(texts, 2, f"not a tokenizer: its post_processor repeats a text {texts} times", TokenizerError)
+
+
+# ---- the vocabulary
+
+
+def _check_model(model: Json) -> None:
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
+        refuse_beyond(_size(model.get(key)), AFFIX, f"not a tokenizer: model.{key} is long", TokenizerError)
+    longest = model.get("max_input_chars_per_word")
+    if isinstance(longest, int):
+        what = f"not a tokenizer: model.max_input_chars_per_word = {longest}"
+        refuse_beyond(longest, WORD, what, TokenizerError)
+    vocab = model.get("vocab")
+    if isinstance(vocab, list):  # of a unigram model; the others have no tree
+        check_pieces(_text(entry[0]) for entry in vocab if isinstance(entry, list) and entry)
+
+
+def check_pieces(pieces: Iterable[str]) -> None:
+    """Refuse pieces whose search tree, with a node for each byte that no other piece has in its place, is too large."""
+    spelled = [piece.encode("utf-8", "surrogatepass") for piece in pieces]
+    nodes = sum(map(len, spelled))
+    if nodes <= NODES:
+        return
+    spelled.sort()
+    nodes -= sum(len(commonprefix(pair)) for pair in pairwise(spelled))  # noqa: RUF071 — letters are meant
+    what = f"not a tokenizer: {len(spelled):,} pieces with {nodes:,} bytes to search in"
+    refuse_beyond(nodes, NODES, what, TokenizerError)
+
+
+def check_letters(pieces: Iterable[str | bytes]) -> None:
+    """Refuse pieces in which it would take minutes to look for merges."""
+    letters = sum(map(len, pieces))
+    refuse_beyond(letters, LETTERS, f"not a tokenizer: {letters:,} letters in its pieces", TokenizerError)
+
+
+# ---- the library's panics
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether the library failed: it panics where a regular expression takes too long, and panics are no Exceptions."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """While a file is read, keep what a panic prints from the terminal: the error that is raised says it."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no standard error
+        yield
+        return
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def careful(make: Callable[[], T]) -> T:
+    """What `make` gives; a fault in the file, even one that makes the library panic, becomes one line."""
+    try:
+        with quiet():
+            return make()
+    except (TokenizerError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library's panics are no Exceptions
+        raise TokenizerError(f"not a tokenizer: {' '.join(str(error).split())}") from None

@@ -1,0 +1,140 @@
+"""Files from elsewhere: every size in them is checked before it is used, and what they say is shown as plain text.
+
+How much a file may take has bounds. They are far above what is found in honest files; who trusts a larger one raises
+all of them with WEFT_LIMITS=4 in the environment (four times as much). That is no setting of a recipe, for recipes
+come from elsewhere too.
+"""
+
+import json
+import math
+import mmap
+import os
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+from weft.errors import ConfigError, InteropError, WeftError
+
+LIMITS = "WEFT_LIMITS"
+LARGEST = 1 << 26  # bytes of a file that is read whole: the largest tokenizers have half as many
+# what a terminal obeys instead of showing: controls other than tab and line ends, and marks that turn a text around
+CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
+
+
+def bound(usual: int) -> int:
+    """A bound on what a file from elsewhere may take, as many times the usual one as the person has set."""
+    given = os.environ.get(LIMITS) or "1"
+    try:
+        factor = float(given)
+    except ValueError:
+        factor = math.nan
+    if not 1 <= factor <= 1e6:
+        raise ConfigError(f"{LIMITS} = {given!r}: expected how many times the usual bounds to allow, 1 to 1000000")
+    return int(usual * factor)
+
+
+def refuse_beyond(size: float, usual: int, what: str, kind: type[WeftError] = InteropError) -> None:
+    """Refuse what is larger than its bound; `what` says what it is, and how large."""
+    if size > bound(usual):
+        factor = math.ceil(size / usual) if size < 1e6 * usual else "…"
+        raise kind(f"{what}; the bound is {bound(usual):,} ({LIMITS}={factor} raises it, for a file that you trust)")
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: what would move its cursor, colour it or turn it around is spelled out instead."""
+    return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def parse_json(text: str | bytes, what: str, kind: type[WeftError] = InteropError) -> Any:
+    """The value that JSON spells; `what` names it in an error."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise kind(f"{what}: not valid JSON: nested too deeply") from None
+    except ValueError as error:
+        raise kind(f"{what}: not valid JSON: {' '.join(str(error).split())}") from None
+
+
+def read_bytes(path: Path, kind: type[WeftError] = InteropError) -> bytes:
+    """The bytes of a small file. What is no file (a pipe would be waited for without end) is not opened."""
+    try:
+        if path.exists() and not path.is_file():
+            raise kind(f"{path}: cannot be read: not a file")
+        size = path.stat().st_size
+        refuse_beyond(size, LARGEST, f"{path}: {size:,} bytes are too many for a file that is read whole", kind)
+        with open(path, "rb") as file:
+            return file.read(size)
+    except FileNotFoundError:
+        raise kind(f"{path}: no such file") from None
+    except OSError as error:
+        raise kind(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path, kind: type[WeftError] = InteropError) -> str:
+    """The text of a small file."""
+    try:
+        return read_bytes(path, kind).decode("utf-8")
+    except UnicodeDecodeError:
+        raise kind(f"{path}: not UTF-8 text") from None
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file."""
+    return parse_json(read_text(path), str(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    tree = read_json(path)
+    if not isinstance(tree, dict):
+        raise InteropError(f"{path}: expected a JSON object")
+    return tree
+
+
+def mapped(path: Path) -> memoryview:
+    """A file's bytes, which stay on the disk until they are used."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+    except FileNotFoundError:
+        raise InteropError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise InteropError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+class Cursor:
+    """A place in a file that moves on as the file is read; `what` names for an error the thing that is being read."""
+
+    def __init__(self, path: Path, data: memoryview) -> None:
+        self.path, self.data, self.place = path, data, 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that follow."""
+        return len(self.data) - self.place
+
+    def refusal(self, reason: str) -> InteropError:
+        """The error about the file."""
+        return InteropError(f"{self.path}: {reason}")
+
+    def take(self, length: int, what: str) -> memoryview:
+        """The next `length` bytes."""
+        if length > self.left:
+            raise self.refusal(
+                f"truncated or damaged: {what} needs {length:,} bytes at byte {self.place:,}, {self.left:,} are left"
+            )
+        self.place += length
+        return self.data[self.place - length : self.place]
+
+    def number(self, form: str, what: str) -> Any:
+        """The next number, little-endian, by struct's letter."""
+        return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}"), what))[0]
+
+    def count(self, form: str, smallest: int, what: str) -> int:
+        """How many things follow, by struct's letter, each of `smallest` bytes at least."""
+        count = self.number(form, what)
+        if count * smallest > self.left:
+            raise self.refusal(f"truncated or damaged: {count:,} {what} do not fit into the {self.left:,} bytes left")
+        return count
