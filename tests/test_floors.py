@@ -26,7 +26,7 @@ FLOORS = {
 }  # fmt: skip
 # on one floor, in this direction
 ALLOWED = {("data", "text"), ("recipe", "explain"), ("compare", "api")}
-ALLOWED |= {(room, "errors") for room in ("config", "files", "untrusted")}
+ALLOWED |= {(room, "errors") for room in ("config", "files", "untrusted")} | {("progress", "untrusted")}
 
 
 def room(module: str) -> str:

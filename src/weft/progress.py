@@ -17,6 +17,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from weft.untrusted import printable
+
 Advance = Callable[[int], None]
 Log = Callable[[str], None]
 DRAWN = 0.1  # seconds between two drawings: what advances a million times a second need not be drawn so often
@@ -24,14 +26,14 @@ DRAWN = 0.1  # seconds between two drawings: what advances a million times a sec
 
 def log_to_stderr(line: str) -> None:
     """A message for a person, kept away from results on standard output."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 class Bar:
     """A bar that is drawn. Called with a number, it moves on by so many."""
 
     def __init__(self, progress: Progress, what: str, total: int | None):
-        self._progress, self._task = progress, progress.add_task(what, total=total, note="")
+        self._progress, self._task = progress, progress.add_task(printable(what), total=total, note="")
         self._waiting, self._drawn = 0, 0.0
 
     def __call__(self, done: int) -> None:
@@ -48,11 +50,11 @@ class Bar:
 
     def note(self, text: str) -> None:
         """Show a text beside the bar."""
-        self._progress.update(self._task, note=text)
+        self._progress.update(self._task, note=printable(text))
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""
-        self._progress.console.print(line, highlight=False, markup=False)
+        self._progress.console.print(printable(line), highlight=False, markup=False)
 
 
 @contextmanager
@@ -62,8 +64,8 @@ def drawn(what: str, total: int | None, unit: Literal["items", "bytes"] = "items
         yield None
         return
     sizes = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (TaskProgressColumn(show_speed=True),)
-    note = TextColumn("{task.fields[note]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), *sizes, note, TimeRemainingColumn())
+    note = TextColumn("{task.fields[note]}", markup=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *sizes, note, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield Bar(progress, what, total)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.terminal import echo, write
+
 if TYPE_CHECKING:
     from weft.api.run import Run
     from weft.cli.generate import CutShort
@@ -56,7 +58,7 @@ def chat(
     terminal = sys.stdin.isatty()
     if terminal:
         frame = "with its chat template" if conversation.templated else "going on with the text so far"
-        typer.echo(f"{loaded.path}, {frame}. /help lists what else there is.", err=True)
+        echo(f"{loaded.path}, {frame}. /help lists what else there is.", err=True)
     for line in _lines(terminal):
         if line.startswith("/"):
             if not _command(line, conversation):
@@ -72,7 +74,7 @@ def chat(
         except WeftError as error:
             if not terminal:
                 raise
-            typer.echo(f"weft: {error}", err=True)
+            echo(f"weft: {error}", err=True)
 
 
 def _lines(terminal: bool) -> Iterator[str]:
@@ -88,12 +90,12 @@ def _lines(terminal: bool) -> Iterator[str]:
             raise DataError(f"standard input, line {number}: not valid UTF-8: {error.reason}") from None
         except EOFError:
             if terminal:
-                typer.echo("")
+                echo("")
             return
         except KeyboardInterrupt:
             if not terminal:
                 raise
-            typer.echo("\n/quit leaves", err=True)
+            echo("\n/quit leaves", err=True)
             continue
         if line.strip():
             yield line
@@ -117,13 +119,13 @@ def _command(line: str, conversation: "Conversation") -> bool:
         case "/quit":
             return False
         case "/help":
-            typer.echo(HELP, err=True)
+            echo(HELP, err=True)
         case "/reset":
             conversation.reset()
         case "/system":
             conversation.system = rest.strip() or None
         case _:
-            typer.echo(f"{word}: {suggestion(word, ['/help', '/reset', '/system', '/quit'])}", err=True)
+            echo(f"{word}: {suggestion(word, ['/help', '/reset', '/system', '/quit'])}", err=True)
     return True
 
 
@@ -135,12 +137,10 @@ def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampl
     try:
         for chunk in generate(run.model, [conversation.prompt(line)], settings):
             reply += chunk.text
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
+            write(chunk.text)
             if chunk.finish is not None:
                 cut.look(reply, chunk.tokens, chunk.finish)
     except KeyboardInterrupt:
-        typer.echo(" …", nl=False)
+        echo(" …", nl=False)
     conversation.add(line, reply)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    write("\n")

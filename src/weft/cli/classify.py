@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from weft.cli import options
+from weft.cli.terminal import echo
 
 
 def classify(
@@ -31,4 +32,4 @@ def classify(
 
     loaded = load(run)
     for prediction in loaded.objective.predictions(loaded.model, file, column, second):
-        typer.echo(record(prediction.record) if as_json else prediction.line)
+        echo(record(prediction.record) if as_json else prediction.line)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import typer
 
+from weft.cli.terminal import shown
+
 
 def show(
     header: Sequence[str],
@@ -19,10 +21,11 @@ def show(
 
     Columns numbered in `text` stand to the left, all others to the right.
     """
+    header, rows = [shown(each) for each in header], [[shown(each) for each in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if title:
-        typer.secho(title, bold=True)
+        typer.secho(shown(title), bold=True)
     for number, row in enumerate([header, *rows]):
         if not any(row):
             continue
@@ -35,5 +38,5 @@ def show(
             line = line[: terminal - 1] + "…"
         typer.secho(line, dim=True if number == 0 else None)
     for remark in remarks:
-        for line in textwrap.wrap(remark, width=max(20, min(terminal or 120, 120))):
+        for line in textwrap.wrap(shown(remark), width=max(20, min(terminal or 120, 120))):
             typer.secho(line, dim=True)

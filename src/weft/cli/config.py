@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from weft.cli import options
+from weft.cli.terminal import echo
 
 app = typer.Typer(help="Show a recipe in full, or the schema of recipes.", no_args_is_help=True)
 
@@ -18,7 +19,7 @@ def show(
     from weft.config import to_toml
     from weft.recipe.resolve import resolve
 
-    typer.echo(to_toml(resolve(recipe, changes or [])), nl=False)
+    echo(to_toml(resolve(recipe, changes or [])), nl=False)
 
 
 @app.command()
@@ -29,4 +30,4 @@ def schema() -> None:
     from weft.config import json_schema
     from weft.recipe.config import Recipe
 
-    typer.echo(json.dumps(json_schema(Recipe), indent=2))
+    echo(json.dumps(json_schema(Recipe), indent=2))

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.terminal import echo
+
 
 def embed(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
@@ -46,7 +48,7 @@ def embed(
     lines = (json.dumps({"text": text, "vector": vector}, ensure_ascii=False) for text, vector in pairs)
     if out is None:
         for line in lines:
-            typer.echo(line)
+            echo(line)
         return
     try:
         with replacing(out) as stream:
@@ -56,4 +58,4 @@ def embed(
                 stream.writelines(f"{line}\n".encode() for line in lines)
     except OSError as error:
         raise DataError(f"{out}: cannot be written: {error.strerror}") from None
-    typer.echo(f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers", err=True)
+    echo(f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers", err=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli import columns, options
+from weft.cli.terminal import echo
 
 
 def evaluate(
@@ -72,7 +73,7 @@ def evaluate(
         from weft.runs.folder import record
 
         smaller = {key: value for key, value in measured.get(quantize or "", {}).items() if isinstance(value, float)}
-        typer.echo(record(metrics if quantize is None else {**metrics, quantize: smaller}))
+        echo(record(metrics if quantize is None else {**metrics, quantize: smaller}))
         return
     _show(measured)
 
@@ -109,7 +110,7 @@ def _show(measured: dict[str, dict[str, Any]]) -> None:
     filled = [[*row[:-1], *[""] * (len(names) - len(row)), row[-1]] for row in rows]
     columns.show(names, filled, text=(0, len(names) - 1))
     if "matrix" in first:
-        typer.echo()
+        echo()
         counts = [
             (label, *(f"{n:,}" for n in row)) for label, row in zip(first["labels"], first["matrix"], strict=True)
         ]

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from weft.cli import options
+from weft.cli.terminal import echo
 
 
 def export(
@@ -26,4 +27,4 @@ def export(
     """
     from weft.api.export_model import export_model
 
-    typer.echo(export_model(run, to, dest, dtype=dtype))
+    echo(export_model(run, to, dest, dtype=dtype))

@@ -1,12 +1,13 @@
 """`weft generate`: let a trained model write."""
 
 import json
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from weft.cli.terminal import echo, write
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -195,7 +196,7 @@ def generate(
             for each in json.loads(line)["completions"]:
                 cut.look(each["text"], each["tokens"], each["finish"])
             if out is None:
-                typer.echo(line)
+                echo(line)
     else:
         texts = loaded.candidates(prompts, settings, n=n, pattern=pattern)[0]
         for each in texts:
@@ -223,12 +224,10 @@ class CutShort:
         """Write to stderr what was cut short, if anything was."""
         if self.full:
             which = "" if self.seen == 1 else f"{self.full} of {self.seen} texts "
-            typer.echo(f"weft: {which}stopped at the model's {self.window} positions, before --max-tokens", err=True)
+            echo(f"weft: {which}stopped at the model's {self.window} positions, before --max-tokens", err=True)
         if self.unmatched:
             which = "the text ends" if self.seen == 1 else f"{self.unmatched} of {self.seen} texts end"
-            typer.echo(
-                f"weft: {which} before matching the pattern; a larger --max-tokens gives it more tokens", err=True
-            )
+            echo(f"weft: {which} before matching the pattern; a larger --max-tokens gives it more tokens", err=True)
 
 
 def check_writes(run: "Run") -> None:
@@ -336,24 +335,22 @@ def _stream(
     smaller = None if draft is None else load(draft)
     stream = run.write(prompt, settings, pattern=pattern, draft=smaller, lookup=lookup)
     first = next(stream, None)  # what can't be done is refused before anything is shown
-    sys.stdout.write(prompt)
+    write(prompt)
     text = ""
     for chunk in stream if first is None else chain([first], stream):
         text += chunk.text
-        sys.stdout.write(chunk.text)
-        sys.stdout.flush()
+        write(chunk.text)
         if chunk.finish is not None:
             cut.look(text, chunk.tokens, chunk.finish)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    write("\n")
 
 
 def _show(prompt: str, texts: "list[Completion]") -> None:
     """Texts one below the other, with a line between them; tokens and their probabilities as a table."""
     for place, completion in enumerate(texts):
         if place:
-            typer.echo("---")
-        typer.echo(prompt + completion.text)
+            echo("---")
+        echo(prompt + completion.text)
         if completion.scored:
             _table(completion)
 

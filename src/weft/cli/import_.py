@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.terminal import echo
+
 
 def import_(
     source: Annotated[
@@ -26,6 +28,6 @@ def import_(
 
     folder, bundle = import_model(source, run, tokenizer=tokenizer)
     assert bundle.tokenizer is not None
-    typer.echo(f"{folder.path}: from {bundle.origin}")
+    echo(f"{folder.path}: from {bundle.origin}")
     parameters = count(bundle.model).parameters
-    typer.echo(f"{parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens, {bundle.model.kind}")
+    echo(f"{parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens, {bundle.model.kind}")

@@ -13,6 +13,7 @@ import typer
 
 from weft import __version__
 from weft.cli import config
+from weft.untrusted import printable
 
 app = typer.Typer(
     name="weft",
@@ -117,7 +118,7 @@ def _failed(error: Exception, command: str) -> int:
     if line is None or os.environ.get("WEFT_DEBUG"):
         raise error
     if line:
-        print(f"weft: {line}", file=sys.stderr)
+        print(f"weft: {printable(line)}", file=sys.stderr)
     return 2
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import columns, options
+from weft.cli.terminal import echo
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -52,7 +53,7 @@ def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
     found = nearest_words(run.model, run.tokenizer, word, top)
     if as_json:
         listed = [{"text": near.text, "id": near.id, "cosine": round(near.cosine, 6)} for near in found]
-        typer.echo(record({"word": word, "neighbours": listed}))
+        echo(record({"word": word, "neighbours": listed}))
         return
     columns.show(("nearest to " + word, "cosine"), [(near.text, f"{near.cosine:.4f}") for near in found])
 
@@ -65,11 +66,11 @@ def _in_sentences(run: "Run", word: str, sentences: list[str], top: int, as_json
     for place, found in context.nearest(word, top):
         if as_json:
             listed = [{**there._asdict(), "cosine": round(cosine, 6)} for there, cosine in found]
-            typer.echo(record({**place._asdict(), "neighbours": listed}))
+            echo(record({**place._asdict(), "neighbours": listed}))
             continue
         rows = [(there.text, f"{cosine:.4f}", _marked(sentences, there)) for there, cosine in found]
         columns.show(("word", "cosine", "where"), rows, text=(0, 2), title=_marked(sentences, place))
-        typer.echo()
+        echo()
 
 
 def _marked(sentences: list[str], place: tuple[int, int, int, str]) -> str:
@@ -87,9 +88,9 @@ def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
 
     found = similarity(read_pairs(str(pairs)), lambda word: word_vector(run.model, run.tokenizer, word))
     if as_json:
-        typer.echo(record(asdict(found)))
+        echo(record(asdict(found)))
         return
-    typer.echo(f"Spearman {found.spearman:.4f}, Pearson {found.pearson:.4f} over {found.pairs} pairs")
+    echo(f"Spearman {found.spearman:.4f}, Pearson {found.pearson:.4f} over {found.pairs} pairs")
     if found.missing:
         shown = ", ".join(found.missing[:8]) + (", …" if len(found.missing) > 8 else "")
-        typer.echo(f"{found.left_out} pairs left out: {len(found.missing)} words have no vector ({shown})")
+        echo(f"{found.left_out} pairs left out: {len(found.missing)} words have no vector ({shown})")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from weft.cli import columns
+from weft.cli.terminal import echo
 
 
 def presets(
@@ -22,7 +23,7 @@ def presets(
     from weft.explain.units import short
 
     if as_json:
-        typer.echo(json.dumps([row._asdict() for row in rows()], ensure_ascii=False, indent=2))
+        echo(json.dumps([row._asdict() for row in rows()], ensure_ascii=False, indent=2))
         return
     columns.show(
         ("preset", "kind", "params", "layers × d (heads)", "context", "FLOPs/tok", "from"),
@@ -40,7 +41,7 @@ def presets(
         ],
         text=(0, 1, 6),
     )
-    typer.echo("")
+    echo("")
     columns.show(("recipe", "what it learns", "data"), _recipes(), text=(0, 1, 2))
 
 

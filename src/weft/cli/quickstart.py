@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.terminal import echo, shown
+
 RUN = Path("runs/quickstart")
 
 
@@ -25,11 +27,11 @@ def quickstart(
     from weft.cli.train import summarise
 
     folder = run or api.free_folder(RUN)
-    done = api.train("quickstart", run=folder, changes=changes or [], log=lambda line: typer.echo(line, err=True))
+    done = api.train("quickstart", run=folder, changes=changes or [], log=lambda line: echo(line, err=True))
     console = Console(highlight=False)
     console.print("\n[bold]three texts it made up[/bold]")
     for number, sample in enumerate(done.results()["samples"], 1):
-        console.print(Text(f"{number}  " + "\n   ".join(sample.strip().splitlines())))
+        console.print(Text(shown(f"{number}  " + "\n   ".join(sample.strip().splitlines()))))
     console.print()
     summarise(done)
     console.print("\nyour own text:  weft train gpt-tiny --data book.txt")

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.terminal import echo
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -48,13 +50,13 @@ def tokenize(
         from json import dumps
 
         listed = [span._asdict() for span in spans]
-        print(dumps({**counts, "bytes_per_token": round(ratio, 4), "pieces": listed}, ensure_ascii=False))
+        echo(dumps({**counts, "bytes_per_token": round(ratio, 4), "pieces": listed}, ensure_ascii=False))
     elif console.is_terminal:
         _show(console, spans, faces, ids)
         console.print(f"{counts_text}, {ratio:.2f} bytes per token", style="dim", highlight=False)
     else:
         for span, face in zip(spans, faces, strict=True):
-            print(f"{span.id}\t{face!r}")
+            echo(f"{span.id}\t{face!r}")
 
 
 def _subject(text: str) -> str:
@@ -136,8 +138,7 @@ def _show(console: "Console", spans: "list[TokenSpan]", faces: list[str], ids: b
     backgrounds = ("black on bright_cyan", "black on bright_yellow")
     shown = Text()
     for place, (span, face) in enumerate(zip(spans, faces, strict=True)):
-        # what does not print could steer the terminal
-        seen = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in face)
+        seen = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in face)  # tabs are shown, too
         *lines, rest = seen.split("\n")
         for line in lines:
             shown.append(line + "⏎", backgrounds[place % 2]).append("\n")

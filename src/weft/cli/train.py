@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import columns
+from weft.cli.terminal import echo
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -84,10 +85,10 @@ def summarise(run: "Run") -> None:
     ]
     if shown:
         columns.show(("on data it never saw", ""), shown)
-    typer.echo(f"\nreport    {run.path / 'report.html'}")
-    typer.echo(f"use       {run.objective.usage.format(run=run.path)}")
-    typer.echo(f"evaluate  weft evaluate {run.path}")
+    echo(f"\nreport    {run.path / 'report.html'}")
+    echo(f"use       {run.objective.usage.format(run=run.path)}")
+    echo(f"evaluate  weft evaluate {run.path}")
 
 
 def _log(line: str) -> None:
-    typer.echo(line, err=True)
+    echo(line, err=True)

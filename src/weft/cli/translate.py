@@ -1,10 +1,11 @@
 """`weft translate`: a line from every line."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from weft.cli.terminal import write
 
 
 def translate(
@@ -47,7 +48,7 @@ def translate(
         written = loaded.translate(read, settings, progress=advance)
     text = "".join(line.replace("\n", " ") + "\n" for line in written)
     if out is None:
-        sys.stdout.write(text)
+        write(text)
         return
     try:
         write_text(out, text)

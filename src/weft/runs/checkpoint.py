@@ -57,14 +57,18 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def standing(folder: Path) -> list[Path]:
     """Those, and what an interruption saved; oldest first."""
-    found = [p for p in folder.glob("*-*") if _NAME.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
+    found = [p for p in folder.glob("*-*") if _NAME.fullmatch(p.name) and p.is_dir()]
+    linked = next((path for path in found if path.is_symlink()), None)
+    if linked is not None:
+        raise RunError(f"{linked}: a link, where weft keeps a checkpoint; put the folder itself in its place")
     return sorted(found, key=step_of)
 
 
 def step_of(path: Path) -> int:
     """The step in a checkpoint's name."""
     match = _NAME.fullmatch(path.resolve().name)
-    assert match, path
+    if match is None:
+        raise RunError(f"{path}: not a checkpoint; expected a folder called {checkpoint_name(0)} or the like")
     return int(match[2])
 
 

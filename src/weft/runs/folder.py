@@ -153,6 +153,7 @@ def _clear(run: RunFolder, folder_too: bool) -> None:
 def held(run: RunFolder) -> Iterator[None]:
     """Keep other processes from writing to a run. One that is killed lets go of it; what it left is swept away."""
     lock = run.path / LOCK
+    _refuse_links(run)
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(lock))
@@ -167,6 +168,22 @@ def held(run: RunFolder) -> Iterator[None]:
             for folder in (run.path, run.checkpoints):
                 sweep(folder)
         yield
+
+
+def _refuse_links(run: RunFolder) -> None:
+    """A run may come from elsewhere: what is written to it must not land outside it, nor be removed there.
+
+    Only `latest` and `best` are links, to checkpoints beside them.
+    """
+    for folder in (run.path, run.checkpoints, run.data):
+        for entry in os.scandir(folder) if folder.is_dir() else ():
+            if entry.is_symlink() and not (
+                folder == run.checkpoints and os.path.dirname(os.readlink(entry.path)) == ""
+            ):
+                raise RunError(
+                    f"{entry.path}: a link, through which weft would write outside the run; "
+                    "put what it points to in its place"
+                )
 
 
 @contextmanager
