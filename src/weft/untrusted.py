@@ -56,11 +56,16 @@ def parse_json(text: str | bytes, what: str, kind: type[WeftError] = InteropErro
         raise kind(f"{what}: not valid JSON: {' '.join(str(error).split())}") from None
 
 
+def _check_file(path: Path, kind: type[WeftError] = InteropError) -> None:
+    """Refuse what is no file: a pipe would be waited for without end."""
+    if path.exists() and not path.is_file():
+        raise kind(f"{path}: cannot be read: not a file")
+
+
 def read_bytes(path: Path, kind: type[WeftError] = InteropError) -> bytes:
-    """The bytes of a small file. What is no file (a pipe would be waited for without end) is not opened."""
+    """The bytes of a small file."""
+    _check_file(path, kind)
     try:
-        if path.exists() and not path.is_file():
-            raise kind(f"{path}: cannot be read: not a file")
         size = path.stat().st_size
         refuse_beyond(size, LARGEST, f"{path}: {size:,} bytes are too many for a file that is read whole", kind)
         with open(path, "rb") as file:
@@ -94,6 +99,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def mapped(path: Path) -> memoryview:
     """A file's bytes, which stay on the disk until they are used."""
+    _check_file(path)
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

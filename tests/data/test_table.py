@@ -1,16 +1,19 @@
 import contextlib
 import gzip
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.data import rows as rows_module
+from weft.data import streams
 from weft.data.config import FilesSplit, HashSplit, NoSplit, TailSplit
 from weft.data.split import split_rows
 from weft.data.table import Kind, Row, RowSource, Skipped, read_rows
@@ -252,3 +255,64 @@ def test_too_few_rows_to_split(tmp_path: Path) -> None:
         list(split_rows(RowSource([name], {"text": "text"}), HashSplit()))
     with pytest.raises(DataError, match=r"validation\.bytes = 99: the rows have 1 bytes"):
         list(split_rows(RowSource([name], {"text": "text"}), TailSplit(bytes=99)))
+
+
+# ---- files that are small and hold much
+
+
+def dictionary(path: Path, text: str, rows: int, listed: bool = False) -> str:
+    """A Parquet file that holds a text once and refers to it from every row, or again and again from one."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), pyarrow.array([text]))
+    if listed:
+        column = pyarrow.ListArray.from_arrays(pyarrow.array([0, rows], pyarrow.int32()), column)
+    parquet.write_table(pyarrow.table({"text": column}), path, compression="zstd", store_schema=not listed)
+    return str(path)
+
+
+def test_a_text_in_every_row_of_a_parquet_file_is_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "AT_ONCE", 1 << 20)
+    name = dictionary(tmp_path / "a.parquet", "a" * 1_000_000, 200)
+    tracemalloc.start()
+    rows = read_rows(RowSource([name], {"text": "text"}))
+    assert sum(len(row.values["text"]) for row in rows) == 200_000_000
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000  # Python's own; Arrow holds the text once
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_parquet_file_that_holds_gigabytes_is_refused(listed: bool, tmp_path: Path) -> None:
+    name = dictionary(tmp_path / "a.parquet", "a" * 5_000_000, 256, listed)
+    assert Path(name).stat().st_size < 10_000
+    with pytest.raises(DataError, match=r"bytes become more than 1,024 MiB when they are unpacked; .*WEFT_LIMITS=2"):
+        list(read_rows(RowSource([name], {"text": "words" if listed else "text"})))
+
+
+@pytest.mark.parametrize("suffix", [".parquet.gz", ".jsonl.gz", ".txt.zst"])
+def test_a_packed_file_that_holds_too_much_is_refused(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "UNPACKED", 1 << 22)
+    packed = gzip.compress if suffix.endswith("gz") else zstandard.ZstdCompressor().compress
+    name = put(tmp_path / f"a{suffix}", packed((b'"' + b"a" * 65533 + b'"\n') * 128))
+    with pytest.raises(DataError, match=r"its [\d,]+ bytes become more than 4 MiB when they are unpacked; the bound"):
+        values(name, columns={"text": "text"})
+    monkeypatch.setenv("WEFT_LIMITS", "100")
+    if suffix == ".txt.zst":
+        assert len(values(name, columns={"text": "text"})) == 128
+
+
+@pytest.mark.parametrize("row", ["[" * 100_000, '{"text": ' * 100_000, '{"text": ' + "1" * 10_000 + "}"])
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_json_that_breaks_its_reader_is_one_line(row: str, suffix: str, tmp_path: Path) -> None:
+    name = put(tmp_path / f"a.{suffix}", row + "\n")
+    with pytest.raises(DataError, match="valid JSON") as caught:
+        values(name, columns={"text": "text"})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("column", ["number", "label", "text"])
+def test_numbers_of_any_length_are_one_line(column: Kind, tmp_path: Path) -> None:
+    name = put(tmp_path / "a.csv", f"x\n{'9' * 5000}\n")
+    with contextlib.suppress(DataError):
+        values(name, columns={"x": column})

@@ -442,3 +442,21 @@ def test_one_line_for_bad_vocabularies(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(InteropError, match="not valid JSON"):
         ctranslate2.read(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["unk_token", "eos_token", "bos_token", "decoder_start_token"])
+@pytest.mark.parametrize("value", [7, ["<unk>"], {"content": "<unk>"}, True])
+def test_a_token_that_is_no_text_is_one_line(key: str, value: Any, tmp_path: Path) -> None:
+    data = binary(*variables(made(MODELS["marian"])))
+    with pytest.raises(InteropError, match=rf"config\.json: {key} = .*: expected a token, as text$"):
+        ctranslate2.read(folder(tmp_path / "m", data, **{key: value}))
+
+
+@pytest.mark.parametrize("name", ["config.json", "shared_vocabulary.json"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 10_000])
+def test_deep_json_is_one_line(name: str, text: str, tmp_path: Path) -> None:
+    place = folder(tmp_path / "m", binary(*variables(made(MODELS["marian"]))))
+    (place / name).write_text(text)
+    with pytest.raises(InteropError, match=f"{name}: not valid JSON: ") as caught:
+        ctranslate2.read(place)
+    assert "\n" not in str(caught.value)

@@ -1,6 +1,7 @@
 """nanoGPT's checkpoints: its model written out here as its authors describe it, and files that must not be trusted."""
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,76 @@ def test_arguments_that_are_tensors(key: str, tmp_path: Path) -> None:
     with pytest.raises(InteropError, match=f"model_args.{key} = 'Tensor': expected") as caught:
         nanogpt.read(tmp_path / "ckpt.pt")
     assert "\n" not in str(caught.value)
+
+
+# ---- files that are made to be read wrong, or to take too much
+
+
+def repacked(source: Path, target: Path, compression: int, **changes: bytes) -> None:
+    """The archive again, written by another program."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", compression) as new:
+        for entry in old.infolist():
+            name = entry.filename.rpartition("/")[2].replace(".", "_")
+            new.writestr(entry.filename, changes.get(name, old.read(entry)))
+
+
+def test_compressed_parts_are_refused_rather_than_read_as_they_are(tmp_path: Path) -> None:
+    torch.save(checkpoint(their_model(True), True), tmp_path / "whole.pt")
+    repacked(tmp_path / "whole.pt", tmp_path / "ckpt.pt", zipfile.ZIP_DEFLATED)
+    with pytest.raises(InteropError, match="its parts are compressed, as torch never writes them"):
+        nanogpt.read(tmp_path / "ckpt.pt")
+    repacked(tmp_path / "whole.pt", tmp_path / "ckpt.pt", zipfile.ZIP_STORED)
+    found, whole = (nanogpt.read(tmp_path / name).weights["embedding.weight"]() for name in ("ckpt.pt", "whole.pt"))
+    assert torch.equal(found, whole)
+
+
+def nested_key() -> bytes:
+    """A program of 300 bytes whose table has a key that takes for ever to hash."""
+    code = b"\x80\x02}(" + b"X\x05\x00\x00\x00model" + b"}" + b")"
+    for _ in range(60):
+        code += b"q\x00h\x00\x86"  # a pair of itself and itself
+    return code + b"K\x01su."
+
+
+def fetched(module: str, name: str, argument: bytes) -> bytes:
+    return b"\x80\x02}X\x05\x00\x00\x00model" + f"c{module}\n{name}\n".encode() + argument + b"\x85Rs."
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (b"\x80\x02}" + b"0}" * 2**20 + b".", "data.pkl has 2,097,156 bytes; the bound is 2,097,152 .WEFT_LIMITS=2"),
+        (nested_key(), "not a nanoGPT checkpoint, or truncated"),
+        (fetched("builtins", "bytearray", b"\x8a\x05\x00\x00\x00\x00\x10"), "refused: it holds more than tensors"),
+        (fetched("os", "system", b"X\x04\x00\x00\x00true"), "refused: it holds more than tensors"),
+        (fetched("torch", "zeros", b"\x8a\x05\x00\x00\x00\x00\x10"), "it has no 'model_args'"),
+        (b"\x80\x02r\xff\xff\xff\xff.", "not a nanoGPT checkpoint, or truncated"),
+        (b"\x80\x02(((((t.", "not a nanoGPT checkpoint"),
+        (b"", "not a nanoGPT checkpoint, or truncated"),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_programs_that_torch_does_not_write(program: bytes, message: str, tmp_path: Path) -> None:
+    torch.save(checkpoint(their_model(True), True), tmp_path / "whole.pt")
+    repacked(tmp_path / "whole.pt", tmp_path / "ckpt.pt", zipfile.ZIP_STORED, data_pkl=program)
+    with pytest.raises(InteropError, match=message) as caught:
+        nanogpt.read(tmp_path / "ckpt.pt")
+    assert "\n" not in str(caught.value)
+
+
+def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
+    torch.save(checkpoint(their_model(True), True), tmp_path / "whole.pt")
+    data = bytearray((tmp_path / "whole.pt").read_bytes())
+    place = data.rfind(b"PK\x01\x02")
+    while place >= 0:  # every entry of the directory now claims nearly all of the file
+        data[place + 20 : place + 28] = (len(data) - 4096).to_bytes(4, "little") * 2
+        place = data.rfind(b"PK\x01\x02", 0, place)
+    (tmp_path / "ckpt.pt").write_bytes(data)
+    with pytest.raises(InteropError, match="its parts overlap"):
+        nanogpt.read(tmp_path / "ckpt.pt")
+
+
+def test_weights_may_be_written_to(tmp_path: Path) -> None:
+    torch.save(checkpoint(their_model(True), True), tmp_path / "ckpt.pt")
+    nanogpt.read(tmp_path / "ckpt.pt").weights["embedding.weight"]().zero_()
+    assert nanogpt.read(tmp_path / "ckpt.pt").weights["embedding.weight"]().abs().sum() > 0

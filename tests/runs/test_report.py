@@ -114,3 +114,17 @@ def test_a_single_value_is_drawn() -> None:
 def test_lines_that_are_damaged_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_bytes(b'{"event": "start"}\n\xff\xfe\n[1]\n3\n{"event": "\xff"}\n{"ev')
     assert [line["event"] for line in read_lines(tmp_path / "events.jsonl")] == ["start", "\ufffd"]
+
+
+def test_whatever_a_run_from_elsewhere_says_is_text(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
+    result = train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
+    evil = "<img src=x onerror=alert(1)>\"'&"
+    run = result.run
+    run.event("start", time=evil, device=evil, command=evil, corpus=[evil], weft=evil, choices=[[evil, evil]])
+    run.event("rollback", step=3, to=1, since=evil, rate=0.5, tries=1, abandoned=[])
+    run.event("discarded", steps=[evil])
+    run.event("samples", step=evil, texts=[evil, evil])
+    run.event("result", samples=[evil], labels=[evil], matrix=[[1]])
+    html = write_report(run).read_text()
+    assert "<img" not in html
+    assert html.count("&lt;img src=x onerror=alert(1)&gt;&#34;&#39;&amp;") >= 10

@@ -6,6 +6,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import json
 import resource
+import signal
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 
 from weft.errors import TokenizerError
+from weft.text import template as templates
 from weft.text.config import Byte
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -164,6 +168,12 @@ NESTED = """{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}
         NESTED + "{{ ns.a in [ns.b] }}",
         NESTED + "{{ [ns.a, ns.b] | sort }}",
         NESTED + "{{ [ns.b].count(ns.a) }}",
+        NESTED + "{{ ns.a }}",
+        NESTED + "{{ ns.a | tojson }}",
+        NESTED + "{{ '{}'.format(ns.a) }}",
+        NESTED + "{{ [ns.a, ns.b] | unique | list }}",
+        NESTED + "{{ [[ns.a], [ns.b]] | groupby(0) | list }}",
+        NESTED + "{{ ns.a is eq ns.b }}",
         NESTED.replace("[", "(").replace("]", ",)") + "{{ {ns.a: 1} }}",
         NESTED.replace("[ns.a, ns.a]", "dict(x=ns.a, y=ns.a)").replace("[ns.b, ns.b]", "dict(x=ns.b, y=ns.b)")
         + "{{ ns.a == ns.b }}",
@@ -180,6 +190,17 @@ def test_what_fails_or_never_ends_is_one_line(plain: Tokenizer, template: str) -
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert after.ru_utime - before.ru_utime < 5
     assert after.ru_maxrss - before.ru_maxrss < 300_000  # KiB
+
+
+def test_ctrl_c_ends_a_template(plain: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "STEPS", 10**12)
+    chatty = with_template(plain, MANY.replace("WHAT", "{% set y = 1 %}"))
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        chatty.chat([])
+    assert time.monotonic() - begin < 5
 
 
 def test_the_reason_is_given(plain: Tokenizer) -> None:

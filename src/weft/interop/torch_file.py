@@ -86,12 +86,12 @@ def _zipped(path: Path, data: memoryview) -> Any:
     packed = next((entry for entry in entries.values() if entry.compress_type or entry.flag_bits & 1), None)
     if packed is not None:
         raise InteropError("its parts are compressed, as torch never writes them; save it again with torch.save")
+    if sum(entry.file_size for entry in entries.values()) > len(data):
+        raise InteropError("its parts overlap")
     (name,) = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
     folder = name.removesuffix("data.pkl")
     if f"{folder}byteorder" in entries and bytes(_entry(entries[f"{folder}byteorder"], data)) != b"little":
         raise InteropError("its numbers are big-endian; save it again on another machine")
-    if sum(entry.file_size for entry in entries.values()) > len(data):
-        raise InteropError("its parts overlap")
     refuse_beyond(entries[name].file_size, LARGEST, f"its {name} has {entries[name].file_size:,} bytes")
     storages: dict[str, Tensor] = {}
 
