@@ -17,6 +17,7 @@ from typing import Any
 from weft.errors import ConfigError, InteropError, WeftError
 
 LIMITS = "WEFT_LIMITS"
+MOST = 1_000_000  # times the usual bounds
 LARGEST = 1 << 26  # bytes of a file that is read whole: the largest tokenizers have half as many
 # what a terminal obeys instead of showing: controls other than tab and line ends, and marks that turn a text around
 CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
@@ -29,16 +30,17 @@ def bound(usual: int) -> int:
         factor = float(given)
     except ValueError:
         factor = math.nan
-    if not 1 <= factor <= 1e6:
-        raise ConfigError(f"{LIMITS} = {given!r}: expected how many times the usual bounds to allow, 1 to 1000000")
+    if not 1 <= factor <= MOST:
+        raise ConfigError(f"{LIMITS} = {given!r}: expected how many times the usual bounds to allow, 1 to {MOST:,}")
     return int(usual * factor)
 
 
 def refuse_beyond(size: float, usual: int, what: str, kind: type[WeftError] = InteropError) -> None:
     """Refuse what is larger than its bound; `what` says what it is, and how large."""
     if size > bound(usual):
-        factor = math.ceil(size / usual) if size < 1e6 * usual else "…"
-        raise kind(f"{what}; the bound is {bound(usual):,} ({LIMITS}={factor} raises it, for a file that you trust)")
+        factor = math.ceil(size / usual)
+        hint = f" ({LIMITS}={factor} raises it, for a file that you trust)" if factor <= MOST else ""
+        raise kind(f"{what}; the bound is {bound(usual):,}{hint}")
 
 
 def printable(text: str) -> str:

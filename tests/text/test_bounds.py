@@ -1,6 +1,7 @@
 """Tokenizers that ask for gigabytes or for ever are refused in one line; those that are merely unusual are read."""
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -86,12 +87,14 @@ def test_what_asks_for_too_much_is_refused(name: str, capfd: pytest.CaptureFixtu
     assert capfd.readouterr().err == ""  # a panic prints, but not here
 
 
-def test_a_regular_expression_that_fails_on_a_text_is_one_line() -> None:
+def test_a_regular_expression_that_fails_on_a_text_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     tokenizer = Tokenizer.from_json(written(pre_tokenizer=split("(b+)+$")))
     assert tokenizer.encode("a") == [1]
     for use in (tokenizer.encode, tokenizer.token_spans):
         with pytest.raises(TokenizerError, match="the tokenizer fails on a text: Onig: Regex search error"):
             use("b" * 40 + "c")
+    os.write(2, b"heard")
+    assert capfd.readouterr().err == "heard"
 
 
 def test_many_steps_that_do_not_build_on_each_other_are_fine() -> None:

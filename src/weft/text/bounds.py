@@ -9,9 +9,9 @@ import base64
 import binascii
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import pairwise
 from os.path import commonprefix
+from threading import Lock
 from typing import Any, TypeVar
 
 from tokenizers import Regex, normalizers
@@ -202,27 +202,39 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """While a file is read, keep what a panic prints from the terminal: the error that is raised says it."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # there is no standard error
-        yield
-        return
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+class Quiet:
+    """Keeps what a panic prints from the terminal: the error that is raised says it. Threads share one silence."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._kept = Lock(), 0, -1
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                try:
+                    self._kept = os.dup(2)
+                except OSError:  # there is no standard error
+                    return
+                os.dup2(NOWHERE, 2)
+
+    def __exit__(self, *failure: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._kept >= 0:
+                os.dup2(self._kept, 2)
+                os.close(self._kept)
+                self._kept = -1
+
+
+NOWHERE = os.open(os.devnull, os.O_WRONLY)
+quiet = Quiet()
 
 
 def careful(make: Callable[[], T]) -> T:
     """What `make` gives; a fault in the file, even one that makes the library panic, becomes one line."""
     try:
-        with quiet():
+        with quiet:
             return make()
     except (TokenizerError, KeyboardInterrupt, SystemExit, MemoryError):
         raise

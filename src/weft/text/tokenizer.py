@@ -174,7 +174,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, bos: bool = False, eos: bool = False, specials: bool = False) -> list[int]:
         """The ids of a text. `specials` reads special tokens in it: only for text from a trusted hand."""
-        ids = self._encode(self._trusting if specials else self._backend, [text])[0]
+        with bounds.quiet:
+            ids = self._encode(self._trusting if specials else self._backend, [text])[0]
         return [*([self.need("bos")] if bos else []), *ids, *([self.need("eos")] if eos else [])]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -190,7 +191,8 @@ class Tokenizer:
     def token_spans(self, text: str) -> list[TokenSpan]:
         """How a text is cut. Tokens of one character that is spelled in bytes share its place."""
         try:
-            encoding = self._backend.encode(text, add_special_tokens=False)
+            with bounds.quiet:
+                encoding = self._backend.encode(text, add_special_tokens=False)
         except BaseException as error:
             raise self._refusal([text], error) from None
         cut = zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
