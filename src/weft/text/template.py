@@ -22,6 +22,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weft.errors import TokenizerError
+from weft.untrusted import bound
 
 STEPS = 400_000  # operations of one rendering; the longest conversations take some thousands
 LARGEST = 1 << 24  # characters of a conversation, or of anything on the way to it
@@ -35,13 +36,14 @@ _work: ContextVar["_Work"] = ContextVar("work")
 
 def render(template: str, given: Mapping[str, Any]) -> str:
     """The text that a template makes of `given`; an error in it, whatever its kind, becomes one line."""
-    _work.set(_Work(given))
+    work = _Work(given)
+    _work.set(work)
     parts, length = [], 0
     try:
         for part in _compiled(template).generate(given):
             length += len(part)
-            if length > LARGEST:
-                raise ValueError(f"it writes more than {LARGEST:,} characters")
+            if length > work.largest:
+                raise ValueError(f"it writes more than {work.largest:,} characters")
             parts.append(part)
     except Exception as error:  # it may fail in any way that a program can
         reason = " ".join(str(error).split())[:300] or type(error).__name__
@@ -57,7 +59,7 @@ class _Work:
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self.steps = 0
+        self.steps, self.most, self.largest = 0, bound(STEPS), bound(LARGEST)
         self.known: dict[int, tuple[Any, int, int]] = {}  # with the value, which can't change: no other takes its id
         for value in given.values():
             self._give(value)
@@ -72,8 +74,8 @@ class _Work:
 
     def step(self, count: int = 1) -> None:
         self.steps += count
-        if self.steps > STEPS:
-            raise ValueError(f"it takes more than {STEPS:,} steps")
+        if self.steps > self.most:
+            raise ValueError(f"it takes more than {self.most:,} steps")
 
     def size(self, value: Any) -> tuple[int, int]:
         known = self.known.get(id(value))
@@ -97,8 +99,8 @@ class _Work:
             work += own
             if size > second:
                 first, second = max(first, size), min(first, size)
-        if first > LARGEST or first * second > 16 * LARGEST:
-            raise ValueError(f"it makes more than {LARGEST:,} characters")
+        if first > self.largest or first * second > 16 * self.largest:
+            raise ValueError(f"it makes more than {self.largest:,} characters")
         self.step(1 + work // WORK)
 
 
