@@ -29,9 +29,9 @@ os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "RUST_B
 
 import torch
 
-from weft.api import import_model  # noqa: F401 — so that no child needs to
+import weft.api.import_model
+import weft.explain.count  # noqa: F401 — here, so that no child needs to
 from weft.cli.main import run as command
-from weft.explain import count  # noqa: F401
 from weft.interop import gguf, hf
 from weft.interop.bundle import ModelBundle
 from weft.models.build import build
