@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from weft.cli import options
-from weft.cli.terminal import echo
 
 app = typer.Typer(help="Show a recipe in full, or the schema of recipes.", no_args_is_help=True)
 
@@ -19,7 +18,7 @@ def show(
     from weft.config import to_toml
     from weft.recipe.resolve import resolve
 
-    echo(to_toml(resolve(recipe, changes or [])), nl=False)
+    typer.echo(to_toml(resolve(recipe, changes or [])), nl=False)
 
 
 @app.command()
@@ -30,4 +29,4 @@ def schema() -> None:
     from weft.config import json_schema
     from weft.recipe.config import Recipe
 
-    echo(json.dumps(json_schema(Recipe), indent=2))
+    typer.echo(json.dumps(json_schema(Recipe), indent=2))

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from weft.cli import options
-from weft.cli.terminal import echo
 
 
 def export(
@@ -27,4 +26,4 @@ def export(
     """
     from weft.api.export_model import export_model
 
-    echo(export_model(run, to, dest, dtype=dtype))
+    typer.echo(export_model(run, to, dest, dtype=dtype))

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from weft.cli import columns, options
-from weft.cli.terminal import echo
 
 Lecture = StrEnum("Lecture", ["gpt3", "opt"])  # tables that can be shown beside weft's own count
 Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
@@ -85,8 +84,8 @@ def plan(
         return
     micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
     work = Workload(min(micro, -(-size // gpus)), time, machine.precision, recipe.optimizer.kind, gpus)
-    echo()
+    typer.echo()
     columns.show(*memory_table(recipe.model, work, machine, recipe.adapter))
     training = plan_training(cost.training(), total, size * time, machine)
-    echo()
+    typer.echo()
     columns.show(*training_table(training, machine, why, f"{size:,} × {time:,}"))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import columns
-from weft.cli.terminal import echo
 
 if TYPE_CHECKING:
     from weft.data.config import Split, TextSource
@@ -81,5 +80,5 @@ def _report(shards: "Shards") -> None:
         ratio = f"{size / tokens:.2f}" if tokens else "–"
         rows.append((split, f"{tokens:,}", f"{documents:,}", f"{size:,}", ratio, str(len(made))))
     columns.show(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows)
-    echo(f"vocabulary {shards.index.vocab_size:,}, {shards.index.dtype}, sha256 {shards.fingerprint[:16]}")
-    echo(f"written to {shards.path}")
+    typer.echo(f"vocabulary {shards.index.vocab_size:,}, {shards.index.dtype}, sha256 {shards.fingerprint[:16]}")
+    typer.echo(f"written to {shards.path}")

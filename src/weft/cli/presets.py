@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from weft.cli import columns
-from weft.cli.terminal import echo
 
 
 def presets(
@@ -23,7 +22,7 @@ def presets(
     from weft.explain.units import short
 
     if as_json:
-        echo(json.dumps([row._asdict() for row in rows()], ensure_ascii=False, indent=2))
+        typer.echo(json.dumps([row._asdict() for row in rows()], ensure_ascii=False, indent=2))
         return
     columns.show(
         ("preset", "kind", "params", "layers × d (heads)", "context", "FLOPs/tok", "from"),
@@ -41,7 +40,7 @@ def presets(
         ],
         text=(0, 1, 6),
     )
-    echo("")
+    typer.echo("")
     columns.show(("recipe", "what it learns", "data"), _recipes(), text=(0, 1, 2))
 
 
