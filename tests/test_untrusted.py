@@ -36,3 +36,11 @@ def test_sizes_come_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         refuse_beyond(11, 10, "eleven", DataError)
     monkeypatch.setenv("WEFT_LIMITS", "1.5")
     refuse_beyond(11, 10, "eleven")
+
+
+def test_half_a_character_is_none(tmp_path: Path) -> None:
+    (tmp_path / "whole.json").write_text(r'{"a": "\ud83d\ude42"}')
+    assert read_json(tmp_path / "whole.json") == {"a": "🙂"}
+    (tmp_path / "half.json").write_text(r'{"a": "\ud83d"}')
+    with pytest.raises(InteropError, match=r"half\.json: contains a lone surrogate, which is not a character"):
+        read_json(tmp_path / "half.json")

@@ -17,6 +17,7 @@ from typing import Any
 from weft.errors import ConfigError, InteropError, WeftError
 
 LIMITS = "WEFT_LIMITS"
+HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's spelling of half a character
 MOST = 1_000_000  # times the usual bounds
 LARGEST = 1 << 26  # bytes of a file that is read whole: the largest tokenizers have half as many
 # what a terminal obeys instead of showing: controls other than tab and line ends, and marks that turn a text around
@@ -49,9 +50,14 @@ def printable(text: str) -> str:
 
 
 def parse_json(text: str | bytes, what: str, kind: type[WeftError] = InteropError) -> Any:
-    """The value that JSON spells; `what` names it in an error."""
+    """The value that JSON spells; `what` names it in an error. Text in it can be written again."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if HALVES.search(text if isinstance(text, str) else text.decode("utf-8", "replace")):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        raise kind(f"{what}: contains a lone surrogate, which is not a character") from None
     except RecursionError:
         raise kind(f"{what}: not valid JSON: nested too deeply") from None
     except ValueError as error:

@@ -281,7 +281,7 @@ def test_a_long_conversation_is_no_bomb(plain: Tokenizer) -> None:
     [
         ("[" * 100_000, "not valid JSON: nested too deeply"),
         ('{"a":' * 100_000, "not valid JSON: nested too deeply"),
-        ('{"chat_template": "\\ud800"}', "chat_template: contains a lone surrogate"),
+        ('{"chat_template": "\\ud800"}', "contains a lone surrogate"),
     ],
 )
 def test_settings_that_are_none(plain: Tokenizer, settings: str, says: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft import untrusted
 from weft.errors import TokenizerError
-from weft.files import is_text, write_text
+from weft.files import write_text
 from weft.text.config import ROLES, Role
 
 FILE = "tokenizer_config.json"
@@ -38,8 +38,6 @@ def read(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
         if isinstance(token, str):
             roles[role] = token
     template = _template(settings.get("chat_template"))
-    if template is not None and not is_text(template):
-        raise TokenizerError(f"{folder / FILE}: chat_template: contains a lone surrogate, which is not a character")
     return roles, template or read_text(folder / "chat_template.jinja")
 
 
