@@ -36,7 +36,8 @@ from weft.api.train import resume, train
 from weft.errors import RunError
 from weft.objectives import next_token
 from weft.runs import checkpoint
-from weft.runs.folder import RunFolder, read_lines
+from weft.runs.folder import RunFolder
+from weft.runs.lines import read_lines
 
 OPERATIONS = ("replace", "rename", "symlink", "unlink", "rmdir", "mkdir", "fsync")
 SIGNALS = ([signal.SIGINT], [signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT])

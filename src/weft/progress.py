@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from time import monotonic
 from typing import Literal
 
@@ -27,6 +28,12 @@ DRAWN = 0.1  # seconds between two drawings: what advances a million times a sec
 def log_to_stderr(line: str) -> None:
     """A message for a person, kept away from results on standard output."""
     print(printable(line), file=sys.stderr, flush=True)
+
+
+@cache
+def warn(line: str) -> None:
+    """A warning on standard error; the same one is printed once a process."""
+    log_to_stderr(f"weft: {line}")
 
 
 class Bar:

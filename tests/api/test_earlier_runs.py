@@ -12,6 +12,7 @@ import pytest
 
 import weft
 from weft.runs.folder import RunFolder
+from weft.runs.lines import read_lines
 
 RUNS = Path(__file__).parent / "runs-0.1"
 STOPPED = sorted(path.name for path in RUNS.iterdir() if (path / "expected.jsonl").exists())
@@ -34,10 +35,8 @@ def test_there_is_one_of_each_kind() -> None:
 @pytest.mark.parametrize("name", STOPPED)
 def test_a_stopped_run_goes_on(name: str, runs: Path) -> None:
     weft.resume(name, log=lambda line: None)
-    found, expected = (
-        [json.loads(line) for line in (runs / name / file).read_text().splitlines()]
-        for file in ("metrics.jsonl", "expected.jsonl")
-    )
+    found = read_lines(runs / name / "metrics.jsonl")
+    expected = [json.loads(line) for line in (runs / name / "expected.jsonl").read_text().splitlines()]
     assert [line.keys() for line in found] == [line.keys() for line in expected]
     for line, wanted in zip(found, expected, strict=True):
         assert line == pytest.approx(wanted, rel=2e-4, abs=1e-5), f"step {wanted['step']}"

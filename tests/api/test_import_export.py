@@ -41,7 +41,7 @@ from weft.cli.main import run as command
 from weft.errors import InteropError, RunError, WeftError
 from weft.interop import gguf, hf, onnx
 from weft.models.presets import llama
-from weft.runs.folder import read_lines
+from weft.runs.lines import read_lines
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -185,7 +185,7 @@ def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
 def test_what_is_kept_beside_the_run(folder: Path, tmp_path: Path) -> None:
     edit(folder, mystery={"deep": [1, 2]})
     run, bundle = import_model(folder, tmp_path / "run")
-    assert [line["event"] for line in read_lines(run.events)] == ["import"]
+    assert [line["event"] for line in read_lines(run.events)] == ["import", "files"]
     assert bundle.notes["config"]["mystery"] == {"deep": [1, 2]}
     assert not list(tmp_path.glob(".*"))
     export_model(tmp_path / "run", "hf", tmp_path / "out")
@@ -352,6 +352,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, pieces: Tokenizer) -> Path:
     import_model(tmp / "theirs", tmp / "ours")
     import_model(tmp / "theirs", tmp / "odd")
     config = tmp / "odd/config.toml"
+    (tmp / "odd/events.jsonl").unlink()  # which notes what config.toml was
     config.write_text(config.read_text().replace("residual = true", "residual = false"))
     (tmp / "taken").mkdir()
     (tmp / "taken/config.toml").write_text("")

@@ -16,7 +16,7 @@ from weft.api.run import load
 from weft.cli.main import run
 from weft.data.config import NoSplit
 from weft.errors import ConfigError, DataError, RunError
-from weft.runs.folder import read_lines
+from weft.runs.lines import read_lines
 from weft.text.config import Byte, Char
 from weft.text.tokenizer import build_tokenizer
 

@@ -12,7 +12,7 @@ from weft.api.run import load
 from weft.cli.main import run
 from weft.evaluate.perplexity import Score
 from weft.evaluate.unspelled import Spelling, spelling
-from weft.runs.folder import record
+from weft.runs.lines import record
 from weft.text.config import Char, Word
 from weft.text.tokenizer import build_tokenizer
 

@@ -15,7 +15,7 @@ from tests.data import held
 from tests.training.small import VOCAB, counting_text, settled, train
 
 from weft.objectives.next_token import NextToken
-from weft.runs.folder import read_lines
+from weft.runs.lines import read_lines
 from weft.training.state import RunResult
 
 SIZE = ["model.layers=2", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=24"]

@@ -16,7 +16,8 @@ from weft.api.run import Run, load
 from weft.errors import ConfigError, DataError, ModelError, RunError
 from weft.objectives.tag import _parts, tagged_example
 from weft.runs import tensors
-from weft.runs.folder import RunFolder, read_lines
+from weft.runs.folder import RunFolder
+from weft.runs.lines import read_lines
 
 WORDS = (
     "the small dog saw a big cat near old trees while two birds sang about warm rain on green hills".split()  # noqa: SIM905

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from weft.data.batch import Batch, Source
 from weft.parallel.ranks import Ranks
-from weft.runs.folder import RunFolder, read_lines
+from weft.runs.folder import RunFolder
+from weft.runs.lines import read_lines
 from weft.training.loader import shared
 
 ENCODER = transformer("encoder", head={"kind": "mlm+nsp"}, segments=2)

@@ -16,7 +16,8 @@ from torch import nn
 
 from weft.errors import DamageError, RunError
 from weft.runs import checkpoint, tensors
-from weft.runs.folder import RunFolder, read_lines
+from weft.runs.folder import RunFolder
+from weft.runs.lines import read_lines
 from weft.runs.snapshot import Snapshot, snapshot
 from weft.training.saver import Saver
 

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 from xml.etree import ElementTree
 
 import torch
@@ -13,7 +12,7 @@ from tests.training.small import meddle_with_steps, train
 
 from weft.data.batch import Batch
 from weft.runs.curves import Series, chart
-from weft.runs.folder import read_lines
+from weft.runs.lines import read_lines
 from weft.runs.report import write_report
 from weft.training.step import OptimisationStep
 
@@ -109,11 +108,6 @@ def test_many_points_are_thinned() -> None:
 
 def test_a_single_value_is_drawn() -> None:
     assert "<circle" in chart("x", [Series("a", [(5.0, 2.0)])], logarithmic=True)
-
-
-def test_lines_that_are_damaged_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").write_bytes(b'{"event": "start"}\n\xff\xfe\n[1]\n3\n{"event": "\xff"}\n{"ev')
-    assert [line["event"] for line in read_lines(tmp_path / "events.jsonl")] == ["start", "\ufffd"]
 
 
 def test_whatever_a_run_from_elsewhere_says_is_text(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]

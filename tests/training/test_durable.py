@@ -16,7 +16,8 @@ from tests.training.small import Evaluate, meddle_with_steps, overwrite_weights,
 
 from weft.data.batch import Batch
 from weft.runs import checkpoint
-from weft.runs.folder import RunFolder, claimed, read_lines
+from weft.runs.folder import RunFolder, claimed
+from weft.runs.lines import read_lines
 from weft.training.step import OptimisationStep
 from weft.training.weights import load_model
 

@@ -36,7 +36,8 @@ from weft.models.base import LanguageModel
 from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
-from weft.runs.folder import FollowedRun, RunFolder, open_run, read_lines
+from weft.runs.folder import FollowedRun, RunFolder, open_run
+from weft.runs.lines import read_lines
 from weft.training import interruption
 from weft.training.interruption import interruptions
 from weft.training.start import follow

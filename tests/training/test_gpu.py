@@ -12,7 +12,7 @@ import torch
 from tests.training.small import train
 
 from weft.errors import RunError
-from weft.runs.folder import read_lines
+from weft.runs.lines import read_lines
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from weft.objectives.words import word_loss
 from weft.recipe.config import SGD, Adam, AdamW, GuardConfig
 from weft.recipe.objective import NextToken
 from weft.runs import checkpoint
-from weft.runs.folder import read_lines
+from weft.runs.lines import read_lines
 from weft.runs.snapshot import snapshot
 from weft.training import optimizer as optimizers
 from weft.training.guard import LARGEST, Guard, Row

@@ -1,7 +1,6 @@
 """One loop for every family of models, and everything that it writes down and shows."""
 
 import io
-import json
 import shutil
 import sys
 from typing import Any
@@ -14,7 +13,7 @@ from tests.training.small import resume, settled, train
 from weft import progress
 from weft.errors import ConfigError
 from weft.models.build import build
-from weft.runs.folder import read_lines
+from weft.runs.lines import read_lines
 from weft.training.compiled import compiled
 from weft.training.display import usual_bits_per_byte
 from weft.training.weights import load_model
@@ -148,7 +147,7 @@ def test_a_terminal_shows_a_bar_and_a_file_shows_lines(  # type: ignore[no-untyp
 
 def test_metrics_hold_only_what_the_recipe_decides(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     result = train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
-    lines = [json.loads(line) for line in result.run.metrics.read_text().splitlines()]
+    lines = read_lines(result.run.metrics)
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
     assert set(lines[0]) == {"step", "loss", "gradient_norm", "lr", "tokens", "epoch"}
     assert lines[-1]["tokens"] == 12 * 4 * 12

@@ -14,7 +14,8 @@ from weft.data.batch import Batch
 from weft.errors import ConfigError, RunError
 from weft.models.build import build
 from weft.runs import checkpoint, tensors
-from weft.runs.folder import RunFolder, read_lines
+from weft.runs.folder import RunFolder
+from weft.runs.lines import read_lines
 from weft.training import loop, preflight
 from weft.training.display import expectations
 from weft.training.learner import Learner

@@ -9,11 +9,14 @@ from weft.api.import_model import check_empty, recipe_for, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.files import replacing_folder
 from weft.interop import gguf, hf, onnx
-from weft.interop.bundle import ModelBundle, lazily
+from weft.interop.bundle import LazyWeights, ModelBundle, lazily
+from weft.progress import warn
 from weft.runs import checkpoint
 from weft.runs.card import model_card
-from weft.runs.folder import RunFolder, open_run, read_lines
+from weft.runs.folder import RunFolder, open_run
 from weft.runs.imported import checkpoint_weights, read_run
+from weft.runs.lines import read_lines
+from weft.runs.noted import changed_files
 from weft.training.weights import load_model
 
 
@@ -52,17 +55,23 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
 def bundle_of(run: RunFolder) -> ModelBundle:
     """A run as a model to export, its best weights not yet read; an adapter is merged into its base."""
     recipe = run.recipe()
+    weights: LazyWeights
     if recipe.adapter is None:
-        path, _ = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
-        return read_run(run, checkpoint_weights(path, recipe.model))
-    tensors = load_model(run)[0].state_dict()
-    return read_run(run, lazily(tensors.__getitem__, tensors))
+        path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
+        weights = checkpoint_weights(path, recipe.model)
+    else:
+        model, damage = load_model(run)
+        tensors = model.state_dict()
+        weights = lazily(tensors.__getitem__, tensors)
+    for line in (*changed_files(run, origin=True), *damage):
+        warn(line)
+    return read_run(run, weights)
 
 
 def _hf(run: RunFolder, target: Path, dtype: str | None) -> str:
     with replacing_folder(target) as folder:
         family = hf.write(bundle_of(run), folder, dtype)
-        card = model_card(run.recipe(), list(read_lines(run.events)))
+        card = model_card(run.recipe(), read_lines(run.events))
         (folder / "README.md").write_text(card, encoding="utf-8")
     return f"{family.title}, for transformers"
 

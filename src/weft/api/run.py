@@ -36,9 +36,10 @@ from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
 from weft.objectives.tag import Tag
-from weft.progress import Advance, log_to_stderr
+from weft.progress import Advance, log_to_stderr, warn
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder, open_run
+from weft.runs.noted import changed_files
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective
 from weft.training.precision import autocast, pick_device
@@ -252,7 +253,7 @@ class Run:
         """
         check_several(texts, "texts")
         settings = Embedding(pooling, normalise, batch)
-        return embed(self.model, self.tokenizer, texts, settings, lambda line: log_to_stderr(f"weft: {line}"))
+        return embed(self.model, self.tokenizer, texts, settings, warn)
 
     def _learned(self, wanted: type[T], verb: str) -> T:
         """The run's objective, if it is the wanted one."""
@@ -293,8 +294,8 @@ def load(
     folder = open_run(run)
     recipe = folder.recipe()
     model, damage = load_model(folder, device=device or pick_device())
-    for line in damage:
-        log_to_stderr(f"weft: {line}")
+    for line in (*changed_files(folder), *damage):
+        warn(line)
     if isinstance(model, Transformer):
         model.to(dtype or _written_in(recipe, model))
     loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path))

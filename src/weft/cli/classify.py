@@ -28,7 +28,7 @@ def classify(
     Standard input is read if no FILE is given. Words are what spaces divide, or the lists in a column.
     """
     from weft.api.run import load
-    from weft.runs.folder import record
+    from weft.runs.lines import record
 
     loaded = load(run)
     for prediction in loaded.objective.predictions(loaded.model, file, column, second):

@@ -70,7 +70,7 @@ def evaluate(
 
         save_figure(confusion_matrix(metrics["matrix"], metrics["labels"]), figure)
     if as_json:
-        from weft.runs.folder import record
+        from weft.runs.lines import record
 
         smaller = {key: value for key, value in measured.get(quantize or "", {}).items() if isinstance(value, float)}
         echo(record(metrics if quantize is None else {**metrics, quantize: smaller}))

@@ -48,7 +48,7 @@ def neighbours(
 
 def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
     from weft.explain.neighbours import nearest_words
-    from weft.runs.folder import record
+    from weft.runs.lines import record
 
     found = nearest_words(run.model, run.tokenizer, word, top)
     if as_json:
@@ -60,7 +60,7 @@ def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
 
 def _in_sentences(run: "Run", word: str, sentences: list[str], top: int, as_json: bool) -> None:
     from weft.explain.neighbours import in_context
-    from weft.runs.folder import record
+    from weft.runs.lines import record
 
     context = in_context(run.model, run.tokenizer, sentences)
     for place, found in context.nearest(word, top):
@@ -84,7 +84,7 @@ def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
 
     from weft.evaluate.similarity import read_pairs, similarity
     from weft.explain.neighbours import word_vector
-    from weft.runs.folder import record
+    from weft.runs.lines import record
 
     found = similarity(read_pairs(str(pairs)), lambda word: word_vector(run.model, run.tokenizer, word))
     if as_json:

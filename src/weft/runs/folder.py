@@ -13,13 +13,11 @@ runs/NAME/
 """
 
 import errno
-import json
-import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from weft.errors import ConfigError, RunError
 from weft.files import locked, sweep, write_text
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.objective import upgrade
+from weft.runs.lines import append, read_lines
 
 # what may stand in a folder whose run never reached its first step
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", SOURCE_TOKENIZER}
@@ -79,8 +78,7 @@ class RunFolder:
         """Note that something happened, with the time of day. A full disk does not end the run."""
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": what, **details}
         try:
-            with open(self.events, "a", encoding="utf-8") as file:
-                file.write(record(line) + "\n")
+            append(self.events, line)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
@@ -203,26 +201,3 @@ def open_run(path: Path | str) -> RunFolder:
         known = "no such folder" if not run.path.exists() else "there is no config.toml in it"
         raise RunError(f"{run.path}: not a run: {known}")
     return run
-
-
-def record(values: Mapping[str, Any]) -> str:
-    """A line of a .jsonl file, or what `--json` prints. JSON has no NaN and no infinity; null stands for them."""
-    return json.dumps(_finite(values), ensure_ascii=False, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a .jsonl file; a last line that a crash cut short is passed over, as is any other damage."""
-    if path.exists():
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                with suppress(json.JSONDecodeError):
-                    if isinstance(values := json.loads(line), dict):
-                        yield values

@@ -22,6 +22,7 @@ from weft.progress import bar
 from weft.recipe.config import Recipe
 from weft.runs.checkpoint import checkpoint_name, link, seal
 from weft.runs.folder import RunFolder
+from weft.runs.noted import note_files
 from weft.text.tokenizer import FILE, Tokenizer
 from weft.untrusted import read_object
 
@@ -43,6 +44,7 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     _write_origin(run.origin, bundle, bundle.tokenizer.fingerprint)
     run.write_config(recipe)
     run.event("import", origin=bundle.origin, parameters=count(bundle.model).parameters)
+    note_files(run)
 
 
 def _write_origin(folder: Path, bundle: ModelBundle, fingerprint: str) -> None:

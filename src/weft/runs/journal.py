@@ -5,7 +5,7 @@ stopped, line for line. What varies from machine to machine is in timings.jsonl.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import IO, Any
 from weft.errors import ConfigError
 from weft.files import sync, write_text
 from weft.recipe.config import LogConfig, Recipe
-from weft.runs.folder import RunFolder, read_lines, record
+from weft.runs.folder import RunFolder
+from weft.runs.lines import all_checked, checked, read_lines
 
 
 class Journal:
@@ -28,8 +29,7 @@ class Journal:
     def _open(self, after: int) -> None:
         run, log = self._run, self._recipe.log
         paths = (run.metrics, run.timings)
-        for path in paths:
-            _cut(path, after)
+        self._lines = {path: _cut(path, after) for path in paths}  # how many there are
         self._files: dict[Path, IO[str]] = {path: path.open("a", encoding="utf-8") for path in paths}
         self._watchers: list[TensorBoard | WeightsAndBiases] = []
         if log.tensorboard:
@@ -47,7 +47,8 @@ class Journal:
 
     def _append(self, path: Path, values: dict[str, Any]) -> None:
         if path in self._files:
-            self._files[path].write(record(values) + "\n")
+            self._lines[path] += 1
+            self._files[path].write(checked(values, self._lines[path]))
             # what a full disk doesn't take stays in its buffer for the next time; `sync` is where it must succeed
             with suppress(OSError):
                 self._files[path].flush()
@@ -57,7 +58,7 @@ class Journal:
     def rewind(self, after: int) -> list[dict[str, Any]]:
         """Take back the lines after a step, for a run that goes back; the metrics among them."""
         self.close()
-        taken = [line for line in steps(self._run.metrics) if line["step"] > after]
+        taken = [line for line in read_lines(self._run.metrics) if line["step"] > after]
         self._open(after)
         return taken
 
@@ -82,15 +83,13 @@ class FollowerJournal(Journal):
         self._files, self._watchers = {}, []
 
 
-def steps(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that belong to a step; whatever else somebody wrote there is passed over."""
-    return (line for line in read_lines(path) if type(line.get("step")) is int)
-
-
-def _cut(path: Path, after: int) -> None:
-    if path.exists():
-        kept = [record(line) + "\n" for line in steps(path) if line["step"] <= after]
-        write_text(path, "".join(kept))
+def _cut(path: Path, after: int) -> int:
+    """Take away the lines of later steps; how many stay."""
+    if not path.exists():
+        return 0
+    kept = [line for line in read_lines(path) if line["step"] <= after]
+    write_text(path, all_checked(kept))
+    return len(kept)
 
 
 class TensorBoard:

@@ -18,7 +18,8 @@ from weft.files import write_text
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS
 from weft.runs.curves import Series, chart
-from weft.runs.folder import RunFolder, read_lines, writing
+from weft.runs.folder import RunFolder, writing
+from weft.runs.lines import read_lines
 
 Lines = Sequence[dict[str, Any]]
 
@@ -61,7 +62,7 @@ def write_report(run: RunFolder) -> Path:
 
 def page(run: RunFolder) -> str:
     """The report as HTML."""
-    record = Record(run.recipe(), *(list(read_lines(path)) for path in (run.metrics, run.timings, run.events)))
+    record = Record(run.recipe(), *(read_lines(path) for path in (run.metrics, run.timings, run.events)))
     start, result = record.last("start"), record.last("result")
     files = resources.files("weft") / "runs"
     template = Environment(autoescape=True, trim_blocks=True).from_string((files / "report.html").read_text("utf-8"))

@@ -22,6 +22,7 @@ from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
 from weft.runs.folder import FollowedRun, RunFolder, writing
 from weft.runs.journal import Journal, check_log
+from weft.runs.noted import changed_files, note_files
 from weft.runs.snapshot import snapshot
 from weft.training.loop import Loop
 from weft.training.objective import Objective
@@ -68,6 +69,7 @@ def _begin(run: RunFolder, recipe: SettledRecipe) -> None:
     if recipe.adapter is not None and recipe.init is not None:
         write_text(run.base, base_note(recipe.init))
     run.write_config(recipe)
+    note_files(run)
 
 
 def _count(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], worker: Worker) -> RunResult:
@@ -98,6 +100,10 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], wor
     if recipe.adapter is not None:
         check_base(run, recipe)
     check_log(recipe.log)
+    for line in changed_files(run):
+        run.event("changed", line=line)
+        worker.log(line)
+    note_files(run)
     torch.manual_seed(recipe.seed)
     if recipe.model.kind == "ngram":
         return _count(recipe, run, objective, worker)

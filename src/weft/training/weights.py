@@ -12,6 +12,7 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import TransformerConfig
 from weft.nn.init import empty_weights
+from weft.progress import warn
 from weft.recipe.config import Recipe
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, open_run
@@ -39,7 +40,7 @@ def first_model(recipe: Recipe) -> LanguageModel:
 def load_model(
     run: RunFolder, which: Literal["best", "latest"] = "best", device: torch.device | str = "cpu"
 ) -> tuple[LanguageModel, list[str]]:
-    """The run's model with its best (or latest) weights, ready to use, and a line for each damaged checkpoint."""
+    """The run's model with its best (or latest) weights, ready to use, and a line for whatever keeps it from them."""
     recipe = run.recipe()
 
     def filled(path: Path) -> LanguageModel:
@@ -70,8 +71,11 @@ def base_note(origin: str) -> str:
 def check_base(run: RunFolder, recipe: Recipe) -> None:
     """Refuse a run whose adapter was learned for other weights than those that `init` has now."""
     assert recipe.init is not None
-    noted = json.loads(run.base.read_text(encoding="utf-8")) if run.base.exists() else {}
-    if noted.get("sha256") != _base_hash(recipe.init):
+    try:
+        noted = json.loads(run.base.read_text(encoding="utf-8"))["sha256"] if run.base.exists() else None
+    except (ValueError, LookupError, TypeError):
+        raise RunError(f"{run.base}: damaged: not the note of the weights that this run's adapter needs") from None
+    if noted != _base_hash(recipe.init):
         raise RunError(
             f"{run.path}: its adapter was learned for the weights of {recipe.init}, which have changed since; "
             "restore them, or train the adapter again"
@@ -115,7 +119,10 @@ def take_over(model: LanguageModel, origin: str) -> list[str]:
 
     Everything below the head must be there and of the same shape.
     """
-    earlier = load_model(open_run(origin))[0].state_dict()
+    loaded, damage = load_model(open_run(origin))
+    for line in damage:
+        warn(line)
+    earlier = loaded.state_dict()
     for old, new in HANDED_ON.items():
         earlier |= {new + name.removeprefix(old): value for name, value in earlier.items() if name.startswith(old)}
     own = model.state_dict()

@@ -1,0 +1,239 @@
+"""Lines of JSON that a run appends to its .jsonl files, and how they are read back.
+
+The last key of a line, `check`, is its number and the CRC-32 of the rest: a line that was changed, lost, repeated or
+moved is noticed, left out and reported, and never changes a metric unseen. A last line without an end is what a killed
+process leaves; it is passed over in silence. Lines of weft 0.1 have no `check`; what they hold is checked by its type.
+"""
+
+import json
+import math
+import re
+import threading
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from weft.progress import warn
+
+_CHECK = re.compile(rb', "check": "(\d+)-([0-9a-f]{8})"\}$')
+_appending = threading.Lock()  # checkpoints are written, and noted, by a thread of their own
+
+
+# ---- writing
+
+
+def record(values: Mapping[str, Any]) -> str:
+    """A line of a .jsonl file, or what `--json` prints. JSON has no NaN and no infinity; null stands for them."""
+    return json.dumps(_finite(values), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def checked(values: Mapping[str, Any], number: int) -> str:
+    """The same as line `number` of a file, with its check and its end."""
+    line = record(values)
+    return f'{line[:-1]}, "check": "{number}-{zlib.crc32(line.encode()):08x}"}}\n'
+
+
+def all_checked(lines: Iterable[Mapping[str, Any]]) -> str:
+    """A whole file of lines."""
+    return "".join(checked(values, number) for number, values in enumerate(lines, 1))
+
+
+def append(path: Path, values: Mapping[str, Any]) -> None:
+    """Add a line to a file; the part of one that a killed process or a full disk left there gives way."""
+    with _appending, open(path, "a+b") as file:
+        file.seek(0)
+        there = file.read()
+        end = there.rfind(b"\n") + 1
+        if end < len(there):
+            file.truncate(end)
+        file.write(checked(values, there.count(b"\n") + 1).encode())
+
+
+# ---- what lines hold, as far as anybody reads it
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Step(_Line):
+    """A line of metrics.jsonl or timings.jsonl: numbers by name."""
+
+    step: int
+    __pydantic_extra__: dict[str, float | None]
+
+
+class _Logged(_Step):
+    loss: float | None
+    tokens: int
+    epoch: float
+
+
+class _Timed(_Step):
+    seconds: float
+    tokens_per_second: float
+
+
+class _Event(_Line):
+    time: str
+    event: str
+
+
+class _Start(_Event):
+    command: str | None = None
+    corpus: list[str] = []
+    device: str = ""
+
+
+class _AtStep(_Event):
+    step: int
+
+
+class _Finish(_AtStep):
+    seconds: float
+
+
+class _Samples(_AtStep):
+    texts: list[str]
+
+
+class _Rollback(_AtStep):
+    since: int
+    to: int
+    rate: float
+    tries: int
+    abandoned: list[tuple[int, float | None]] = []
+
+    model_config = ConfigDict(strict=False, extra="allow")  # JSON has no tuples
+
+
+class _Discarded(_Event):
+    steps: list[int]
+
+
+class _Model(_Event):
+    parameters: int
+
+
+class _Preflight(_Event):
+    micro: int
+    memory: int
+
+
+class _Result(_Event):
+    samples: list[str] = []
+
+
+class _Files(_Event):
+    sha256: dict[str, str]
+
+
+_EVENTS: dict[str, type[_Event]] = {
+    "start": _Start,
+    "checkpoint": _AtStep,
+    "evaluation": _AtStep,
+    "samples": _Samples,
+    "rollback": _Rollback,
+    "discarded": _Discarded,
+    "model": _Model,
+    "import": _Model,
+    "preflight": _Preflight,
+    "finish": _Finish,
+    "result": _Result,
+    "files": _Files,
+}
+
+
+def _kind(path: Path, values: Mapping[str, Any]) -> type[_Line]:
+    if path.name == "events.jsonl":
+        return _EVENTS.get(str(values.get("event")), _Event)
+    if path.name == "timings.jsonl":
+        return _Timed
+    return _Logged if "loss" in values else _Step
+
+
+# ---- reading
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a .jsonl file; what is damaged is left out, with a warning."""
+    lines, damage = read(path)
+    if damage is not None:
+        warn(damage)
+    return lines
+
+
+def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """The whole lines of a .jsonl file, none where there is no file, and a message about damage."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return [], None
+    except OSError as error:
+        return [], f"{path}: cannot be read: {error.strerror}; left out"
+    whole = text.split(b"\n")[:-1]
+    found: list[dict[str, Any]] = []
+    damaged: list[int] = []
+    at = missing = waiting = 0  # the number of the last good line; lines lost in between; damaged ones since then
+    sealed = False
+    for place, line in enumerate(whole, 1):
+        values, number = _parsed(path, line)
+        # once there are checks, every line has one
+        good = values is not None and (number is not None or not sealed) and (number is None or number > at)
+        if values is None or not good:
+            damaged.append(place)
+            waiting += 1
+            continue
+        if number is not None:
+            missing += max(0, number - at - 1 - waiting)
+            sealed = True
+        at, waiting = place if number is None else number, 0
+        found.append(values)
+    return found, _message(path, damaged, missing)
+
+
+def _parsed(path: Path, line: bytes) -> tuple[dict[str, Any] | None, int | None]:
+    """What a line holds, None where it is damaged; and its number, None where it has no check."""
+    check = _CHECK.search(line)
+    if check is not None:
+        line = line[: check.start()] + b"}"
+        if zlib.crc32(line) != int(check[2], 16):
+            return None, None
+    try:
+        values = json.loads(line, parse_constant=_refuse)
+        if not isinstance(values, dict) or "check" in values:
+            return None, None
+        _kind(path, values).model_validate(values)
+    except (ValueError, RecursionError, ValidationError):
+        return None, None
+    return values, None if check is None else int(check[1])
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)  # NaN and its like are no JSON, and no line of ours has them
+
+
+def _message(path: Path, damaged: Sequence[int], missing: int) -> str | None:
+    if not damaged and not missing:
+        return None
+    words = []
+    if damaged:
+        words.append(f"{_lines(len(damaged))} can't be read (first: line {damaged[0]})")
+    if missing:
+        words.append(f"{_lines(missing)} {'is' if missing == 1 else 'are'} missing")
+    return f"{path}: {' and '.join(words)}; left out"
+
+
+def _lines(count: int) -> str:
+    return f"{count} line{'s' if count > 1 else ''}"
