@@ -29,6 +29,7 @@ from weft.recipe.resolve import resolve
 from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs.folder import FollowedRun, RunFolder, claimed, held, open_run
+from weft.runs.lines import read_lines
 from weft.runs.report import write_report
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
@@ -102,6 +103,7 @@ def resume(run: Path | str, *, log: Log = log_to_stderr) -> Run:
     recipe = folder.settled_recipe()
     with held(folder):
         objective = objectives.build(recipe, folder)
+        _check_data(objective, log)
         ranks.share(lambda: _invitation(recipe, folder))
         start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
         return _finish(recipe, folder, objective, ranks)
@@ -221,6 +223,18 @@ def _announce(recipe: Recipe, facts: Facts, choices: Sequence[Choice], log: Log)
     log(f"{facts} to learn from" + (", so I chose:" if choices else ""))
     for choice in choices:
         log(f"  {choice}")
+
+
+def _check_data(objective: Objective[Any], log: Log) -> None:
+    """Prepare the data of a run again if it has been removed, and refuse other data than the run began with."""
+    folder = objective.folder
+    if not folder.data.exists() and any(part.prepared is None for part in objective.recipe.data.parts):
+        log(f"{folder.data}: missing; preparing the data again")
+        objective.prepare(log)
+    began: list[str] = next((event["corpus"] for event in read_lines(folder.events) if event["event"] == "start"), [])
+    if began and began != list(objective.fingerprints):
+        places = [part.prepared or str(folder.data) for part in objective.recipe.data.parts]
+        raise RunError(f"{', '.join(places)}: not the data that this run began with; put that back, or start a new run")
 
 
 # ---- together

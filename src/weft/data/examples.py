@@ -7,6 +7,7 @@ header's metadata holds the format, the count, notes (the tokenizer's fingerprin
 
 import hashlib
 import json
+import re
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +26,10 @@ from weft.config import Config
 from weft.data.labels import Labels
 from weft.data.shards import Side
 from weft.data.table import Row
+from weft.data.verified import hexdigest, verify
 from weft.errors import DataError
 from weft.files import replacing
+from weft.progress import Advance
 from weft.safetensors_header import Header, Place, read_header
 
 Array = npt.NDArray[np.int64]
@@ -76,11 +79,11 @@ class Examples:
             whole = whole and len(offsets) == count + 1 and offsets[0] == 0 and offsets[-1] == len(flat)
             whole = whole and bool((np.diff(offsets) >= 0).all())
         if not whole:
-            raise DataError(f"{path}: damaged: its fields don't fit together; make it again")
+            raise DataError(f"{path}: damaged: its fields don't fit together")
         try:
             notes = json.loads(metadata.notes)
         except ValueError:
-            raise DataError(f"{path}: damaged: its notes are not JSON; make it again") from None
+            raise DataError(f"{path}: damaged: its notes are not JSON") from None
         fingerprint = hashlib.sha256(json.dumps(json.loads(header.text), sort_keys=True).encode()).hexdigest()
         return cls(count, ids, values, notes, fingerprint)
 
@@ -252,6 +255,20 @@ def _header_bytes(header: Mapping[str, Any]) -> bytes:
 # ---- reading
 
 
+def verify_files(paths: Sequence[Path]) -> None:
+    """Refuse files of examples, all in one folder, that are not what was written: each is read, once."""
+    verify(paths[0].parent, {path.name: _header(path)[1].sha256 for path in paths}, _checksum)
+
+
+def _checksum(path: Path, advance: Advance) -> str:
+    """The checksum of a file, for which zeros stand in the place of its own."""
+    with open(path, "rb", buffering=0) as file:
+        begin = file.read(8)
+        header = file.read(int.from_bytes(begin, "little"))
+        blank = re.sub(rb'"sha256":"[0-9a-f]{64}"', f'"sha256":"{UNKNOWN}"'.encode(), header, count=1)
+        return hexdigest(hashlib.sha256(begin + blank), iter(lambda: file.read(BLOCK), b""), advance)
+
+
 def _header(path: Path) -> tuple[Header, Metadata]:
     """The header of a file, checked against its size, and its metadata."""
     try:
@@ -261,7 +278,7 @@ def _header(path: Path) -> tuple[Header, Metadata]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise DataError(f"{path}: damaged: {error}; make it again") from None
+        raise DataError(f"{path}: damaged: {error}") from None
     try:
         metadata = Metadata.model_validate(header.metadata)
     except ValidationError as error:

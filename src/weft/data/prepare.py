@@ -20,9 +20,10 @@ from weft.data.config import FilesSplit, TextSource
 from weft.data.documents import stamps
 from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for
 from weft.data.split import Section, check_sides, section_for, split_sections
-from weft.errors import DataError, WeftError
+from weft.data.verified import verify
+from weft.errors import DataError, TokenizerError, WeftError
 from weft.files import locked, sync, write_text
-from weft.progress import Advance, bar
+from weft.progress import Advance, bar, warn
 from weft.text.tokenizer import Tokenizer
 
 JOURNAL = "journal.jsonl"
@@ -37,8 +38,9 @@ def prepare(text: TextSource, out: str | Path, tokenizer: Tokenizer, *, shard_to
     out = Path(out)
     try:
         done = _begin(out, plan)
-        if done is None:
+        if done is None and _intact(out, tokenizer):
             return Shards.open(out)
+        done = done or []
         with locked(out / PLAN):
             tokenizer.save(out)
             size = tokenizer.vocab_size
@@ -54,6 +56,7 @@ def prepare(text: TextSource, out: str | Path, tokenizer: Tokenizer, *, shard_to
                 raise
             ordered = tuple(sorted(shards, key=lambda shard: shard.name))
             index = Index(dtype=dtype, vocab_size=size, tokenizer=tokenizer.fingerprint, shards=ordered)
+            index = index.replace(sha256=index.checksum)
             write_text(out / INDEX, json.dumps(index.model_dump(), indent=1) + "\n")  # now the folder is finished
             (out / JOURNAL).unlink()
     except BlockingIOError:
@@ -109,8 +112,20 @@ def _begin(out: Path, plan: dict[str, Any]) -> list[Shard] | None:
     return None if (out / INDEX).exists() else _journalled(out)
 
 
+def _intact(out: Path, tokenizer: Tokenizer) -> bool:
+    """Whether a finished folder is still what was written."""
+    try:
+        Shards.open(out).verify()
+        if Tokenizer.load(out).fingerprint != tokenizer.fingerprint:
+            raise DataError(f"{out}: damaged: its tokenizer is not what was written")
+    except (DataError, TokenizerError) as error:
+        warn(f"{error}; preparing it again")
+        return False
+    return True
+
+
 def _journalled(out: Path) -> list[Shard]:
-    """The shards that the journal names and that are all there; a line that a kill cut short ends it."""
+    """The shards that the journal names and that are whole; a line that a kill cut short ends it."""
     shards: list[Shard] = []
     try:
         lines = (out / JOURNAL).read_text(encoding="utf-8").splitlines()
@@ -119,9 +134,8 @@ def _journalled(out: Path) -> list[Shard]:
     for line in lines:
         try:
             shard = Shard.model_validate_json(line)
-        except ValidationError:
-            break
-        if not all((out / f"{shard.name}.{file}").exists() for file in ("tokens", "sections")):
+            verify(out, shard.checksums)
+        except (ValidationError, DataError):
             break
         shards.append(shard)
     return shards

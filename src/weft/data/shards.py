@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pydantic import Field, NonNegativeInt, ValidationError
 
 from weft.config import Config
+from weft.data.verified import verify
 from weft.errors import DataError
 from weft.files import put, sync, write_bytes
 
@@ -38,6 +39,11 @@ class Shard(Config):
     tokens_sha256: str
     sections_sha256: str
 
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The checksum of each file."""
+        return {f"{self.name}.tokens": self.tokens_sha256, f"{self.name}.sections": self.sections_sha256}
+
 
 class Index(Config):
     """`index.json`: all a reader has to know."""
@@ -48,6 +54,12 @@ class Index(Config):
     vocab_size: NonNegativeInt
     tokenizer: str  # its fingerprint
     shards: tuple[Shard, ...]
+    sha256: str | None = None  # of all the above; weft 0.1 wrote none
+
+    @property
+    def checksum(self) -> str:
+        """The hash of what the index says."""
+        return hashlib.sha256(self.model_dump_json(exclude={"sha256"}).encode()).hexdigest()
 
 
 def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
@@ -140,6 +152,10 @@ class Shards:
             _check_size(path / f"{shard.name}.sections", shard.sections * 24)
         return cls(path, index)
 
+    def verify(self) -> None:
+        """Refuse tokens and sections that are not what was written: every file is read, once."""
+        verify(self.path, {name: sha for shard in self.index.shards for name, sha in shard.checksums.items()})
+
     def of(self, split: Side) -> list[Shard]:
         """The shards of one split, in order."""
         return [shard for shard in self.index.shards if shard.split == split]
@@ -154,8 +170,7 @@ class Shards:
     @property
     def fingerprint(self) -> str:
         """A hash of every token and border, and of the tokenizer."""
-        index = self.index.model_dump_json()
-        return hashlib.sha256(index.encode()).hexdigest()
+        return self.index.checksum
 
 
 def _read_index(path: Path) -> Index:
@@ -170,22 +185,25 @@ def _read_index(path: Path) -> Index:
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise DataError(f"{file}: damaged: not text; prepare the folder again") from None
+        raise DataError(f"{file}: damaged: not text") from None
     try:
-        return Index.model_validate_json(text)
+        index = Index.model_validate_json(text)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise DataError(f"{file}: not an index this weft reads: {where or 'JSON'}: {problem['msg']}") from None
+    if index.sha256 not in (None, index.checksum):
+        raise DataError(f"{file}: damaged: it is not what was written")
+    return index
 
 
 def _check_size(path: Path, expected: int) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; prepare the folder again") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     if size != expected:
-        raise DataError(f"{path}: damaged: {size} bytes instead of {expected}; prepare the folder again")
+        raise DataError(f"{path}: damaged: {size} bytes instead of {expected}")
 
 
 def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:

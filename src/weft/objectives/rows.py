@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.data.amount import amount
 from weft.data.batch import Batch, framed
 from weft.data.bucket import Buckets
-from weft.data.examples import Examples, encode_rows, write_sides
+from weft.data.examples import Examples, encode_rows, verify_files, write_sides
 from weft.data.labels import Labels
 from weft.data.shards import Side
 from weft.data.split import split_rows
@@ -48,11 +48,13 @@ class ExampleObjective(Objective[S]):
 
     @cached_property
     def examples(self) -> dict[Side, Examples]:
-        """The examples of each side."""
+        """The examples of each side, verified."""
         try:
+            verify_files([self._file(side) for side in self._sides])
             found = {side: Examples.open(self._file(side)) for side in self._sides}
         except DataError as error:
-            raise RunError(f"{self.folder.path}: its {self.read_as} can't be read: {error}") from None
+            place = f"{self.folder.path}: its {self.read_as} can't be read"
+            raise RunError(f"{place}: {error}; {self.prepared_again}") from None
         self.check_tokenizer(found["train"].notes)
         return found
 

@@ -52,11 +52,15 @@ class TextObjective(Objective[S]):
 
     @cached_property
     def corpora(self) -> list[Shards]:
-        """The prepared text, part by part."""
-        try:
-            found = [Shards.open(place) for place in self._places()]
-        except DataError as error:
-            raise RunError(f"{self.folder.path}: its text can't be read: {error}") from None
+        """The prepared text, part by part, verified."""
+        found: list[Shards] = []
+        for part, place in zip(self.recipe.data.parts, self._places(), strict=True):
+            try:
+                found.append(Shards.open(place))
+                found[-1].verify()
+            except DataError as error:
+                cure = self.prepared_again if part.prepared is None else "run the same `weft prepare` again"
+                raise RunError(f"{self.folder.path}: its text can't be read: {error}; {cure}") from None
         for shards in found:
             self.check_tokenizer({"tokenizer": shards.index.tokenizer})
         return found

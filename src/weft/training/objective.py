@@ -100,6 +100,12 @@ class Objective(ABC, Generic[S]):
             file = (self.folder.source_tokenizer if own else self.folder.path) / FILE
             raise RunError(f"{file}: not the tokenizer that this run's text was tokenized with; put that one back")
 
+    @property
+    def prepared_again(self) -> str:
+        """What mends damaged data of the run's own."""
+        run = self.folder
+        return f"remove {run.data}, and `weft train --resume {run.path}` prepares it again from its sources"
+
     # ---- before the run
 
     def amount(self) -> int:
