@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.data import documents, streams
-from weft.data.documents import Document, files, read
+from weft.data.documents import Document, files, left_out, read
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)
@@ -306,3 +306,45 @@ def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"weft\[parquet\]"):
         texts(tmp_path / "a.parquet")
+
+
+# ---- what a folder holds besides
+
+
+def test_what_a_folder_leaves_out_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "texts"
+    (folder / "deeper").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    for name in ("a.py", "a.log", "b.txt", ".hidden.txt", "deeper/LICENSE", "deeper/c.md.gz.bak", ".git/x.py"):
+        (folder / name).write_text("some text\n")
+    (folder / "gone.txt").symlink_to("nowhere.txt")
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "run").mkdir()
+    for name in ("config.toml", "tokenizer.json"):
+        (folder / "run" / name).write_text("")
+    for _ in range(2):  # said once, however often it is read
+        assert files([str(folder)]) == [str(folder / "b.txt")]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"weft: {folder}: left out a.log, a.py, deeper/LICENSE, deeper/c.md.gz.bak (weft reads .txt "
+    )
+    assert "; gone.txt (not a file)" in line
+    assert "; linked (a link to a folder; name it as well)" in line
+    assert "; run (made by weft)" in line
+    assert "hidden" not in line and ".git" not in line
+
+
+def test_many_files_left_out_are_counted(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}.py").write_text("pass\n")
+    (tmp_path / "a.txt").write_text("text\n")
+    (line,) = left_out([str(tmp_path), "builtin:python", "-"])
+    assert "00.py, 01.py, 02.py, 03.py, 04.py and 35 more (weft reads" in line
+
+
+def test_a_folder_whose_files_are_all_read_is_not_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("text\n")
+    (tmp_path / ".notes").write_text("mine\n")
+    files([str(tmp_path)])
+    assert capsys.readouterr().err == ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.small import loader, meddle_with_steps, resume, train
+from tests.training.small import GivenText, loader, meddle_with_steps, resume, train
 
 from weft.data.batch import Batch
 from weft.errors import ConfigError, RunError
@@ -16,7 +16,7 @@ from weft.models.build import build
 from weft.runs import checkpoint, tensors
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
-from weft.training import loop, preflight
+from weft.training import loop, memory, preflight
 from weft.training.display import expectations
 from weft.training.learner import Learner
 from weft.training.preflight import Preflight, one_pass
@@ -121,7 +121,7 @@ def test_the_optimizers_moments_count(tmp_path, recipe, corpus, auto) -> None:  
 
     model = build(settings.model)
     learner = Learner(model, torch.optim.SGD(model.parameters()))
-    tried = Preflight(learner, loader(settings, corpus), step, dict, torch.device("cpu"), auto=auto)
+    tried = Preflight(learner, loader(settings, corpus), step, dict, torch.device("cpu"), int, auto=auto)
     if auto:
         assert tried.run(tmp_path / "scratch", {}).micro == 4
     else:
@@ -211,3 +211,77 @@ def test_what_is_announced_is_true_of_weights_that_are_not_fresh(recipe) -> None
     assert "from step 5" in later and "ln 23" not in later
     (only,) = expectations(settings.replace(init="runs/other"), model, 0, torch.device("cpu"))
     assert "from runs/other" in only and "ln 23" not in only
+
+
+# ---- what can't fit is refused before it is allocated
+
+
+class AllocatedError(Exception):
+    """Memory was asked for."""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["batch.size=1000000"], r"1000000 times a sequence of 12 tokens need at least .* of memory at once, and this"),
+        (["batch.size=100000000000"], r"batch\.size = 100000000000 × batch\.length = 12: the tokens of a step alone"),
+        (["model.d_model=100000", "model.layers=100"], r"this model needs at least .* for weights, gradients and"),
+        (["batch.length=10000000", "model.context=10000000"], r"4 times a sequence of 10000000 tokens need"),
+    ],
+)
+def test_what_cannot_fit_is_refused(tmp_path, recipe, corpus, monkeypatch, words, message) -> None:  # type: ignore[no-untyped-def]
+    """Without a step, and where the model alone is too large, without the model."""
+
+    def allocate(*given: Any) -> None:
+        raise AllocatedError
+
+    meddle_with_steps(monkeypatch, allocate)
+    monkeypatch.setattr(memory, "total_memory", lambda device: 1 << 30)
+    monkeypatch.setattr(preflight, "total_memory", lambda device: 1 << 30)
+    if "model.layers=100" in words:
+        monkeypatch.setattr(loop, "first_model", allocate)
+    if any("length" in word for word in words):
+        corpus = SimpleNamespace(train=Endless(), validation=None)
+    with pytest.raises(RunError, match=message):
+        train(recipe(*words), tmp_path / "run", corpus=corpus, quiet=True)
+
+
+class Endless:
+    """A text that is long enough for anything."""
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+
+def test_auto_begins_with_rows_that_fit_a_processor(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    settings = recipe("batch.size=64", "batch.micro=auto")
+    need = memory.Need(settings, lambda: pytest.fail("not needed"))
+    monkeypatch.setattr(preflight, "total_memory", lambda device: round(preflight.AMPLE * need(16)) + 1)
+    tried = too_large(monkeypatch, 64)
+    train(settings, tmp_path / "run", corpus=corpus, quiet=True)
+    assert set(tried) == {16}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_is_refused_would_not_have_fitted(recipe, corpus, dropout) -> None:  # type: ignore[no-untyped-def]
+    """The least that a step needs is below what it keeps for the backward pass."""
+    settings = recipe("batch.size=64", "batch.length=32", "model.context=32", f"model.dropout={dropout}")
+    model, kept = build(settings.model).train(), dict[int, torch.UntypedStorage]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    objective = GivenText(settings, [corpus])
+    (part,) = objective.loader.parts(1)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        objective.loss(model, part)
+    fixed = 4 * 4 * sum(p.numel() for p in model.parameters())
+    least = memory.Need(settings, lambda: part)(64) - memory.SURE * fixed
+    saved = sum(storage.nbytes() for storage in kept.values())
+    assert saved / 3 < least <= saved
+
+
+def test_the_machine_has_memory() -> None:
+    there = memory.total_memory(torch.device("cpu"))
+    assert 1 << 27 < there < 1 << 50

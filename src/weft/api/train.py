@@ -14,6 +14,7 @@ import torch
 from weft.api.run import Run, load
 from weft.config import assignments, merge, validate
 from weft.data.config import HashSplit, Split, TextSource
+from weft.data.documents import left_out
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
@@ -142,6 +143,8 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     device = pick_device().type
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
     recipe = recipe.replace(tokenizer=config.model_dump(mode="json", exclude_none=True))
+    for line in left_out(recipe.data.all_sources):
+        folder.event("left out", line=line)
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     settled, more = settle(recipe, facts, device)
     choices = [*choices, *more]

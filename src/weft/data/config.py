@@ -110,6 +110,12 @@ class Data(Config):
         return self.mixture
 
     @property
+    def all_sources(self) -> tuple[str, ...]:
+        """Whatever is read: to train on, and to validate on."""
+        held_out = self.validation.sources if isinstance(self.validation, FilesSplit) else ()
+        return (*(source for part in self.parts for source in part.sources), *held_out)
+
+    @property
     def training_share(self) -> float:
         """The share of the sources that is trained on."""
         return 1 - self.validation.fraction if isinstance(self.validation, HashSplit | TailSplit) else 1.0

@@ -9,7 +9,7 @@ import glob
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from typing import Any
 from weft.data.rows import TABLES, Malformed, missing, records
 from weft.data.streams import PACKED, blocks, decode, format_of
 from weft.errors import DataError, suggestion
+from weft.progress import warn
 from weft.text import builtin
 
 SECTION = 16 * 1024  # bytes of text in a section, at most
 
 TEXT = (".txt", ".md")
 SUFFIXES = (*TEXT, *TABLES)
-READABLE = f"{' '.join(SUFFIXES)} (also with .gz or .zst)"
+READABLE = f"{' '.join(SUFFIXES)}, also with .gz or .zst"
+NAMED = 5  # files that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +61,56 @@ def read(sources: Sequence[str], *, column: str = "text", section: int = SECTION
 
 
 def files(sources: Sequence[str]) -> list[str]:
-    """The single files (or `-`, `builtin:…`, `hub:…` names) that the sources stand for, in reading order."""
+    """The single files (or `-`, `builtin:…`, `hub:…` names) that the sources stand for, in reading order.
+
+    What a folder or a pattern names besides is left out, with a warning.
+    """
+    for line in left_out(sources):
+        warn(line)
     return [name for source in sources for name in _expand(source)]
+
+
+def left_out(sources: Sequence[str]) -> list[str]:
+    """A line for each folder and pattern among the sources of which something isn't read: what, and why."""
+    return [f"{source}: left out {found}" for source in sources if (found := _named(_search(source)[1]))]
+
+
+def _named(others: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(
+        f"{', '.join(names[:NAMED])}{f' and {len(names) - NAMED} more' if len(names) > NAMED else ''} ({why})"
+        for why, names in others.items()
+    )
+
+
+def _search(source: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The files that a folder or a pattern stands for; and for each reason to leave something out, the names."""
+    if source == "-" or source.startswith(("builtin:", "hub:")):
+        return [], {}
+    if os.path.isdir(source):
+        return _in_folder(source)
+    if os.path.exists(source) or not glob.has_magic(source):
+        return [], {}
+    matches = sorted(glob.glob(source, recursive=True))
+    folders = [path for path in matches if not os.path.isfile(path) and "**" not in source]
+    return [path for path in matches if os.path.isfile(path)], {"not a file": folders} if folders else {}
 
 
 def _expand(source: str) -> list[str]:
     if source == "-" or source.startswith(("builtin:", "hub:")):
         return [source]
     if os.path.isdir(source):
-        return _in_folder(source)
+        found, others = _search(source)
+        if not found and os.path.exists(os.path.join(source, "plan.json")):
+            raise DataError(f"{source}: already prepared tokens, not text; train on them with data.prepared={source}")
+        if not found:
+            inside = f" ({_named(others)})" if others else ""
+            raise DataError(f"{source}: contains no text{inside}; weft reads {READABLE}")
+        return found
     if os.path.exists(source):
         _kind(source)
         return [source]
     if glob.has_magic(source):
-        matches = sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path))
+        matches, _ = _search(source)
         if not matches:
             raise DataError(f"{source}: no file matches")
         for path in matches:
@@ -93,22 +131,36 @@ def no_such_file(source: str) -> DataError:
     return DataError(f"{source}: no such file; {suggestion(source, nearby)}")
 
 
-def _in_folder(folder: str) -> list[str]:
+def _in_folder(folder: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The files in a folder that are read, in order; the others by the reason, but for hidden ones."""
+
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}")
 
-    found = []
+    found: list[str] = []
+    others: dict[str, list[str]] = {}
     for parent, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if _made_by_weft(parent, names):
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        made = _made_by_weft(parent, names)
+        if made:
             folders.clear()
-            continue
-        found += [os.path.join(parent, name) for name in names if format_of(name) in SUFFIXES and name[0] != "."]
-    if not found and os.path.exists(os.path.join(folder, "plan.json")):
-        raise DataError(f"{folder}: already prepared tokens, not text; train on them with data.prepared={folder}")
-    if not found:
-        raise DataError(f"{folder}: contains no text; weft reads {READABLE}")
-    return sorted(found)
+        inside = [parent] if made else [os.path.join(parent, name) for name in sorted(names) if name[0] != "."]
+        links = (path for path in (os.path.join(parent, name) for name in folders) if os.path.islink(path))
+        for path in (*inside, *links):
+            if (why := _unread(path)) is None:
+                found.append(path)
+            else:
+                others.setdefault(why, []).append(os.path.relpath(path, folder))
+    return sorted(found), others
+
+
+def _unread(path: str) -> str | None:
+    """Why something in a folder isn't read; None for a file that is."""
+    if os.path.isdir(path):
+        return "a link to a folder; name it as well" if os.path.islink(path) else "made by weft"
+    if format_of(path) not in SUFFIXES:
+        return f"weft reads {READABLE}"
+    return None if os.path.isfile(path) else "not a file"
 
 
 def _made_by_weft(folder: str, names: Sequence[str]) -> bool:

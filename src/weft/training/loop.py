@@ -23,6 +23,7 @@ from weft.training.guard import Guard
 from weft.training.interruption import Interrupted, interruptions
 from weft.training.learner import Learner, roll_back
 from weft.training.loader import shared
+from weft.training.memory import Need, check_model
 from weft.training.objective import Objective
 from weft.training.precision import arithmetic, slow_precision
 from weft.training.preflight import Preflight
@@ -38,6 +39,7 @@ class Loop:
 
     def __init__(self, recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], worker: Worker):
         self.recipe, self.run, self.objective, self.worker = recipe, run, objective, worker
+        check_model(recipe, worker.device)
         self.loader = shared(objective.loader, recipe, worker.ranks)
         model = first_model(recipe).to(worker.device)
         fit(model, recipe, worker.device)
@@ -112,6 +114,7 @@ class Loop:
             lambda parts: self._step(step, parts, first, 1.0),
             self.evaluation.measure,
             self.worker.device,
+            Need(self.recipe, lambda: self.loader.batch(first + state.guard.shift)),
             first=first + state.guard.shift,
             auto=auto,
         ).run(self.run.scratch, asdict(state))

@@ -23,7 +23,9 @@ from weft.models.base import LanguageModel
 from weft.runs import checkpoint, snapshot
 from weft.training.learner import Learner
 from weft.training.loader import Loader
+from weft.training.memory import place, total_memory
 
+AMPLE = 2.5  # times the least that a step needs of a processor's memory: as much as was ever measured
 FULL = 0.92  # of a GPU's memory: "auto" leaves the rest to what varies from step to step
 
 
@@ -66,6 +68,7 @@ class Preflight:
     step: Callable[[list[Batch]], object]
     evaluate: Callable[[], object]
     device: torch.device
+    need: Callable[[int], int]
     first: int = 1
     auto: bool = False
 
@@ -106,18 +109,37 @@ class Preflight:
 
     def _fitting(self) -> int:
         """The rows to read at a time: as the recipe says if that fits, else an error or, with `auto`, what fits."""
-        wanted = micro = self.loader.micro
+        wanted = self.loader.micro
+        micro = self._planned(wanted)
         while not self._fits(micro):
             if micro == 1:
                 raise RunError(
-                    f"{_place(self.device)} has too little memory for one {self.loader.row}; shorten batch.length, "
+                    f"{place(self.device)} has too little memory for one {self.loader.row}; shorten batch.length, "
                     "set batch.recompute=true or use a smaller model"
                 )
             micro = -(-micro // 2)
         if micro < wanted and not self.auto:
             raise RunError(
                 f"batch.micro = {wanted}: {wanted} times a {self.loader.row} do not fit at once in the memory of "
-                f"{_place(self.device)}; batch.micro={micro} does, with the same gradient (batch.micro=auto finds it)"
+                f"{place(self.device)}; batch.micro={micro} does, with the same gradient (batch.micro=auto finds it)"
+            )
+        return micro
+
+    def _planned(self, wanted: int) -> int:
+        """The rows at a time to begin with. On a processor, where too many would end the process, fewer than are
+        wanted if the settings show that these can't fit: an error without `auto`, for what fits isn't known for
+        certain."""
+        if self.device.type != "cpu":
+            return wanted
+        there, micro = total_memory(self.device), wanted
+        lacking = self.need(wanted) > there
+        while micro > 1 and (lacking or self.auto) and AMPLE * self.need(micro) > there:
+            micro = -(-micro // 2)
+        if lacking and (not self.auto or self.need(micro) > there):
+            parts = f"set batch.micro={micro}, which gives the same gradient in parts, or " if micro < wanted else ""
+            raise RunError(
+                f"{wanted} times a {self.loader.row} need at least {byte_size(self.need(wanted))} of memory at once, "
+                f"and this machine has {byte_size(there)}; {parts}lower batch.size, batch.length or the model's size"
             )
         return micro
 
@@ -185,10 +207,3 @@ def peak_memory(device: torch.device) -> int:
 
 def _share(device: torch.device) -> float:
     return torch.cuda.max_memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
-
-
-def _place(device: torch.device) -> str:
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        return f"{torch.cuda.get_device_name(device)} ({byte_size(total)})"
-    return "this machine"
