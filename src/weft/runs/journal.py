@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from weft.errors import ConfigError
 from weft.files import sync, write_text
+from weft.progress import warn
 from weft.recipe.config import LogConfig, Recipe
 from weft.runs.folder import RunFolder
 from weft.runs.lines import all_checked, checked, read_lines
@@ -29,7 +30,7 @@ class Journal:
     def _open(self, after: int) -> None:
         run, log = self._run, self._recipe.log
         paths = (run.metrics, run.timings)
-        self._lines = {path: _cut(path, after) for path in paths}  # how many there are
+        self._lines = {path: _cut(path, after, self._recipe) for path in paths}  # how many there are
         self._files: dict[Path, IO[str]] = {path: path.open("a", encoding="utf-8") for path in paths}
         self._watchers: list[TensorBoard | WeightsAndBiases] = []
         if log.tensorboard:
@@ -83,13 +84,22 @@ class FollowerJournal(Journal):
         self._files, self._watchers = {}, []
 
 
-def _cut(path: Path, after: int) -> int:
-    """Take away the lines of later steps; how many stay."""
-    if not path.exists():
-        return 0
+def _cut(path: Path, after: int, recipe: Recipe) -> int:
+    """Take away the lines of later steps; how many stay. Steps that were logged and have no line are reported."""
     kept = [line for line in read_lines(path) if line["step"] <= after]
-    write_text(path, all_checked(kept))
+    logged = {line["step"] for line in kept if "loss" in line or "seconds" in line}
+    evaluated = {line["step"] for line in kept if any(key.startswith("validation_") for key in line)}
+    lost = _steps(recipe.log.every, after) - logged
+    lost |= (_steps(recipe.evaluate.every, after) if evaluated else set()) - evaluated
+    if lost:
+        warn(f"{path}: the lines of {len(lost)} steps are missing, the first of step {min(lost)}")
+    if path.exists():
+        write_text(path, all_checked(kept))
     return len(kept)
+
+
+def _steps(every: int | None, last: int) -> set[int]:
+    return set(range(every, last + 1, every)) if every else set()
 
 
 class TensorBoard:

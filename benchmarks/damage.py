@@ -1,0 +1,361 @@
+"""Damage to every file of a run: it is detected, or it is harmless.
+
+    python benchmarks/damage.py --damages 1000
+
+Small runs of several kinds, finished and interrupted, are copied; one file of the copy is damaged (a bit flipped, a
+block overwritten, cut short, emptied, removed, lines moved …), and a command is run on it in a process of its own. The
+command must end with exit code 2 and one line, or warn in a line that names the file, or give what it gives without the
+damage. Anything else, a traceback or a hang included, is a failure.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.cli.main import run as command
+from weft.runs.lines import read
+from weft.training.step import OptimisationStep
+
+SECONDS = 60  # after which a command is taken to hang
+MOST = 13  # steps of the runs
+
+SMALL = [
+    "model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=24", f"steps={MOST}",
+    "log.every=2", "evaluate.every=4", "checkpoint.every=4", "batch.length=16", "seed=3",
+]  # fmt: skip
+
+# name → preset, data, changes, the command that uses the run
+KINDS: dict[str, tuple[str, str, list[str], list[str]]] = {
+    "text": (
+        "llama-tiny",
+        "text.txt",
+        ["batch.size=4", "tokenizer=byte"],
+        ["generate", "--prompt", "the", "--greedy", "--max-tokens", "12"],
+    ),
+    "averaged": (
+        "gpt-tiny",
+        "text.txt",
+        ["batch.size=4", "tokenizer=byte", "checkpoint.average=3", "checkpoint.keep=3"],
+        ["generate", "--prompt", "a", "--greedy", "--max-tokens", "12"],
+    ),
+    "pairs": (
+        "vaswani-tiny",
+        "pairs.tsv",
+        ["batch.size=8", "tokenizer=byte"],
+        ["translate", "few.txt", "--beam", "1", "--max-tokens", "12"],
+    ),
+    "classify": (
+        "bert-tiny",
+        "rows.tsv",
+        ["batch.size=8", "tokenizer.vocab_size=70", "objective=classify"],
+        ["classify", "few.txt", "--json"],
+    ),
+    "ngram": (
+        "ngram-3",
+        "text.txt",
+        ["tokenizer=byte"],
+        ["generate", "--prompt", "the", "--greedy", "--max-tokens", "12"],
+    ),
+}
+
+
+# ---- the runs
+
+
+def texts(folder: Path) -> None:
+    """The text and rows that all runs learn from."""
+    pick = random.Random(0)
+    words = [
+        "the",
+        "red",
+        "cat",
+        "sat",
+        "on",
+        "a",
+        "warm",
+        "mat",
+        "and",
+        "saw",
+        "cold",
+        "blue",
+        "fish",
+        "near",
+        "old",
+        "dogs",
+    ]
+    sentences = [" ".join(pick.choices(words, k=pick.randint(4, 9))) for _ in range(400)]
+    (folder / "text.txt").write_text(".\n\n".join(sentences), encoding="utf-8")
+    (folder / "few.txt").write_text("\n".join(sentences[:3]) + "\n", encoding="utf-8")
+    pairs = [f"{s[:12]}\t{s[:12][::-1]}" for s in sentences[:120]]
+    (folder / "pairs.tsv").write_text("source\ttarget\n" + "\n".join(pairs) + "\n", encoding="utf-8")
+    rows = [f"{s}\t{'warm' if 'red' in s else 'cold'}" for s in sentences[:120]]
+    (folder / "rows.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
+
+
+def interrupted(steps: int) -> Callable[..., Any]:
+    """A step that fails after so many: what stands then is what a killed process leaves."""
+    take, taken = OptimisationStep.__call__, 0
+
+    def step(self: OptimisationStep, *given: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken > steps + 2:  # two in the pre-flight
+            os._exit(9)
+        return take(self, *given)
+
+    return step
+
+
+def make(kind: str, path: Path, stop: int | None) -> None:
+    """Train one of the runs in a process of its own."""
+    preset, data, words, _ = KINDS[kind]
+    small = SMALL if kind != "ngram" else ["seed=3"]
+    words = ["train", preset, "--data", data, "--run", str(path), *small, *words]
+
+    def go() -> int:
+        if stop is not None:
+            OptimisationStep.__call__ = interrupted(stop)  # type: ignore[method-assign]
+        return command(words)
+
+    found = apart(go)
+    if found["code"] != (0 if stop is None else 9):
+        raise SystemExit(f"{kind}: {found}")
+
+
+def imported(source: Path, path: Path) -> None:
+    """A finished run exported for other programs, and imported again."""
+    for words in (
+        ["export", str(source), str(path.with_name("exported")), "--to", "hf"],
+        ["import", str(path.with_name("exported")), str(path)],
+    ):
+        found = apart(lambda words=words: command(words))  # type: ignore[misc]
+        if found["code"] != 0:
+            raise SystemExit(f"{words}: {found}")
+
+
+# ---- commands
+
+
+def apart(go: Callable[[], int]) -> dict[str, Any]:
+    """Run something in a process of its own: its exit code, what it printed, and whether it hung."""
+    with tempfile.TemporaryDirectory(prefix="weft-damage-") as name:
+        out, err = Path(name, "out"), Path(name, "err")
+        number = os.fork()
+        if number == 0:
+            code = 1
+            signal.alarm(SECONDS)
+            with open(out, "w") as sys.stdout, open(err, "w") as sys.stderr:
+                try:
+                    code = go()
+                except BaseException:
+                    traceback.print_exc()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(number, 0)
+        code = os.waitstatus_to_exitcode(status)
+        return {"code": code, "out": out.read_text(errors="replace"), "err": err.read_text(errors="replace")}
+
+
+def act(action: str, kind: str, path: Path, folder: Path) -> dict[str, Any]:
+    """One command on a run, and its answer: what it printed, or the weights and metrics that it left."""
+    if action == "resume":
+        found = apart(lambda: command(["train", "--resume", str(path)]))
+        found["answer"] = outcome(path) if found["code"] == 0 else None
+        return found
+    if action == "evaluate":
+        more = ["--data", str(folder / "text.txt")] if kind == "imported" else []
+        found = apart(lambda: command(["evaluate", str(path), "--json", *more]))
+        with contextlib.suppress(ValueError):
+            found["out"] = json.loads(found["out"])
+            found["out"].pop("baseline_bits_per_byte", None)  # left out where the events no longer tell
+    elif action == "export":
+        target = path.with_name("again")
+        shutil.rmtree(target, ignore_errors=True)
+        found = apart(lambda: command(["export", str(path), str(target), "--to", "hf"]))
+        files = sorted(file for file in target.rglob("*") if file.is_file()) if target.exists() else []
+        found["out"] = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    else:
+        use = KINDS.get(kind, KINDS["text"])[3]
+        found = apart(lambda: command([use[0], str(path), *use[1:]]))
+    found["answer"] = found["out"]
+    return found
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    """The weights, latest and best, and the metrics of a run."""
+    found: dict[str, Any] = {"metrics": read(path / "metrics.jsonl")[0]}
+    for name in ("latest", "best"):
+        file = path / "checkpoints" / name / "model.safetensors"
+        found[name] = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None
+    results = [line for line in read(path / "events.jsonl")[0] if line["event"] == "result"]
+    found["result"] = {key: value for key, value in results[-1].items() if key != "time"} if results else None
+    return found
+
+
+# ---- damages
+
+
+def spoil(file: Path, pick: random.Random) -> str:
+    """Damage a file somehow; how."""
+    if file.is_symlink():
+        how = pick.choice(["removed", "dangling", "elsewhere"])
+        others = [path for path in file.parent.glob("step-*") if path.name != os.readlink(file)]
+        file.unlink()
+        if how == "dangling":
+            file.symlink_to("step-00099999")
+        elif how == "elsewhere" and others:
+            file.symlink_to(pick.choice(others).name)
+        return how
+    data = file.read_bytes()
+    ways: dict[str, Callable[[], bytes | None]] = {
+        "bit": lambda: _put(data, pick.randrange(len(data)), lambda old: bytes([old[0] ^ 1 << pick.randrange(8)])),
+        "zeros": lambda: _put(data, pick.randrange(len(data)), lambda old: bytes(len(old)), pick.choice([16, 512])),
+        "noise": lambda: _put(data, pick.randrange(len(data)), lambda old: pick.randbytes(len(old)), 64),
+        "cut": lambda: data[: pick.randrange(len(data))],
+        "empty": lambda: b"",
+        "removed": lambda: None,
+        "appended": lambda: data + pick.randbytes(40),
+        "folder": lambda: None,
+        "dangling": lambda: None,
+    }
+    lines = data.splitlines(keepends=True)
+    if file.suffix in (".jsonl", ".json", ".toml") and len(lines) > 2:
+        at, other = pick.sample(range(len(lines)), 2)
+        ways |= {
+            "line twice": lambda: b"".join([*lines[:at], lines[at], *lines[at:]]),
+            "line lost": lambda: b"".join([*lines[:at], *lines[at + 1 :]]),
+            "lines swapped": lambda: b"".join(
+                lines[other] if n == at else lines[at] if n == other else line for n, line in enumerate(lines)
+            ),
+        }
+    how = pick.choice(list(ways)) if data else "removed"
+    changed = ways[how]()
+    if changed is not None:
+        file.write_bytes(changed)
+        return how if changed != data else "nothing"
+    file.unlink()
+    if how == "folder":
+        file.mkdir()
+    elif how == "dangling":
+        file.symlink_to("nowhere")
+    return how
+
+
+def _put(data: bytes, at: int, new: Callable[[bytes], bytes], size: int = 1) -> bytes:
+    return data[:at] + new(data[at : at + size]) + data[at + size :]
+
+
+def verdict(found: dict[str, Any], expected: dict[str, Any], file: Path) -> str:
+    """What became of a damage."""
+    lines = found["err"].strip().splitlines()
+    if found["code"] == -signal.SIGALRM:
+        return "HANG"
+    if "Traceback" in found["err"] or found["code"] not in (0, 2):
+        return "TRACEBACK"
+    if found["code"] == 2:
+        return "refused" if lines and lines[-1].startswith("weft: ") else "NO LINE"
+    known = expected["err"].splitlines()
+    if any(part in line for line in lines if line not in known for part in (file.name, file.parent.name)):
+        return "warned"
+    return "harmless" if found["answer"] == expected["answer"] else "UNSEEN"
+
+
+def damageable(path: Path) -> list[Path]:
+    """Every file and link of a run that anything reads."""
+    ignored = ("report.html", ".lock")
+    return sorted(
+        file for file in path.rglob("*") if (file.is_file() or file.is_symlink()) and file.name not in ignored
+    )
+
+
+def bench(damages: int, seed: int, kinds: list[str]) -> Counter[str]:
+    """So many damages; how often each verdict came."""
+    pick, verdicts = random.Random(seed), Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="weft-damage-") as name, contextlib.chdir(name):
+        folder = Path(name)
+        texts(folder)
+        runs: list[tuple[str, Path]] = []
+        for kind in kinds:
+            runs.append((kind, folder / f"{kind}-finished"))
+            make(kind, runs[-1][1], None)
+            if kind != "ngram":
+                runs.append((kind, folder / f"{kind}-interrupted"))
+                make(kind, runs[-1][1], 10)
+        if "text" in kinds:
+            imported(folder / "text-finished", folder / "imported")
+            runs.append(("imported", folder / "imported"))
+        expected: dict[tuple[Path, str], dict[str, Any]] = {}
+        for number in range(damages):
+            kind, path = pick.choice(runs)
+            action = pick.choice(
+                ["evaluate", "use", "export"] if kind == "imported" else ["evaluate", "use", "resume", "resume"]
+            )
+            if (path, action) not in expected:
+                expected[path, action] = act(action, kind, copied(path, folder), folder)
+                if expected[path, action]["code"] != 0:
+                    raise SystemExit(f"{path.name} {action}: {expected[path, action]}")
+            copy = copied(path, folder)
+            files = damageable(copy)
+            # a file of each kind as often as any other, not each of many checkpoints'
+            file = pick.choice(pick.choice(list(_by_name(files).values())))
+            how = spoil(file, pick)
+            found = act(action, kind, copy, folder)
+            result = verdict(found, expected[path, action], file)
+            verdicts[result] += 1
+            if result.isupper():
+                shown = found["err"].strip().splitlines()[-1:] or [""]
+                print(f"{number}: {path.name} {file.relative_to(copy)} {how}, {action}: {result} {shown[0][:300]}")
+    return verdicts
+
+
+def copied(path: Path, folder: Path) -> Path:
+    """The run once more, always in the same place: what is printed names it."""
+    copy = folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(path, copy, symlinks=True)
+    return copy
+
+
+def _by_name(files: list[Path]) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        found.setdefault(file.name, []).append(file)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--damages", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # a fork inherits no threads
+    importlib.import_module("torch._dynamo")  # the first optimizer loads it, which takes seconds: once here, for all
+    for module in ("weft.api.train", "weft.api.export_model", "weft.api.import_model"):
+        importlib.import_module(module)
+    began = time.perf_counter()
+    verdicts = bench(options.damages, options.seed, options.kinds)
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items()))
+    print(f"{options.damages} damages: {counts} ({time.perf_counter() - began:.0f} s)")
+    return 1 if any(name.isupper() for name in verdicts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
