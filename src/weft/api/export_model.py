@@ -55,6 +55,10 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
 def bundle_of(run: RunFolder) -> ModelBundle:
     """A run as a model to export, its best weights not yet read; an adapter is merged into its base."""
     recipe = run.recipe()
+    for line in changed_files(run, origin=True):
+        if f"{run.origin}{os.sep}" in line:
+            raise RunError(f"{line}, and the export would hold it; import the model again")
+        warn(line)
     weights: LazyWeights
     if recipe.adapter is None:
         path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
@@ -63,7 +67,7 @@ def bundle_of(run: RunFolder) -> ModelBundle:
         model, damage = load_model(run)
         tensors = model.state_dict()
         weights = lazily(tensors.__getitem__, tensors)
-    for line in (*changed_files(run, origin=True), *damage):
+    for line in damage:
         warn(line)
     return read_run(run, weights)
 

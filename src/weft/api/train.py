@@ -29,7 +29,9 @@ from weft.recipe.objective import Chat
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
+from weft.runs import checkpoint
 from weft.runs.folder import FollowedRun, RunFolder, claimed, held, open_run
+from weft.runs.journal import check_lines
 from weft.runs.lines import read_lines
 from weft.runs.report import write_report
 from weft.text import builtin
@@ -105,6 +107,8 @@ def resume(run: Path | str, *, log: Log = log_to_stderr) -> Run:
     with held(folder):
         objective = objectives.build(recipe, folder)
         _check_data(objective, log)
+        if recipe.model.kind != "ngram" and (found := checkpoint.checkpoints(folder.checkpoints)):
+            check_lines(folder, recipe, checkpoint.step_of(found[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
         start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
         return _finish(recipe, folder, objective, ranks)

@@ -30,7 +30,7 @@ class Journal:
     def _open(self, after: int) -> None:
         run, log = self._run, self._recipe.log
         paths = (run.metrics, run.timings)
-        self._lines = {path: _cut(path, after, self._recipe) for path in paths}  # how many there are
+        self._lines = {path: _cut(path, after) for path in paths}  # how many there are
         self._files: dict[Path, IO[str]] = {path: path.open("a", encoding="utf-8") for path in paths}
         self._watchers: list[TensorBoard | WeightsAndBiases] = []
         if log.tensorboard:
@@ -84,18 +84,26 @@ class FollowerJournal(Journal):
         self._files, self._watchers = {}, []
 
 
-def _cut(path: Path, after: int, recipe: Recipe) -> int:
-    """Take away the lines of later steps; how many stay. Steps that were logged and have no line are reported."""
+def _cut(path: Path, after: int) -> int:
+    """Take away the lines of later steps; how many stay."""
+    if not path.exists():
+        return 0
     kept = [line for line in read_lines(path) if line["step"] <= after]
-    logged = {line["step"] for line in kept if "loss" in line or "seconds" in line}
-    evaluated = {line["step"] for line in kept if any(key.startswith("validation_") for key in line)}
-    lost = _steps(recipe.log.every, after) - logged
-    lost |= (_steps(recipe.evaluate.every, after) if evaluated else set()) - evaluated
-    if lost:
-        warn(f"{path}: the lines of {len(lost)} steps are missing, the first of step {min(lost)}")
-    if path.exists():
-        write_text(path, all_checked(kept))
+    write_text(path, all_checked(kept))
     return len(kept)
+
+
+def check_lines(run: RunFolder, recipe: Recipe, step: int) -> None:
+    """Report steps up to this one, which a checkpoint holds, that were logged and have no line: a checkpoint is never
+    ahead of its metrics."""
+    for path in (run.metrics, run.timings):
+        lines = read_lines(path)
+        logged = {line["step"] for line in lines if "loss" in line or "seconds" in line}
+        evaluated = {line["step"] for line in lines if any(key.startswith("validation_") for key in line)}
+        lost = _steps(recipe.log.every, step) - logged
+        lost |= (_steps(recipe.evaluate.every, step) if evaluated else set()) - evaluated
+        if lost:
+            warn(f"{path}: no line of step {', '.join(map(str, sorted(lost)[:3]))}{' …' if len(lost) > 3 else ''}")
 
 
 def _steps(every: int | None, last: int) -> set[int]:

@@ -195,10 +195,11 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
             damaged.append(place)
             waiting += 1
             continue
-        if number is not None:
+        if number is None:
+            at += 1
+        else:
             missing += max(0, number - at - 1 - waiting)
-            sealed = True
-        at, waiting = place if number is None else number, 0
+            at, waiting, sealed = number, 0, True
         found.append(values)
     return found, _message(path, damaged, missing)
 

@@ -1,0 +1,161 @@
+"""A run whose files were damaged: each command says so, or gives what it would have given. The long form of this is
+benchmarks/damage.py."""
+
+import importlib.util
+import json
+import random
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import weft
+from weft.cli.main import run as command
+from weft.runs.folder import RunFolder
+from weft.runs.lines import read_lines
+
+RUNS = Path(__file__).parent / "runs-0.1"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, with the notes that a run has since 0.1."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    shutil.copytree(RUNS / "base", path, symlinks=True)
+    weft.resume(path, log=lambda line: None)
+    return path
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def overwrite(file: Path, at: int = 8, size: int = 8) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[:at] + b"\xff" * size + data[at + size :])
+
+
+@pytest.mark.parametrize("name", ["train-00000.tokens", "validation-00000.sections", "train-00000.sections"])
+@pytest.mark.parametrize("words", [["evaluate"], ["train", "--resume"]])
+def test_damaged_text_is_refused(run: Path, name: str, words: list[str], capsys: Capture) -> None:
+    """Overwritten tokens gave other weights, and overwritten sections 0 bits per byte."""
+    file = run / "data" / name
+    overwrite(file, at=file.stat().st_size // 2, size=file.stat().st_size // 2)
+    assert command([*words, str(run)]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"{name}: damaged: it is not what was written; remove {run / 'data'}, and `weft train --resume" in line
+
+
+def test_damaged_rows_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(RUNS / "classify", tmp_path / "run", symlinks=True)
+    file = tmp_path / "run/data/train.safetensors"
+    whole = file.read_bytes()
+    for damaged in (bytes(len(whole)), whole[:-8] + bytes(8), whole[:-8], b""):
+        file.write_bytes(damaged)
+        assert command(["train", "--resume", str(tmp_path / "run")]) == 2
+        assert "train.safetensors: damaged" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_data_that_was_removed_is_prepared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the line about damaged data says; and from another text than the run's, it is refused."""
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} bottles on the wall\n" for number in range(300)), encoding="utf-8")
+    words = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "steps=2", "tokenizer=byte"]
+    done = weft.train("gpt-tiny", data=str(text), run="run", changes=words, log=lambda line: None)
+    expected = done.evaluate()
+    shutil.rmtree(tmp_path / "run/data")
+    lines: list[str] = []
+    assert weft.resume("run", log=lines.append).evaluate() == expected
+    assert any("data: missing; preparing the data again" in line for line in lines)
+    shutil.rmtree(tmp_path / "run/data")
+    text.write_text("".join(f"{number} other bottles\n" for number in range(400)), encoding="utf-8")
+    with pytest.raises(weft.errors.RunError, match="not the data that this run began with"):
+        weft.resume("run", log=lambda line: None)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "tokenizer_config.json"])
+def test_a_changed_file_is_named(run: Path, name: str, capsys: Capture) -> None:
+    file = run / name
+    file.write_text(file.read_text() + "\n")
+    weft.load(run)
+    assert f"{file}: has changed since the run last started" in capsys.readouterr().err
+    lines: list[str] = []
+    weft.resume(run, log=lines.append)
+    assert any(f"{file}: has changed" in line for line in lines)
+    weft.load(run)  # now that is how it is
+    assert f"{file}: has changed" not in capsys.readouterr().err
+
+
+def test_damaged_metrics_are_reported_and_left_out(run: Path, capsys: Capture) -> None:
+    """A changed digit too: it would be another loss in the report."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    at = next(n for n, line in enumerate(lines) if '"loss": ' in line)
+    lines[at] = lines[at].replace('"loss": ', '"loss": 1', 1)
+    file.write_text("".join(lines))
+    weft.resume(run, log=lambda line: None)
+    err = capsys.readouterr().err
+    assert f"weft: {file}: 1 line can't be read (first: line {at + 1}); left out" in err
+    assert f"{file}: no line of step {json.loads(lines[at])['step']}\n" in err
+    assert len(read_lines(file)) == len(lines) - 1
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+def test_lines_of_another_kind_end_in_no_traceback(run: Path, name: str, capsys: Capture) -> None:
+    odd = b"\n".join(
+        [b"\xff" * 40, b"[]", b'{"event": "result", "loss": "x"}', b'{"step": 1, "loss": "x"}', b"[" * 9000]
+    )
+    (run / name).write_bytes(odd + b"\n" + (run / name).read_bytes())
+    assert command(["evaluate", str(run)]) == 0
+    assert command(["train", "--resume", str(run)]) == 0
+    assert f"{run / name}: 5 lines can't be read (first: line 1); left out" in capsys.readouterr().err
+
+
+# ---- the harness, for a few seconds
+
+
+@pytest.fixture(scope="module")
+def harness() -> ModuleType:
+    file = Path(__file__).parent.parent.parent / "benchmarks/damage.py"
+    spec = importlib.util.spec_from_file_location("damage", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damage_is_detected_or_harmless(
+    run: Path, finished: Path, harness: ModuleType, seed: int, capsys: Capture
+) -> None:
+    pick = random.Random(seed)
+    words = ["evaluate", str(run), "--json"]
+    expected = answer(words, capsys)
+    file = pick.choice(pick.choice(list(harness._by_name(harness.damageable(run)).values())))
+    how = harness.spoil(file, pick)
+    found = answer(words, capsys)
+    verdict = harness.verdict(found, expected, file)
+    if file.name == "best" and verdict == "UNSEEN":
+        pytest.skip("what becomes of the link is tested with the checkpoints")
+    assert verdict in ("refused", "warned", "harmless"), (file.name, how, found)
+
+
+def answer(words: list[str], capsys: Capture) -> dict[str, Any]:
+    code = command(words)
+    printed = capsys.readouterr()
+    metrics = json.loads(printed.out) if code == 0 else {}
+    metrics.pop("baseline_bits_per_byte", None)
+    return {"code": code, "err": printed.err, "answer": metrics}
+
+
+def test_the_results_of_a_damaged_run_are_those_that_can_be_read(run: Path) -> None:
+    whole = RunFolder(run).results()
+    assert whole["loss"] > 0
+    (run / "events.jsonl").write_bytes((run / "events.jsonl").read_bytes().replace(b'"result"', b'"resulT"'))
+    assert RunFolder(run).results() == {}
