@@ -100,7 +100,7 @@ def test_eos_ends_a_row() -> None:
 def test_the_window_ends_a_row_and_a_shorter_row_goes_on() -> None:
     model = decoder(position=Learned(), context=12)
     prompts = [[1] * 11, [2, 3]]
-    tokens = list(generate(model, prompts, Sampling(temperature=0.0, max_tokens=50)))
+    tokens = list(generate(model, prompts, Sampling(temperature=0.0, max_tokens=50, slide=False)))
     texts = collect(tokens, 2)
     assert [len(text) for text in texts] == [2, 11]  # 12 places read, and what the last of them predicts
     assert texts == [by_recomputing(model, prompt, len(text)) for prompt, text in zip(prompts, texts, strict=True)]
@@ -117,7 +117,7 @@ def test_gradients_stay_on_for_the_caller_between_tokens() -> None:
 def test_what_cannot_be_continued_is_refused() -> None:
     learned = decoder(position=Learned(), context=12)
     with pytest.raises(ModelError, match="13 tokens long, but the model reads at most 12"):
-        generate(learned, [[1] * 13], Sampling())
+        generate(learned, [[1] * 13], Sampling(slide=False))
     with pytest.raises(ModelError, match="prompt 1 is empty"):
         generate(learned, [[1], []], Sampling())
     with pytest.raises(ModelError, match="id 40, outside the model's vocabulary of 40"):

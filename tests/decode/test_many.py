@@ -88,7 +88,8 @@ def test_where_the_engine_is_taken() -> None:
 def test_blocks_are_few_but_enough(engines: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A text may take all of them, and then the others wait."""
     monkeypatch.setattr(many, "MANY", 2)
-    settings = Sampling(max_tokens=3000, temperature=0.0, banned=(BYTES.eos_id or 0,), stop=("zzzzz",))
+    rules = {"banned": (BYTES.eos_id or 0,), "stop": ("zzzzz",), "slide": False}
+    settings = Sampling(max_tokens=3000, temperature=0.0, **rules)
     model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=1100)
     found = complete(model, prompts(["a" * 40, "b"]), settings)
     assert engines == [2]
@@ -100,7 +101,7 @@ def test_a_prompt_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(many, "MANY", 2)
     model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=12)
     with pytest.raises(ModelError, match="prompt 2 is 13 tokens long, but the model reads at most 12"):
-        complete(model, prompts(["a", "ab", "c" * 13]), SETTINGS)
+        complete(model, prompts(["a", "ab", "c" * 13]), SETTINGS.replace(slide=False))
 
 
 def test_weights_that_are_damaged_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

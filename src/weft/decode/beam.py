@@ -2,7 +2,7 @@
 
 A text's score is its log-probability divided by a length penalty, since every further token lowers the sum; with a
 coverage penalty, words of the source that were never looked at lower it too (Wu et al. 2016, §7). What ended is kept
-apart; the search of a prompt is over when no beginning that is still alive can reach the score of the worst
+apart; a full window ends a text, for what is read of it from there on would give it another log-probability; and the search of a prompt is over when no beginning that is still alive can reach the score of the worst
 text that would be returned, however it went on.
 """
 
@@ -168,9 +168,10 @@ class _Batch:
         window = context_window(model)
         self.every = [_Search(prompt, settings, window) for prompt in prompts]
         self.searches = list(self.every)  # those that go on
-        limit = max_length(prompts, settings.max_tokens, model)
+        ids = [prompt.ids for prompt in prompts]
+        limit = max_length(ids, settings.max_tokens, model)
         with torch.inference_mode():
-            self.stepper, self.logits = read_prompts(model, prompts, limit, source)
+            self.stepper, self.logits = read_prompts(model, ids, limit, source)
         self.device = self.logits.device
         if coverage is not None:
             coverage.begin([len(prompt.ids) - 1 for prompt in prompts])

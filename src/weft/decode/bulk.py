@@ -47,10 +47,12 @@ def _prompt(line: str, where: str) -> str:
 
 
 def as_json(completion: Completion) -> dict[str, Any]:
-    """A text as a JSON object; score and logprobs only where there are any."""
+    """A text as a JSON object; score, slid and logprobs only where there are any."""
     values: dict[str, Any] = {"text": completion.text, "tokens": completion.tokens, "finish": completion.finish}
     if completion.score is not None:
         values["score"] = completion.score
+    if completion.slid:
+        values["slid"] = True
     if completion.scored:
         values["logprobs"] = [
             {

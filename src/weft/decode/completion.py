@@ -21,13 +21,17 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Completion:
-    """The whole text of one row. `scored` is filled if log-probabilities were asked for; `score` by beam search."""
+    """The whole text of one row. `scored` is filled if log-probabilities were asked for; `score` by beam search.
+
+    `slid`: prompt and text were longer than the model's window, and it went on over the last tokens.
+    """
 
     text: str
     tokens: int
     finish: Finish
     scored: tuple[TokenLogprob, ...] = field(default=(), repr=False)
     score: float | None = None
+    slid: bool = False
 
 
 def gather(stream: Iterable[Chunk], prompts: Sequence[Prompt]) -> list[Completion]:
@@ -44,7 +48,7 @@ def completion_of(chunks: Sequence[Chunk], prompt: Prompt) -> Completion:
     assert last.finish is not None, "every text ends"
     text = "".join(chunk.text for chunk in chunks)
     scored = () if prompt.tokenizer is None else _scored(chunks, text, prompt.tokenizer, prompt.begun)
-    return Completion(text, last.tokens, last.finish, scored)
+    return Completion(text, last.tokens, last.finish, scored, slid=last.slid)
 
 
 def _scored(chunks: Sequence[Chunk], text: str, tokenizer: Tokenizer, begun: bool) -> tuple[TokenLogprob, ...]:

@@ -56,7 +56,8 @@ class Sampling(Rules):
 
     `temperature = 0` takes the likeliest token each time (greedy). `top_k`, `top_p`, `min_p` and `typical_p` each drop
     tokens before one is drawn; without them and with `temperature = 1` the draw follows the model exactly.
-    `logprobs = n` reports the log-probability of each token and of the n likeliest, as the model gave them.
+    `logprobs = n` reports the log-probability of each token and of the n likeliest, as the model gave them. A text that
+    is longer than the model's window goes on over its last tokens; without `slide` it ends there.
     """
 
     temperature: float = Field(default=1.0, ge=0.0, le=100.0)
@@ -66,6 +67,7 @@ class Sampling(Rules):
     typical_p: float | None = Field(default=None, gt=0.0, le=1.0)
     seed: int = Field(default=0, ge=0, lt=2**63)
     logprobs: int | None = Field(default=None, ge=0, le=100)
+    slide: bool = True
 
     @model_validator(mode="after")
     def _greedy_has_no_choice(self) -> Self:

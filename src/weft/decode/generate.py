@@ -1,9 +1,10 @@
 """Lockstep generation: read the prompts once, then one token of every text at a time.
 
 Rows of a batch are independent: a text follows from its prompt, its seed and its settings, whatever its neighbours are.
+When the model's window is full, the last part of each text is read again and writing goes on from there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,12 +28,14 @@ def generate(
     """Continue `prompts`, of one vocabulary, or lists of ids; chunks come step by step, rows in order within a step.
 
     Each prompt has settings of its own, or all share one. Row i draws with an rng seeded with seeds[i], by default its
-    settings' seed + i. A text ends as `Ending` says. Equal prompts are read once.
+    settings' seed + i. A text ends as `Ending` says; one that is written from a source never slides: that belongs to
+    its beginning. Equal prompts are read once.
     """
     asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
     several = [settings] * len(asked) if isinstance(settings, Sampling) else list(settings)
     assert len(several) == len(asked), "one setting a prompt"
-    check_prompts(model, asked)
+    several = several if source is None else [each.model_copy(update={"slide": False}) for each in several]
+    check_prompts(model, asked, [each.slide for each in several])
     check_rules(several, choices(model, asked[0].vocab_size))
     seeds = [each.seed + row for row, each in enumerate(several)] if seeds is None else seeds
     window = context_window(model)
@@ -41,55 +44,69 @@ def generate(
     return _steps(model, texts, source)
 
 
+Writing = Generator[Chunk, None, list[Text]]  # chunks; then the texts that go on, of which one has to slide
+
+
 @torch.inference_mode()  # as a decorator: a `with` would stay in force in the caller, between two chunks
 def _steps(model: LanguageModel, texts: list[Text], source: Source | None) -> Iterator[Chunk]:
+    while texts:
+        for text in texts:
+            if text.full:
+                text.slide()
+        texts = yield from _until_full(model, texts, source)
+
+
+def _until_full(model: LanguageModel, texts: list[Text], source: Source | None) -> Writing:
+    """Read the texts, and write until all have ended or one no longer fits into the window."""
     size, device = choices(model, texts[0].prompt.vocab_size), device_of(model)
-    # rows step together and the cache is as wide as the longest prompt, so the two maxima add up
-    limit = max_length([text.prompt for text in texts], max(text.settings.max_tokens for text in texts), model)
-    stepper, logits = read_prompts(model, [text.prompt for text in texts], limit, source)
+    # rows step together and the cache is as wide as the longest text, so the two maxima add up
+    most = max(text.settings.max_tokens - text.written for text in texts)
+    ids = [text.ids for text in texts]
+    stepper, logits = read_prompts(model, ids, max_length(ids, most, model), source)
     if stepper.runs_ahead and not any(text.changes_logits or text.settings.logprobs is not None for text in texts):
-        yield from run_ahead(stepper, texts, logits, size)
-        return
+        return (yield from run_ahead(stepper, texts, logits, size))
     while True:
         logits = logits[:, :size]
         chunks = write(texts, logits, adjusted(texts, logits))
         yield from chunks
         going = [place for place, chunk in enumerate(chunks) if chunk.finish is None]
-        if not going:
-            return
-        if len(going) < len(texts):
+        ended = len(going) < len(texts)
+        texts = [texts[place] for place in going] if ended else texts
+        if not texts or any(text.full for text in texts):
+            return texts
+        if ended:
             stepper.reorder(torch.tensor(going, device=device))
-            texts = [texts[place] for place in going]
             # forgets nothing: it gives the capacity of the texts that have ended to the others
-            stepper.truncate(max(len(text.prompt.ids) + text.written - 1 for text in texts))
+            stepper.truncate(max(len(text.ids) - 1 for text in texts))
         logits = stepper.step(torch.tensor([chunks[place].id for place in going], device=device))
 
 
-def run_ahead(stepper: Stepper, texts: Sequence[Text], logits: Tensor, vocab_size: int) -> Iterator[Chunk]:
+def run_ahead(stepper: Stepper, texts: Sequence[Text], logits: Tensor, vocab_size: int) -> Writing:
     """The same with steps that choose by themselves; rows that have ended go on unseen until all have."""
-    steps = max(text.ending.limit for text in texts)
+    steps = min([max(text.left for text in texts), *(text.until_full for text in texts if text.until_full < text.left)])
     settings, rngs = [text.settings for text in texts], [text.rng for text in texts]
     sampler = DeviceSampler(settings, rngs, steps, vocab_size, logits.device)
-    going = list(texts)
+    going = list(enumerate(texts))
     for tokens in stepper.run_ahead(logits, sampler, steps):
-        chunks = [text.push(tokens[text.row]) for text in going]
+        chunks = [text.push(tokens[place]) for place, text in going]
         yield from chunks
-        going = [text for text, chunk in zip(going, chunks, strict=True) if chunk.finish is None]
+        going = [each for each, chunk in zip(going, chunks, strict=True) if chunk.finish is None]
         if not going:
-            return
+            break
+    return [text for _, text in going]
 
 
 def read_prompts(
-    model: LanguageModel, prompts: Sequence[Prompt], limit: int, source: Source | None
+    model: LanguageModel, prompts: Sequence[Sequence[int]], limit: int, source: Source | None
 ) -> tuple[Stepper, Tensor]:
-    """A stepper that has read the prompts and can grow to `limit`, and logits (B, V) after the last token of each.
+    """A stepper that has read the prompts' ids and can grow to `limit`, and logits (B, V) after the last token of each.
 
     Only these places go through the head, and prompts that are the same are read once.
     """
     device = device_of(model)
     # with a source of its own, each row is read for itself
-    keys = [tuple(prompt.ids) if source is None else (row,) for row, prompt in enumerate(prompts)]
-    distinct = {key: prompt.ids for key, prompt in zip(keys, prompts, strict=True)}
+    keys = [tuple(ids) if source is None else (row,) for row, ids in enumerate(prompts)]
+    distinct = dict(zip(keys, prompts, strict=True))
     rows = list(distinct.values())
     lengths = [len(row) for row in rows]
     longest = max(lengths)
@@ -108,8 +125,8 @@ def read_prompts(
     return stepper, logits
 
 
-def max_length(prompts: Sequence[Prompt], max_tokens: int, model: LanguageModel) -> int:
-    """The most tokens that any row can reach."""
+def max_length(prompts: Sequence[Sequence[int]], max_tokens: int, model: LanguageModel) -> int:
+    """The most tokens of any row that are read together."""
     window = context_window(model)
-    longest = max(len(prompt.ids) for prompt in prompts) + max_tokens
+    longest = max(map(len, prompts)) + max_tokens
     return longest if window is None else min(longest, window)

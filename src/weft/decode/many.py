@@ -61,7 +61,8 @@ def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: 
         return False
     many = len(prompts) > rows or len(prompts) >= MANY
     unequal = len({len(prompt.ids) for prompt in prompts}) > 1
-    return many and unequal and max_length(prompts, settings.max_tokens, model) <= LONGEST
+    ids = [prompt.ids for prompt in prompts]
+    return many and unequal and max_length(ids, settings.max_tokens, model) <= LONGEST
 
 
 def _by_engine(
@@ -69,9 +70,12 @@ def _by_engine(
 ) -> Iterator[Completion]:
     tokenizer = prompts[0].tokenizer
     assert tokenizer is not None
-    check_prompts(model, prompts)  # before any of them is written, and with their numbers
-    longest = max_length(prompts, settings.max_tokens, model)
-    usual = max_length(prompts, min(settings.max_tokens, FIRST), model)
+    check_prompts(
+        model, prompts, [settings.slide] * len(prompts)
+    )  # before any of them is written, and with their numbers
+    ids = [prompt.ids for prompt in prompts]
+    longest = max_length(ids, settings.max_tokens, model)
+    usual = max_length(ids, min(settings.max_tokens, FIRST), model)
     blocks = max(-(-longest // BLOCK_SIZE), min(rows, len(prompts)) * -(-usual // BLOCK_SIZE))
     engine = Engine(model, tokenizer, Limits(blocks, BLOCK_SIZE, rows))
     requests = [engine.submit(prompt, settings, seed=seed) for prompt, seed in zip(prompts, seeds, strict=True)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from weft.decode.constrain import Grammar
+from weft.decode.contrastive import Contrasted
 from weft.errors import ModelError
 from weft.models.base import LanguageModel
 from weft.text.tokenizer import Tokenizer
@@ -36,6 +37,31 @@ class Prompt:
         begun = has_begun(tokenizer, text)
         vocabulary = tokenizer.eos_id, tokenizer.vocab_size
         return cls(ids or [opening(tokenizer)], tokenizer, begun, *vocabulary, grammar=grammar)
+
+    def last(self, window: int | None) -> tuple[list[int], int]:
+        """The ids that a model with this window reads, and how many of the first of them stay whenever it slides.
+
+        What the tokenizer puts before every text, as LLaMA's does with bos, is part of every text that a model of its
+        has seen; so it stays.
+        """
+        lead = () if self.tokenizer is None else self.tokenizer.leading
+        stays = len(lead) if window is None or len(lead) < window else 0
+        stays = stays if tuple(self.ids[:stays]) == lead[:stays] else 0
+        return list(slid(self.ids, window, stays)), stays
+
+
+def slid(ids: Sequence[int], window: int | None, stays: int = 0) -> Sequence[int]:
+    """The last of these ids, after the first that stay, so that they fit into the window.
+
+    As often as they don't, half of the window is left out: the rest is read again, at positions from 0 on, and half a
+    window of text can follow before that happens once more. So what is read depends on the text's length alone, not on
+    how much of it was a prompt.
+    """
+    over = 0 if window is None else len(ids) - window
+    if window is None or over <= 0:
+        return ids
+    hop = max(1, (window - stays) // 2)
+    return [*ids[:stays], *ids[stays + -(-over // hop) * hop :]]
 
 
 def has_begun(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> bool:
@@ -69,6 +95,9 @@ def opening(tokenizer: Tokenizer) -> int:
 
 def context_window(model: LanguageModel) -> int | None:
     """The most tokens the model can read, or None where nothing limits it."""
+    if isinstance(model, Contrasted):
+        both = [context_window(each) for each in (model.expert, model.amateur)]
+        return min((window for window in both if window is not None), default=None)
     return getattr(model.config, "longest", None)
 
 
@@ -78,18 +107,19 @@ def choices(model: LanguageModel, vocab_size: int | None) -> int:
     return own if vocab_size is None else min(own, vocab_size)
 
 
-def check_prompts(model: LanguageModel, prompts: Sequence[Prompt]) -> None:
-    """Refuse what the model can't continue."""
+def check_prompts(model: LanguageModel, prompts: Sequence[Prompt], slide: Sequence[bool] = ()) -> None:
+    """Refuse what the model can't continue. Of a text that slides, only the last part has to fit into the window."""
     assert prompts, "nothing to continue"
     if model.training:
         raise ModelError("the model is in training mode, where dropout changes what it writes; call model.eval() first")
     window = context_window(model)
     vocab_size: int = getattr(model.config, "vocab_size", 0)
-    for row, prompt in enumerate(prompts):
+    slide = slide or [False] * len(prompts)
+    for row, (prompt, slides) in enumerate(zip(prompts, slide, strict=True)):
         which = "the prompt" if len(prompts) == 1 else f"prompt {row}"
         if not prompt.ids:
             raise ModelError(f"{which} is empty; it needs at least one token to start from")
-        if window is not None and len(prompt.ids) > window:
+        if window is not None and len(prompt.ids) > window and not slides:
             raise ModelError(f"{which} is {len(prompt.ids)} tokens long, but the model reads at most {window}")
         wrong = next((token for token in prompt.ids if not 0 <= token < vocab_size), None)
         if wrong is not None:

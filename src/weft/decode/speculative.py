@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import max_length
-from weft.decode.prompt import Prompt, check_prompts, choices, context_window
+from weft.decode.prompt import Prompt, check_prompts, choices, context_window, slid
 from weft.decode.rules import check_rules
 from weft.decode.sampling import check_logits, choose, draw, filtered, greedy
 from weft.decode.text import Chunk, Text, adjusted, reports
@@ -68,14 +68,20 @@ class Draft:
             raise ModelError("the draft model is in training mode; call model.eval() first")
         self.model, self.settings = model, settings
         self.vocab_size = choices(model, prompt.vocab_size)
-        self.limit = max_length([prompt], settings.max_tokens, model)
+        self.window, self.stays = context_window(model), prompt.last(context_window(model))[1]
+        self.limit = max_length([prompt.ids], settings.max_tokens, model)
         # its draws must not be those that decide about them
         self.rng = torch.Generator().manual_seed((settings.seed * 2 + 1) % 2**63)
-        self.stepper = Stepper(model, 1, 1, self.limit)
-        self.read: list[int] = []
-        self.agreed = 0  # tokens that were read and have been written: they stay
+        self.left_out = -1  # tokens of the text before those that are read
 
     def guess(self, text: Sequence[int], most: int) -> Guess:
+        seen = slid(text, self.window, self.stays)
+        if self.left_out != len(text) - len(seen):  # in a new window everything is read again
+            self.left_out = len(text) - len(seen)
+            self.stepper = Stepper(self.model, 1, 1, self.limit)
+            self.read: list[int] = []
+            self.agreed = 0  # tokens that were read and have been written: they stay
+        text = seen
         most = min(most, self.limit - len(text) + 1)  # the last guess is never read
         if most < 1:
             return Guess([], None)
@@ -121,7 +127,7 @@ def speculate(
 ) -> Iterator[Chunk]:
     """Continue one prompt as `generate` does, with guesses; the chunks come in bursts."""
     prompt = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
-    check_prompts(model, [prompt])
+    check_prompts(model, [prompt], [settings.slide])
     check_rules([settings], choices(model, prompt.vocab_size))
     return _bursts(model, guesser, Text(prompt, settings, context_window(model), settings.seed))
 
@@ -129,14 +135,17 @@ def speculate(
 @torch.inference_mode()
 def _bursts(model: LanguageModel, guesser: Guesser, text: Text) -> Iterator[Chunk]:
     vocab_size = choices(model, text.prompt.vocab_size)
-    limit = max_length([text.prompt], text.settings.max_tokens, model)
-    stepper = Stepper(model, 1, len(text.prompt.ids), limit)
-    ids = list(text.prompt.ids)
-    known = 0  # of the ids, those that the model has read
+    limit = max_length([text.ids], text.settings.max_tokens, model)
+    stepper = Stepper(model, 1, len(text.ids), limit)
+    whole = list(text.prompt.ids)
+    known = 0  # of the text's ids, those that the model has read
     while True:
-        most = min(AHEAD, text.settings.max_tokens - text.written - 1, limit - len(ids))
-        guess = guesser.guess(ids, most) if most > 0 else Guess([], None)
-        logits = _read(stepper, [*ids[known:], *guess.tokens], len(guess.tokens) + 1)[:, :vocab_size]
+        if text.full:
+            text.slide()
+            stepper, known = Stepper(model, 1, len(text.ids), limit), 0
+        most = min(AHEAD, text.settings.max_tokens - text.written - 1, limit - len(text.ids))
+        guess = guesser.guess(whole, most) if most > 0 else Guess([], None)
+        logits = _read(stepper, [*text.ids[known:], *guess.tokens], len(guess.tokens) + 1)[:, :vocab_size]
         for place in range(len(guess.tokens) + 1):
             here = logits[place : place + 1]
             token = _decide(text, adjusted([text], here), guess, place)
@@ -144,10 +153,10 @@ def _bursts(model: LanguageModel, guesser: Guesser, text: Text) -> Iterator[Chun
             yield chunk
             if chunk.finish is not None:
                 return
-            ids.append(token)
+            whole.append(token)
             if place < len(guess.tokens) and token != guess.tokens[place]:
                 break
-        known = len(ids) - 1  # the newest token is the model's own and not read yet
+        known = len(text.ids) - 1  # the newest token is the model's own and not read yet
         stepper.truncate(known)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from weft.decode.config import Sampling
 from weft.decode.ending import Ending, Finish
-from weft.decode.prompt import Prompt
+from weft.decode.prompt import Prompt, slid
 from weft.decode.rules import TokenCounts, apply_rules, ban
 from weft.decode.sampling import check_logits, choose
 
@@ -21,7 +21,7 @@ class Chunk:
 
     `text` may be empty: a character may be incomplete, or a stop string may have begun. `tokens` of this row are
     written so far. `finish` is set where the text ends. `logprob` is what the model gave this token and `top` the
-    likeliest ones, as (id, log-probability), if asked for.
+    likeliest ones, as (id, log-probability), if asked for. `slid`: the model read only the last part of the text.
     """
 
     row: int
@@ -31,6 +31,7 @@ class Chunk:
     finish: Finish | None
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    slid: bool = False
 
 
 Report = tuple[float | None, tuple[tuple[int, float], ...]]  # a chunk's `logprob` and `top`
@@ -38,11 +39,17 @@ SILENT: Report = (None, ())
 
 
 class Text:
-    """One text: its prompt and settings, its random numbers, and how far it is. `row` is its place in a batch."""
+    """One text: its prompt and settings, its random numbers, and how far it is. `row` is its place in a batch.
+
+    `ids` are what the model reads of it: all, or the last ones where it slides in the model's `window`.
+    """
 
     def __init__(self, prompt: Prompt, settings: Sampling, window: int | None, seed: int, row: int = 0):
         self.prompt, self.settings, self.row = prompt, settings, row
-        self.ending = Ending(prompt, settings, window)
+        self.window = window if settings.slide else None
+        self.ending = Ending(prompt, settings, None if settings.slide else window)
+        self.ids, self._stays = prompt.last(self.window)
+        self.slid = len(self.ids) < len(prompt.ids)
         self.changes_logits = settings.changes_logits or self.ending.constraint is not None
         self.seen: TokenCounts | None = None  # kept where the settings penalise
         self.rng = torch.Generator().manual_seed(seed)
@@ -53,6 +60,25 @@ class Text:
         """Tokens written so far."""
         return self.ending.written
 
+    @property
+    def left(self) -> int:
+        """Tokens that may still be written."""
+        return self.ending.limit - self.written
+
+    @property
+    def until_full(self) -> int:
+        """Tokens after which its ids no longer fit into the window; all that are left where nothing limits it."""
+        return self.left if self.window is None else self.window - len(self.ids) + 1
+
+    @property
+    def full(self) -> bool:
+        """Whether its ids no longer fit into the window."""
+        return self.window is not None and len(self.ids) > self.window
+
+    def slide(self) -> None:
+        """Leave out the oldest ids; those that stay have to be read again."""
+        self.ids, self.slid = list(slid(self.ids, self.window, self._stays)), True
+
     def uniform(self) -> float:
         """The next number in [0, 1) of this text's own sequence, which no other text disturbs."""
         if not self._uniforms:
@@ -62,9 +88,10 @@ class Text:
     def push(self, token: int, report: Report = SILENT) -> Chunk:
         """Go on with a token."""
         finish = self.ending.push(token)
+        self.ids.append(token)
         if self.seen is not None:
             self.seen.written[0, token].add_(1)
-        return Chunk(self.row, token, self.ending.take(), self.written, finish, *report)
+        return Chunk(self.row, token, self.ending.take(), self.written, finish, *report, self.slid)
 
 
 def adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:

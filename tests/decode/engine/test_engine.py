@@ -381,7 +381,7 @@ def test_a_source_that_cannot_be_read_fails_alone() -> None:
 def test_what_can_never_be_written_is_refused_at_once() -> None:
     engine = Engine(MODELS["gpt2"], BYTES, Limits(blocks=4, block_size=4))
     with pytest.raises(ModelError, match="49 tokens long, but the model reads at most 48"):
-        engine.submit("x" * 49)
+        engine.submit("x" * 49, Sampling(slide=False))
     with pytest.raises(ModelError, match="make 17 tokens, but the cache's capacity is 16"):
         engine.submit("abcdefghij", Sampling(max_tokens=8))
     with pytest.raises(TokenizerError, match="id 999 is not in the vocabulary"):

@@ -81,7 +81,9 @@ class Engine:
         """
         settings = settings or Sampling()
         prompt = prompt if isinstance(prompt, Prompt) else Prompt.of(self.tokenizer, prompt)
-        check_prompts(self.model, [prompt])
+        if source is not None:
+            settings = settings.model_copy(update={"slide": False})  # the source belongs to its beginning
+        check_prompts(self.model, [prompt], [settings.slide])
         check_rules([settings], self.vocab_size)
         given = None
         if source is not None:
@@ -157,6 +159,8 @@ class Engine:
             request.add(chunk)
             if chunk.finish is not None:
                 self._end(request)
+            elif request.full:
+                self.scheduler.slide(request)
 
     def _end(self, request: Request, error: WeftError | None = None) -> None:
         """A text is complete, or has failed."""

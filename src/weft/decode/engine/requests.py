@@ -29,7 +29,7 @@ class OneSource:
 
 
 class Request(Text):
-    """A text that was asked for. `read` of its `ids` are in the cache; it never grows beyond `longest` tokens.
+    """A text that was asked for. `read` of its `ids` are in the cache, which never holds more than `longest` of them.
 
     Iterate to wait for its chunks as they are written; to leave early cancels it.
     """
@@ -39,9 +39,8 @@ class Request(Text):
     ):
         super().__init__(prompt, settings, window, seed)
         self.number, self.source = next(_numbers), source
-        self.ids = list(prompt.ids)
         self.read = 0
-        self.longest = len(self.ids) + self.ending.limit - 1  # the last one is never read
+        self.longest = len(self.ids) + min(self.left, self.until_full) - 1  # the last one is never read
         # what its keys and values depend on beside its tokens
         self.salt = blake2b(b"" if source is None else source.tokens.cpu().numpy().tobytes(), digest_size=16).digest()
         self.keys: list[Key] = []  # of its full blocks, hashed once
@@ -82,10 +81,14 @@ class Request(Text):
 
     def add(self, chunk: Chunk) -> None:
         """Hand on what was written."""
-        self.ids.append(chunk.id)
         self.chunks.append(chunk)
         self.finish = chunk.finish
         self._queue.put(chunk)
+
+    def slide(self) -> None:
+        """Leave out the oldest ids; it has to be admitted again, to read those that stay."""
+        super().slide()
+        self.keys = []
 
     def end(self, error: WeftError | None = None) -> None:
         """Nothing follows: the text is complete, cancelled, or has failed."""

@@ -72,6 +72,11 @@ class Scheduler:
                 self.running.remove(request)
                 self.manager.release(request)
 
+    def slide(self, request: Request) -> None:
+        """The window of a request is full: its last ids are read again, as after a preemption."""
+        self._return(request)
+        request.slide()
+
     def _drop_cancelled(self) -> None:
         with self._lock:
             waiting = [request for request in self.waiting if request.cancelled]
@@ -140,9 +145,13 @@ class Scheduler:
         return [item for item in work if item[0].number not in preempted] if preempted else work
 
     def _preempt(self, request: Request) -> None:
+        """Give its blocks to the others."""
+        self._return(request)
+        self.counts.preempted += 1
+
+    def _return(self, request: Request) -> None:
         """Free its blocks, and let it wait again before those that came later."""
         self.remove(request)
         with self._lock:
             later = (place for place, other in enumerate(self.waiting) if other.number > request.number)
             self.waiting.insert(next(later, len(self.waiting)), request)
-        self.counts.preempted += 1
