@@ -9,7 +9,7 @@ recipe is instant.
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
@@ -86,19 +86,35 @@ def assignments(words: Iterable[str]) -> Tree:
     """The table that `key.sub=value …` words describe. A value is a TOML value, or else a bare string."""
     tree: Tree = {}
     for word in words:
-        key, equals, text = word.partition("=")
-        keys = key.strip().split(".")
-        if not equals or not all(keys):
+        key, equals, text = word.partition("=") if isinstance(word, str) else ("", "", "")
+        if not equals or not all(key.strip().split(".")):
             raise ConfigError(f"'{word}': an override is written key=value, for instance model.layers=8")
         if not text:
             raise ConfigError(f"'{word}': the value is missing")
-        table: Tree = {}
-        inner = table
-        for name in keys[:-1]:
-            inner = inner.setdefault(name, {})
-        inner[keys[-1]] = _value(text)
-        tree = merge(tree, table)
+        tree = merge(tree, nested(key.strip(), _value(text)))
     return tree
+
+
+def nested(key: Any, value: Any) -> Tree:
+    """The table in which a dotted key has a value, which may be a table with such keys or a config."""
+    if not isinstance(key, str) or not all(key.split(".")):
+        raise ConfigError(f"{key!r}: not a setting's name, such as 'model.layers'")
+    if isinstance(value, Mapping):
+        tree: Tree = {}
+        for name in sorted(value, key=lambda name: str(name).count(".")):
+            tree = merge(tree, nested(name, value[name]))
+        value = tree
+    first, _, rest = key.partition(".")
+    return {first: nested(rest, value) if rest else _plain(value)}
+
+
+def _plain(value: Any) -> Any:
+    """A Python value as a recipe's file would have it."""
+    if isinstance(value, Config):
+        return value.model_dump(mode="json", exclude_none=True)
+    if isinstance(value, PurePath):
+        return str(value)
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _value(text: str) -> Any:

@@ -165,7 +165,10 @@ def test_a_text_that_ends_before_its_pattern_does_is_told(trained: Path, capsys:
     assert capsys.readouterr().err == ""
 
 
-def test_a_full_window_is_told_once(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT with sixteen positions."""
+    tmp_path = tmp_path_factory.mktemp("small")
     sizes = {"layers": 1, "d_model": 16, "context": 16, "attention": {"heads": 2}, "feedforward": {"d_ff": 16}}
     changes = {"tokenizer": {"kind": "byte"}, "steps": 1, "batch": {"length": 16, "size": 2}}
     changes["model"] = {"preset": "gpt-tiny", **sizes}
@@ -173,15 +176,46 @@ def test_a_full_window_is_told_once(tmp_path: Path, capsys: Capture, monkeypatch
     recipe = tmp_path / "small.toml"
     recipe.write_text("")
     weft.train(recipe, data=data, run=tmp_path / "run", changes=changes, log=lambda line: None)
-    capsys.readouterr()
+    return tmp_path / "run"
+
+
+def test_a_full_window_is_told_once(small: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["generate", str(small), "--prompt", "The", "--max-tokens", "60", "--ban", "\0"]
     line = "stopped at the model's 16 positions, before --max-tokens\n"
-    assert run(["generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "60", "--ban", "\0"]) == 0
+    assert run([*command, "--no-slide"]) == 0
     assert capsys.readouterr().err == f"weft: {line}"
-    assert run(["generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "60", "--n", "3", "--json"]) == 0
+    assert run([*command, "--n", "3", "--json", "--no-slide"]) == 0
     assert capsys.readouterr().err.endswith(f"of 3 texts {line}")
-    assert run(["generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "4"]) == 0
+    assert run([*command, "--beam", "2"]) == 0
+    assert capsys.readouterr().err == f"weft: {line}"
+    assert "--no-slide doesn't apply to --beam" in mistake(capsys, *command, "--beam", "2", "--no-slide")
+    assert run([*command[:-4], "--max-tokens", "4"]) == 0
     assert capsys.readouterr().err == ""
-    assert talk(monkeypatch, capsys, tmp_path / "run", "The\nA\n")[1] == f"weft: {line}"
+    assert talk(monkeypatch, capsys, small, "The\nA\n", "--no-slide")[1] == f"weft: {line}"
+
+
+def test_a_text_longer_than_the_window_goes_on(
+    small: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as long as was asked for, also after a prompt that is longer than the window, and one line says so."""
+    loaded = weft.load(small)
+    rest = "than the model's window of 16 tokens and went on over the last of them; --no-slide stops there\n"
+    for prompt in ("The", "The cat follows my friend."):
+        words = ["--prompt", prompt, "--max-tokens", "60", "--min-tokens", "60"]
+        settings = weft.sampling(max_tokens=60, min_tokens=60)
+        (text,) = loaded.complete([prompt], settings)
+        assert (text.tokens, text.finish, text.slid) == (60, "length", True)
+        assert run(["generate", str(small), *words]) == 0
+        shown = capsys.readouterr()
+        assert shown.out.startswith(prompt)
+        assert shown.err == f"weft: the text is longer {rest}"
+    assert run(["generate", str(small), *words, "--n", "3", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"weft: 3 of 3 texts are longer {rest}"
+    assert all(each["slid"] for each in json.loads(shown.out)["completions"])
+    _, err = talk(monkeypatch, capsys, small, "The\nA\n", "--max-tokens", "40", "--seed", "2")
+    assert err.count("went on over the last of them") == 1
+    assert mistake(capsys, "generate", str(small), *words, "--no-slide").endswith("the model reads at most 16")
 
 
 # ---- many prompts
@@ -371,23 +405,25 @@ def templated(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_a_template_frames_the_turns_and_old_ones_make_room(templated: Path) -> None:
-    from weft.decode.chat import Conversation
+    from weft.decode.chat import chat_prompt
     from weft.errors import DataError
 
     tokenizer = weft.load(templated).tokenizer
-    talk = Conversation(tokenizer, None, 10, system="Be kind.")
-    talk.add("one", "1")
+    system, one, two = (
+        {"role": role, "content": text} for role, text in (("system", "Be kind."), ("user", "one"), ("user", "two"))
+    )
+    messages = [system, one, {"role": "assistant", "content": "1"}, two]
+    whole = chat_prompt(tokenizer, messages)
     eos = tokenizer.token(tokenizer.need("eos"))
     expected = f"<system>Be kind.{eos}<user>one{eos}<assistant>1{eos}<user>two{eos}<assistant>"
-    assert tokenizer.decode(talk.prompt("two").ids, specials=True) == expected
-    assert list(talk.prompt("two").ids).count(tokenizer.need("eos")) == 4
-    short = Conversation(tokenizer, len(talk.prompt("two").ids) + 5, 10, system="Be kind.")
-    short.add("one", "1")
+    assert tokenizer.decode(whole.ids, specials=True) == expected
+    assert list(whole.ids).count(tokenizer.need("eos")) == 4
+    assert tokenizer.need("eos") in whole.stop_ids
+    short = chat_prompt(tokenizer, messages, len(whole.ids) - 1)
     kept = f"<system>Be kind.{eos}<user>two{eos}<assistant>"
-    assert tokenizer.decode(short.prompt("two").ids, specials=True) == kept
+    assert tokenizer.decode(short.ids, specials=True) == kept
     with pytest.raises(DataError, match="tokens, but the model can read"):
-        short.prompt("long " * 40)
-    assert tokenizer.need("eos") in talk.prompt("two").stop_ids
+        chat_prompt(tokenizer, [*messages[:-1], {"role": "user", "content": "long " * 40}], len(whole.ids))
 
 
 def test_chat_with_a_template(templated: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

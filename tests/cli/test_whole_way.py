@@ -163,7 +163,7 @@ def test_prepared_text_is_trained_on_where_it_is(tmp_path: Path) -> None:
     assert done.tokenizer.kind == "byte"
     with pytest.raises(DataError, match="this run held out nothing"):
         done.perplexity()
-    assert done.perplexity(str(text)) > 1
+    assert done.evaluate(str(text))["perplexity"] > 1
     with pytest.raises(ConfigError, match="prepared already, with a tokenizer of its own"):
         api.train("llama-tiny", run=tmp_path / "other", changes={**table, "tokenizer": {"kind": "char"}})
     build_tokenizer(Char(), ["abc"]).save(tmp_path / "tokenizer.json")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.data.messages import TEMPLATE, conversation, encode_chat, with_template
 from weft.data.table import RowSource, read_rows
-from weft.decode.chat import Conversation
+from weft.decode.chat import chat_prompt
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -127,12 +127,9 @@ def test_the_frame_is_what_chat_would_write(contents: list[str]) -> None:
     if any(not message["content"].strip() for message in messages):
         return
     ids, mask = encode_chat(tokenizer, messages)
-    talk = Conversation(tokenizer, None, 0)
-    for said, reply in zip(messages[:-2:2], messages[1:-1:2], strict=True):
-        talk.add(said["content"], reply["content"])
     last = len(mask) - mask[::-1].index(1)
     first = max((n + 1 for n in range(last) if not mask[n]), default=0)
-    prompt = talk.prompt(messages[-2]["content"])
+    prompt = chat_prompt(tokenizer, messages[:-1])
     assert prompt.ids == ids[:first]
     assert ids[last - 1] == tokenizer.need("eos")
     assert ids[last - 1] in prompt.stop_ids

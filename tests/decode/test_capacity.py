@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.decode.small import VOCAB, decoder
 
-from weft.api.run import sampling
+from weft.api.settings import sampling
 from weft.decode import capacity
 from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Sampling

@@ -11,19 +11,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.config import validate
+from weft.api.export_model import export_model
+from weft.api.settings import sampling, with_defaults
 from weft.data.shards import Side, noted_tokenizer
 from weft.decode.bulk import Job, bulk, texts_of
-from weft.decode.completion import Completion
+from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
+from weft.decode.completion import Completion, spelled
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar, json_schema, lark, regex
 from weft.decode.contrastive import Contrasted
 from weft.decode.fast.quantize import check_bits, quantize
 from weft.decode.generate import generate
-from weft.decode.prompt import Prompt
+from weft.decode.prompt import Prompt, context_window
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk
 from weft.errors import ConfigError, DataError
+from weft.evaluate.perplexity import Score
+from weft.evaluate.surprisal import Surprisal, surprisals
+from weft.explain.count import count
 from weft.models.base import LanguageModel, device_of
 from weft.models.heads import WordHead
 from weft.models.ngram import NGram
@@ -39,6 +44,7 @@ from weft.objectives.tag import Tag
 from weft.progress import Advance, log_to_stderr, warn
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder, open_run
+from weft.runs.imported import generation
 from weft.runs.noted import changed_files
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective
@@ -46,16 +52,6 @@ from weft.training.precision import autocast, pick_device
 from weft.training.weights import load_model
 
 T = TypeVar("T", bound=Objective[Any])
-
-
-def sampling(**given: Any) -> Sampling:
-    """How to write: temperature, top_k, top_p, max_tokens, seed, stop …; what is None keeps its default."""
-    return validate(Sampling, {key: value for key, value in given.items() if value is not None})
-
-
-def beam(**given: Any) -> Beam:
-    """How to search: beams, n, length_penalty, max_tokens, stop …; what is None keeps its default."""
-    return validate(Beam, {key: value for key, value in given.items() if value is not None})
 
 
 class BulkOptions(TypedDict, total=False):
@@ -70,16 +66,65 @@ class BulkOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with all that belongs to it, read from its run's folder."""
+    """A trained model with all that belongs to it, read from its run's folder.
+
+    Language models: generate, chat, perplexity, surprisal; write, reply, complete, candidates and bulk give more of a
+    say. What else a run has learned: classify, rate, tag, translate, embed. Any run: evaluate, results, export.
+    """
 
     path: Path
     config: Recipe
     model: LanguageModel
     tokenizer: Tokenizer
 
+    def __repr__(self) -> str:
+        best, results = RunFolder(self.path).checkpoints / "best", self.results()
+        facts = [f"{self.config.model.kind} of {count(self.config.model).parameters:,} parameters"]
+        if (step := best.resolve().name.removeprefix("step-")).isdecimal():
+            facts.append(f"step {int(step)}")
+        metric = self.config.evaluate.metric
+        metric = "perplexity" if metric == "loss" and "perplexity" in results else metric
+        if isinstance(results.get(metric), float):
+            facts.append(f"{metric.replace('_', ' ')} {results[metric]:.4g}")
+        return f"Run({str(self.path)!r}: {', '.join(facts)})"
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """How the makers of an imported checkpoint have it write (generation_config.json); of other runs, nothing."""
+        found, odd = generation(RunFolder(self.path), self.tokenizer.vocab_size)
+        for line in odd:
+            log_to_stderr(f"weft: {line}")
+        more = tuple(id for id in found.pop("stop_ids", ()) if id != self.tokenizer.eos_id)
+        return {**found, "stop_ids": more} if more else found
+
+    @property
+    def chat_defaults(self) -> dict[str, Any]:
+        """The same for replies, with gentler settings than for running text where its makers gave none."""
+        return self.defaults if "temperature" in self.defaults else {**GENTLE, **self.defaults}
+
     def generate(self, prompt: str = "", **settings: Any) -> str:
-        """What the model writes after `prompt`; settings as for `sampling`."""
-        return self.complete([prompt], sampling(**settings))[0].text
+        """What the model writes after `prompt`.
+
+        Settings are those of `weft.sampling`; those left out are the checkpoint's own where it has any (`defaults`).
+        """
+        return self.complete([prompt], sampling(**with_defaults(settings, self.defaults)))[0].text
+
+    def chat(self, messages: Sequence[Message] | str, **settings: Any) -> str:
+        """The model's reply to a user's words, or to a list of {"role": …, "content": …} messages.
+
+        Roles are system, user and assistant, and the last message is the user's. Settings as for `generate`; those left
+        out are the checkpoint's own, or else gentle ones (`chat_defaults`).
+        """
+        asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        chosen = sampling(**with_defaults(settings, self.chat_defaults))
+        return "".join(chunk.text for chunk in self.reply(asked, chosen))
+
+    def reply(self, messages: Sequence[Message], settings: Sampling) -> Iterator[Chunk]:
+        """The same chunk by chunk, as it is written. The oldest turns are left out where the window is too small."""
+        if not self.config.objective.continues:
+            raise self.objective.cannot("chat")
+        most = before_reply(context_window(self.model), settings.max_tokens)
+        return generate(self.model, [chat_prompt(self.tokenizer, messages, most)], settings)
 
     def pattern(self, expression: str) -> Grammar:
         """Texts that match a regular expression, for `write`, `candidates` and `bulk`."""
@@ -199,14 +244,43 @@ class Run:
             raise ConfigError(f"stride = {stride}: this run is not evaluated in windows of text")
         return objective.measure(self.model, side, stride).metrics
 
-    def perplexity(self, data: Sequence[str] | str | None = None) -> float:
-        """exp of the mean negative log-likelihood of a token, on held-out text or on `data`."""
-        metrics = self.evaluate(data)
+    def perplexity(self, text: str | Sequence[str] | None = None) -> float:
+        """exp of the mean surprisal of a token: of `text`, or texts, or of what the run held out.
+
+        What begins a text in training (bos, or the end of the text before) stands before it, so that its first token
+        counts as well. Files are measured with `evaluate`.
+        """
+        if text is not None:
+            texts = text if isinstance(text, Sequence) and not isinstance(text, str) else [text]
+            scored = [each.nats for one in texts for each in self.surprisal(one) if each.nats is not None]
+            if not scored:
+                raise DataError("there is nothing to score: no text, or none with a token before another")
+            return Score(sum(scored), len(scored), 0).perplexity
+        metrics = self.evaluate()
         if "perplexity" not in metrics:
             raise ConfigError(
                 f"{self.path}: objective '{self.config.objective.kind}' has no perplexity; use evaluate()"
             )
         return metrics["perplexity"]
+
+    def surprisal(self, text: str) -> list[Surprisal]:
+        """The tokens of a text with their surprisals, −log p in nats, of which `perplexity` takes the mean.
+
+        Nothing predicts the first token, whose surprisal is None, where nothing begins a text: with document_mask.
+        """
+        if not isinstance(text, str):
+            raise ConfigError(f"text = {str(text)[:40]!r}: expected one text")
+        if not self.config.objective.continues:
+            raise self.objective.cannot("score a text")
+        if Path(text).suffix and Path(text).is_file():
+            log_to_stderr(f"weft: {text!r} is scored as a text; evaluate({text!r}) measures the file of that name")
+        eos = None if self.config.data.document_mask else self.tokenizer.eos_id
+        before = self.tokenizer.leading or (() if eos is None else (eos,))
+        ids = self.tokenizer.encode(text)
+        length = context_window(self.model) or self.objective.length
+        with autocast(self.config.precision or "fp32", device_of(self.model)):
+            found = surprisals(self.model, ids, before, length)
+        return [Surprisal(spelled(self.tokenizer, id), nats) for id, nats in zip(ids, found, strict=True)]
 
     def against(self, amateur: "Run", strength: float = 0.5, plausible: float = 0.1) -> "Run":
         """This run contrasted with a weaker one of the same tokenizer (contrastive decoding; Li et al. 2023)."""
@@ -264,6 +338,15 @@ class Run:
     def quantize(self, bits: str) -> None:
         """Keep the model's weights in 'int8' or 'int4' from here on; it can write and be measured, not be trained."""
         quantize(self.model, bits)
+
+    def export(self, to: str, dest: Path | str, *, dtype: str | None = None) -> Path:
+        """Write the run's best weights for another program, and return the place.
+
+        `to` is "hf" (a folder for transformers), "gguf" (a file for llama.cpp), "onnx" (a folder for onnxruntime) or
+        "weft" (a run of its own); `dtype` as for `weft export`.
+        """
+        export_model(self.path, to, dest, dtype=dtype)
+        return Path(dest)
 
     def results(self) -> dict[str, Any]:
         """The metrics and samples that training ended with; empty for a run that hasn't finished."""

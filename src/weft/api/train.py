@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from weft.api.run import Run, load
-from weft.config import assignments, merge, validate
+from weft.config import merge, validate
 from weft.data.config import HashSplit, Split, TextSource
 from weft.data.documents import left_out
 from weft.data.messages import with_template
@@ -26,7 +26,7 @@ from weft.parallel.ranks import Ranks, join
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat
-from weft.recipe.resolve import resolve
+from weft.recipe.resolve import changed_tables, resolve
 from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs import checkpoint
@@ -73,9 +73,16 @@ def train(
 ) -> Run:
     """Train a model and return it with its best weights.
 
-    `recipe` is a preset, a recipe's name, a .toml file or a Recipe; `changes` are key=value words or a table. Without
-    `run` a free folder in runs/ is taken. What the recipe leaves open is chosen, and each choice is logged.
-    Processes that torchrun started train one model together; each returns it.
+        weft.train("gpt-tiny", data="book.txt", changes={"model.layers": 2, "optimizer.lr": 1e-3, "tokenizer": "char"})
+
+    recipe   a preset, the name of a recipe that comes with weft, a .toml file or a Recipe
+    data     files, folders or patterns to learn from, in place of the recipe's
+    run      the folder of the new run; a free one in runs/ if left out
+    changes  settings by dotted keys, as a dict, or as on the command line: ["model.layers=2", "tokenizer=char"]
+    log      is called with each message; they go to standard error if left out
+
+    What the recipe leaves open is chosen, and each choice is logged. Processes that torchrun started train one model
+    together; each returns it.
     """
     ranks = join()
     if not ranks.leads:
@@ -122,9 +129,9 @@ def free_folder(wanted: Path) -> Path:
 
 def _changed(recipe: Recipe, changes: Sequence[str] | Mapping[str, Any], sources: Sequence[str]) -> Recipe:
     """A Recipe with changes, on other data."""
-    table = changes if isinstance(changes, Mapping) else assignments(changes)
     data: dict[str, Any] = {"data": {"sources": list(sources)}} if sources else {}
-    return validate(Recipe, merge(merge(recipe.model_dump(mode="json", exclude_none=True), table), data))
+    own = recipe.model_dump(mode="json", exclude_none=True)
+    return validate(Recipe, merge(merge(own, changed_tables(changes)), data))
 
 
 def _check(recipe: Recipe) -> None:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,10 +12,10 @@ from weft.cli.terminal import echo, write
 
 if TYPE_CHECKING:
     from weft.api.run import Run
-    from weft.cli.generate import CutShort
-    from weft.decode.chat import Conversation
+    from weft.cli.writing import Remarks
     from weft.decode.config import Sampling
 
+LONGEST_REPLY = 200  # tokens
 HELP = """/reset          forget what was said
 /system TEXT    words that stand before everything; without a text they are taken away
 /help           this list
@@ -25,9 +25,17 @@ HELP = """/reset          forget what was said
 def chat(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Below 1 safer, above 1 bolder (default: 1).")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the fewest tokens with this probability.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="The longest reply.")] = 200,
+    temperature: Annotated[
+        float | None, typer.Option(help="Below 1 safer, above 1 bolder (default: the checkpoint's, or 0.7).")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Draw from the fewest tokens with this probability (default: the checkpoint's, or 0.9)."),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The longest reply (default: 200).")] = None,
+    no_slide: Annotated[
+        bool, typer.Option("--no-slide", help="End a reply where the model's window is full; else it goes on.")
+    ] = False,
     seed: Annotated[
         int | None, typer.Option(help="The same seed and the same words give the same replies (default: 0).")
     ] = None,
@@ -37,40 +45,49 @@ def chat(
 ) -> None:
     """Talk to a model, line by line; from a pipe, each line gets a reply.
 
-    A tokenizer with a chat template frames the turns; without one the model goes on with the text so far.
+    A tokenizer with a chat template frames the turns; without one the model goes on with the text so far. An imported
+    checkpoint replies as its generation_config.json has it, where no option says otherwise.
     """
-    from weft.api.run import load, sampling
-    from weft.cli.generate import CutShort, check_writes
-    from weft.decode.chat import Conversation
-    from weft.decode.prompt import context_window
+    from weft.api.run import load
+    from weft.api.settings import sampling, with_defaults
+    from weft.cli.writing import Remarks, check_writes, say_defaults
     from weft.errors import ConfigError, WeftError
 
     for name, value in (("temperature", temperature), ("seed", seed)):
         if greedy and value is not None:
             raise ConfigError(f"--greedy and --{name} exclude each other: greedy decoding draws nothing")
-    settings = sampling(
-        temperature=0.0 if greedy else temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, stop=stop
-    )
+    given: dict[str, Any] = {
+        "temperature": 0.0 if greedy else temperature,
+        "top_p": top_p,
+        "max_tokens": max_tokens,
+        "seed": seed,
+    }
+    given |= {"stop": stop, "slide": False if no_slide else None}
+    sampling(**given)  # what can't be is refused before anything is loaded
     loaded = load(run, quantize=quantize)
     check_writes(loaded)
-    conversation = Conversation(loaded.tokenizer, context_window(loaded.model), max_tokens, system)
-    reported = False  # that a reply was cut short
+    settings = sampling(**with_defaults(given, {"max_tokens": LONGEST_REPLY, **loaded.chat_defaults}))
+    say_defaults(loaded, settings, given)
+    messages = _system(system)
+    reported = False  # that a reply was too long for the window
     terminal = sys.stdin.isatty()
     if terminal:
-        frame = "with its chat template" if conversation.templated else "going on with the text so far"
+        templated = loaded.tokenizer.chat_template is not None
+        frame = "with its chat template" if templated else "going on with the text so far"
         echo(f"{loaded.path}, {frame}. /help lists what else there is.", err=True)
     for line in _lines(terminal):
         if line.startswith("/"):
-            if not _command(line, conversation):
+            if not _command(line, messages):
                 return
             continue
         try:
-            turn = settings.replace(seed=(settings.seed + len(conversation.turns)) % 2**63)
-            cut = CutShort(loaded, turn)
-            _reply(loaded, conversation, line, turn, cut)
-            if cut.full and not reported:
+            replies = sum(message["role"] == "assistant" for message in messages)
+            turn = settings.replace(seed=(settings.seed + replies) % 2**63)
+            remarks = Remarks(loaded, turn)
+            _reply(loaded, messages, line, turn, remarks)
+            if (remarks.full or remarks.slid) and not reported:
                 reported = True
-                cut.report()
+                remarks.report()
         except WeftError as error:
             if not terminal:
                 raise
@@ -110,7 +127,12 @@ def _piped(number: int) -> str:
     return text.removeprefix("\ufeff") if number == 1 else text
 
 
-def _command(line: str, conversation: "Conversation") -> bool:
+def _system(text: str | None) -> list[dict[str, str]]:
+    """A conversation in which nobody else has spoken yet."""
+    return [] if text is None else [{"role": "system", "content": text}]
+
+
+def _command(line: str, messages: list[dict[str, str]]) -> bool:
     """Do what a line with a slash says; False to leave."""
     from weft.errors import suggestion
 
@@ -121,26 +143,27 @@ def _command(line: str, conversation: "Conversation") -> bool:
         case "/help":
             echo(HELP, err=True)
         case "/reset":
-            conversation.reset()
+            messages[:] = [message for message in messages if message["role"] == "system"]
         case "/system":
-            conversation.system = rest.strip() or None
+            messages[:] = [
+                *_system(rest.strip() or None),
+                *(message for message in messages if message["role"] != "system"),
+            ]
         case _:
             echo(f"{word}: {suggestion(word, ['/help', '/reset', '/system', '/quit'])}", err=True)
     return True
 
 
-def _reply(run: "Run", conversation: "Conversation", line: str, settings: "Sampling", cut: "CutShort") -> None:
+def _reply(run: "Run", messages: list[dict[str, str]], line: str, settings: "Sampling", remarks: "Remarks") -> None:
     """Write a reply as it comes. Ctrl-C ends it where it is, and what was written stays part of the conversation."""
-    from weft.decode.generate import generate
-
-    reply = ""
+    reply, said = "", {"role": "user", "content": line}
     try:
-        for chunk in generate(run.model, [conversation.prompt(line)], settings):
+        for chunk in run.reply([*messages, said], settings):
             reply += chunk.text
             write(chunk.text)
             if chunk.finish is not None:
-                cut.look(reply, chunk.tokens, chunk.finish)
+                remarks.look(reply, chunk.tokens, chunk.finish, chunk.slid)
     except KeyboardInterrupt:
         echo(" …", nl=False)
-    conversation.add(line, reply)
+    messages += [said, {"role": "assistant", "content": reply}]
     write("\n")

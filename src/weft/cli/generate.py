@@ -11,10 +11,12 @@ from weft.cli.terminal import echo, write
 
 if TYPE_CHECKING:
     from weft.api.run import Run
+    from weft.cli.writing import Remarks
     from weft.decode.completion import Completion
     from weft.decode.config import Beam, Sampling
     from weft.decode.constrain import Grammar
 
+LONGEST_TEXT = 200  # tokens
 LONGEST_MATCH = 1000  # tokens that --lookup may ask for
 CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "What the text has to keep to", "Many texts", "Speed"
 
@@ -28,7 +30,8 @@ def generate(
         bool, typer.Option("--greedy", help="Always take the likeliest token.", rich_help_panel=CHOICE)
     ] = False,
     temperature: Annotated[
-        float | None, typer.Option(help="Below 1 safer, above 1 bolder (default: 1).", rich_help_panel=CHOICE)
+        float | None,
+        typer.Option(help="Below 1 safer, above 1 bolder (default: the checkpoint's, or 1).", rich_help_panel=CHOICE),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.", rich_help_panel=CHOICE)] = None,
     top_p: Annotated[
@@ -62,7 +65,17 @@ def generate(
         typer.Option(metavar="RUN", help="Prefer what this weaker run finds less likely.", rich_help_panel=CHOICE),
     ] = None,
     contrast: Annotated[float | None, typer.Option(help="How strongly (default: 0.5).", rich_help_panel=CHOICE)] = None,
-    max_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", rich_help_panel=RULES)] = 200,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Stop after this many tokens (default: 200).", rich_help_panel=RULES)
+    ] = None,
+    no_slide: Annotated[
+        bool,
+        typer.Option(
+            "--no-slide",
+            help="Stop where the model's window is full; else the text goes on over its last tokens.",
+            rich_help_panel=RULES,
+        ),
+    ] = False,
     min_tokens: Annotated[
         int | None, typer.Option(help="Don't let the text end before this many tokens.", rich_help_panel=RULES)
     ] = None,
@@ -123,8 +136,12 @@ def generate(
         str | None, typer.Option(metavar="BITS", help="Smaller weights: int8 or int4.", rich_help_panel=SPEED)
     ] = None,
 ) -> None:
-    """Continue a text with a trained model. The prompt and what follows go to stdout as they are written."""
+    """Continue a text with a trained model. The prompt and what follows go to stdout as they are written.
+
+    An imported checkpoint writes as its generation_config.json has it, where no option says otherwise.
+    """
     from weft.api.run import load
+    from weft.cli.writing import Remarks, check_writes, say_defaults
     from weft.files import check_place
 
     guesses = draft is not None or lookup is not None
@@ -170,72 +187,44 @@ def generate(
     }
     drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical}
     drawing |= {"seed": seed, "logprobs": logprobs}
+    drawing |= {"slide": False if no_slide else None}
     penalties = {"power": length_penalty, "gnmt": gnmt_penalty}
-    settings = (
-        _sampling(greedy, drawing, rules, penalties)
-        if beam is None
-        else _beam(beam, n, {**drawing, "greedy": greedy or None}, rules, penalties)
-    )
+
+    def settings_over(defaults: Given) -> "Sampling | Beam":
+        if beam is None:
+            return _sampling(greedy, drawing, rules, penalties, defaults)
+        return _beam(beam, n, {**drawing, "greedy": greedy or None}, rules, penalties, defaults)
+
+    settings_over({})  # what can't be is refused before anything is loaded
     if out is not None:
         check_place(out)
     prompts = _prompts(prompt, file)
     loaded = load(run, quantize=quantize)
     check_writes(loaded)
+    settings = settings_over({"max_tokens": LONGEST_TEXT, **loaded.defaults})
+    say_defaults(loaded, settings, {**drawing, **rules, "temperature": 0.0 if greedy else temperature})
     if amateur is not None:
         loaded = loaded.against(load(amateur), 0.5 if contrast is None else contrast)
     if ban:
         settings = settings.replace(banned=_ids(loaded, ban))
     pattern = _pattern(loaded, regex, json_schema, grammar)
-    cut = CutShort(loaded, settings, pattern)
+    remarks = Remarks(loaded, settings, pattern)
     if single:
-        _stream(loaded, prompts[0], settings, pattern, draft, lookup, cut)  # type: ignore[arg-type]
+        _stream(loaded, prompts[0], settings, pattern, draft, lookup, remarks)  # type: ignore[arg-type]
     elif out is not None or as_json or file is not None:
         asked = {"quantize": quantize, "amateur": amateur and str(amateur), "contrast": contrast}
         notes = {key: value for key, value in asked.items() if value is not None}
         for line in loaded.bulk(prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern, notes=notes):
             for each in json.loads(line)["completions"]:
-                cut.look(each["text"], each["tokens"], each["finish"])
+                remarks.look(each["text"], each["tokens"], each["finish"], each.get("slid", False))
             if out is None:
                 echo(line)
     else:
         texts = loaded.candidates(prompts, settings, n=n, pattern=pattern)[0]
         for each in texts:
-            cut.look(each.text, each.tokens, each.finish)
+            remarks.look(each.text, each.tokens, each.finish, each.slid)
         _show(prompts[0], texts)
-    cut.report()
-
-
-class CutShort:
-    """Texts that end before they should: where the model's window is full, or before they match the pattern."""
-
-    def __init__(self, run: "Run", settings: "Sampling | Beam", pattern: "Grammar | None" = None):
-        from weft.decode.prompt import context_window
-
-        self.window, self.most, self.pattern = context_window(run.model), settings.max_tokens, pattern
-        self.seen = self.full = self.unmatched = 0
-
-    def look(self, text: str, tokens: int, finish: str | None) -> None:
-        """Count a text that has ended."""
-        self.seen += 1
-        self.full += finish == "length" and tokens < self.most
-        self.unmatched += self.pattern is not None and not self.pattern.matches(text)
-
-    def report(self) -> None:
-        """Write to stderr what was cut short, if anything was."""
-        if self.full:
-            which = "" if self.seen == 1 else f"{self.full} of {self.seen} texts "
-            echo(f"weft: {which}stopped at the model's {self.window} positions, before --max-tokens", err=True)
-        if self.unmatched:
-            which = "the text ends" if self.seen == 1 else f"{self.unmatched} of {self.seen} texts end"
-            echo(f"weft: {which} before matching the pattern; a larger --max-tokens gives it more tokens", err=True)
-
-
-def check_writes(run: "Run") -> None:
-    """Refuse a run that doesn't continue texts, and say what it is for."""
-    objective, usage = run.config.objective, run.objective.usage.format(run=run.path)
-    if not objective.continues:
-        learned = f"{run.path}: this run learned '{objective.kind}'"
-        raise _mistake(f"{learned}, so it can't continue a text; use it with {usage}")
+    remarks.report()
 
 
 def _mistake(line: str) -> Exception:
@@ -253,8 +242,8 @@ def _refuse(*mistakes: tuple[bool, str]) -> None:
 Given = dict[str, Any]  # what options were given; None: left out
 
 
-def _sampling(greedy: bool, drawing: Given, rules: Given, penalties: Given) -> "Sampling":
-    from weft.api.run import sampling
+def _sampling(greedy: bool, drawing: Given, rules: Given, penalties: Given, defaults: Given) -> "Sampling":
+    from weft.api.settings import sampling, with_defaults
 
     if any(penalty is not None for penalty in penalties.values()):
         raise _mistake("--length-penalty and --gnmt-penalty belong to --beam")
@@ -263,12 +252,14 @@ def _sampling(greedy: bool, drawing: Given, rules: Given, penalties: Given) -> "
             if drawing[name] is not None:
                 raise _mistake(f"--greedy and --{name} exclude each other: greedy decoding draws nothing")
         drawing = {**drawing, "temperature": 0.0}
-    return sampling(**drawing, **rules)
+    return sampling(**with_defaults({**drawing, **rules}, defaults))
 
 
-def _beam(beams: int, n: int, drawing: Given, rules: Given, penalties: Given) -> "Beam":
-    from weft.api.run import beam
+def _beam(beams: int, n: int, drawing: Given, rules: Given, penalties: Given, defaults: Given) -> "Beam":
+    from weft.api.settings import beam, for_beam, with_defaults
 
+    if drawing["slide"] is not None:
+        raise _mistake("--no-slide doesn't apply to --beam: beam search always stops where the model's window is full")
     wrong = next((key for key, value in drawing.items() if value is not None), None)
     if wrong is not None:
         option = wrong.removesuffix("_p") if wrong == "typical_p" else wrong.replace("_", "-")
@@ -278,6 +269,7 @@ def _beam(beams: int, n: int, drawing: Given, rules: Given, penalties: Given) ->
     chosen = [{"kind": kind, "alpha": alpha} for kind, alpha in penalties.items() if alpha is not None]
     if len(chosen) == 2:
         raise _mistake("--length-penalty and --gnmt-penalty exclude each other")
+    rules = with_defaults(rules, for_beam(defaults))
     return beam(beams=beams, n=n, length_penalty=chosen[0] if chosen else None, **rules)
 
 
@@ -328,7 +320,7 @@ def _stream(
     pattern: "Grammar | None",
     draft: Path | None,
     lookup: int | None,
-    cut: CutShort,
+    remarks: "Remarks",
 ) -> None:
     from weft.api.run import load
 
@@ -341,7 +333,7 @@ def _stream(
         text += chunk.text
         write(chunk.text)
         if chunk.finish is not None:
-            cut.look(text, chunk.tokens, chunk.finish)
+            remarks.look(text, chunk.tokens, chunk.finish, chunk.slid)
     write("\n")
 
 

@@ -24,8 +24,8 @@ def translate(
     out: Annotated[Path | None, typer.Option(help="Where to write; standard output if not given.")] = None,
 ) -> None:
     """Write a line for every line, in order, as the run learned it. Blank lines stay blank."""
-    from weft.api.run import beam as beam_settings
     from weft.api.run import load
+    from weft.api.settings import beam as beam_settings
     from weft.data.streams import lines
     from weft.errors import ConfigError, DataError
     from weft.files import check_place, write_text

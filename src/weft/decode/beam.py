@@ -2,8 +2,9 @@
 
 A text's score is its log-probability divided by a length penalty, since every further token lowers the sum; with a
 coverage penalty, words of the source that were never looked at lower it too (Wu et al. 2016, §7). What ended is kept
-apart; a full window ends a text, for what is read of it from there on would give it another log-probability; and the search of a prompt is over when no beginning that is still alive can reach the score of the worst
-text that would be returned, however it went on.
+apart, also where the model's window is full: read from a later place on, a text would have another log-probability.
+The search of a prompt is over when no beginning that is still alive can reach the score of the worst text that would
+be returned, however it went on.
 """
 
 from collections.abc import Sequence

@@ -1,64 +1,76 @@
-"""A conversation, which may be longer than a model's window, and what of it the model reads next."""
+"""A conversation, which may be longer than a model's window, and what of it the model reads before it replies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from weft.data.messages import ROLES
 from weft.decode.prompt import Prompt
-from weft.errors import DataError
+from weft.errors import DataError, suggestion
 from weft.text.tokenizer import Tokenizer
 
+Message = Mapping[str, str]
+# How replies are drawn where a checkpoint doesn't say it: at temperature 1 from the whole vocabulary a small model soon
+# picks a word that leads nowhere. Other programs do alike (llama.cpp: 0.8 and 0.95, Ollama: 0.8 and 0.9).
+GENTLE = {"temperature": 0.7, "top_p": 0.9}
 
-class Conversation:
-    """Turns of a person and a model, as the tokenizer's chat template writes them.
 
-    Without a template the model continues the plain text so far. `window` is what the model
-    can read, of which `reserve` tokens stay free for the reply; the oldest turns are left out when they don't fit.
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], most: int | None = None) -> Prompt:
+    """What a model reads before it replies to {role, content} messages, of which the last is the user's.
+
+    The tokenizer's chat template frames them, and then the reply is a text of its own, which every special token ends:
+    they are part of the frame. Without a template the model goes on with the plain text. Of a conversation of more
+    than `most` tokens the oldest turns are left out, but not what the system said.
     """
+    check_messages(messages)
+    if tokenizer.chat_template is None:
+        prompt = Prompt.of(tokenizer, _plain(messages))
+        lead = len(tokenizer.leading)
+        cut = 0 if most is None else max(0, len(prompt.ids) - max(most, lead + 1))
+        return replace(prompt, ids=[*prompt.ids[:lead], *prompt.ids[lead + cut :]])
+    frame = frozenset(tokenizer.special_tokens.values())
+    return replace(Prompt.of(tokenizer, _templated(tokenizer, messages, most)), begun=False, stop_ids=frame)
 
-    def __init__(self, tokenizer: Tokenizer, window: int | None, reserve: int, system: str | None = None):
-        self.tokenizer = tokenizer
-        self.most = None if window is None else max(1, window - min(reserve, window // 2))
-        self.system = system
-        self.turns: list[tuple[str, str]] = []  # what the person said, what the model replied
 
-    @property
-    def templated(self) -> bool:
-        return self.tokenizer.chat_template is not None
+def before_reply(window: int | None, reply: int) -> int | None:
+    """How many tokens of a conversation a model reads that has to have space for a reply of so many."""
+    return None if window is None else max(1, window - min(reply, window // 2))
 
-    def prompt(self, line: str) -> Prompt:
-        """What the model reads before it replies to `line`.
 
-        Under a template the reply is a text of its own, which every special token ends: they are part of the frame.
-        """
-        if not self.templated:
-            return Prompt.of(self.tokenizer, self._plain(line))
-        frame = frozenset(self.tokenizer.special_tokens.values())
-        return replace(Prompt.of(self.tokenizer, self._templated(line)), begun=False, stop_ids=frame)
+def check_messages(messages: Any) -> None:
+    """Refuse what is no conversation that waits for a reply."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise DataError("messages: expected a list such as [{'role': 'user', 'content': 'Hello'}]")
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise DataError(f"message {number}: expected {{'role': …, 'content': …}}, both text")
+        role = message["role"]
+        if role not in ROLES:
+            raise DataError(f"message {number}: role = {role!r}: {suggestion(role, ROLES)}")
+        if role == "system" and number > 1:
+            raise DataError(f"message {number}: only the first message may be the system's")
+    if messages[-1]["role"] != "user":
+        raise DataError(f"the last message is the {messages[-1]['role']}'s; a reply answers the user's")
 
-    def add(self, line: str, reply: str) -> None:
-        """Remember a turn."""
-        self.turns.append((line, reply))
 
-    def reset(self) -> None:
-        """Forget all turns; the system prompt stays."""
-        self.turns.clear()
+def _templated(tokenizer: Tokenizer, messages: Sequence[Message], most: int | None) -> list[int]:
+    system = messages[:1] if messages[0]["role"] == "system" else []
+    turns = messages[len(system) :]
+    starts = [
+        n for n, turn in enumerate(turns) if n == 0 or (turn["role"], turns[n - 1]["role"]) == ("user", "assistant")
+    ]
+    for first in starts:
+        ids = tokenizer.encode(tokenizer.chat([*system, *turns[first:]]), specials=True)
+        if most is None or len(ids) <= most:
+            return ids
+    raise DataError(f"that is {len(ids)} tokens, but the model can read {most} before it replies")
 
-    def _templated(self, line: str) -> list[int]:
-        for first in range(len(self.turns) + 1):
-            text = self.tokenizer.chat(self._messages(self.turns[first:], line))
-            ids = self.tokenizer.encode(text, specials=True)
-            if self.most is None or len(ids) <= self.most:
-                return ids
-        raise DataError(f"that is {len(ids)} tokens, but the model can read {self.most} before it replies")
 
-    def _messages(self, turns: Sequence[tuple[str, str]], line: str) -> list[dict[str, str]]:
-        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for said, reply in turns:
-            messages += [{"role": "user", "content": said}, {"role": "assistant", "content": reply}]
-        return [*messages, {"role": "user", "content": line}]
-
-    def _plain(self, line: str) -> list[int]:
-        before = [] if self.system is None else [self.system]
-        text = "\n".join([*before, *[said + reply for said, reply in self.turns], line])
-        ids = self.tokenizer.encode(text)
-        return ids if self.most is None else ids[-self.most :]
+def _plain(messages: Sequence[Message]) -> str:
+    """A reply goes on with what the user said; everything else begins a line."""
+    text = ""
+    for number, message in enumerate(messages):
+        text += "\n" * (number > 0 and message["role"] != "assistant") + message["content"]
+    return text

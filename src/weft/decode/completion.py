@@ -59,13 +59,13 @@ def _scored(chunks: Sequence[Chunk], text: str, tokenizer: Tokenizer, begun: boo
     for chunk in chunks:
         if chunk.logprob is None or (chunks[-1].finish == "stop" and before >= len(text)):
             break
-        top = tuple((_spelled(tokenizer, id), value) for id, value in chunk.top)
-        scored.append(TokenLogprob(chunk.id, _spelled(tokenizer, chunk.id), chunk.logprob, top))
+        top = tuple((spelled(tokenizer, id), value) for id, value in chunk.top)
+        scored.append(TokenLogprob(chunk.id, spelled(tokenizer, chunk.id), chunk.logprob, top))
         before += len(stream.push(chunk.id))
     return tuple(scored)
 
 
-def _spelled(tokenizer: Tokenizer, id: int) -> str:
+def spelled(tokenizer: Tokenizer, id: int) -> str:
     """A token as a reader would see it in a running text; special ones by their names."""
     if id in tokenizer.special_tokens.values():
         return tokenizer.token(id)

@@ -18,12 +18,14 @@ class Rules(Config):
 
     `repetition_penalty` counts the prompt too (Keskar et al. 2019); `frequency_penalty` and `presence_penalty` count
     only what was written. Before any of them, `logit_bias` is added, by token id. `banned` tokens are never written,
-    `forced` ones come first in any case, and the text cannot end by itself before `min_tokens`.
+    `forced` ones come first in any case, and the text cannot end by itself before `min_tokens`. A text ends before the
+    strings to `stop` at, and with a token of `stop_ids`, as it does with the tokenizer's eos.
     """
 
     max_tokens: PositiveInt = Field(default=128, le=MOST)
     min_tokens: NonNegativeInt = Field(default=0, le=MOST)
     stop: tuple[StopString, ...] = ()
+    stop_ids: tuple[TokenId, ...] = ()
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
     frequency_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
     presence_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)

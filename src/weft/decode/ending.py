@@ -13,13 +13,14 @@ Finish = Literal["eos", "stop", "length", "cancelled"]
 class Ending:
     """Follows one text and says when it ends, and why.
 
-    "eos": the model ended the text itself. "stop": a stop string is complete, one of the prompt's `stop_ids` came, or
-    the constraint is met and allows nothing more. "length": `limit` tokens are written, which is `max_tokens` or what
-    the model's window leaves. (A text that nobody wants any longer is "cancelled", which only the engine can see.)
+    "eos": the model ended the text itself. "stop": a stop string is complete, one of the prompt's or the rules'
+    `stop_ids` came, or the constraint is met and allows nothing more. "length": `limit` tokens are written, which is
+    `max_tokens` or what the model's window leaves. (A text that nobody wants any longer is "cancelled", which only the
+    engine can see.)
     """
 
     def __init__(self, prompt: Prompt, rules: Rules, window: int | None):
-        self.eos_id, self.stop_ids = prompt.eos_id, prompt.stop_ids
+        self.eos_id, self.stop_ids = prompt.eos_id, prompt.stop_ids.union(rules.stop_ids)
         # the newest token isn't read, so a full window still gives one
         self.limit = rules.max_tokens if window is None else min(rules.max_tokens, window - len(prompt.ids) + 1)
         self.written = 0

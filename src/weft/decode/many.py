@@ -70,9 +70,8 @@ def _by_engine(
 ) -> Iterator[Completion]:
     tokenizer = prompts[0].tokenizer
     assert tokenizer is not None
-    check_prompts(
-        model, prompts, [settings.slide] * len(prompts)
-    )  # before any of them is written, and with their numbers
+    # before any of them is written, and with their numbers
+    check_prompts(model, prompts, [settings.slide] * len(prompts))
     ids = [prompt.ids for prompt in prompts]
     longest = max_length(ids, settings.max_tokens, model)
     usual = max_length(ids, min(settings.max_tokens, FIRST), model)

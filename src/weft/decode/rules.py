@@ -90,13 +90,14 @@ def apply_rules(
         logits = logits + amounts
     if seen is not None:
         logits = _penalised(logits, rules, seen)
-    early = [rule.min_tokens > count and eos_id is not None for rule, count in zip(rules, written, strict=True)]
+    ends = [[*rule.stop_ids, *([] if eos_id is None else [eos_id])] for rule in rules]
+    early = [rule.min_tokens > count for rule, count in zip(rules, written, strict=True)]
     if any(early) or any(rule.banned for rule in rules):
         banned = torch.zeros_like(logits, dtype=torch.bool)
         for row, rule in enumerate(rules):
             banned[row, list(rule.banned)] = True
             if early[row]:
-                banned[row, eos_id] = True
+                banned[row, ends[row]] = True
         logits = ban(logits, banned)
     if any(len(rule.forced) > count for rule, count in zip(rules, written, strict=True)):
         rows = [
@@ -124,7 +125,7 @@ def _penalised(logits: Tensor, rules: Sequence[Rules], seen: TokenCounts) -> Ten
 def check_rules(rules: Sequence[Rules], vocab_size: int) -> None:
     """Refuse token ids that a vocabulary of this size doesn't have, and rules that leave nothing to write."""
     for rule in rules:
-        for name in ("logit_bias", "banned", "forced"):
+        for name in ("logit_bias", "banned", "forced", "stop_ids"):
             wrong = next((token for token in getattr(rule, name) if token >= vocab_size), None)
             if wrong is not None:
                 raise ModelError(f"{name}: token {wrong} is outside the vocabulary of {vocab_size}")

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
-from weft.config import Tree, assignments, merge, read_toml, validate
+from weft.config import Tree, assignments, merge, nested, read_toml, validate
 from weft.errors import ConfigError, suggestion
 from weft.models.presets import PRESETS, preset
 from weft.progress import Log, log_to_stderr
@@ -15,16 +16,17 @@ from weft.recipe.objective import OBJECTIVES, upgrade
 
 
 def resolve(
-    source: str, changes: Iterable[str] | Tree = (), data: Sequence[str] = (), log: Log = log_to_stderr
+    source: str, changes: Iterable[str] | Mapping[str, Any] = (), data: Sequence[str] = (), log: Log = log_to_stderr
 ) -> Recipe:
     """The recipe that `source` names, with `changes` laid over it and `data` as its text.
 
     `source` is a .toml file, a run's folder, a recipe that comes with weft, or a preset; `changes` are key=value words
-    or a table. `model` may be a preset's name, or a table with `preset = "…"` and what differs from it; for a setting
-    that comes in kinds, the kind's name alone will do (`tokenizer=char`). Names of earlier versions are logged.
+    or a table of dotted keys. `model` may be a preset's name, or a table with `preset = "…"` and what differs from it;
+    for a setting that comes in kinds, the kind's name alone will do (`tokenizer=char`). Names of earlier versions are
+    logged.
     """
     tree, where = _find(source)
-    above = _expand(dict(changes), "model") if isinstance(changes, Mapping) else _words(changes)
+    above = changed_tables(changes)
     if "init" in above:  # that run's model and tokenizers, whatever the recipe was written for
         tree = {key: value for key, value in tree.items() if key not in ("model", "tokenizer", "source_tokenizer")}
     tree, notes = upgrade(merge(_expand(tree, where), above))
@@ -64,12 +66,17 @@ def _find(source: str) -> tuple[Tree, str]:
     raise ConfigError(f"'{source}': no such recipe or preset; {suggestion(source, [*recipe_names(), *PRESETS])}")
 
 
-def _words(words: Iterable[str]) -> Tree:
-    """The table that key=value words make. `tokenizer=char` stands before `tokenizer.lowercase=true`, which adds to it,
-    whichever was written first."""
+def changed_tables(changes: Iterable[str] | Mapping[str, Any]) -> Tree:
+    """The tables that key=value words, or a table of dotted keys, make.
+
+    `tokenizer=char` stands before `tokenizer.lowercase=true`, which adds to it, whichever was written first.
+    """
+    if isinstance(changes, str):
+        raise ConfigError(f"changes = {changes!r}: expected a list of them, such as [{changes!r}], or a table")
     tree: Tree = {}
-    for word in sorted(words, key=lambda word: word.partition("=")[0].count(".")):
-        tree = merge(tree, _expand(assignments([word]), "model"))
+    for change in sorted(changes, key=lambda change: str(change).partition("=")[0].count(".")):
+        table = nested(change, changes[change]) if isinstance(changes, Mapping) else assignments([change])
+        tree = merge(tree, _expand(table, "model"))
     return tree
 
 

@@ -10,11 +10,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from weft.errors import RunError
+from weft.config import Tree
+from weft.errors import InteropError, RunError
 from weft.explain.count import count
 from weft.files import write_text
 from weft.interop import safetensors
 from weft.interop.bundle import LazyWeights, ModelBundle, counted, lazily
+from weft.interop.generation import generation_settings
+from weft.interop.hf import GENERATION
 from weft.interop.weight_map import shapes
 from weft.models.config import Model
 from weft.models.renamed import current_name
@@ -83,6 +86,18 @@ def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
         labels=None if labels is None else tuple(labels),
         source_tokenizer=Tokenizer.load(run.source_tokenizer) if (run.source_tokenizer / FILE).is_file() else None,
     )
+
+
+def generation(run: RunFolder, vocab_size: int) -> tuple[Tree, list[str]]:
+    """How the makers of an imported checkpoint have it write, and what of that can't be used, one line each."""
+    file = run.origin / "files" / GENERATION
+    if not file.is_file():
+        return {}, []
+    try:
+        found, odd = generation_settings(read_object(file), vocab_size)
+    except InteropError as error:
+        return {}, [str(error)]
+    return found, [f"{file}: {each}: not used; it makes no sense there" for each in odd]
 
 
 def checkpoint_weights(path: Path, model: Model) -> LazyWeights:

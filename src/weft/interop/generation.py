@@ -1,0 +1,78 @@
+"""generation_config.json: how the makers of a checkpoint have it write, read as settings of weft's.
+
+It is a stranger's file: what makes no sense in it is named, and nothing comes of it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from weft.config import Tree
+
+DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+MOST = 10**9
+
+
+class Field(NamedTuple):
+    """Our name of a setting, which values it may have, and the one that means that it is off."""
+
+    ours: str
+    fits: Callable[[Any], bool]
+    off: float | None = None
+
+
+def _between(low: float, high: float, whole: bool = False) -> Callable[[Any], bool]:
+    kinds = int if whole else (int, float)
+    return lambda value: (
+        isinstance(value, kinds)
+        and not isinstance(value, bool)
+        and low <= value <= high
+        and (isinstance(value, int) or math.isfinite(value))
+    )
+
+
+FIELDS = {
+    "temperature": Field("temperature", _between(0.0, 100.0)),
+    "top_k": Field("top_k", _between(0, MOST, whole=True), off=0),
+    "top_p": Field("top_p", _between(1e-9, 1.0), off=1.0),
+    "min_p": Field("min_p", _between(0.0, 1.0), off=0.0),
+    "typical_p": Field("typical_p", _between(1e-9, 1.0), off=1.0),
+    "repetition_penalty": Field("repetition_penalty", _between(1e-9, 100.0), off=1.0),
+    "max_new_tokens": Field("max_tokens", _between(1, MOST, whole=True)),
+}
+
+
+def generation_settings(tree: Mapping[str, Any], vocab_size: int) -> tuple[Tree, list[str]]:
+    """The settings in a generation_config.json by weft's names, and the `key = value` that can't be used.
+
+    If the file says how to draw at all, its temperature is 1 where it names none. Ids that end a text are `stop_ids`.
+    """
+    found: Tree = {}
+    odd: list[str] = []
+    for key, field in FIELDS.items():
+        value = tree.get(key)
+        if value is None:
+            continue
+        if not field.fits(value):
+            odd.append(_shown(key, value))
+        elif value != field.off:
+            found[field.ours] = value
+    draws = tree.get("do_sample")
+    if draws is not None and not isinstance(draws, bool):
+        odd.append(_shown("do_sample", draws))
+    elif draws or any(key in found for key in DRAWING):
+        found.setdefault("temperature", 1.0)
+    if draws is False or found.get("temperature") == 0:  # greedy: it draws nothing
+        found = {key: value for key, value in found.items() if key not in DRAWING} | {"temperature": 0.0}
+    ends = tree.get("eos_token_id")
+    ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if all(_between(0, vocab_size - 1, whole=True)(id) for id in ids):
+        found |= {"stop_ids": tuple(ids)} if ids else {}
+    else:
+        odd.append(_shown("eos_token_id", ends))
+    return found, odd
+
+
+def _shown(key: str, value: Any) -> str:
+    text = repr(value)
+    return f"{key} = {text if len(text) <= 40 else text[:40] + '…'}"
