@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from tests.decode.small import decoder
+from tests.devices import DEVICES
 
 from weft.decode import many
 from weft.decode.beam import beam_search
@@ -60,12 +61,14 @@ def written(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sa
     return texts
 
 
-def test_a_text_goes_on_over_its_last_tokens() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_text_goes_on_over_its_last_tokens(device: str) -> None:
+    model = learned().to(device)
     expected = [by_hand(MODEL, prompt, 40) for prompt in PROMPTS]
     assert all(len(set(text[-20:])) > 5 for text in expected)
-    assert [written(MODEL, [prompt], GREEDY)[0] for prompt in PROMPTS] == expected
-    assert written(MODEL, PROMPTS, GREEDY) == expected  # in any company
-    chunks = list(generate(MODEL, [PROMPTS[0]], GREEDY))
+    assert [written(model, [prompt], GREEDY)[0] for prompt in PROMPTS] == expected
+    assert written(model, PROMPTS, GREEDY) == expected  # in any company
+    chunks = list(generate(model, [PROMPTS[0]], GREEDY))
     assert [chunk.slid for chunk in chunks] == [False] * 10 + [True] * 30
     assert [chunk.finish for chunk in chunks] == [None] * 39 + ["length"]
 
