@@ -406,7 +406,7 @@ def test_what_can_never_be_written_is_refused_at_once() -> None:
 
 def test_the_window_ends_a_text() -> None:
     engine = Engine(MODELS["gpt2"], BYTES, Limits(block_size=5))
-    settings = Sampling(max_tokens=50, temperature=0.0, banned=(BYTES.eos_id or 0,))
+    settings = Sampling(max_tokens=50, temperature=0.0, banned=(BYTES.eos_id or 0,), slide=False)
     request = engine.submit("x" * 45, settings)
     engine.run()
     assert request.completion() == complete(MODELS["gpt2"], BYTES, ["x" * 45], settings)[0]

@@ -8,9 +8,8 @@ from weft.decode.config import Sampling
 from weft.decode.fast import cuda_graphs as graphs
 from weft.decode.fast.cuda_graphs import GraphStep
 from weft.decode.fast.stepper import Stepper, cuda_fast_path, llama_like, shape_is_fixed
-from weft.decode.generate import generate, max_length, read_prompts, run_ahead
-from weft.decode.prompt import Prompt, context_window
-from weft.decode.text import Text
+from weft.decode.generate import generate
+from weft.decode.prompt import Prompt
 from weft.errors import ModelError
 from weft.models.build import build
 from weft.models.config import Recurrent
@@ -43,12 +42,9 @@ def ahead(
     model: Transformer, settings: list[Sampling], prompts: list[Prompt] | None = None
 ) -> list[tuple[int, int, str | None]]:
     """What `generate` does where there is a GPU, without capture."""
-    prompts = prompts or [Prompt(ids) for ids in PROMPTS]
-    limit = max_length(prompts, max(each.max_tokens for each in settings), model)
-    stepper, logits = read_prompts(model, prompts, limit, None)
-    given = enumerate(zip(prompts, settings, strict=True))
-    texts = [Text(prompt, each, context_window(model), each.seed + row, row) for row, (prompt, each) in given]
-    return [(chunk.row, chunk.id, chunk.finish) for chunk in run_ahead(stepper, texts, logits, VOCAB)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stepper, "runs_ahead", True)
+        return [(chunk.row, chunk.id, chunk.finish) for chunk in generate(model, prompts or PROMPTS, settings)]
 
 
 @pytest.mark.parametrize("name", MODELS)
