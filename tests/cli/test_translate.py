@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft.api import run as api
+from weft.api.settings import beam
 from weft.cli.main import run
 from weft.decode import translate as decoding
 from weft.decode.config import Beam
@@ -53,8 +54,8 @@ def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeyp
     )
     translated(capsys, trained)
     power = {"kind": "power", "alpha": 0.5}
-    assert asked[0] == api.beam(beams=3, length_penalty=power, coverage_penalty=2.0, max_tokens=5)
-    assert asked[-1] == api.beam(beams=5, max_tokens=12)
+    assert asked[0] == beam(beams=3, length_penalty=power, coverage_penalty=2.0, max_tokens=5)
+    assert asked[-1] == beam(beams=5, max_tokens=12)
 
 
 def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
@@ -63,7 +64,7 @@ def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
     source = decoding.Source(*decoding.pad([[*loaded.tokenizer.encode("a b c"), loaded.tokenizer.need("eos")]], 0))
 
     def best(penalty: float) -> float:
-        settings = api.beam(beams=1, coverage_penalty=penalty, max_tokens=3)
+        settings = beam(beams=1, coverage_penalty=penalty, max_tokens=3)
         opening = [decoding.Prompt.of(loaded.tokenizer, [loaded.tokenizer.need("bos")])]
         found = decoding.search_texts(loaded.model, opening, settings, source)[0][0].score
         assert found is not None
