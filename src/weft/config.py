@@ -8,10 +8,11 @@ recipe is instant.
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path, PurePath
 from types import UnionType
-from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
@@ -27,6 +28,8 @@ class Config(BaseModel):
     """The base of every config type: frozen, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    synonyms: ClassVar[Mapping[str, str]] = {}  # what other programs call a key → its dotted key here
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, validated again."""
@@ -129,18 +132,22 @@ def validate(kind: type[C], tree: Mapping[str, Any], source: str = "") -> C:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        problems = [_describe(kind, problem) for problem in error.errors()]
+        problems = [_describe(kind, tree, problem) for problem in error.errors()]
         where = f"{source}: " if source else ""
         raise ConfigError(where + "; ".join(dict.fromkeys(problems))) from None
 
 
-def _describe(kind: type[Config], problem: Any) -> str:
+def _describe(kind: type[Config], tree: Mapping[str, Any], problem: Any) -> str:
     keys, here = _walk(kind, problem["loc"])
     key = ".".join(keys) or "the recipe"
     given = problem.get("input")
     match problem["type"]:
         case "extra_forbidden":
-            return f"{key}: unknown key; {suggestion(keys[-1], here.model_fields if here else ())}"
+            names = [".".join([*keys[:-1], name]) for name in (here.model_fields if here else ())]
+            while isinstance(given, Mapping) and len(given) == 1:  # `training.steps = 5`: the whole key is unknown
+                [(name, given)] = given.items()
+                keys.append(name)
+            return f"{'.'.join(keys)}: unknown key; {advice(kind, tree, '.'.join(keys), names)}"
         case "missing":
             return f"{key}: missing"
         case "union_tag_not_found":
@@ -164,9 +171,68 @@ def _describe(kind: type[Config], problem: Any) -> str:
             return f"{key} = {given!r}: expected a list, such as [{given!r}]"
         case "value_error":
             return f"{key}: {problem['ctx']['error']}" if keys else str(problem["ctx"]["error"])
+        case "string_pattern_mismatch":
+            return f"{key} = {given!r}: expected text that matches {problem['ctx']['pattern']}"
         case _:
-            expected = re.sub(r"^\w+ should (be|have|match) ", "", problem["msg"])
-            return f"{key} = {given!r}: expected {expected}"
+            return f"{key} = {given!r}: expected {_expected(problem)}"
+
+
+# pydantic's kinds of error, by how they begin, in the words of a person
+EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "finite": "a finite number",
+    "string_too_short": "some text",
+    "string": "text",
+}
+
+
+def _expected(problem: Any) -> str:
+    for kind, words in EXPECTED.items():
+        if problem["type"].startswith(kind):
+            return words
+    a = "a number " if problem["type"].startswith(("greater", "less")) else ""
+    return a + re.sub(r"^\w+ should (be|have|match) ", "", problem["msg"])
+
+
+def advice(kind: type[Config], tree: Mapping[str, Any], key: str, beside: Sequence[str] = ()) -> str:
+    """What to write instead of an unknown key: the tail of an error, of which every key can be copied.
+
+    Another program's name for a setting is known by the table of synonyms. Otherwise it is the same name anywhere in
+    the recipe, or the nearest one; `beside` are the keys that the unknown one stands among.
+    """
+    known, name = list(keys_of(kind, tree)), _last(key)
+    meant, _, note = next((kind.synonyms[word] for word in (key, name) if word in kind.synonyms), "").partition(": ")
+    if meant and meant != key:
+        there = any(f"{each}.".startswith(f"{meant}.") for each in known)
+        return f"it is '{meant}' here" + (
+            f", {note}" if note else "" if there else ", but not in a recipe of this kind"
+        )
+    near: list[str] = []
+    for keys, cutoff in ((beside, 0.8), (known, 1.0), (beside, 0.6), (known, 0.75)):
+        by_name = {_last(each): each for each in reversed(keys)}
+        near = near or [by_name[end] for end in get_close_matches(name, by_name, n=3, cutoff=cutoff)]
+    if near:
+        return "did you mean " + " or ".join(f"'{each}'" for each in near[:3]) + "?"
+    return f"the keys here are {', '.join(map(_last, beside))}"
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def keys_of(kind: type[Config], tree: Mapping[str, Any], inside: str = "") -> Iterator[str]:
+    """The dotted keys of all settings that a config of this type can have, with the variants that `tree` chooses."""
+    for name, field in kind.model_fields.items():
+        members, given = _members(field), tree.get(name)
+        if not members:
+            yield f"{inside}{name}"
+            continue
+        table = given if isinstance(given, Mapping) else {}
+        usual = type(field.default) if isinstance(field.default, Config) else members[0]
+        chosen = next((member for member in members if _tag(member) == table.get("kind")), usual)
+        yield from keys_of(chosen, table, f"{inside}{name}.")
 
 
 def _walk(kind: type[Config], location: tuple[Any, ...]) -> tuple[list[str], type[Config] | None]:

@@ -50,11 +50,32 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
-def suggestion(name: str, known: Iterable[str], most: int = 12) -> str:
-    """The tail of an error about an unknown name: the nearest known ones, or a few of all."""
+_UNREACHABLE = ("Connect", "Offline", "Timeout", "Proxy", "MaxRetry", "NameResolution")
+
+
+def hub_failure(error: BaseException) -> str:
+    """Why the hub gave nothing, whichever of its client's libraries says so: a part of a sentence."""
+    each: BaseException | None = error
+    while each is not None:
+        if any(word in type(each).__name__ for word in _UNREACHABLE):
+            return "weft couldn't reach the hub"
+        each = each.__cause__ or each.__context__
+    return f"the hub says: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+
+
+def suggestion(name: str, known: Iterable[str], most: int = 12, what: str = "available") -> str:
+    """The tail of an error about an unknown name: the nearest known ones, or a few of all; nothing if there are none.
+
+    `what` says in a word or two what the known ones are.
+    """
     known = sorted(set(known))
     near = get_close_matches(name, known, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
     shown = ", ".join(known[:most]) + (", …" if len(known) > most else "")
-    return f"known: {shown}" if known else "nothing is known here"
+    return f"{what}: {shown}" if known else ""
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """'1 row', '1,200 rows': a number with its noun; `plural` where an s doesn't make it."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -104,7 +104,10 @@ def test_a_step_of_so_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpt2", "--lecture", "opt"], "--lecture opt shows a fixed table"),
         (["--lecture", "gpt5"], "--lecture"),
         (["--lecture", "gpt3", "--device", "cpu"], "which no other option changes"),
-        (["gpt2", "model.layers=99999999999999999999"], "model.layers = 99999999999999999999: expected less than"),
+        (
+            ["gpt2", "model.layers=99999999999999999999"],
+            "model.layers = 99999999999999999999: expected a number less than",
+        ),
     ],
 )
 def test_mistakes_get_one_line(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,12 +77,12 @@ def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
     ("words", "line"),
     [
         (["--length-penalty", "nan"], "length_penalty.alpha = nan: expected a finite number"),
-        (["--length-penalty", "11"], "length_penalty.alpha = 11.0: expected less than or equal to 10"),
-        (["--coverage-penalty", "11"], "coverage_penalty = 11.0: expected less than or equal to 10"),
-        (["--beam", "5000"], "beams = 5000: expected less than or equal to 1000"),
+        (["--length-penalty", "11"], "length_penalty.alpha = 11.0: expected a number less than or equal to 10"),
+        (["--coverage-penalty", "11"], "coverage_penalty = 11.0: expected a number less than or equal to 10"),
+        (["--beam", "5000"], "beams = 5000: expected a number less than or equal to 1000"),
         (
             ["--max-tokens", "9" * 15, "--beam", "1"],
-            "max_tokens = 999999999999999: expected less than or equal to 1000000000",
+            "max_tokens = 999999999999999: expected a number less than or equal to 1000000000",
         ),
         (
             ["--beam", "1", "--length-penalty", "2"],

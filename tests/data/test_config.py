@@ -18,7 +18,7 @@ def test_a_recipe_chooses_its_split() -> None:
     [
         ({"sources": ["a"], "prepared": "b"}, "sources and prepared are both given"),
         ({"mixture": [{"weight": 2}]}, "either sources or prepared"),
-        ({"mixture": [{"sources": ["a"], "weight": 0}]}, "weight = 0: expected greater than 0"),
+        ({"mixture": [{"sources": ["a"], "weight": 0}]}, "weight = 0: expected a number greater than 0"),
         ({"validation": {"kind": "hash", "fraction": 1.5}}, r"validation\.fraction = 1\.5"),
         ({"validation": {"kind": "tale"}}, "did you mean 'tail'"),
         ({"sorces": ["a"]}, "did you mean 'sources'"),

@@ -297,7 +297,7 @@ def test_hub_datasets_are_read_file_by_file(monkeypatch: pytest.MonkeyPatch, tmp
         raise ConnectionError("no route to host\nand a long story")
 
     hub.HfApi = lambda: types.SimpleNamespace(list_repo_files=unreachable)
-    with pytest.raises(DataError, match=r"the hub cannot provide it: no route to host$"):
+    with pytest.raises(DataError, match=r"no such file here, and weft couldn't reach the hub$"):
         texts("hub:a/b")
 
 

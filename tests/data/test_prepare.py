@@ -263,9 +263,9 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, text: Path, monkeypatch
 @pytest.mark.parametrize("split", [HashSplit(), TailSplit()])
 def test_too_short_a_text(tmp_path: Path, split: Split) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(DataError, match=r"1 bytes of text in 1 sections leave nothing for (train|validation); "):
+    with pytest.raises(DataError, match=r"only 1 byte of text in 1 section: nothing is left for (train|validation); "):
         prepare(TextSource([str(tmp_path / "a.txt")], split), tmp_path / "out", BYTES)
-    with pytest.raises(DataError, match=r"validation\.bytes = 5: the text has 1 bytes"):
+    with pytest.raises(DataError, match=r"data\.validation\.bytes = 5: the text has 1 byte;"):
         prepare(TextSource([str(tmp_path / "a.txt")], TailSplit(bytes=5)), tmp_path / "out", BYTES)
     assert not (tmp_path / "out").exists()
 
@@ -304,3 +304,16 @@ def test_a_shard_may_not_name_a_file_elsewhere(tmp_path: Path, text: Path) -> No
     index.write_text(index.read_text().replace('"train-00000"', '"../train-00000"'))
     with pytest.raises(DataError, match=r"shards\.0\.name"):
         Shards.open(tmp_path / "out")
+
+
+def test_a_text_whose_sections_are_alike_is_divided_at_its_tail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("The same line again, 31 letters.\n" * 500)
+    shards = prepare(TextSource([str(tmp_path / "a.txt")]), tmp_path / "out", BYTES)
+    assert 0.05 < shards.validation.bytes / (shards.train.bytes + shards.validation.bytes) < 0.15
+    said = capsys.readouterr().err.splitlines()
+    assert len([line for line in said if "data.validation.kind=tail does" in line]) == 1
+    kept = "".join(train_texts(TextSource([str(tmp_path / "a.txt")])))
+    assert len(kept) == shards.train.bytes  # a tokenizer learns from the same side
+    assert capsys.readouterr().err == ""

@@ -251,9 +251,9 @@ def test_validation_from_files_of_its_own(tmp_path: Path) -> None:
 
 def test_too_few_rows_to_split(tmp_path: Path) -> None:
     name = put(tmp_path / "a.jsonl", '{"text": "a"}\n')
-    with pytest.raises(DataError, match=r"1 rows leave none for \w+ \(validation.kind = 'hash'\)"):
+    with pytest.raises(DataError, match=r"1 row, of which none is left for \w+ \(data\.validation\.kind = 'hash'\)"):
         list(split_rows(RowSource([name], {"text": "text"}), HashSplit()))
-    with pytest.raises(DataError, match=r"validation\.bytes = 99: the rows have 1 bytes"):
+    with pytest.raises(DataError, match=r"data\.validation\.bytes = 99: the rows have 1 byte;"):
         list(split_rows(RowSource([name], {"text": "text"}), TailSplit(bytes=99)))
 
 

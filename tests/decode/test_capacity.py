@@ -71,5 +71,5 @@ def test_capacity_for_a_thousand_million_tokens_is_not_taken_beforehand() -> Non
 @pytest.mark.parametrize("name", ["max_tokens", "top_k"])
 @pytest.mark.parametrize("value", [10**9 + 1, 2**63 - 1, 99999999999999999999])
 def test_more_than_anyone_needs_is_refused(name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"{name} = {value}: expected less than or equal to 1000000000"):
+    with pytest.raises(ConfigError, match=f"{name} = {value}: expected a number less than or equal to 1000000000"):
         sampling(**{name: value})

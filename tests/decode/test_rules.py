@@ -209,7 +209,7 @@ def test_log_probabilities_are_the_models_own(model: LanguageModel) -> None:
 @pytest.mark.parametrize(
     ("kind", "table", "words"),
     [
-        (Sampling, {"repetition_penalty": 0.0}, "repetition_penalty = 0.0: expected greater than 0"),
+        (Sampling, {"repetition_penalty": 0.0}, "repetition_penalty = 0.0: expected a number greater than 0"),
         (Sampling, {"typical_p": 1.1}, "typical_p"),
         (Sampling, {"logit_bias": {-1: 2.0}}, "logit_bias"),
         (Sampling, {"min_tokens": 9, "max_tokens": 8}, "min_tokens = 9: more than max_tokens = 8"),

@@ -196,7 +196,7 @@ def test_tokenizers_without_a_place(config: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "bert"}, "tokenizer.ggml.model = 'bert': known: gpt2, llama"),
+        ({"model": "bert"}, "tokenizer.ggml.model = 'bert': available: gpt2, llama"),
         ({"model": ["gpt2"]}, r"tokenizer.ggml.model = \['gpt2'\]: did you mean 'gpt2'"),
         ({"pre": "tekken-9"}, "tokenizer.ggml.pre = 'tekken-9'"),
         ({"merges": ["a b c"]}, "'a b c' is not two tokens"),

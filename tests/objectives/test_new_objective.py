@@ -193,7 +193,7 @@ def test_it_is_learned_measured_and_resumed(package: Path, rows: Path, tmp_path:
 
 def test_its_mistakes_are_one_line(package: Path, rows: Path) -> None:
     mistakes = {
-        "objective.grades=1": "objective.grades = 1: expected greater than or equal to 2",
+        "objective.grades=1": "objective.grades = 1: expected a number greater than or equal to 2",
         "evaluate.metric=within": "objective 'grade' has no such metric; did you mean 'within_one'?",
         "model=lstm": "model.kind = 'recurrent': objective 'grade' needs an encoder or decoder with a head of kind",
     }

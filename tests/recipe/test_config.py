@@ -18,8 +18,8 @@ def test_toml_round_trip() -> None:
 @pytest.mark.parametrize(
     ("source", "changes", "message"),
     [
-        ("gpt-tiny", ["model.lyers=3"], r"model\.lyers: unknown key; did you mean 'layers'"),
-        ("gpt-tiny", ["optimiser.lr=3"], "optimiser: unknown key; did you mean 'optimizer'"),
+        ("gpt-tiny", ["model.lyers=3"], r"model\.lyers: unknown key; did you mean 'model.layers'"),
+        ("gpt-tiny", ["optimiser.lr=3"], "optimiser.lr: unknown key; it is 'optimizer.lr' here"),
         ("gpt-tiny", ["optimizer.learning=3"], r"optimizer\.learning: unknown key"),
         ("gpt-tiny", ["optimizer.kind=adamx"], r"optimizer\.kind = 'adamx': unknown kind; did you mean 'adam"),
         ("gpt-tiny", ["precision=fp33"], "precision = 'fp33': did you mean 'fp32'"),

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.data.rows import TABLES, Malformed, missing, records
+from weft.data.rows import TABLES, Malformed, MissingColumn, records
 from weft.data.streams import PACKED, blocks, decode, format_of
-from weft.errors import DataError, suggestion
+from weft.errors import DataError, hub_failure, suggestion
 from weft.progress import warn
 from weft.text import builtin
 
@@ -128,7 +128,8 @@ def no_such_file(source: str) -> DataError:
         nearby = [os.path.join(folder, name) for name in os.listdir(folder or ".")]
     except OSError:
         nearby = []
-    return DataError(f"{source}: no such file; {suggestion(source, nearby)}")
+    near = suggestion(source, nearby, what="files here")
+    return DataError(f"{source}: no such file{near and f'; {near}'}")
 
 
 def _in_folder(folder: str) -> tuple[list[str], dict[str, list[str]]]:
@@ -221,8 +222,11 @@ def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
         return
     kind = "" if name == "-" else _kind(name)
     if kind in TABLES:
-        for number, row in records(name, [column]):
-            yield from _sections_of(_field(row, column, f"{name}:{number}"), name)
+        try:
+            for number, row in records(name, [column]):
+                yield from _sections_of(_field(row, column, f"{name}:{number}"), name)
+        except MissingColumn as error:
+            raise DataError(f"{error}; choose one with data.column=NAME (weft prepare: --column NAME)") from None
     else:
         yield from _cut(blocks(name), name, section)
 
@@ -233,7 +237,7 @@ def _field(row: Any, column: str, where: str) -> str:
         raise DataError(f"{where}: {row.reason}")
     if isinstance(row, dict):
         if column not in row:
-            raise DataError(f"{where}: {missing(column, row)}")
+            raise MissingColumn.among(column, row, where)
         row = row[column]
     if row is not None and not isinstance(row, str):
         raise DataError(f"{where}: '{column}' holds {type(row).__name__}, not text")
@@ -314,8 +318,7 @@ def _download(repository: str) -> Iterator[str]:
     except DataError:
         raise
     except Exception as error:  # the client, its HTTP library and the system each have errors of their own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"{repository}: no such file here, and the hub cannot provide it: {reason}") from None
+        raise DataError(f"{repository}: no such file here, and {hub_failure(error)}") from None
 
 
 def hub_sizes(name: str) -> list[tuple[str, int]]:

@@ -30,12 +30,21 @@ class Malformed:
     reason: str
 
 
-def missing(column: str, known: Iterable[str]) -> str:
-    """The message for a column that is not among the known ones."""
-    known = list(known)
-    near = get_close_matches(column, known, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"no column '{column}'; {hint}its columns: {', '.join(known)}"
+class MissingColumn(DataError):
+    """A column that a table doesn't have; whoever asked for it knows the setting that names another."""
+
+    def __init__(self, line: str, column: str):
+        super().__init__(line)
+        self.column = column
+
+    @classmethod
+    def among(cls, column: str, known: Iterable[str], where: str = "") -> "MissingColumn":
+        """The error that names the columns there are, the nearest one first."""
+        known = list(known)
+        near = get_close_matches(column, known, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        place = f"{where}: " if where else ""
+        return cls(f"{place}no column '{column}'; {hint}its columns: {', '.join(known)}", column)
 
 
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
@@ -179,7 +188,7 @@ def _table(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
 def _check_header(header: Sequence[str], name: str, columns: Sequence[str]) -> None:
     for column in columns:
         if column not in header:
-            raise DataError(f"{name}: {missing(column, header)}")
+            raise MissingColumn.among(column, header, name)
         if header.count(column) > 1:
             raise DataError(f"{name}: two columns are called '{column}'")
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +13,13 @@ from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, T
 from weft.data.documents import SECTION, Document, read, stamps
 from weft.data.shards import Shard, Side
 from weft.data.table import Row, RowSource, Skipped, read_rows
-from weft.errors import DataError
+from weft.errors import DataError, counted
 from weft.files import utf8_size
+from weft.progress import Log, log_to_stderr
 from weft.text import tasks
 
 SMALLEST_SECTION = 64
+ALIKE = 32 * 1024 * 1024  # characters that may all fall on one side of a hash split before a tail is held out instead
 T = TypeVar("T")
 
 
@@ -33,7 +34,7 @@ class Section:
     ends: bool
 
 
-def split_sections(text: TextSource, section: int | None = None) -> Iterator[Section]:
+def split_sections(text: TextSource, section: int | None = None, log: Log = log_to_stderr) -> Iterator[Section]:
     """All text in reading order, each section, of at most `section` bytes, on its side.
 
     A document's number grows where a document ends, and where the section before is on the other side.
@@ -41,7 +42,7 @@ def split_sections(text: TextSource, section: int | None = None) -> Iterator[Sec
     numbers: dict[Side, int] = {"train": -1, "validation": -1}
     successor: dict[Side, int] = {"train": -1, "validation": -1}  # the section that would go on with the document
     section = section_for(text.sources) if section is None else section
-    for at, (side, document) in enumerate(_sides(text, section)):
+    for at, (side, document) in enumerate(_sides(text, section, log)):
         if successor[side] != at:
             numbers[side] += 1
         successor[side] = -1 if document.ends else at + 1
@@ -50,7 +51,9 @@ def split_sections(text: TextSource, section: int | None = None) -> Iterator[Sec
 
 def train_texts(text: TextSource) -> Iterator[str]:
     """The training side's text, section by section: what a tokenizer may learn from."""
-    return (section.text for section in split_sections(text) if section.side == "train")
+    # preparing the same text says what is to be said about it
+    sections = split_sections(text, log=lambda line: None)
+    return (section.text for section in sections if section.side == "train")
 
 
 def section_for(sources: Sequence[str]) -> int:
@@ -59,11 +62,11 @@ def section_for(sources: Sequence[str]) -> int:
     return min(SECTION, max(SMALLEST_SECTION, total // 256))
 
 
-def _sides(text: TextSource, section: int) -> Iterator[tuple[Side, Document]]:
+def _sides(text: TextSource, section: int, log: Log) -> Iterator[tuple[Side, Document]]:
     documents, split = read(text.sources, column=text.column, section=section), text.validation
     if isinstance(split, HashSplit):
-        for document in documents:
-            yield _by_hash(document.text, split), document
+        sided = ((_by_hash(document.text, split), document) for document in documents)
+        yield from _or_tail(sided, split, log)
     elif isinstance(split, TailSplit):
         yield from _by_place(text, split, documents)
     else:
@@ -77,6 +80,31 @@ def _sides(text: TextSource, section: int) -> Iterator[tuple[Side, Document]]:
 def _by_hash(text: str, split: HashSplit) -> Side:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return "validation" if int.from_bytes(digest, "big") < split.fraction * 2**64 else "train"
+
+
+def _or_tail(sided: Iterator[tuple[Side, Document]], split: HashSplit, log: Log) -> Iterator[tuple[Side, Document]]:
+    """What a hash split gives, unless all of it is on one side: sections that are alike are, and a few may be.
+
+    Then the last ones are held out, `fraction` of them. Some are read ahead, until both sides have been seen.
+    """
+    ahead: list[tuple[Side, Document]] = []
+    read = 0
+    for side, document in sided:
+        ahead.append((side, document))
+        read += len(document.text)
+        if side != ahead[0][0] or read > ALIKE:
+            yield from chain(ahead, sided)
+            return
+    if len(ahead) < 2:
+        yield from ahead  # nothing to divide: it is refused where the sides are counted
+        return
+    before = max(1, len(ahead) - max(1, round(len(ahead) * split.fraction)))
+    log(
+        f"a hash split would put all {len(ahead):,} sections of the text on one side: "
+        f"holding out the last {counted(len(ahead) - before, 'section')} instead, as data.validation.kind=tail does"
+    )
+    for number, (_, document) in enumerate(ahead):
+        yield "train" if number < before else "validation", document
 
 
 def _by_place(text: TextSource, split: TailSplit, documents: Iterable[Document]) -> Iterator[tuple[Side, Document]]:
@@ -98,7 +126,7 @@ def _before(split: TailSplit, total: int) -> int:
 
 def _train_bytes(split: TailSplit, total: int, what: str = "text has") -> int:
     if split.bytes is not None and split.bytes >= total:
-        raise DataError(f"validation.bytes = {split.bytes}: the {what} {total} bytes; hold out fewer")
+        raise DataError(f"data.validation.bytes = {split.bytes}: the {what} {counted(total, 'byte')}; hold out fewer")
     return _before(split, total)
 
 
@@ -143,17 +171,11 @@ def check_sides(shards: Sequence[Shard], split: Split) -> None:
         empty.discard("validation")
     if not empty:
         return
-    side = min(empty)
-    sections = sum(shard.sections for shard in shards)
-    have = f"{sum(shard.bytes for shard in shards)} bytes of text in {sections} sections leave nothing for {side}"
-    if isinstance(split, HashSplit):
-        share = min(split.fraction, 1 - split.fraction)
-        needed = math.ceil(math.log(1e-3) / math.log1p(-share))
-        raise DataError(
-            f"{have}; a hash split needs about {needed} documents or {needed * SMALLEST_SECTION} bytes of one text: "
-            "add text, or set validation.kind to tail or none"
-        )
-    raise DataError(f"{have}; add text, or set validation.kind to none")
+    size, sections = sum(shard.bytes for shard in shards), sum(shard.sections for shard in shards)
+    raise DataError(
+        f"only {counted(size, 'byte')} of text in {counted(sections, 'section')}: nothing is left for {min(empty)}; "
+        "add text, or hold out nothing with data.validation.kind=none"
+    )
 
 
 # ---- rows
@@ -190,9 +212,10 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
         yield row
     empty = next((side for side in sides if not seen[side]), None)
     if empty is not None and not isinstance(split, NoSplit):
+        instead = "the last rows with data.validation.kind=tail, or nothing with data.validation.kind=none"
         raise DataError(
-            f"{seen.total()} rows leave none for {empty} (validation.kind = '{split.kind}'); "
-            "add rows, change validation.fraction, or set validation.kind to none"
+            f"{counted(seen.total(), 'row')}, of which none is left for {empty} (data.validation.kind = "
+            f"'{split.kind}'); add rows, or hold out {instead}"
         )
 
 

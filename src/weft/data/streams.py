@@ -4,11 +4,12 @@ import codecs
 import gzip
 import io
 import os
+import shlex
 import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import IO
@@ -38,7 +39,7 @@ def blocks(name: str) -> Iterator[bytes]:
         with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
             for block in unpacked(stream, name):
                 if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                    raise DataError(f"{shown}: is UTF-16 text; save it as UTF-8")
+                    raise DataError(f"{shown}: is UTF-16 text; {_converted(name, 'utf-16')}")
                 if (zero := block.find(0)) >= 0:
                     raise DataError(f"{shown}: looks binary, not text: a NUL byte at byte {offset + zero}")
                 yield block.removeprefix(b"\xef\xbb\xbf") if offset == 0 else block
@@ -121,7 +122,21 @@ def decode(text: bytes, name: str, offset: int) -> str:
         controls = sum(byte < 32 and byte not in b"\t\n\f\r" for byte in text)
         if controls * 50 > len(text):
             raise DataError(f"{_shown(name)}: looks binary, not text: invalid UTF-8 at {where}") from None
-        raise DataError(f"{_shown(name)}: not valid UTF-8 at {where}; save it as UTF-8 (iconv -t utf-8)") from None
+        raise DataError(f"{_shown(name)}: not valid UTF-8 at {where}; {_converted(name, _western(text))}") from None
+
+
+def _converted(name: str, encoding: str) -> str:
+    """The command that makes UTF-8 of a file."""
+    source = "FILE" if name == "-" else shlex.quote(name)
+    return f"save it as UTF-8, for instance with: iconv -f {encoding} -t utf-8 {source} > utf-8.txt"
+
+
+def _western(text: bytes) -> str:
+    """The encoding that Western text is likely in: Windows' own, or the one that any bytes can be."""
+    with suppress(UnicodeDecodeError):
+        text.decode("cp1252")
+        return "cp1252"
+    return "latin1"
 
 
 def lines(name: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.errors import InteropError, suggestion
+from weft.errors import InteropError, hub_failure, suggestion
 from weft.interop import ctranslate2, gguf, hf, llama2c, nanogpt
 from weft.interop.bundle import ModelBundle
 
@@ -47,8 +47,8 @@ def _locate(source: str) -> Path:
         return path
     if re.fullmatch(r"(hub:)?\w[\w.-]*/\w[\w.-]*", source) and not Path(source.partition("/")[0]).is_dir():
         return _download(source.removeprefix("hub:"))
-    near = map(str, path.parent.glob("*"))
-    raise InteropError(f"{source}: no such file or folder; {suggestion(source, near)}")
+    near = suggestion(source, map(str, path.parent.glob("*")), what="files here")
+    raise InteropError(f"{source}: no such file or folder{near and f'; {near}'}")
 
 
 def _download(repository: str) -> Path:
@@ -63,10 +63,7 @@ def _download(repository: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(repository, allow_patterns=HUB_FILES))
     except Exception as error:  # the client, its HTTP library and the system each have errors of their own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InteropError(
-            f"{repository}: no such folder here, and the download from the hub failed: {reason}"
-        ) from None
+        raise InteropError(f"{repository}: no such folder here, and {hub_failure(error)}") from None
 
 
 def _unrecognised(path: Path) -> str:

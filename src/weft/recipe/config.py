@@ -22,6 +22,7 @@ from weft.data.config import Data
 from weft.models.config import Model, TransformerConfig
 from weft.nn.config import LoRA
 from weft.recipe.objective import AnyObjective, NextToken
+from weft.recipe.synonyms import SYNONYMS
 from weft.text.config import TokenizerConfig
 
 SOURCE_TOKENIZER = "source"  # the folder inside a run's folder that holds it
@@ -228,6 +229,8 @@ class Recipe(Config):
     `init` names a run whose weights training starts from; `adapter` freezes them and learns a small addition.
     `source_tokenizer` gives the source of a pair a vocabulary of its own.
     """
+
+    synonyms = SYNONYMS
 
     name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] = "run"
     seed: NonNegativeInt = 0
