@@ -270,9 +270,19 @@ def _among(annotation: Any, metadata: Iterable[Any] = ()) -> list[type[Config]]:
     return kinds(annotation) if any(isinstance(mark, AnyKind) for mark in metadata) else [annotation]
 
 
-def to_toml(config: Config) -> str:
-    """The resolved config as TOML. What is None is left out: absent and None mean the same."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+def to_toml(config: Config, comments: Mapping[str, str] | None = None) -> str:
+    """The resolved config as TOML. What is None is left out: absent and None mean the same.
+
+    `comments` says of some keys that are left out, where they would stand, what becomes of them.
+    """
+    text = tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    for key, comment in reversed(list((comments or {}).items())):
+        table, _, name = key.rpartition(".")
+        if f"\n[{table}]\n" in text:
+            text = text.replace(f"\n[{table}]\n", f"\n[{table}]\n# {name}: {comment}\n")
+        else:
+            text = f"# {key}: {comment}\n{text}"
+    return text
 
 
 def json_schema(kind: type[Config]) -> Tree:

@@ -175,6 +175,22 @@ def locked(path: Path) -> Iterator[None]:
         # the process that had it has removed the file in between
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock on a file; it is not kept from it."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.EACCES)
+    finally:
+        os.close(handle)
+    return False
+
+
 def _lock(handle: int) -> None:
     if fcntl is None:
         return

@@ -327,7 +327,7 @@ def test_a_file_that_holds_something_else_is_left_alone(trained: Path, tmp_path:
         (["--json-schema", "none.json"], "none.json: No such file"),
         (
             ["--max-tokens", "99999999999999999999"],
-            "max_tokens = 99999999999999999999: expected a number less than or equal to",
+            "expected a number less than or equal to",
         ),
         (["--lookup", "100000"], "--lookup 100000: expected 1 … 1000 tokens"),
         (["--greedy", "--seed", "4"], "--greedy and --seed exclude each other"),

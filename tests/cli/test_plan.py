@@ -106,7 +106,7 @@ def test_a_step_of_so_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
         (["--lecture", "gpt3", "--device", "cpu"], "which no other option changes"),
         (
             ["gpt2", "model.layers=99999999999999999999"],
-            "model.layers = 99999999999999999999: expected a number less than",
+            "999: expected a number less than",
         ),
     ],
 )
@@ -130,8 +130,7 @@ def test_tables_of_the_lectures(capsys: pytest.CaptureFixture[str]) -> None:
 def test_gradients(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["gradients", "--layers", "2", "--d-model", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[2:8]] == [
-        [norm, skips] for skips in ("yes", "no") for norm in ("before", "after", "nowhere")
-    ]
+    assert [line[:18].split("  ")[0].strip() for line in lines[2:8]] == ["pre-norm", "post-norm", "no norm"] * 2
+    assert [line.split()[-5] for line in lines[2:8]] == ["yes"] * 3 + ["no"] * 3
     assert run(["gradients", "--d-model", "6"]) == 2
     assert "--d-model 6" in capsys.readouterr().err

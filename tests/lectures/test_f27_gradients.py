@@ -18,29 +18,29 @@ def found() -> dict[tuple[str, bool], GradientFlow]:
 
 def test_f27_24_layers_from_bottom_to_top(found: dict[tuple[str, bool], GradientFlow]) -> None:
     for flow in found.values():
-        assert len(flow.whole) == len(flow.apart) == 25
-        assert flow.whole[-1] == pytest.approx(1.0)
-        assert flow.apart[-1] == pytest.approx(1.0)
+        assert len(flow.full) == len(flow.token_specific) == 25
+        assert flow.full[-1] == pytest.approx(1.0)
+        assert flow.token_specific[-1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("place", PLACEMENTS)
 def test_f27_without_skips_it_vanishes(found: dict[tuple[str, bool], GradientFlow], place: Placement) -> None:
-    assert found[place, False].apart[0] < 1e-3
-    assert found[place, False].apart[0] < 1e-3 * found[place, True].apart[0]
+    assert found[place, False].token_specific[0] < 1e-3
+    assert found[place, False].token_specific[0] < 1e-3 * found[place, True].token_specific[0]
 
 
 def test_f27_without_skips_and_norms_all_of_it_vanishes(found: dict[tuple[str, bool], GradientFlow]) -> None:
-    assert found["none", False].whole[0] < 1e-4
+    assert found["none", False].full[0] < 1e-4
 
 
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_f27_with_skips_and_norms_it_arrives(found: dict[tuple[str, bool], GradientFlow], place: Placement) -> None:
-    assert 0.1 < found[place, True].apart[0] < 100
-    assert 0.1 < found[place, True].whole[0] < 100
+    assert 0.1 < found[place, True].token_specific[0] < 100
+    assert 0.1 < found[place, True].full[0] < 100
 
 
 def test_f27_pre_norm_passes_it_on_evenly(found: dict[tuple[str, bool], GradientFlow]) -> None:
     """Above the first layers pre-norm leaves the gradient as it is; post-norm takes some of it in between."""
-    assert all(0.5 < pull < 3 for pull in found["pre", True].apart[4:])
-    assert min(found["post", True].apart) < 0.2
-    assert found["none", True].whole[0] > 1e3  # skips alone: each layer adds to what it was given
+    assert all(0.5 < pull < 3 for pull in found["pre", True].token_specific[4:])
+    assert min(found["post", True].token_specific) < 0.2
+    assert found["none", True].full[0] > 1e3  # skips alone: each layer adds to what it was given

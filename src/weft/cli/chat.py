@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli import options
+from weft.cli.loading import loading
 from weft.cli.terminal import echo, write
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ HELP = """/reset          forget what was said
 
 
 def chat(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: options.Run,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
     temperature: Annotated[
         float | None, typer.Option(help="Below 1 safer, above 1 bolder (default: the checkpoint's, or 0.7).")
@@ -48,9 +49,10 @@ def chat(
     A tokenizer with a chat template frames the turns; without one the model goes on with the text so far. An imported
     checkpoint replies as its generation_config.json has it, where no option says otherwise.
     """
-    from weft.api.run import load
-    from weft.api.settings import sampling, with_defaults
-    from weft.cli.writing import Remarks, check_writes, say_defaults
+    with loading():
+        from weft.api.run import load
+        from weft.api.settings import sampling, with_defaults
+        from weft.cli.writing import Remarks, check_writes, say_defaults
     from weft.errors import ConfigError, WeftError
 
     for name, value in (("temperature", temperature), ("seed", seed)):

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from weft.cli import options
+from weft.cli.loading import loading
 from weft.cli.terminal import echo
 
 
@@ -27,8 +28,9 @@ def classify(
 
     Standard input is read if no FILE is given. Words are what spaces divide, or the lists in a column.
     """
-    from weft.api.run import load
-    from weft.runs.lines import record
+    with loading():
+        from weft.api.run import load
+        from weft.runs.lines import record
 
     loaded = load(run)
     for prediction in loaded.objective.predictions(loaded.model, file, column, second):

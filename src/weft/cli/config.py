@@ -5,23 +5,35 @@ from typing import Annotated
 import typer
 
 from weft.cli import options
+from weft.cli.help import Command, Group
 
-app = typer.Typer(help="Show a recipe in full, or the schema of recipes.", no_args_is_help=True)
+app = typer.Typer(help="Show a recipe in full, or the schema of recipes.", no_args_is_help=True, cls=Group)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
-    recipe: Annotated[str, typer.Argument(metavar="PRESET|RECIPE", help="A preset, a recipe's name, or a .toml file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET|RECIPE",
+            help="A preset, a recipe's name, or a .toml file.",
+            autocompletion=options.complete_recipes,
+        ),
+    ],
     changes: options.Changes = None,
 ) -> None:
-    """Print the resolved recipe as TOML. What it leaves out is chosen when the text is known."""
+    """Print the resolved recipe as TOML. Comments name what is chosen when training starts, from text and machine."""
     from weft.config import to_toml
     from weft.recipe.resolve import resolve
+    from weft.recipe.settle import open_keys
 
-    typer.echo(to_toml(resolve(recipe, changes or [])), nl=False)
+    resolved = resolve(recipe, changes or [])
+    by = dict.fromkeys(open_keys(resolved), "chosen from the text")
+    by.update((key, "chosen for the machine") for key in ("precision", "compile") if key in by)
+    typer.echo(to_toml(resolved, by), nl=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def schema() -> None:
     """Print the JSON Schema of recipes, for editors that complete TOML."""
     import json

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from weft.cli import columns, options
+from weft.cli.loading import loading
+
 EXTRAS = {
     "pyarrow": ("Parquet files", "weft[parquet]"),
     "huggingface_hub": ("hub:owner/name sources", "weft[hub]"),
@@ -11,18 +14,14 @@ EXTRAS = {
 GIB = 1 << 30
 
 
-def doctor() -> None:
+def doctor(as_json: options.AsJson = False) -> None:
     """Show what weft runs on: Python, torch, devices, memory, optional packages, folders."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for rows in (_software, _devices, _packages, _folders):
-        for name, about in rows():
-            table.add_row(name, about)
-    Console(soft_wrap=False).print(table)
+    with loading():
+        rows = [row for part in (_software, _devices, _packages, _folders) for row in part()]
+    if as_json:
+        columns.print_json(dict(rows))
+    else:
+        columns.show(("", ""), rows, text=(0, 1))
 
 
 def _software() -> Iterator[tuple[str, str]]:
@@ -44,7 +43,9 @@ def _devices() -> Iterator[tuple[str, str]]:
 
     import torch
 
-    yield "CPU", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
+    from weft.errors import counted
+
+    yield "CPU", f"{counted(os.cpu_count() or 1, 'core')}, torch uses {counted(torch.get_num_threads(), 'thread')}"
     with suppress(AttributeError, ValueError, OSError):  # not every system knows
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         details = Path("/proc/meminfo")
@@ -65,8 +66,7 @@ def _packages() -> Iterator[tuple[str, str]]:
         try:
             yield package, f"{version(package)}: {feature}"
         except PackageNotFoundError:
-            install = extra.replace("[", r"\[")
-            yield package, f"[yellow]missing[/yellow]: {feature} need it; pip install '{install}'"
+            yield package, f"missing: {feature} need it; pip install '{extra}'"
 
 
 def _folders() -> Iterator[tuple[str, str]]:
@@ -81,7 +81,7 @@ def _folders() -> Iterator[tuple[str, str]]:
         if _writable(there):
             yield name, f"{folder}, {shutil.disk_usage(there).free / GIB:.0f} GiB free"
         else:
-            yield name, f"[red]{folder} can't be written[/red]"
+            yield name, f"{folder} can't be written"
 
 
 def _writable(folder: Path) -> bool:

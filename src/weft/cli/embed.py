@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from weft.cli import options
+from weft.cli.loading import loading
 from weft.cli.terminal import echo
 
 
 def embed(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: options.Run,
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="Texts: one a line, or a row of .jsonl, .csv, .tsv or .parquet.")
     ] = "-",
@@ -36,7 +38,8 @@ def embed(
 
     import numpy as np
 
-    from weft.api.run import load
+    with loading():
+        from weft.api.run import load
     from weft.data.table import read_texts
     from weft.files import check_place, replacing
 

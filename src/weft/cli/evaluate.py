@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli import columns, options
+from weft.cli.loading import loading
 from weft.cli.terminal import echo
 
 
@@ -31,10 +32,11 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Evaluate a run on its held-out data, or on other data: loss, perplexity, bits per byte, accuracy, BLEU …"""
-    import torch
+    with loading():
+        import torch
 
-    from weft.api.run import load
-    from weft.decode.fast.quantize import check_bits
+        from weft.api.run import load
+        from weft.decode.fast.quantize import check_bits
     from weft.errors import ConfigError
 
     more = context.args  # `--data *.txt` arrives as --data a.txt b.txt …

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from weft.cli import options
+from weft.cli.loading import loading
 
 
 def export(
@@ -24,6 +25,7 @@ def export(
 
     The last merges an adapter into the model that it was trained on.
     """
-    from weft.api.export_model import export_model
+    with loading():
+        from weft.api.export_model import export_model
 
     typer.echo(export_model(run, to, dest, dtype=dtype))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli import options
+from weft.cli.loading import loading
 from weft.cli.terminal import echo, write
 
 if TYPE_CHECKING:
@@ -18,11 +20,11 @@ if TYPE_CHECKING:
 
 LONGEST_TEXT = 200  # tokens
 LONGEST_MATCH = 1000  # tokens that --lookup may ask for
-CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "What the text has to keep to", "Many texts", "Speed"
+CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "Constraints", "Many texts", "Speed"
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: options.Run,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="The text to continue; '-' reads it from stdin.")
     ] = None,
@@ -140,9 +142,10 @@ def generate(
 
     An imported checkpoint writes as its generation_config.json has it, where no option says otherwise.
     """
-    from weft.api.run import load
-    from weft.cli.writing import Remarks, check_writes, say_defaults
-    from weft.files import check_place
+    with loading():
+        from weft.api.run import load
+        from weft.cli.writing import Remarks, check_writes, say_defaults
+        from weft.files import check_place
 
     guesses = draft is not None or lookup is not None
     single = file is None and out is None and not as_json and beam is None and n == 1 and logprobs is None

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.loading import loading
 from weft.cli.terminal import echo
 
 
@@ -23,7 +24,8 @@ def import_(
     ] = None,
 ) -> None:
     """Turn a model that was trained elsewhere into a run. Nothing in its files is executed."""
-    from weft.api.import_model import import_model
+    with loading():
+        from weft.api.import_model import import_model
     from weft.explain.count import count
 
     folder, bundle = import_model(source, run, tokenizer=tokenizer)

@@ -4,15 +4,18 @@ Each command stands in a file of its own, which imports what it needs when it is
 """
 
 import os
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from weft import __version__
 from weft.cli import config
+from weft.cli.help import Command, Group, unknown_option
 from weft.untrusted import printable
 
 app = typer.Typer(
@@ -20,7 +23,7 @@ app = typer.Typer(
     help="From a text file to a language model: train it, measure it, let it write.",
     epilog="Begin with: weft quickstart",
     invoke_without_command=True,
-    add_completion=False,
+    cls=Group,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -29,14 +32,14 @@ app = typer.Typer(
 # each is a function in a file of the same name
 COMMANDS = {
     "Begin": "quickstart doctor",
-    "Train and use a model": "train evaluate generate chat translate classify embed import_ export",
-    "Look and prepare": "neighbours presets plan gradients tokenize prepare",
+    "Train and use a model": "train evaluate generate chat translate classify embed import_ export runs",
+    "Look and prepare": "presets plan neighbours gradients tokenize prepare",
 }
 for panel, names in COMMANDS.items():
     for name in names.split():
         more = {"allow_extra_args": name == "evaluate"}  # `--data *.txt` leaves words that no option takes
         command = getattr(import_module(f"weft.cli.{name}"), name)
-        app.command(name.rstrip("_"), rich_help_panel=panel, context_settings=more)(command)
+        app.command(name.rstrip("_"), cls=Command, rich_help_panel=panel, context_settings=more)(command)
 app.add_typer(config.app, name="config", rich_help_panel="Look and prepare")
 
 
@@ -106,15 +109,15 @@ def run(arguments: list[str]) -> int:
             return _unread()
         raise
     except Exception as error:
-        return _failed(error, next((word for word in arguments if not word.startswith("-")), ""))
+        return _failed(error, arguments)
     if code == 130:
         print("weft: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
-def _failed(error: Exception, command: str) -> int:
+def _failed(error: Exception, arguments: list[str]) -> int:
     """Print the one line about an error that a person can fix; raise any other."""
-    line = _one_line(error, command)
+    line = _one_line(error, arguments)
     if line is None or os.environ.get("WEFT_DEBUG"):
         raise error
     if line:
@@ -128,24 +131,43 @@ def _unread() -> int:
     return 0
 
 
-def _one_line(error: Exception, command: str = "") -> str | None:
+def _one_line(error: Exception, arguments: Sequence[str] = ()) -> str | None:
     """What a person should read about an error of a command, or None if it is a bug of ours."""
     from weft.errors import WeftError, out_of_memory
 
     if isinstance(error, WeftError):
         text = str(error)
     elif isinstance(error, _UsageError):
-        text = error.format_message()  # type: ignore[attr-defined]
-        if not text:  # `weft config` alone: its help is on the screen
-            return ""
-        text = f"{text[0].lower()}{text[1:].rstrip('.')} (weft --help shows what there is)"
+        text = unknown_option(error, arguments) or _usage(error)
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     elif out_of_memory(error):
+        command = next((word for word in arguments if not word.startswith("-")), "")
         text = f"out of memory; {NEEDS_LESS.get(command, 'a smaller model, or fewer and shorter texts, need less')}"
     else:
         return None
     return " ".join(text.split())
+
+
+def _usage(error: Any) -> str:
+    """What the command parser says, and the command whose help says more. `weft config` alone has shown its help."""
+    text: str = error.format_message()
+    if not text:
+        return ""
+    for said, better in WORDS.items():
+        text = re.sub(said, better, text)
+    where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "weft"
+    return f"{text[0].lower()}{text[1:].rstrip('.')} (see {where} --help)"
+
+
+# what the command parser says, as a person would put it
+WORDS = {
+    r"Input should be a valid integer.*": "expected a whole number",
+    r"Input should be a valid number.*": "expected a number",
+    r"Input should be ": "expected ",
+    r" \(Possible options: (.*)\)": r"; did you mean \1?",
+    r"\. Did you mean": "; did you mean",
+}
 
 
 NEEDS_LESS = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import columns, options
+from weft.cli.loading import loading
 from weft.cli.terminal import echo
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def neighbours(
     if pairs is not None and (text or top):
         raise ConfigError("--text and --top belong to a WORD; --pairs compares words without a sentence")
 
-    from weft.api.run import load
+    with loading():
+        from weft.api.run import load
 
     if pairs is not None:
         _measure(load(run), pairs, as_json)

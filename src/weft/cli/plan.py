@@ -13,31 +13,37 @@ Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
 
 def plan(
     source: Annotated[
-        str | None, typer.Argument(metavar="PRESET|RECIPE|RUN", help="A preset, a recipe or a run's folder.")
+        str | None,
+        typer.Argument(
+            metavar="PRESET|RECIPE|RUN",
+            help="A preset, a recipe or a run's folder.",
+            autocompletion=options.complete_recipes,
+        ),
     ] = None,
     changes: options.Changes = None,
     device: Annotated[
         str, typer.Option(help="b200 h200 h100 a100 a10 v100 l40s l4 rtx4090 rtx3090 mi300x cpu")
     ] = "h100",
-    gpus: Annotated[int, typer.Option(min=1, help="How many; weights, gradients and moments are split.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="How many; weights, gradients and optimizer are split.")] = 1,
     tokens: Annotated[
         str | None,
         typer.Option(
-            help="Tokens to train on: 300B, 1.5T, 3e11.", show_default="the recipe's steps, or 20 a parameter"
+            help="Tokens to train on: 300B, 1.5T, 3e11.", show_default="the recipe's steps, or 20 per parameter"
         ),
     ] = None,
     mfu: Annotated[float, typer.Option(help="The share of the device's peak that training reaches.")] = 0.4,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences a step.", show_default="the recipe's, or 32 a GPU")
+        int | None, typer.Option(min=1, help="Sequences per step.", show_default="the recipe's, or 32 per GPU")
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens a sequence.", show_default="the recipe's, or the context")
+        int | None, typer.Option(min=1, help="Tokens per sequence.", show_default="the recipe's, or the context")
     ] = None,
     precision: Annotated[
         Precision | None,
-        typer.Option(help="Number format of products.", show_default="the recipe's, or bf16"),
+        typer.Option(help="Number format of matrix products.", show_default="the recipe's, or bf16"),
     ] = None,
     lecture: Annotated[Lecture | None, typer.Option(help="Show a table of the lectures beside weft's count.")] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Count parameters, operations, memory, time and energy from the settings alone."""
     from weft.errors import ConfigError
@@ -45,7 +51,7 @@ def plan(
     if lecture is not None:
         if source is not None:
             raise ConfigError(f"--lecture {lecture} shows a fixed table; leave out '{source}'")
-        if (device, gpus, mfu) != ("h100", 1, 0.4) or tokens or batch or length or precision:
+        if (device, gpus, mfu) != ("h100", 1, 0.4) or tokens or batch or length or precision or as_json:
             raise ConfigError(
                 f"--lecture {lecture} shows a fixed table, which no other option changes; leave the others out"
             )
@@ -58,9 +64,9 @@ def plan(
 
     from weft.explain.count import count
     from weft.explain.devices import device_named
-    from weft.explain.memory import Workload
+    from weft.explain.memory import Workload, training_memory
     from weft.explain.plan import TOKENS_PER_PARAMETER as RATIO
-    from weft.explain.plan import Machine, components_table, memory_table, plan_training, training_table
+    from weft.explain.plan import Machine, components_table, memory_table, plan_training, record, training_table
     from weft.explain.units import parse_count
     from weft.recipe.resolve import resolve
 
@@ -78,14 +84,18 @@ def plan(
         total, why = recipe.steps * size * time, "the recipe's steps"
     else:
         total = max(RATIO * cost.parameters, size * time)
-        why = f"{RATIO} a parameter, Hoffmann et al. 2022"
+        why = f"{RATIO} per parameter, Hoffmann et al. 2022"
+    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
+    work = Workload(min(micro, -(-size // gpus)), time, machine.precision, recipe.optimizer.kind, gpus)
+    training = plan_training(cost.training(), total, size * time, machine)
+    if as_json:
+        memory = training_memory(recipe.model, work, recipe.adapter)
+        columns.print_json(record(recipe.name, cost, memory, training, machine))
+        return
     columns.show(*components_table(recipe.name, cost))
     if not cost.parameters:
         return
-    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else size
-    work = Workload(min(micro, -(-size // gpus)), time, machine.precision, recipe.optimizer.kind, gpus)
     typer.echo()
     columns.show(*memory_table(recipe.model, work, machine, recipe.adapter))
-    training = plan_training(cost.training(), total, size * time, machine)
     typer.echo()
     columns.show(*training_table(training, machine, why, f"{size:,} × {time:,}"))

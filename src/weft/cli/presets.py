@@ -1,6 +1,5 @@
 """`weft presets`: the models and the recipes that have a name."""
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -22,24 +21,23 @@ def presets(
     from weft.explain.units import short
 
     if as_json:
-        typer.echo(json.dumps([row._asdict() for row in rows()], ensure_ascii=False, indent=2))
+        columns.print_json([row._asdict() for row in rows()])
         return
-    columns.show(
-        ("preset", "kind", "params", "layers × d (heads)", "context", "FLOPs/tok", "from"),
-        [
-            (
-                row.name,
-                row.kind,
-                short(row.parameters) if row.parameters else "counts",
-                row.shape,
-                f"{row.context:,}" if row.context else "",
-                short(row.flops_per_token) if row.flops_per_token else "",
-                row.origin,
-            )
-            for row in rows()
-        ],
-        text=(0, 1, 6),
-    )
+    header = ("preset", "kind", "params", "layers × d (heads)", "context", "FLOPs/tok", "from")
+    cells = [
+        (
+            row.name,
+            row.kind,
+            short(row.parameters) if row.parameters else "counts",
+            row.shape,
+            f"{row.context:,}" if row.context else "",
+            short(row.flops_per_token) if row.flops_per_token else "",
+            row.origin,
+        )
+        for row in rows()
+    ]
+    shown, fitted, remarks = columns.without((5, 6, 4), header, cells)
+    columns.show(shown, fitted, remarks=remarks, text=(0, 1, 6))
     typer.echo("")
     columns.show(("recipe", "what it learns", "data"), _recipes(), text=(0, 1, 2))
 
@@ -53,6 +51,6 @@ def _recipes() -> list[tuple[str, str, str]]:
         about = re.split(r"[:;.] |(?<=\?) ", head)[0]  # up to the end of the first clause
         sources = tomllib.loads(text).get("data", {}).get("sources", [])
         builtin = all(source.startswith("builtin:") for source in sources)
-        data = "your own: --data FILE" if not sources else "none needed" if builtin else ", ".join(sources)
+        data = "--data FILE" if not sources else "built in" if builtin else ", ".join(sources)
         rows.append((file.stem, about, data))
     return rows

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.loading import loading
 from weft.cli.terminal import echo, shown
 
 RUN = Path("runs/quickstart")
@@ -23,7 +24,8 @@ def quickstart(
     from rich.console import Console
     from rich.text import Text
 
-    from weft.api import train as api
+    with loading():
+        from weft.api import train as api
     from weft.cli.train import summarise
 
     folder = run or api.free_folder(RUN)

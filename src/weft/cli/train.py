@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli import columns
+from weft.cli import columns, options
+from weft.cli.loading import loading
 from weft.cli.terminal import echo
 
 if TYPE_CHECKING:
@@ -20,11 +21,16 @@ def train(
             metavar="PRESET|RECIPE",
             help="A preset or a recipe (weft presets lists both), or a .toml file.",
             show_default=False,
+            autocompletion=options.complete_recipes,
         ),
     ] = None,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, such as steps=500 or model.layers=8."),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Changes to the recipe, such as steps=500 or model.layers=8.",
+            autocompletion=options.complete_keys,
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -40,14 +46,19 @@ def train(
     run: Annotated[
         Path | None, typer.Option(help="The run's folder (default: a free one in runs/).", show_default=False)
     ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with an interrupted run.", autocompletion=options.complete_runs),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON at the end.")] = False,
 ) -> None:
     """Train a model on a text. What the recipe leaves open is chosen from the text and the machine, and printed.
 
     Ctrl-C saves the run before it stops; --resume goes on from there. On several GPUs start it with torchrun:
     torchrun --nproc-per-node 4 --no-python -- weft train ...
     """
-    from weft.api import train as api
+    with loading():
+        from weft.api import train as api
     from weft.errors import ConfigError
     from weft.parallel.ranks import join
 
@@ -68,7 +79,9 @@ def train(
         raise ConfigError(f"'{sources[0]}': an override is written key=value; text is given with --data")
     else:
         done = api.train(recipe, data=sources, run=run, changes=changes, log=_log)
-    if join().leads:
+    if join().leads and as_json:
+        columns.print_json({"run": str(done.path), **done.results()})
+    elif join().leads:
         summarise(done)
 
 

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
+from weft.cli import options
+from weft.cli.loading import loading
 from weft.cli.terminal import write
 
 
 def translate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: options.Run,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Lines of text; standard input if not given.")] = "-",
     beam: Annotated[int, typer.Option(min=1, help="The width of beam search; 1 is greedy.")] = 5,
     length_penalty: Annotated[
@@ -24,8 +26,9 @@ def translate(
     out: Annotated[Path | None, typer.Option(help="Where to write; standard output if not given.")] = None,
 ) -> None:
     """Write a line for every line, in order, as the run learned it. Blank lines stay blank."""
-    from weft.api.run import load
-    from weft.api.settings import beam as beam_settings
+    with loading():
+        from weft.api.run import load
+        from weft.api.settings import beam as beam_settings
     from weft.data.streams import lines
     from weft.errors import ConfigError, DataError
     from weft.files import check_place, write_text

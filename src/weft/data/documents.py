@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.data.rows import TABLES, Malformed, MissingColumn, records
+from weft.data.rows import TABLES, Malformed, MissingColumnError, records
 from weft.data.streams import PACKED, blocks, decode, format_of
 from weft.errors import DataError, hub_failure, suggestion
 from weft.progress import warn
@@ -225,7 +225,7 @@ def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
         try:
             for number, row in records(name, [column]):
                 yield from _sections_of(_field(row, column, f"{name}:{number}"), name)
-        except MissingColumn as error:
+        except MissingColumnError as error:
             raise DataError(f"{error}; choose one with data.column=NAME (weft prepare: --column NAME)") from None
     else:
         yield from _cut(blocks(name), name, section)
@@ -237,7 +237,7 @@ def _field(row: Any, column: str, where: str) -> str:
         raise DataError(f"{where}: {row.reason}")
     if isinstance(row, dict):
         if column not in row:
-            raise MissingColumn.among(column, row, where)
+            raise MissingColumnError.among(column, row, where)
         row = row[column]
     if row is not None and not isinstance(row, str):
         raise DataError(f"{where}: '{column}' holds {type(row).__name__}, not text")

@@ -30,7 +30,7 @@ class Malformed:
     reason: str
 
 
-class MissingColumn(DataError):
+class MissingColumnError(DataError):
     """A column that a table doesn't have; whoever asked for it knows the setting that names another."""
 
     def __init__(self, line: str, column: str):
@@ -38,7 +38,7 @@ class MissingColumn(DataError):
         self.column = column
 
     @classmethod
-    def among(cls, column: str, known: Iterable[str], where: str = "") -> "MissingColumn":
+    def among(cls, column: str, known: Iterable[str], where: str = "") -> "MissingColumnError":
         """The error that names the columns there are, the nearest one first."""
         known = list(known)
         near = get_close_matches(column, known, n=1)
@@ -188,7 +188,7 @@ def _table(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
 def _check_header(header: Sequence[str], name: str, columns: Sequence[str]) -> None:
     for column in columns:
         if column not in header:
-            raise MissingColumn.among(column, header, name)
+            raise MissingColumnError.among(column, header, name)
         if header.count(column) > 1:
             raise DataError(f"{name}: two columns are called '{column}'")
 

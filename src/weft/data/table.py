@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from weft.data.documents import files, is_plain, no_such_file
 from weft.data.messages import conversation
-from weft.data.rows import TABLES, Malformed, MissingColumn, records
+from weft.data.rows import TABLES, Malformed, MissingColumnError, records
 from weft.data.shards import Side
 from weft.data.streams import format_of, lines
 from weft.errors import DataError, suggestion
@@ -92,7 +92,7 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
             if source.on_error == "stop":
                 line = f"{where}: {error}"
                 raise (
-                    MissingColumn(line, error.column) if isinstance(error, MissingColumn) else DataError(line)
+                    MissingColumnError(line, error.column) if isinstance(error, MissingColumnError) else DataError(line)
                 ) from None
             skipped.add(str(error), where)
             continue
@@ -112,7 +112,7 @@ def read_texts(name: str, column: str | None = None, usual: str = "text") -> lis
     if name != "-":
         try:
             return [row.values[column] for row in read_rows(RowSource([name], {column: "text"}))]
-        except MissingColumn as error:
+        except MissingColumnError as error:
             raise DataError(f"{error}; choose one with --column NAME") from None
     if column != "text":
         raise DataError(f"standard input: one text a line, without a column '{column}'; name a file that has columns")
@@ -206,7 +206,7 @@ def _value(record: Any, column: str, kind: Kind) -> Any:
         return conversation(record, column)
     columns = _columns(record)
     if column not in columns and kind != "optional":
-        raise MissingColumn.among(column, columns)
+        raise MissingColumnError.among(column, columns)
     value = columns.get(column)
     match kind:
         case "text":

@@ -3,9 +3,9 @@
 A random direction is put on the output of the top layer, and ‖∂/∂x_l‖ is read at the input x_l of every layer. There
 are two such directions, because without skips two things can go wrong:
 
-- `whole` is any direction. Without skips and without norms it shrinks in every layer. Norms alone keep its size, for
-  they divide by the size of what they are given.
-- `apart` sums to zero over the tokens of a sequence: it is the part that distinguishes one token from another.
+- `full` is any direction: the full gradient. Without skips and without norms it shrinks in every layer. Norms alone
+  keep its size, for they divide by the size of what they are given.
+- `token_specific` sums to zero over the tokens of a sequence: it is the part that distinguishes one token from another.
   Attention without skips makes all tokens alike (Dong et al. 2021), so this vanishes whatever the norms do.
 
 A norm after the sum and a norm before it differ in what they leave of the skip (Xiong et al. 2020).
@@ -32,8 +32,8 @@ class GradientFlow:
 
     placement: Placement
     residual: bool
-    whole: tuple[float, ...]
-    apart: tuple[float, ...]
+    full: tuple[float, ...]
+    token_specific: tuple[float, ...]
 
 
 def gradient_flow(

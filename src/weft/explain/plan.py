@@ -1,14 +1,14 @@
 """What a training run takes on a named machine: memory, steps, hours, energy and compute, before a token is read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.explain.count import Count
 from weft.explain.devices import Device
-from weft.explain.memory import Workload, cache_bytes, training_memory
+from weft.explain.memory import Memory, Workload, cache_bytes, training_memory
 from weft.explain.units import byte_size, duration, plain, short
 from weft.nn.config import LoRA
 
@@ -58,6 +58,32 @@ def plan_training(flops_per_token: float, tokens: int, tokens_per_step: int, mac
     return TrainingPlan(tokens, -(-tokens // tokens_per_step), flops, seconds, energy)
 
 
+def record(name: str, cost: Count, memory: Memory, training: TrainingPlan, machine: Machine) -> dict[str, Any]:
+    """A plan as plain values, for programs: numbers of bytes, operations and seconds."""
+    return {
+        "name": name,
+        "parameters": cost.parameters,
+        "trained_parameters": cost.trainable,
+        "components": [
+            {"name": part.name, "parameters": part.parameters, "flops_per_token": part.flops / cost.length}
+            for part in cost.components
+        ],
+        "flops_per_token": {
+            "forward": cost.forward,
+            "training": cost.training(),
+            "training_with_activation_checkpointing": cost.training(recompute=True),
+        },
+        "memory_bytes": {
+            **asdict(memory),
+            "total": memory.total(),
+            "total_with_activation_checkpointing": memory.total(recompute=True),
+        },
+        "training": asdict(training),
+        "device": {"title": machine.device.title, "count": machine.gpus, "mfu": machine.mfu},
+        "precision": machine.precision,
+    }
+
+
 class Table(NamedTuple):
     """Something to print: columns numbered in `text` stand to the left, all others to the right."""
 
@@ -90,7 +116,8 @@ def components_table(name: str, cost: Count) -> Table:
     elif cost.parameters:
         remarks.append(
             f"FLOPs are those of the forward pass at {cost.length:,} tokens a sequence. Training takes 3 times as many,"
-            f" {short(cost.training())} a token, and {short(cost.training(recompute=True))} if layers are recomputed."
+            f" {short(cost.training())} a token, and {short(cost.training(recompute=True))} with activation"
+            " checkpointing."
             " An m×k by k×n product is 2mkn; attention counts every key of the sequence, also under a causal mask."
         )
     return Table(("part", "parameters", "share", "FLOPs/token", "share"), rows, name, remarks)
@@ -109,16 +136,16 @@ def memory_table(model: Config, work: Workload, machine: Machine, adapter: LoRA 
         "activations": kept.activations,
         "logits": kept.logits,
         "all": kept.total(),
-        "all, layers recomputed": kept.total(recompute=True),
+        "all, with activation checkpointing": kept.total(recompute=True),
     }
     free = device.memory - each.fixed - each.logits
     if free >= each.activations:
         fits = (
             f"enough for about {free // each.activations:,} sequences at a time,"
-            f" {free // each.recomputed:,} if layers are recomputed."
+            f" {free // each.recomputed:,} with activation checkpointing."
         )
     elif free >= each.recomputed:
-        fits = f"enough for about {free // each.recomputed:,} sequences at a time, if layers are recomputed."
+        fits = f"enough for about {free // each.recomputed:,} sequences at a time, with activation checkpointing."
     elif (left := device.memory - each.logits - each.recomputed) > 0:
         fits = f"too little for even one sequence at a time; {-(-each.fixed * gpus // left):,} could share it (--gpus)."
     else:

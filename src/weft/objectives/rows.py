@@ -17,7 +17,7 @@ from weft.data.batch import Batch, framed
 from weft.data.bucket import Buckets
 from weft.data.examples import Examples, encode_rows, verify_files, write_sides
 from weft.data.labels import Labels
-from weft.data.rows import MissingColumn
+from weft.data.rows import MissingColumnError
 from weft.data.shards import Side
 from weft.data.split import split_rows
 from weft.data.table import Kind, Row, RowSource, Skipped
@@ -159,7 +159,7 @@ class RowObjective(ExampleObjective[S]):
         source = RowSource(data.sources, self.columns(), data.targets, data.on_error)
         try:
             yield from split_rows(source, data.validation, skipped)
-        except MissingColumn as error:
+        except MissingColumnError as error:
             names = (key for key in type(self.settings).model_fields if getattr(self.settings, key) == error.column)
             key = next(names, "columns")
             raise DataError(f"{error}; choose one with objective.{key}=NAME") from None

@@ -105,6 +105,14 @@ def settle(recipe: Recipe, facts: Facts, device: str = "cpu") -> tuple[SettledRe
     return validate(SettledRecipe, chosen.tree), made
 
 
+def open_keys(recipe: Recipe) -> list[str]:
+    """The keys that a recipe leaves open, which are chosen once its text is known."""
+    tokenizer, chosen = choose_tokenizer(recipe, 1_000_000)
+    whole = recipe.replace(tokenizer=tokenizer.model_dump(mode="json", exclude_none=True))
+    facts = Facts(1_000_000, recipe.model.vocab_size, rows=1000, labels=("0", "1"))
+    return [choice.key for choice in (*chosen, *settle(whole, facts)[1])]
+
+
 @dataclass(frozen=True)
 class _Scale:
     """How large the run is: tokens of training text, weights that multiply each of them, and what may be spent."""

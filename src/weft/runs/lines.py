@@ -27,15 +27,18 @@ _appending = threading.Lock()  # checkpoints are written, and noted, by a thread
 
 def record(values: Mapping[str, Any]) -> str:
     """A line of a .jsonl file, or what `--json` prints. JSON has no NaN and no infinity; null stands for them."""
-    return json.dumps(_finite(values), ensure_ascii=False, allow_nan=False)
+    return json.dumps(finite(values), ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A value as JSON has it: null for what is not finite, names of files and the like as text."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {str(key): finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [finite(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | None) else str(value)
 
 
 def checked(values: Mapping[str, Any], number: int) -> str:

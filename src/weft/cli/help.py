@@ -1,0 +1,149 @@
+"""How commands explain themselves: help that is quick to read, and advice where a word means nothing here."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from weft.errors import ConfigError
+
+# what people type who know other programs → what it is called here; {} stands for the words that came after it
+COMMANDS = {
+    "resume": "train --resume {}",
+    "continue": "train --resume {}",
+    "fit": "train {}",
+    "pretrain": "train {}",
+    "finetune": "train RUN --data FILE",
+    "fine-tune": "train RUN --data FILE",
+    "sample": "generate {}",
+    "complete": "generate {}",
+    "infer": "generate {}",
+    "inference": "generate {}",
+    "write": "generate {}",
+    "eval": "evaluate {}",
+    "test": "evaluate {}",
+    "perplexity": "evaluate {}",
+    "predict": "classify {}",
+    "embeddings": "embed {}",
+    "encode": "tokenize {}",
+    "convert": "export {}",
+    "download": "import {}",
+    "list": "runs",
+    "ls": "runs",
+    "compare": "runs diff {}",
+    "diff": "runs diff {}",
+    "models": "presets",
+    "recipes": "presets",
+    "info": "plan {}",
+    "count": "plan {}",
+    "demo": "quickstart",
+    "start": "quickstart",
+    "help": "--help",
+    "version": "--version",
+}
+OPTIONS = {
+    "--output": "--out",
+    "--output-dir": "--run",
+    "--out-dir": "--run",
+    "--dataset": "--data",
+    "--max-new-tokens": "--max-tokens",
+    "--max-length": "--max-tokens",
+    "--num-samples": "--n",
+    "--num-return-sequences": "--n",
+    "--num-beams": "--beam",
+    "--beams": "--beam",
+    "--input": "--file",
+    "--start": "--prompt",
+    "--format": "--to",
+}
+
+
+class Command(TyperCommand):
+    """A command whose help leaves out what only its parser needs."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The arguments and options, each with what a person has to write."""
+        return [_plain(param) for param in super().get_params(ctx)]
+
+
+class Group(TyperGroup):
+    """A command with commands in it."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options of the whole program."""
+        return [_plain(param) for param in super().get_params(ctx)]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that a word names, or what to write instead."""
+        word, rest = args[0], " ".join(shlex.quote(each) for each in args[1:])
+        if ctx.parent is None and word in COMMANDS and word not in self.commands:
+            raise ConfigError(f"no such command '{word}'; write: weft {COMMANDS[word].format(rest).strip()}")
+        return super().resolve_command(ctx, args)
+
+
+def _plain(param: Any) -> Any:
+    """A parameter that shows no value where it takes none, and the kind of value in a word where it does."""
+    if isinstance(param, TyperOption):
+        if param.metavar is None and param.is_flag:
+            param.metavar = ""
+        elif param.metavar is None and (word := VALUES.get(_type(param))):
+            param.metavar = word
+    else:
+        param.display_type_rich = _nothing  # the argument's own name says it
+    if hasattr(param, "min"):
+        param.min = param.max = None  # for the help alone; a value out of range is refused with the range
+    return param
+
+
+VALUES = {"int": "N", "float": "X", "str": "TEXT", "list[str]": "TEXT", "Path": "PATH", "path": "PATH"}
+
+
+def _type(param: Any) -> str:
+    return param.bare_type() if hasattr(param, "bare_type") else ""
+
+
+def _nothing(ctx: Any) -> None:
+    """What an argument shows as its type."""
+
+
+def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
+    """What to write instead of an option that a command doesn't have, or None if nothing comes to mind."""
+    if type(error).__name__ != "NoSuchOption" or error.ctx is None:
+        return None
+    name: str = error.option_name
+    params = error.ctx.command.get_params(error.ctx)
+    options = {option for param in params for option in param.opts if option.startswith("--")}
+    for other in (name.replace("_", "-"), OPTIONS.get(name.replace("_", "-"), "")):
+        if other in options:
+            return f"no such option: {name}; it is {other} here"
+    if any(param.metavar == "KEY=VALUE" for param in params):
+        key = _recipe_key(name.lstrip("-").replace("-", "_"))
+        if key is not None:
+            return (
+                f"no such option: {name}; settings of a recipe are written key=value: {key}={_value(name, arguments)}"
+            )
+    return None
+
+
+def _recipe_key(name: str) -> str | None:
+    """The key of a recipe that an option may mean."""
+    from weft.config import keys_of
+    from weft.recipe.config import Recipe
+
+    known = list(keys_of(Recipe, {"model": {"kind": "decoder"}}))
+    if name in known:
+        return name
+    if name in Recipe.synonyms:
+        return Recipe.synonyms[name].partition(":")[0]
+    return next((key for key in known if name in (key.replace(".", "_"), key.rpartition(".")[2])), None)
+
+
+def _value(name: str, arguments: Sequence[str]) -> str:
+    """What was given with an option, to be written with its key instead."""
+    for at, word in enumerate(arguments):
+        option, equals, value = word.partition("=")
+        if option == name:
+            following = arguments[at + 1] if at + 1 < len(arguments) else ""
+            return value if equals else "true" if not following or following.startswith("--") else following
+    return "VALUE"

@@ -1,0 +1,105 @@
+"""`weft runs`: the runs of a folder, and what two of them differ in."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli import columns, options
+
+if TYPE_CHECKING:
+    from weft.runs.listing import RunRow
+
+
+def runs(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DIR",
+            help="A folder of runs (default: runs). Or: diff A B, for two runs, recipes or presets.",
+            autocompletion=options.complete_runs,
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List the runs of a folder: what each learned, how far it got and how good it is. Or compare two recipes.
+
+    weft runs diff A B shows the settings in which two runs, recipes or presets differ.
+    """
+    from weft.errors import ConfigError
+
+    words = words or ["runs"]
+    if words[0] == "diff":
+        if len(words) != 3:
+            raise ConfigError(
+                "diff what? name two runs, recipes or presets, for instance: weft runs diff gpt2 llama-7b"
+            )
+        _diff(words[1], words[2], as_json)
+        return
+    if len(words) > 1:
+        raise ConfigError(f"'{words[1]}': one folder at a time; two runs are compared by weft runs diff A B")
+    _list(Path(words[0]), as_json)
+
+
+def _list(folder: Path, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from weft.runs.listing import list_runs
+
+    found = list_runs(folder)
+    if as_json:
+        columns.print_json([asdict(row) for row in found])
+    elif found:
+        header = ("run", "objective", "model", "steps", "best", "size", "age", "state")
+        problems = [f"{row.name}: {row.problem}" for row in found if row.problem]
+        shown, cells, remarks = columns.without((5, 6, 1), header, list(map(_cells, found)))
+        columns.show(shown, cells, remarks=[*problems, *remarks], text=(0, 1, 2, 4, 7))
+    else:
+        typer.echo(f"no runs in {folder}")
+
+
+def _cells(row: "RunRow") -> tuple[str, ...]:
+    from time import time
+
+    from weft.explain.units import byte_size, short
+    from weft.recipe.metrics import metric
+
+    of = f"/{row.steps:,}" if row.steps is not None else ""
+    size = f" {short(row.parameters)}" if row.parameters else ""
+    best = "" if row.best is None or row.metric is None else f"{row.best:{metric(row.metric).format}}"
+    return (
+        row.name,
+        row.objective or "",
+        f"{row.model}{size}" if row.model else "",
+        "" if row.steps_done is None else f"{row.steps_done:,}{of}",
+        f"{metric(row.metric or '').title} {best}" if best else "",
+        byte_size(row.bytes),
+        _age(time() - row.changed),
+        row.state,
+    )
+
+
+def _age(seconds: float) -> str:
+    """3 d: in the largest unit of which it is at least one."""
+    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((each for each in units if seconds >= each[0]), units[-1])
+    return f"{max(0, int(seconds // size))} {unit}"
+
+
+def _diff(one: str, other: str, as_json: bool) -> None:
+    from weft.runs.listing import differences, recipe_of
+
+    found = differences(recipe_of(one), recipe_of(other))
+    if as_json:
+        columns.print_json([{"key": key, "first": first, "second": second} for key, first, second in found])
+    elif found:
+        rows = [(key, _written(first), _written(second)) for key, first, second in found]
+        columns.show(("key", one, other), rows, text=(0, 1, 2))
+    else:
+        typer.echo(f"{one} and {other} have the same settings")
+
+
+def _written(value: Any) -> str:
+    """A value as a recipe would have it; a dash where there is none."""
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,176 @@
+"""The runs of a folder at a glance, and what two recipes differ in: from the settings and the events, without torch."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.config import Tree
+from weft.errors import RunError, WeftError
+from weft.explain.count import count
+from weft.files import is_locked
+from weft.models.config import Recurrent
+from weft.recipe.config import Recipe
+from weft.recipe.metrics import metric
+from weft.recipe.resolve import resolve
+from weft.runs.folder import LOCK, RunFolder, read_lines
+
+TAIL = 1 << 16  # bytes of metrics.jsonl in which its last step stands
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run at a glance. `best` is that of the metric by which the run chose its best checkpoint.
+
+    `state` is finished, interrupted, running, imported or damaged; `problem` says what is wrong with a damaged one.
+    """
+
+    name: str
+    path: str
+    state: str
+    objective: str | None = None
+    model: str | None = None
+    parameters: int | None = None
+    steps_done: int | None = None
+    steps: int | None = None
+    metric: str | None = None
+    best: float | None = None
+    bytes: int = 0
+    changed: float = 0.0  # seconds since 1970
+    problem: str | None = None
+
+
+def list_runs(folder: Path) -> list[RunRow]:
+    """The runs in a folder, the one that changed last first; of a run's own folder, that run."""
+    if (folder / "config.toml").is_file():
+        return [_row(RunFolder(folder))]
+    try:
+        inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except FileNotFoundError:
+        raise RunError(f"{folder}: no such folder; `weft train` makes runs/") from None
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be read: {error.strerror}") from None
+    rows = [_row(RunFolder(path)) for path in inside if _is_run(path)]
+    return sorted(rows, key=lambda row: row.changed, reverse=True)
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in ("config.toml", "events.jsonl", LOCK))
+
+
+def _row(run: RunFolder) -> RunRow:
+    name, path = run.path.name or str(run.path), str(run.path)
+    size, changed = _size(run.path)
+    try:
+        if not run.config.is_file():
+            state = "running" if is_locked(run.path / LOCK) else "damaged"
+            problem = None if state == "running" else "there is no config.toml in it: it never reached its first step"
+            return RunRow(name, path, state, bytes=size, changed=changed, problem=problem)
+        recipe, events = run.recipe(), list(read_lines(run.events))
+        best = _best(recipe, events)
+        state, problem = _state(run, recipe, events)
+        imported = state == "imported"
+        return RunRow(
+            name=name,
+            path=path,
+            state=state,
+            objective=recipe.objective.kind,
+            model=recipe.model.cell if isinstance(recipe.model, Recurrent) else recipe.model.kind,
+            parameters=count(recipe.model).parameters or None,
+            steps_done=None if imported else _steps_done(run, state),
+            steps=None if imported else recipe.steps,
+            metric=None if best is None else recipe.evaluate.metric,
+            best=best,
+            bytes=size,
+            changed=changed,
+            problem=problem,
+        )
+    except (WeftError, OSError) as error:
+        reason = str(error).removeprefix(f"{run.config}: ")
+        return RunRow(name, path, "damaged", bytes=size, changed=changed, problem=reason)
+
+
+def _state(run: RunFolder, recipe: Recipe, events: list[Tree]) -> tuple[str, str | None]:
+    """How a run stands, and what is wrong with it."""
+    if is_locked(run.path / LOCK):
+        return "running", None
+    happened = [event.get("event") for event in events]
+    if not _steps(run):
+        return "damaged", "it has no checkpoint"
+    if not recipe.data.parts or happened[:1] == ["import"]:
+        return "imported", None
+    for what in reversed(happened):
+        if what in ("start", "resume", "interrupted"):
+            return "interrupted", None
+        if what == "finish":
+            return "finished", None
+    return "interrupted", None
+
+
+def _steps(run: RunFolder) -> list[int]:
+    """The steps that there are checkpoints of."""
+    found = (re.fullmatch(r"step-(\d{8,})", path.name) for path in run.checkpoints.glob("step-*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _steps_done(run: RunFolder, state: str) -> int | None:
+    """The last step: that of the newest checkpoint, or the last one logged while it runs."""
+    if state == "running":
+        with suppress(OSError), open(run.metrics, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            found = re.findall(rb'^\{"step": (\d+)', file.read(), re.MULTILINE)
+            if found:
+                return int(found[-1])
+    return max(_steps(run), default=None)
+
+
+def _best(recipe: Recipe, events: list[Tree]) -> float | None:
+    """The best value of the metric that chooses the best checkpoint, or the final one where there is no other."""
+    name = recipe.evaluate.metric
+    for kinds in (("evaluation", "averaged"), ("result",)):
+        values = [event.get(name) for event in events if event.get("event") in kinds]
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if numbers:
+            return float(min(numbers) if metric(name).lower_is_better else max(numbers))
+    return None
+
+
+def _size(folder: Path) -> tuple[int, float]:
+    """The bytes of all files in a folder, and when the youngest was written."""
+    total, changed = 0, 0.0
+    with suppress(OSError):
+        changed = folder.stat().st_mtime
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # it may have gone since
+                about = os.lstat(os.path.join(parent, name))
+                total += about.st_size
+                changed = max(changed, about.st_mtime) if name != LOCK else changed
+    return total, changed
+
+
+# ---- two recipes
+
+
+def recipe_of(source: str) -> Recipe:
+    """The recipe of a run, a .toml file, a recipe's name or a preset."""
+    if (Path(source) / "config.toml").is_file():
+        return RunFolder(source).recipe()
+    return resolve(source)
+
+
+def differences(one: Recipe, other: Recipe) -> list[tuple[str, Any, Any]]:
+    """The dotted keys whose values differ, with both values; None where a recipe leaves a key out."""
+    left, right = (dict(_flat(recipe.model_dump(mode="json", exclude_none=True))) for recipe in (one, other))
+    return [(key, left.get(key), right.get(key)) for key in {**left, **right} if left.get(key) != right.get(key)]
+
+
+def _flat(tree: Tree, inside: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{inside}{key}.")
+        else:
+            yield f"{inside}{key}", value
