@@ -35,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("labels", ["--stride", "4"], "stride = 4: this run is not evaluated in windows of text"),
         ("counts", ["--stride", "4"], "stride = 4: this run is not evaluated in windows of text"),
         ("labels", ["--targets", "x.txt"], "--targets x.txt: they answer the lines of --data, which isn't given"),
-        ("counts", ["--data", "x", "--targets", "y"], "--targets y: a run that learned 'next-token' is evaluated on"),
-        ("counts", ["--figure", "x.png"], "--figure x.png: a run that learned 'next-token' has no confusion matrix"),
+        ("counts", ["--data", "x", "--targets", "y"], "--targets y: this run is a language model, which"),
+        ("counts", ["--figure", "x.png"], "--figure x.png: this run is a language model, which has no"),
         ("labels", ["--figure", "x.txt"], "x.txt: a figure is written as .png or .svg"),
         ("masked", [], "this run held out nothing; name what to evaluate on with --data"),
     ],
@@ -111,7 +111,7 @@ def test_a_run_that_does_not_write_names_its_use(folder: Path, command: str, cap
     capsys.readouterr()
     assert run([command, str(folder / "labels")]) == 2
     shown = capsys.readouterr()
-    assert "this run learned 'classify', so it can't continue a text; use it with weft classify" in shown.err
+    assert "this run is a classifier; it can't continue a text; use it with weft classify" in shown.err
     assert shown.out == "" and shown.err.count("\n") == 1
 
 

@@ -94,10 +94,36 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
         (["quikstart"], "no such command 'quikstart'"),
         (["--verbose"], "no such option: --verbose"),
         (["config", "show", "quickstart", "steps"], "an override is written key=value"),
+        (["train", "gpt-tiny", "batch_size=4"], "batch_size: unknown key; it is 'batch.size' here"),
+        (["train", "gpt-tiny", "model.heads=4"], "model.heads: unknown key; it is 'model.attention.heads' here"),
+        (["train", "gpt-tiny", "learning_rate=1e-3"], "learning_rate: unknown key; it is 'optimizer.lr' here"),
+        (["train", "gpt-tiny", "--steps", "5"], "a recipe's settings are written key=value: steps=5"),
+        (["train", "gpt-tiny", "--lr=1e-3"], "a recipe's settings are written key=value: optimizer.lr=1e-3"),
+        (["train", "gpt-tiny", "--output-dir", "x"], "no such option: --output-dir; it is --run here"),
+        (["generate", "x", "--max_new_tokens", "5"], "it is --max-tokens here"),
+        (["generate", "x", "--max-tokens", "some"], "'--max-tokens': expected a whole number (see weft generate"),
+        (["resume", "runs/a b"], "no such command 'resume'; write: weft train --resume 'runs/a b'"),
+        (["sample", "runs/a", "--n", "3"], "no such command 'sample'; write: weft generate runs/a --n 3"),
+        (["list"], "no such command 'list'; write: weft runs"),
     ],
 )
 def test_words_that_mean_nothing(capsys: Capture, words: list[str], line: str) -> None:
     assert line in mistake(capsys, *words)
+
+
+def test_advice_about_files_and_columns(folder: Path, capsys: Capture) -> None:
+    (folder / "a.csv").write_text("id,body\n1,hello there\n" * 20)
+    line = mistake(capsys, "train", "gpt-tiny", "--data", "a.csv")
+    assert line.endswith(
+        "no column 'text'; its columns: id, body; choose one with data.column=NAME (weft prepare: --column NAME)"
+    )
+    line = mistake(capsys, "train", "bert-tiny", "objective=classify", "--data", "a.csv", "objective.text=body")
+    assert line.endswith("no column 'label'; its columns: id, body; choose one with objective.label=NAME")
+    assert mistake(capsys, "train", "gpt-tiny", "--data", "zzzzz").startswith("zzzzz: no such file; files here: a.csv")
+    (folder / "old name.txt").write_bytes("Größe und Übermut\n".encode("latin1") * 50)
+    line = mistake(capsys, "train", "gpt-tiny", "--data", "old name.txt")
+    command = line.split("with: ")[1]
+    assert command == "iconv -f cp1252 -t utf-8 'old name.txt' > utf-8.txt"
 
 
 def test_a_recipe_that_is_no_toml(folder: Path, capsys: Capture) -> None:
@@ -197,7 +223,7 @@ def test_a_shown_recipe_is_a_recipe(folder: Path, capsys: Capture) -> None:
     ],
 )
 def test_too_little_memory_is_reported_in_the_commands_words(error: Exception, command: str, line: str) -> None:
-    shown = _one_line(error, command)
+    shown = _one_line(error, ["--option", command])
     assert shown is not None and shown.startswith("out of memory; ") and line in shown
 
 
@@ -229,5 +255,5 @@ def test_presets_list_the_recipes_too(capsys: Capture) -> None:
     lines = capsys.readouterr().out.splitlines()
     shown = {line.split()[0]: line for line in lines[lines.index("") + 2 :]}
     assert sorted(shown) == recipe_names()
-    assert shown["dates"].endswith("none needed") and "ISO 8601" in shown["dates"]
+    assert shown["dates"].endswith("built in") and "ISO 8601" in shown["dates"]
     assert shown["bert"].endswith("--data FILE") and shown["sst2"].endswith("sst2/train.tsv")

@@ -99,7 +99,7 @@ def test_a_step_of_so_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpt2", "--device", "h2000"], "--device 'h2000': no such device"),
         (["gpt2", "--mfu", "1.5"], "--mfu 1.5: expected a share"),
         (["gpt2", "--length", "2048"], "length 2048: the model's positions end at model.context = 1024"),
-        (["gpt2", "model.layerz=3"], "model.layerz: unknown key; did you mean 'layers'?"),
+        (["gpt2", "model.layerz=3"], "model.layerz: unknown key; did you mean 'model.layers'?"),
         (["gpt2", "--batch", "0"], "--batch"),
         (["gpt2", "--lecture", "opt"], "--lecture opt shows a fixed table"),
         (["--lecture", "gpt5"], "--lecture"),

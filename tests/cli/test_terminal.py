@@ -1,68 +1,145 @@
-"""What files say reaches a terminal as text: escape sequences are spelled out."""
+"""What a terminal of 80 columns shows: every word whole, every command on one line, and a sign of life."""
 
 import os
-import pty
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from weft.cli import columns, terminal
-from weft.cli.main import run
+from weft.cli import columns
+from weft.cli.main import app, run
+from weft.config import merge, validate
+from weft.models.presets import PRESETS
+from weft.recipe.config import Recipe
+from weft.recipe.resolve import resolve
 
-EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m"
-
-
-class Terminal:
-    """Standard output that says it is a terminal."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
+Capture = pytest.CaptureFixture[str]
 
 
-def test_an_error_spells_out_what_a_file_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.csv").write_text(f"one,[red]{EVIL}\n1,2\n")
-    assert run(["prepare", str(tmp_path / "a.csv"), "--out", str(tmp_path / "out")]) == 2
-    printed = capsys.readouterr().err
-    assert r"its columns: one, [red]\x1b]0;owned\x07\x1b[2J\x9b31m" in printed
-    assert printed.rstrip("\n").isprintable()
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_presets_fit_the_terminal(width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "terminal_width", lambda: width)
+    assert run(["presets"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not any("…" in line for line in lines)
+    if width >= 80:
+        assert max(map(len, lines)) <= width
+    named = [line.split()[0] for line in lines if not line.startswith(" ") and line]
+    assert named[: 1 + len(PRESETS)] == ["preset", *PRESETS]
+    assert "params" in lines[0]
+    assert ("FLOPs/tok" in lines[0]) == (width == 120)
 
 
-def test_output_is_spelled_out_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stdout", screen)
-    terminal.write(f"model says {EVIL}\n\tmore")
-    columns.show(("label", EVIL), [(EVIL, "1")], title=EVIL, remarks=[EVIL])
-    assert EVIL not in screen.text
-    assert "\x1b]" not in screen.text and "\x1b[2J" not in screen.text and "\x9b" not in screen.text
-    assert r"model says \x1b]0;owned\x07" in screen.text and "\n\tmore" in screen.text
-    monkeypatch.setattr(screen, "isatty", lambda: False)
-    screen.text = ""
-    terminal.write(EVIL)
-    assert screen.text == EVIL  # a file gets what the model wrote
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    "words", [["plan", "gpt2"], ["plan", "--lecture", "gpt3"], ["runs", "diff", "gpt2", "llama-7b"]]
+)
+def test_tables_fit_the_terminal(
+    words: list[str], width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "terminal_width", lambda: None)
+    assert run(words) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(columns, "terminal_width", lambda: width)
+    assert run(words) == 0
+    fitted = capsys.readouterr().out
+    assert max(map(len, fitted.splitlines())) <= width
+    assert sorted(fitted.split()) == sorted(whole.split())  # no word is cut, none is lost
 
 
-def test_tokens_are_spelled_out_on_a_real_terminal() -> None:
-    leader, follower = pty.openpty()
-    words = [sys.executable, "-m", "weft", "tokenize", f"a{EVIL}b", "--tokenizer", "byte", "--json"]
-    process = subprocess.Popen(words, stdout=follower, stderr=follower, env={**os.environ, "COLUMNS": "200"})
-    os.close(follower)
-    shown = b""
-    try:
-        while part := os.read(leader, 65536):
-            shown += part
-    except OSError:  # the other end is closed
-        pass
-    assert process.wait() == 0 and b"pieces" in shown
-    assert b"\x1b" not in shown and b"\x07" not in shown and "\x9b".encode() not in shown
+def test_a_long_cell_is_wrapped_between_words(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "terminal_width", lambda: 30)
+    columns.show(("a", "b"), [("one", "weft train --resume runs/a-very-long-name goes on")], text=(0, 1))
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "one  weft train --resume",
+        "     runs/a-very-long-name",
+        "     goes on",
+    ]
+
+
+def test_json_has_no_nan(capsys: Capture) -> None:
+    columns.print_json({"a": float("nan"), "b": [1.5, float("inf")], "c": Path("x")})
+    assert capsys.readouterr().out.split() == [
+        "{",
+        '"a":',
+        "null,",
+        '"b":',
+        "[",
+        "1.5,",
+        "null",
+        "],",
+        '"c":',
+        '"x"',
+        "}",
+    ]
+
+
+@pytest.mark.parametrize("command", ["generate", "train", "translate", "plan", "gradients", "config show", "runs"])
+def test_help_shows_values_only_where_there_are_some(command: str, capsys: Capture) -> None:
+    assert run([*command.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert not re.search(r"<(bool|list|int|str|float|path)", out)
+    assert "x>=" not in out
+    assert "--help" in out
+
+
+def test_what_is_chosen_from_the_text_is_named(capsys: Capture) -> None:
+    assert run(["config", "show", "gpt-tiny"]) == 0
+    text = capsys.readouterr().out
+    assert "# steps: chosen from the text\n" in text
+    assert "[optimizer]\n# lr: chosen from the text\n" in text
+    assert "# size: chosen from the text\n" in text[text.index("[batch]") : text.index("[evaluate]")]
+    assert validate(Recipe, tomllib.loads(text)) == resolve("gpt-tiny")
+    assert run(["config", "show", "gpt-tiny", "steps=5", "optimizer.lr=0.1", "batch.size=2"]) == 0
+    text = capsys.readouterr().out
+    assert "# steps" not in text
+    assert "# lr" not in text
+    assert "# size" not in text
+    for name in ("sentiment", "ngram-3", "quickstart", "dates", "bert-tiny"):
+        assert run(["config", "show", name]) == 0
+        assert validate(Recipe, merge({}, tomllib.loads(capsys.readouterr().out))) == resolve(name)
+
+
+def complete(words: str, folder: Path) -> list[str]:
+    """What a shell offers after some words."""
+    typed = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-m", "weft"], env={**os.environ, **typed}, cwd=folder, capture_output=True, text=True
+    )
+    return done.stdout.split()
+
+
+def test_shells_complete_commands_recipes_runs_and_keys(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "book").mkdir(parents=True)
+    (tmp_path / "runs" / "book" / "config.toml").touch()
+    assert "--install-completion" in [option for p in _options() for option in p]
+    assert complete("weft tra", tmp_path) == ["train", "translate"]
+    assert complete("weft train senti", tmp_path) == ["sentiment"]
+    assert "optimizer.lr=" in complete("weft train gpt-tiny optim", tmp_path)
+    assert complete("weft generate ", tmp_path) == ["runs/book"]
+
+
+def _options() -> list[list[str]]:
+    import typer
+
+    return [param.opts for param in typer.main.get_command(app).params]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
+def test_a_sign_of_life_before_torch_is_loaded() -> None:
+    """On a terminal a line is there while torch is imported, and gone afterwards; in a pipe nothing is written."""
+    import pty
+
+    code = (
+        "import sys; from weft.cli.loading import loading\nwith loading():\n    pass\nsys.exit('torch' in sys.modules)"
+    )
+    inner, outer = pty.openpty()
+    assert subprocess.run([sys.executable, "-c", code], stderr=outer).returncode == 0
+    shown = os.read(inner, 4096).decode()
+    assert shown == "loading torch …\r\x1b[K"
+    for handle in (inner, outer):
+        os.close(handle)
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stderr == b""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LONGEST_REPLY = 200  # tokens
 HELP = """/reset          forget what was said
-/system TEXT    words that stand before everything; without a text they are taken away
+/system TEXT    set the system prompt; without a text, remove it
 /help           this list
 /quit           leave, as Ctrl-D does; Ctrl-C stops a reply"""
 
@@ -40,8 +40,8 @@ def chat(
     seed: Annotated[
         int | None, typer.Option(help="The same seed and the same words give the same replies (default: 0).")
     ] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End a reply before this text; may be given again.")] = None,
-    system: Annotated[str | None, typer.Option(help="Words that stand before everything.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End a reply before this text; may be repeated.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     quantize: Annotated[str | None, typer.Option(metavar="BITS", help="Smaller weights: int8 or int4.")] = None,
 ) -> None:
     """Talk to a model, line by line; from a pipe, each line gets a reply.

@@ -15,7 +15,7 @@ def classify(
         str, typer.Argument(metavar="FILE", help="Texts: one a line, or a row of .jsonl, .csv, .tsv or .parquet.")
     ] = "-",
     column: Annotated[
-        str | None, typer.Option(help="The column that holds the text; the one of training if not given.")
+        str | None, typer.Option(help="The column that holds the text; the training column if not given.")
     ] = None,
     second: Annotated[
         str | None, typer.Option(help="The column of the other text, where pairs are classified.")
@@ -26,7 +26,7 @@ def classify(
 ) -> None:
     """Predict a label for each text, a number, or a tag for each word: what the run learned to predict.
 
-    Standard input is read if no FILE is given. Words are what spaces divide, or the lists in a column.
+    Standard input is read if no FILE is given. Words are separated by spaces, or given as lists in a column.
     """
     with loading():
         from weft.api.run import load

@@ -13,6 +13,7 @@ import typer
 from weft.cli.terminal import shown
 
 NARROWEST = 16  # characters that a column of text is left with, whatever the terminal's width
+WRAPPED = 36  # a column that is wider may be wrapped, so it need not be left out
 WIDEST = 120  # of a remark
 
 
@@ -52,7 +53,7 @@ def without(
     """
     table, width, gone = [list(row) for row in (header, *rows)], terminal_width(), []
     for column in spare:
-        if width is None or _line(_widths(table)) <= width:
+        if width is None or _line([min(each, WRAPPED) for each in _widths(table)]) <= width:
             break
         gone.append(header[column])
         for row in table:

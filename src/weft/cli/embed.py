@@ -20,14 +20,14 @@ def embed(
         str | None,
         typer.Option(help="mean, first or last: which tokens' vectors make a text's. The run's own way if not given."),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Leave vectors as long as they are, don't scale to 1.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Don't scale the vectors to length 1.")] = False,
     column: Annotated[str, typer.Option(help="The column that holds the text, where there are columns.")] = "text",
     batch: Annotated[int, typer.Option(min=1, help="Texts read at a time.")] = 32,
     out: Annotated[
         Path | None, typer.Option(help="vectors.npy, or .jsonl with each text. Lines of JSON on stdout if not given.")
     ] = None,
 ) -> None:
-    """Turn texts into vectors: texts that mean alike should point alike. Standard input is read if no FILE is given."""
+    """Turn texts into vectors, similar ones for similar texts. Standard input is read if no FILE is given."""
     from weft.errors import ConfigError, DataError, suggestion
 
     ways = ("mean", "first", "last")

@@ -15,19 +15,20 @@ def evaluate(
     run: options.Run,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", "-d", metavar="SOURCE...", help="Other text than the run's own held-out part."),
+        typer.Option("--data", "-d", metavar="SOURCE...", help="Text to evaluate on, instead of the held-out part."),
     ] = None,
     targets: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Text files whose lines answer those of --data.")
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Text files: the target of each line of --data."),
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(help="Overlapping windows: each starts so many tokens after the one before.")
+        int | None, typer.Option(help="Overlapping windows: each starts this many tokens after the last.")
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix of a classifier, .png or .svg.")
     ] = None,
     quantize: Annotated[
-        str | None, typer.Option(metavar="BITS", help="Also with smaller weights, int8 or int4: what they cost.")
+        str | None, typer.Option(metavar="BITS", help="Also measure smaller weights, int8 or int4.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
@@ -53,9 +54,9 @@ def evaluate(
     loaded = load(run, dtype=torch.float32)  # as it learned, whatever it would write with
     objective = loaded.config.objective
     if targets and objective.reads != "rows":
-        raise ConfigError(f"--targets {targets[0]}: a run that learned '{objective.kind}' is evaluated on text alone")
+        raise ConfigError(f"--targets {targets[0]}: this run is {objective.makes}, which is evaluated on text alone")
     if figure is not None and not hasattr(objective, "labels"):
-        raise ConfigError(f"--figure {figure}: a run that learned '{objective.kind}' has no confusion matrix")
+        raise ConfigError(f"--figure {figure}: this run is {objective.makes}, which has no confusion matrix")
     if quantize is not None and not (objective.continues and objective.reads == "text"):
         raise ConfigError(f"--quantize {quantize}: evaluated for language models only")
     sources = [*(data or []), *more] or None

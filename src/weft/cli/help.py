@@ -120,9 +120,7 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
     if any(param.metavar == "KEY=VALUE" for param in params):
         key = _recipe_key(name.lstrip("-").replace("-", "_"))
         if key is not None:
-            return (
-                f"no such option: {name}; settings of a recipe are written key=value: {key}={_value(name, arguments)}"
-            )
+            return f"no such option: {name}; a recipe's settings are written key=value: {key}={_value(name, arguments)}"
     return None
 
 

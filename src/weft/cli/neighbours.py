@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 def neighbours(
     run: options.Run,
-    word: Annotated[str | None, typer.Argument(metavar="WORD", help="The word to look around from.")] = None,
+    word: Annotated[str | None, typer.Argument(metavar="WORD", help="The word whose neighbours are shown.")] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", help="A sentence to look in: the word's vector there, not in the table. Repeatable."),
+        typer.Option("--text", help="Take the word's vector in this sentence, not from the table; may be repeated."),
     ] = None,
     top: Annotated[int | None, typer.Option(min=1, help="How many neighbours to show (default: 10).")] = None,
     pairs: Annotated[
         Path | None,
-        typer.Option(help="Instead of a word: a file of word pairs that people rated, to correlate the vectors with."),
+        typer.Option(help="Instead of a word: a file of word pairs with human ratings, to correlate the vectors with."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

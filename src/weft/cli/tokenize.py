@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tokenize(
-    text: Annotated[str, typer.Argument(help="The text, a file that holds it, or - for standard input.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="A text, a file that holds it, or - for stdin.")],
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -24,17 +24,17 @@ def tokenize(
         ),
     ] = "bpe",
     data: Annotated[
-        list[str] | None, typer.Option(help="What a kind is trained on; built-in documentation if not given.")
+        list[str] | None, typer.Option(help="Text to train the tokenizer on; built-in documentation if not given.")
     ] = None,
     vocab: Annotated[
-        int | None, typer.Option(help="Vocabulary of a kind that is trained (8192 for subwords).", min=1)
+        int | None, typer.Option(help="Vocabulary size of a tokenizer that is trained (8192 for subwords).", min=1)
     ] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show the ids too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show how a text is cut into tokens, and how many there are.
+    """Show how a text is split into tokens, and how many there are.
 
-    On a terminal the tokens are coloured; otherwise there is one line a token: its id, a tab and its text.
+    On a terminal the tokens are coloured; otherwise there is one line per token: its id, a tab and its text.
     """
     from rich.console import Console
 

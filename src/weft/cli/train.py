@@ -38,7 +38,7 @@ def train(
     ] = None,
     targets: Annotated[
         list[str] | None,
-        typer.Option("--targets", metavar="FILE", help="Text files whose lines answer those of --data."),
+        typer.Option("--targets", metavar="FILE", help="Text files: the target of each line of --data."),
     ] = None,
     on_error: Annotated[
         str | None, typer.Option(metavar="stop|skip", help="What to do with a row that can't be read (default: stop).")
@@ -48,13 +48,13 @@ def train(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Go on with an interrupted run.", autocompletion=options.complete_runs),
+        typer.Option(metavar="RUN", help="Continue an interrupted run.", autocompletion=options.complete_runs),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON at the end.")] = False,
 ) -> None:
     """Train a model on a text. What the recipe leaves open is chosen from the text and the machine, and printed.
 
-    Ctrl-C saves the run before it stops; --resume goes on from there. On several GPUs start it with torchrun:
+    Ctrl-C saves the run before it stops; --resume continues it. On several GPUs, start it with torchrun:
     torchrun --nproc-per-node 4 --no-python -- weft train ...
     """
     with loading():

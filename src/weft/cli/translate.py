@@ -25,7 +25,7 @@ def translate(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; standard output if not given.")] = None,
 ) -> None:
-    """Write a line for every line, in order, as the run learned it. Blank lines stay blank."""
+    """Translate a file line by line, or whatever the run learned to write from a text. Blank lines stay blank."""
     with loading():
         from weft.api.run import load
         from weft.api.settings import beam as beam_settings

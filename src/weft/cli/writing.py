@@ -55,5 +55,4 @@ def check_writes(run: "Run") -> None:
 
     objective, usage = run.config.objective, run.objective.usage.format(run=run.path)
     if not objective.continues:
-        learned = f"{run.path}: this run learned '{objective.kind}'"
-        raise ConfigError(f"{learned}, so it can't continue a text; use it with {usage}")
+        raise ConfigError(f"{run.path}: this run is {objective.makes}; it can't continue a text; use it with {usage}")

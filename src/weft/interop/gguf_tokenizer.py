@@ -210,7 +210,7 @@ def _pre_tokenizer_name(parsed: Json, tokenizer: Tokenizer, pre: str | None) -> 
     named = [name for name, known in PRE_TOKENIZERS.items() if known == found]
     composed = normalizer == {"type": "NFC"} and found == QWEN2  # llama.cpp composes characters for Qwen
     if not named or not (normalizer is None or composed):
-        raise InteropError(f"{UNNAMED}; known: {', '.join(PRE_TOKENIZERS)}")
+        raise InteropError(f"{UNNAMED}; available: {', '.join(PRE_TOKENIZERS)}")
     return pre if pre in named and normalizer is None else named[0]
 
 

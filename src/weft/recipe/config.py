@@ -291,7 +291,7 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
         return
     kind = recipe.model.kind
     if recipe.batch.recompute:
-        yield f"batch.recompute: only a Transformer has blocks to run again, not a '{kind}' model"
+        yield f"batch.recompute: only a Transformer has blocks to recompute, not a '{kind}' model"
     if isinstance(recipe.optimizer, Muon):
         yield f"optimizer.kind = 'muon': made for Transformer blocks; use adamw for '{kind}'"
 

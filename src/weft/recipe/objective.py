@@ -28,6 +28,7 @@ class ObjectiveConfig(Config):
     kinds: ClassVar[tuple[str, ...]] = ()  # of models that can learn it
     heads: ClassVar[tuple[str, ...]] = ("lm",)  # that such a Transformer needs; the first one is its default
     needs: ClassVar[str] = ""  # the same in words
+    makes: ClassVar[str] = "a model of its own kind"  # what a model that has learned it is called
     metrics: ClassVar[tuple[str, ...]] = ("loss",)  # during training; `evaluate.metric` names one of them
     by_tokens: ClassVar[bool] = False  # whether a batch of rows is measured in tokens unless the recipe says otherwise
     divisible: ClassVar[bool] = True  # whether a batch may be divided: its rows are not compared with each other
@@ -68,6 +69,7 @@ class WordObjective(ObjectiveConfig):
 class NextToken(WordObjective):
     """Each token from those before it: −log p, summed over the places that the loss mask keeps."""
 
+    makes = "a language model"
     reads = "text"
     kinds = ("decoder", "recurrent", "ngram")
     needs = "a model that predicts the next token (a decoder with an lm head, recurrent, or ngram)"
@@ -83,6 +85,7 @@ class Spans(WordObjective):
     `rate` of the tokens are cut out, in spans of `mean` tokens.
     """
 
+    makes = "a model that fills in spans of a text"
     reads = "text"
     kinds = ("encoder-decoder", "bahdanau")
     needs = "a model that reads one text and writes another (encoder-decoder or bahdanau)"
@@ -97,6 +100,7 @@ class Spans(WordObjective):
 class Pairs(WordObjective):
     """One text from another: translation, summaries, answers. `source` and `target` name the columns."""
 
+    makes = "a model that writes one text from another"
     kinds = ("encoder-decoder", "bahdanau")
     needs = "a model that reads one text and writes another (encoder-decoder or bahdanau)"
     metrics = ("loss", "perplexity")
@@ -111,6 +115,7 @@ class Pairs(WordObjective):
 class Chat(WordObjective):
     """Conversations: lists of messages in `column`. Only the assistant's replies are targets."""
 
+    makes = "a chat model"
     kinds = ("decoder",)
     needs = "a decoder with an lm head"
     metrics = ("loss", "perplexity")
@@ -124,6 +129,7 @@ class Chat(WordObjective):
 class MaskedObjective(ObjectiveConfig):
     """What both ways to learn masked words share."""
 
+    makes = "a masked language model"
     kinds = ("encoder",)
 
     rate: Rate = 0.15
@@ -198,6 +204,8 @@ class LabelObjective(ObjectiveConfig):
 class Classify(LabelObjective, SequenceObjective):
     """One of several labels for a text, or for a pair of texts if `second` names the other one's column."""
 
+    makes = "a classifier"
+
     kind: Literal["classify"] = "classify"
     label: Column = "label"
 
@@ -205,6 +213,7 @@ class Classify(LabelObjective, SequenceObjective):
 class Regress(SequenceObjective):
     """A number for a text, or for a pair of texts: regression with the squared error."""
 
+    makes = "a regression model"
     metrics = ("loss", "pearson", "spearman")
 
     kind: Literal["regress"] = "regress"
@@ -220,6 +229,7 @@ class Regress(SequenceObjective):
 class Tag(LabelObjective):
     """One of several labels for every word: `words` and `tags` are columns with as many entries each."""
 
+    makes = "a tagger"
     kinds = ("encoder", "decoder")
     heads = ("token",)
     needs = "an encoder or decoder with a head of kind 'token'"
@@ -232,6 +242,7 @@ class Tag(LabelObjective):
 class Contrastive(ObjectiveConfig):
     """Texts that belong together lie close, all others of the batch far (InfoNCE; van den Oord et al. 2018)."""
 
+    makes = "an embedding model"
     kinds = ("encoder", "decoder")
     heads = ("embedding",)
     needs = "an encoder or decoder with a head of kind 'embedding'"

@@ -202,7 +202,7 @@ class Objective(ABC, Generic[S]):
 
     def cannot(self, verb: str) -> ConfigError:
         """The error for what a run with this objective didn't learn."""
-        return ConfigError(f"{self.folder.path}: this run learned '{self.settings.kind}'; it can't {verb}")
+        return ConfigError(f"{self.folder.path}: this run is {self.settings.makes}; it can't {verb}")
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:

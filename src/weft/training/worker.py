@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from weft.errors import counted
 from weft.explain.devices import device_called
 from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import Log, log_to_stderr
@@ -42,4 +43,4 @@ def device_name(device: torch.device) -> str:
     """As a person would call it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} CPU threads"
+    return counted(torch.get_num_threads(), "CPU thread")

@@ -1,0 +1,82 @@
+"""`weft runs`: the runs of a folder, and what two recipes differ in."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import run
+from weft.files import locked
+
+EARLIER = Path(__file__).parents[1] / "api" / "runs-0.1"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name in ("base", "gpt", "lstm"):
+        shutil.copytree(EARLIER / name, tmp_path / name, symlinks=True)
+    return tmp_path
+
+
+def listed(runs: Path, capsys: Capture) -> dict[str, dict[str, object]]:
+    assert run(["runs", str(runs), "--json"]) == 0
+    return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def test_runs_are_listed_with_how_they_stand(runs: Path, capsys: Capture) -> None:
+    rows = listed(runs, capsys)
+    assert set(rows) == {"base", "gpt", "lstm"}
+    assert (rows["base"]["state"], rows["base"]["steps_done"], rows["base"]["steps"]) == ("finished", 12, 12)
+    assert (rows["gpt"]["state"], rows["gpt"]["steps_done"], rows["gpt"]["steps"]) == ("interrupted", 6, 12)
+    assert (rows["lstm"]["model"], rows["lstm"]["objective"]) == ("lstm", "next-token")
+    assert rows["base"]["metric"] == "loss"
+    assert rows["base"]["best"] == pytest.approx(3.99667, abs=1e-4)
+    size = sum(file.stat().st_size for file in (runs / "gpt").rglob("*") if file.is_file() and not file.is_symlink())
+    assert size * 0.5 < rows["gpt"]["bytes"] <= size  # type: ignore[operator]
+    assert run(["runs", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "objective", "model", "steps", "best", "size", "age", "state"]
+    assert next(line for line in lines if line.startswith("base")).split()[-1] == "finished"
+
+
+def test_damaged_and_running_runs_are_listed_too(runs: Path, capsys: Capture) -> None:
+    (runs / "gpt" / "config.toml").write_text("steps = ")
+    shutil.rmtree(runs / "lstm" / "checkpoints")
+    (runs / "photos").mkdir()
+    with locked(runs / "base" / ".lock"):
+        rows = listed(runs, capsys)
+    assert set(rows) == {"base", "gpt", "lstm"}
+    assert rows["base"]["state"] == "running"
+    assert rows["gpt"]["state"] == rows["lstm"]["state"] == "damaged"
+    assert str(rows["gpt"]["problem"]).startswith("not valid TOML")
+    assert rows["lstm"]["problem"] == "it has no checkpoint"
+    (runs / "base" / ".lock").unlink(missing_ok=True)
+    assert listed(runs, capsys)["base"]["state"] == "finished"
+
+
+def test_a_folder_without_runs(tmp_path: Path, capsys: Capture) -> None:
+    assert run(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
+    assert run(["runs", str(tmp_path / "none")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_what_two_recipes_differ_in(runs: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "mine.toml").write_text('model = "gpt-tiny"\nsteps = 7\n[batch]\nsize = 3\n')
+    assert run(["runs", "diff", "gpt-tiny", str(tmp_path / "mine.toml"), "--json"]) == 0
+    found = {row["key"]: (row["first"], row["second"]) for row in json.loads(capsys.readouterr().out)}
+    assert found == {"name": ("gpt-tiny", "mine"), "steps": (None, 7), "batch.size": (None, 3)}
+    assert run(["runs", "diff", str(runs / "gpt"), str(runs / "lstm")]) == 0
+    assert "model.kind" in capsys.readouterr().out
+    assert run(["runs", "diff", str(runs / "gpt"), str(runs / "gpt")]) == 0
+    assert "the same settings" in capsys.readouterr().out
+    assert run(["runs", "diff", "gpt-tiny"]) == 2
+
+
+def test_listing_imports_no_torch(runs: Path) -> None:
+    code = f"import sys; from weft.cli.main import run; run(['runs', {str(runs)!r}]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

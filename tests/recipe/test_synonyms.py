@@ -1,0 +1,46 @@
+"""What other programs call a setting leads to a key that some recipe really has."""
+
+import pytest
+
+from weft.config import keys_of
+from weft.errors import ConfigError, WeftError
+from weft.models.presets import PRESETS
+from weft.recipe.config import Recipe
+from weft.recipe.resolve import resolve
+from weft.recipe.synonyms import SYNONYMS
+
+MORE = ([], ["data.validation.kind=files", "data.validation.sources=['a']"], ["optimizer=sgd"])
+
+
+def every_key() -> set[str]:
+    keys: set[str] = {"model"}
+    for name in PRESETS:
+        for more in MORE:
+            try:
+                keys |= set(keys_of(Recipe, resolve(name, ["tokenizer=bpe", *more]).model_dump()))
+            except WeftError:
+                continue
+    return keys
+
+
+def test_every_synonym_leads_to_a_key_that_exists_and_is_none_itself() -> None:
+    known = every_key()
+    assert {meant.partition(": ")[0] for meant in SYNONYMS.values()} <= known
+    assert not set(SYNONYMS) & known
+
+
+@pytest.mark.parametrize(
+    ("preset", "change", "advice"),
+    [
+        ("gpt-tiny", "training.steps=5", "did you mean 'steps'?"),
+        ("gpt-tiny", "model.window=3", "did you mean 'model.attention.window'?"),
+        ("gpt-tiny", "model.attention.head=3", "did you mean 'model.attention.heads'"),
+        ("gpt-tiny", "optimizer.momentum=0.9", "the keys here are kind, lr, betas"),
+        ("lstm", "heads=4", "it is 'model.attention.heads' here, but not in a recipe of this kind"),
+        ("gpt-tiny", "val_file=a", "it is 'data.validation.sources' here, with data.validation.kind = 'files'"),
+    ],
+)
+def test_advice(preset: str, change: str, advice: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(preset, [change])
+    assert f"{change.partition('=')[0]}: unknown key; {advice}" in str(caught.value)
