@@ -102,9 +102,9 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
         (["train", "gpt-tiny", "--output-dir", "x"], "no such option: --output-dir; it is --run here"),
         (["generate", "x", "--max_new_tokens", "5"], "it is --max-tokens here"),
         (["generate", "x", "--max-tokens", "some"], "'--max-tokens': expected a whole number (see weft generate"),
-        (["resume", "runs/a b"], "no such command 'resume'; write: weft train --resume 'runs/a b'"),
-        (["sample", "runs/a", "--n", "3"], "no such command 'sample'; write: weft generate runs/a --n 3"),
-        (["list"], "no such command 'list'; write: weft runs"),
+        (["resume", "runs/a b"], "no such command 'resume'; write `weft train --resume 'runs/a b'`"),
+        (["sample", "runs/a", "--n", "3"], "no such command 'sample'; write `weft generate runs/a --n 3`"),
+        (["list"], "no such command 'list'; write `weft runs`"),
     ],
 )
 def test_words_that_mean_nothing(capsys: Capture, words: list[str], line: str) -> None:

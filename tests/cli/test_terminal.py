@@ -143,3 +143,18 @@ def test_a_sign_of_life_before_torch_is_loaded() -> None:
     for handle in (inner, outer):
         os.close(handle)
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).stderr == b""
+
+
+def test_messages_break_between_words_and_never_inside_a_command(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "weft: runs/x: a run is already here; go on with `weft train --resume runs/x`, or choose another"
+    columns.log(line)
+    assert capsys.readouterr().err == f"{line}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    columns.log(line)
+    assert capsys.readouterr().err.splitlines() == [
+        "weft: runs/x: a run is already here; go on with",
+        "  `weft train --resume runs/x`, or choose another",
+    ]

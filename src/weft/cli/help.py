@@ -78,7 +78,7 @@ class Group(TyperGroup):
         """The command that a word names, or what to write instead."""
         word, rest = args[0], " ".join(shlex.quote(each) for each in args[1:])
         if ctx.parent is None and word in COMMANDS and word not in self.commands:
-            raise ConfigError(f"no such command '{word}'; write: weft {COMMANDS[word].format(rest).strip()}")
+            raise ConfigError(f"no such command '{word}'; write `weft {COMMANDS[word].format(rest).strip()}`")
         return super().resolve_command(ctx, args)
 
 

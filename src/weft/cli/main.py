@@ -14,9 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from weft import __version__
-from weft.cli import config
+from weft.cli import columns, config
 from weft.cli.help import Command, Group, unknown_option
-from weft.untrusted import printable
 
 app = typer.Typer(
     name="weft",
@@ -121,7 +120,7 @@ def _failed(error: Exception, arguments: list[str]) -> int:
     if line is None or os.environ.get("WEFT_DEBUG"):
         raise error
     if line:
-        print(f"weft: {printable(line)}", file=sys.stderr)
+        columns.log(f"weft: {line}")
     return 2
 
 

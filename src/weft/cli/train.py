@@ -72,13 +72,13 @@ def train(
     if resume is not None:
         if recipe is not None or words or data or targets or on_error or run is not None:
             raise ConfigError(f"--resume {resume} goes on with that run's own recipe and text; give nothing else")
-        done = api.resume(resume, log=_log)
+        done = api.resume(resume, log=columns.log)
     elif recipe is None:
         raise ConfigError("train what? give a preset or a recipe, for instance: weft train gpt-tiny --data book.txt")
     elif sources and not data:
         raise ConfigError(f"'{sources[0]}': an override is written key=value; text is given with --data")
     else:
-        done = api.train(recipe, data=sources, run=run, changes=changes, log=_log)
+        done = api.train(recipe, data=sources, run=run, changes=changes, log=columns.log)
     if join().leads and as_json:
         columns.print_json({"run": str(done.path), **done.results()})
     elif join().leads:
@@ -101,7 +101,3 @@ def summarise(run: "Run") -> None:
     echo(f"\nreport    {run.path / 'report.html'}")
     echo(f"use       {run.objective.usage.format(run=run.path)}")
     echo(f"evaluate  weft evaluate {run.path}")
-
-
-def _log(line: str) -> None:
-    echo(line, err=True)
