@@ -79,4 +79,6 @@ def test_what_two_recipes_differ_in(runs: Path, tmp_path: Path, capsys: Capture)
 
 def test_listing_imports_no_torch(runs: Path) -> None:
     code = f"import sys; from weft.cli.main import run; run(['runs', {str(runs)!r}]); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "finished" in done.stdout
