@@ -2,14 +2,13 @@
 
     python benchmarks/gpu_dropout.py [--models gpt-mini bert-base gpt2] [--steps 20] [--no-compile]
 
-row      weft's: masks from the row's key; probabilities by the formula, a few queries at a time where they are many
+row      weft's: masks from the row's key, in kernels of our own
 torch    torch's generator and its fused attention, which draws in an order of its own
 none     the same model without dropout, through the fused kernels
 """
 
 import argparse
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ def timed(name: str, way: str, compiled: bool, steps: int) -> tuple[float, float
             if step == 5:
                 torch.cuda.synchronize()
                 started = time.perf_counter()
-            with following(row_keys(step, numbers)) if way == "row" else nullcontext():
+            with following(row_keys(step, numbers) if way == "row" else None):
                 with torch.autocast("cuda", torch.bfloat16):
                     loss = features(tokens).float().square().mean()
                 loss.backward()

@@ -107,21 +107,21 @@ positions = torch.arange(1024, device="cuda") - starts.cummax(1).values
 model = build(gpt(2, 256, 4, 1024, 4096)).cuda()
 
 
-def gradient(features):
+def gradient(features, rows):
     model.zero_grad()
     with torch.autocast("cuda", torch.bfloat16):
-        out = features(tokens, positions=positions, documents=documents)
-    out.float().square().mean().backward()
+        out = features(tokens[:rows], positions=positions[:rows], documents=documents[:rows])
+    out.float().square().sum().backward()
     return out.detach().float(), model.embedding.weight.grad.clone()
 
 
 passes = Compiled(model, capture=False)
-for _ in range(3):
-    found = gradient(passes)
+for rows in (32, 20, 9, 32):  # graphs for rows of any number
+    found = gradient(passes, rows)
 torch.cuda.synchronize()
 attention.FLEX_ENTRIES = 2**30  # the mask laid out instead
-for one, two in zip(found, gradient(model.features)):
-    assert (one - two).abs().max() <= 0.03 * two.abs().max(), (one - two).abs().max()
+for one, two in zip(found, gradient(model.features, 32)):
+    assert (one - two).norm() <= 0.02 * two.norm(), (one - two).norm() / two.norm()
 """
 
 

@@ -5,6 +5,7 @@ fused kernels, with memory that does not grow with the square of the length. A f
 `weights` is all it takes to see the probabilities: where there is one, the reference runs.
 """
 
+import importlib.util
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -176,9 +177,20 @@ def fast_attention(qkv: QKV, scale: float, where: AttentionMask) -> Tensor:
 
 
 def dropped_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: float) -> Tensor:
-    """The same with dropout of the probabilities, which fused kernels draw in an order of their own: by the formula,
-    a few queries at a time where all probabilities would be too many to keep."""
+    """The same with dropout of the probabilities, which PyTorch's fused kernels draw in an order of their own.
+
+    By our own kernels where they fit; else by the formula, a few queries at a time where all probabilities would be too
+    many to keep.
+    """
     call = next_call()
+    keys = place_keys(qkv.q.shape[:-1], call, device=qkv.q.device) if _kernels_fit(qkv, where) else None
+    if keys is not None:
+        mask, rows = where.mask, qkv.q.shape[0]
+        documents = None if mask.documents is None else mask.documents[0].expand(rows, -1).contiguous()
+        real = None if mask.real is None else mask.real.expand(rows, -1).contiguous()
+        options = [int(mask.causal), mask.window or 0], [scale, dropout]
+        out: Tensor = torch.ops.weft.dropped_attention(*qkv, keys, real, documents, *options)[0]
+        return out
 
     def one(part: QKV, queries: slice, keys: slice) -> Tensor:
         def drop(weights: Tensor) -> Tensor:
@@ -191,6 +203,24 @@ def dropped_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: flo
     entries = qkv.pairs * (qkv.q.shape[0] * qkv.q.shape[1] if qkv.q.is_cuda else 1)
     most = KEPT_ENTRIES if qkv.q.is_cuda else DENSE_ENTRIES
     return one(qkv, *whole) if entries <= most else _by_query_blocks(qkv, where, one)
+
+
+_kernels = False  # whether `attention_kernel` has been loaded
+
+
+def _load_kernels() -> None:
+    """Load the GPU kernels for dropout, where there is a GPU and Triton to compile them."""
+    global _kernels
+    if not _kernels and torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
+        import weft.nn.attention_kernel  # noqa: F401 — it registers its operations with torch
+
+        _kernels = True
+
+
+def _kernels_fit(qkv: QKV, where: AttentionMask) -> bool:
+    mask, narrow = where.mask, qkv.q.dtype in (torch.float16, torch.bfloat16) and qkv.q.shape[-1] <= 128
+    plain = mask.prefix is None and mask.places is None and not mask.offset and not where.position.biases
+    return _kernels and qkv.q.is_cuda and narrow and plain
 
 
 def _fused(qkv: QKV, scale: float, mask: Tensor | None, causal: bool = False) -> Tensor:
@@ -255,6 +285,8 @@ class _Heads(nn.Module):
         self.out = Linear(self.heads * d_head, d_model, bias=settings.bias == "all", into_residual=True)
         self.q_norm = norm.build(settings.qk_norm, d_head) if settings.qk_norm else None
         self.k_norm = norm.build(settings.qk_norm, d_head) if settings.qk_norm else None
+        if settings.dropout:
+            _load_kernels()
         self.weights = nn.Identity()  # the probabilities pass through here, where a forward hook can see them
         self.always_reference = False
 
