@@ -65,14 +65,17 @@ def files(sources: Sequence[str]) -> list[str]:
 
     What a folder or a pattern names besides is left out, with a warning.
     """
-    for line in left_out(sources):
-        warn(line)
     return [name for source in sources for name in _expand(source)]
 
 
 def left_out(sources: Sequence[str]) -> list[str]:
     """A line for each folder and pattern among the sources of which something isn't read: what, and why."""
-    return [f"{source}: left out {found}" for source in sources if (found := _named(_search(source)[1]))]
+    found = ((source, _search(source)[1]) for source in sources)
+    return [_left_out(source, others) for source, others in found if others]
+
+
+def _left_out(source: str, others: Mapping[str, Sequence[str]]) -> str:
+    return f"{source}: left out {_named(others)}"
 
 
 def _named(others: Mapping[str, Sequence[str]]) -> str:
@@ -103,16 +106,19 @@ def _expand(source: str) -> list[str]:
         if not found and os.path.exists(os.path.join(source, "plan.json")):
             raise DataError(f"{source}: already prepared tokens, not text; train on them with data.prepared={source}")
         if not found:
-            inside = f" ({_named(others)})" if others else ""
-            raise DataError(f"{source}: contains no text{inside}; weft reads {READABLE}")
+            raise DataError(f"{source}: contains no text; weft reads {READABLE}")
+        if others:
+            warn(_left_out(source, others))
         return found
     if os.path.exists(source):
         _kind(source)
         return [source]
     if glob.has_magic(source):
-        matches, _ = _search(source)
+        matches, others = _search(source)
         if not matches:
             raise DataError(f"{source}: no file matches")
+        if others:
+            warn(_left_out(source, others))
         for path in matches:
             _kind(path)
         return matches
