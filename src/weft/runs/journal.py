@@ -100,8 +100,10 @@ def check_lines(run: RunFolder, recipe: Recipe, step: int) -> None:
         lines = read_lines(path)
         logged = {line["step"] for line in lines if "loss" in line or "seconds" in line}
         evaluated = {line["step"] for line in lines if any(key.startswith("validation_") for key in line)}
-        lost = _steps(recipe.log.every, step) - logged
-        lost |= (_steps(recipe.evaluate.every, step) if evaluated else set()) - evaluated
+        last = {step} if step == recipe.steps else set()
+        lost = (_steps(recipe.log.every, step) | last) - logged
+        if evaluated:
+            lost |= (_steps(recipe.evaluate.every, step) | last) - evaluated
         if lost:
             warn(f"{path}: no line of step {', '.join(map(str, sorted(lost)[:3]))}{' …' if len(lost) > 3 else ''}")
 
