@@ -136,14 +136,14 @@ def test_rows_in_parts_give_the_gradient_of_the_whole(name: str, documents: bool
     if documents and name in ("translator", "bahdanau"):
         pytest.skip("a translator reads one text a row")
     torch.manual_seed(0)
-    model = build(MODELS[name]).train()
+    model = build(MODELS[name]).double().train()
     assert isinstance(model, LanguageModel)
     batch = example(name, documents)
     whole = gradients(model, [batch])
     for parts in (2, 3):
         divided = gradients(model, [shortened(part) for part in batch.split(parts)])
         for one, other in zip(whole, divided, strict=True):
-            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-9)
     other_keys = gradients(model, [Batch(batch.tokens, batch.targets, source=batch.source, keys=KEYS[6:12])])
     assert not torch.allclose(other_keys[0], whole[0], rtol=1e-2)  # it does drop
 

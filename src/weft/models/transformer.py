@@ -15,13 +15,14 @@ from weft.nn import norm, position
 from weft.nn.attention import AttentionMask, Past
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache
-from weft.nn.dropout import Dropout, next_call, rewind
+from weft.nn.dropout import Dropout, calls_from, next_call
 from weft.nn.init import Initialiser, reset
 from weft.nn.linear import Embedding
 from weft.nn.loss import Readout
 from weft.nn.mask import Mask
 from weft.nn.position import Position
 
+BLOCK_CALLS = 32  # numbers of dropouts set aside for a block: more than it and its adapters have
 SourceCache = list[tuple[Tensor, Tensor]]  # keys and values of the source, layer by layer
 
 
@@ -74,7 +75,8 @@ class Stack(nn.Module):
         for layer, block in enumerate(self.blocks):
             over = None if source is None else (source.cache[layer], source.where)
             given = where, cache[layer] if cache else None, over
-            x = checkpoint(_rerun(block), x, *given, use_reentrant=False) if again else block(x, *given)
+            run = _numbered(block) if self.training else block
+            x = checkpoint(run, x, *given, use_reentrant=False) if again else run(x, *given)
         return x if self.norm is None else self.norm(x)
 
 
@@ -260,13 +262,13 @@ class Transformer(LanguageModel):
         return [block.cross.keys_values(encoded) for block in self.decoder.blocks]  # type: ignore[operator,union-attr]
 
 
-def _rerun(block: nn.Module) -> Callable[..., Tensor]:
-    """A block whose dropout is the same when it runs again in the backward pass."""
-    first = next_call(0)
+def _numbered(block: nn.Module) -> Callable[..., Tensor]:
+    """A block whose dropouts have numbers of their own, the same ones when it runs again in the backward pass."""
+    first = next_call(BLOCK_CALLS)
 
     def run(*given: Any) -> Tensor:
-        rewind(first)
-        return block(*given)
+        with calls_from(first):
+            return block(*given)
 
     return run
 

@@ -46,15 +46,23 @@ def following(keys: Tensor | None) -> Iterator[None]:
 
 
 def next_call(calls: int = 1) -> int:
-    """The number of the pass's next dropout; `calls` of them are taken."""
+    """The number of the pass's next dropout; `calls` of them are taken. Outside of `following` nothing is counted."""
+    if _now.keys is None:
+        return 0
     number = _now.calls
     _now.calls = number + calls
     return number
 
 
-def rewind(call: int) -> None:
-    """Back to where `call` is the next one: a part of the pass runs again."""
+@contextmanager
+def calls_from(call: int) -> Iterator[None]:
+    """Inside, `call` is the next one; afterwards the count is what it was. So a part of the pass can run again."""
+    before = _now.calls
     _now.calls = call
+    try:
+        yield
+    finally:
+        _now.calls = before
 
 
 def row_keys(base: int, rows: Tensor) -> Tensor:
