@@ -25,7 +25,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -293,19 +293,21 @@ def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[s
 
 @dataclass
 class Tally:
-    """What happened to the processes of all runs."""
+    """What is to happen to the processes of all runs, and what did."""
 
-    ended: Counter[str]
+    share: float  # of the signals that are no kills
+    most: int  # signals for a run
+    ended: Counter[str] = field(default_factory=Counter)
     kills: int = 0
     interrupts: int = 0
     runs: int = 0
 
 
-def trial(kind: Kind, path: Path, known: Straight, pick: random.Random, share: float, tally: Tally) -> list[str]:
-    """A run whose processes are killed or, this share of them, interrupted; what differs in the end."""
+def trial(kind: Kind, path: Path, known: Straight, pick: random.Random, tally: Tally) -> list[str]:
+    """A run whose processes are killed or interrupted; what differs in the end."""
     errors = path.with_suffix(".errors")
-    for _ in range(pick.randint(6, 16)):
-        interrupt = pick.random() < share
+    for _ in range(pick.randint(tally.most // 2, tally.most)):
+        interrupt = pick.random() < tally.share
         ended = disturb(kind, path, known, pick.choice(SIGNALS) if interrupt else [signal.SIGKILL], pick, errors)
         tally.ended[ended] += 1
         if ended in ("failed", "hung"):
@@ -334,8 +336,10 @@ def main() -> int:
     importlib.import_module("torch._dynamo")  # the first optimizer loads it, which takes seconds: once here, for all
     # texts to look at take half of the time, and decide nothing
     next_token.complete = lambda model, prompts, settings: [SimpleNamespace(text="")] * len(prompts)  # type: ignore
-    pick, began, tally, wrong = random.Random(options.seed), time.perf_counter(), Tally(Counter()), 0
-    share = options.interrupts / max(1, options.kills + options.interrupts)
+    pick, began, wrong = random.Random(options.seed), time.perf_counter(), 0
+    signals = max(1, options.kills + options.interrupts)
+    # every kind of run gets its share
+    tally = Tally(options.interrupts / signals, max(2, min(16, signals // len(options.kinds))))
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a kill loses nothing that the system holds already
     with tempfile.TemporaryDirectory(prefix="weft-resume-", dir=memory) as name:
         os.chdir(name)
@@ -349,7 +353,7 @@ def main() -> int:
             if tally.kills >= options.kills and tally.interrupts >= options.interrupts:
                 break
             path = Path("run")
-            found = trial(KINDS[kind], path, known[kind], pick, share, tally)
+            found = trial(KINDS[kind], path, known[kind], pick, tally)
             if found:
                 wrong += 1
                 print(f"{kind}: DIFFERENT: {', '.join(found)}", flush=True)
