@@ -110,6 +110,7 @@ OPTIONAL = {
     "triton",
     "wandb",
     "weft.decode.fast.attend",
+    "weft.nn.attention_kernel",
     "weft.nn.dropout_kernel",
     "weft.decode.fast.kernels",
     "weft.nn.loss_kernel",

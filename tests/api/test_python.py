@@ -58,7 +58,7 @@ def test_a_table_of_dotted_keys_is_what_words_are(table: dict[str, Any], words: 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"model.layrs": 1}, "model.layrs: unknown key; did you mean 'layers'?"),
+        ({"model.layrs": 1}, "model.layrs: unknown key; did you mean 'model.layers'?"),
         ({"model.layers": "many"}, "model.layers = 'many': expected"),
         ({"model..layers": 1}, "'model..layers': not a setting's name"),
         ({3: 1}, "3: not a setting's name"),

@@ -361,7 +361,8 @@ def test_what_an_interruption_saved_takes_no_place_and_goes(tmp_path: Path) -> N
     assert names(tmp_path) == ["step-00000002", "step-00000005"]
 
 
-def test_a_link_to_a_checkpoint_is_none(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     (tmp_path / "step-00000009").symlink_to(path.name)
-    assert checkpoint.checkpoints(tmp_path) == [path]
+    with pytest.raises(RunError, match="step-00000009: a link, where weft keeps a checkpoint"):
+        checkpoint.checkpoints(tmp_path)

@@ -1,6 +1,7 @@
 """The Transformer (Vaswani et al. 2017) as encoder, decoder or both: one class over one Block."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -295,14 +296,20 @@ def _where(stack: Stack, mask: Mask, positions: Tensor, x: Tensor) -> AttentionM
     return _with_blocks(mask, stack.position, positions, angles) if where.flexes else where
 
 
-@torch.compiler.disable
 def _with_blocks(
     mask: Mask, position: Position, positions: Tensor, angles: tuple[Tensor, Tensor] | None
 ) -> AttentionMask:
-    """The same with FlexAttention's map, which is made here: a compiled one reads out of bounds (torch 2.11)."""
+    """The same with FlexAttention's map of blocks."""
     where = AttentionMask(mask, position, positions, positions, angles)
     where.blocks()
     return where
+
+
+@cache
+def keep_blocks_out_of_graphs() -> None:
+    """Have torch.compile leave FlexAttention's map alone: made in a graph, it reads out of bounds (torch 2.11)."""
+    global _with_blocks
+    _with_blocks = torch.compiler.disable(_with_blocks)
 
 
 def encoded_source(cache: SourceCache, mask: Tensor | None, time: int) -> EncodedSource:

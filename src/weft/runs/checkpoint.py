@@ -292,6 +292,9 @@ def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T
     order = found[::-1]
     if which == "best" and found:
         best = best_of(folder, found[-1]) or found[-1]
+        if not _state_of(found[-1]):
+            state = found[-1] / "state/state.json"
+            damage[f"{state}: damaged, so that the best may be another; taking {best.name}"] = None
         if not (folder / "best").exists() and notes_of(found[-1]).get("best_step") is not None:
             damage[f"{folder / 'best'}: the link to the best checkpoint is broken; taking {best.name}"] = None
         order = [best, *(path for path in order if path.resolve() != best.resolve())]
