@@ -1,6 +1,8 @@
 """What only a GPU can show: memory that really runs out, and runs that repeat to the last bit."""
 
 import gc
+import json
+import random
 import re
 import subprocess
 import sys
@@ -105,13 +107,14 @@ documents = (torch.rand(32, 1024, device="cuda") < 0.005).cumsum(1)
 starts = torch.where(documents.diff(dim=1, prepend=documents[:, :1] - 1) > 0, torch.arange(1024, device="cuda"), 0)
 positions = torch.arange(1024, device="cuda") - starts.cummax(1).values
 model = build(gpt(2, 256, 4, 1024, 4096)).cuda()
+upstream = torch.randn(32, 1024, 256, device="cuda")
 
 
 def gradient(features, rows):
     model.zero_grad()
     with torch.autocast("cuda", torch.bfloat16):
         out = features(tokens[:rows], positions=positions[:rows], documents=documents[:rows])
-    out.float().square().sum().backward()
+    (out.float() * upstream[:rows]).sum().backward()
     return out.detach().float(), model.embedding.weight.grad.clone()
 
 
@@ -128,4 +131,20 @@ for one, two in zip(found, gradient(model.features, 32)):
 def test_documents_apart_train_compiled() -> None:
     """In a process of its own: an illegal memory access would end this one's use of the GPU."""
     done = subprocess.run([sys.executable, "-c", PACKED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_gpt2_over_packed_documents(tmp_path: Path) -> None:
+    """The size at which a map of blocks made inside the compiled graph read out of bounds (torch 2.11)."""
+    words, rng = ["the", "cat", "sat", "on", "a", "mat", "and", "old", "dogs", "run"], random.Random(0)
+    with open(tmp_path / "documents.jsonl", "w") as file:
+        for _ in range(400):
+            text = " ".join(rng.choice(words) for _ in range(int(rng.lognormvariate(6, 1))))
+            file.write(json.dumps({"text": text}) + "\n")
+    command = [
+        *(sys.executable, "-m", "weft", "train", "gpt2", "--data", str(tmp_path / "documents.jsonl")),
+        *("--run", str(tmp_path / "run"), "tokenizer=byte", "steps=3", "data.document_mask=true", "compile=true"),
+        *("precision=bf16", "batch.size=32", "batch.length=1024"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

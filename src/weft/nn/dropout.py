@@ -78,7 +78,12 @@ def place_keys(shape: torch.Size, call: int, first: tuple[int, ...] = (), *, dev
     if _now.keys is None:
         return None
     assert len(_now.keys) == shape[0], f"keys of {len(_now.keys)} rows for {shape[0]}"
-    keys = _mix(_now.keys + (call + 1) * 0x632BE5AB % 2**31)
+    call = (call + 1) * 0x632BE5AB % 2**31
+    if device.type == "cuda" and not torch.compiler.is_compiling() and len(shape) in (2, 3):
+        kernel = _kernel()
+        if kernel is not None:
+            return kernel.place_keys(_now.keys, call, tuple(shape[1:]), first[: len(shape) - 1])
+    keys = _mix(_now.keys + call)
     for axis, size in enumerate(shape[1:]):
         begin = first[axis] if axis < len(first) else 0
         places = torch.arange(begin, begin + size, dtype=torch.int32, device=device)

@@ -1,4 +1,7 @@
-"""`dropout.dropped` in one GPU kernel. The backward pass draws the same numbers again: nothing but the keys is kept."""
+"""`dropout.place_keys` and `dropout.dropped` in one GPU kernel each: step by step they are dozens of small ones.
+
+The backward pass draws the same numbers again: nothing but the keys is kept.
+"""
 
 from typing import Any, NamedTuple
 
@@ -36,6 +39,35 @@ def _drop(  # type: ignore[no-untyped-def]
     value = tl.load(x + place, mask=inside, other=0.0)
     kept = tl.where(h < limit, 0.0, value.to(tl.float32) * scale)
     tl.store(out + place, kept.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _mix(h):  # type: ignore[no-untyped-def]
+    h = (h ^ ((h >> 16) & 0xFFFF)) * FIRST
+    h = (h ^ ((h >> 15) & 0x1FFFF)) * SECOND
+    return h ^ ((h >> 16) & 0xFFFF)
+
+
+@triton.jit
+def _place(keys, out, places, call, outer, inner, outer_first, inner_first, AXES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < places
+    h = _mix(tl.load(keys + place // (outer * inner), mask=inside, other=0) + call)
+    if AXES == 2:
+        h = _mix(h + ((place // inner) % outer + outer_first) * GOLDEN)
+    h = _mix(h + (place % inner + inner_first) * GOLDEN)
+    tl.store(out + place, h, mask=inside)
+
+
+def place_keys(keys: Tensor, call: int, sizes: tuple[int, ...], first: tuple[int, ...]) -> Tensor:
+    """keys (batch,) of rows → those of the places (batch, *sizes), of one axis or two, that count from `first`."""
+    out = keys.new_empty(len(keys), *sizes)
+    outer, inner = (1, *sizes)[-2:]
+    begin = (0, *first, *(0,) * (len(sizes) - len(first)))[-2:]
+    with torch.cuda.device_of(keys):
+        grid = (triton.cdiv(out.numel(), BLOCK),)
+        _place[grid](keys, out, out.numel(), call, outer, inner, *begin, AXES=len(sizes), BLOCK=BLOCK)
+    return out
 
 
 class Drop(NamedTuple):
