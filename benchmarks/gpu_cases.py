@@ -29,6 +29,7 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
+from weft.nn.dropout import row_keys
 from weft.objectives.masked import masked_loss
 from weft.objectives.words import word_loss
 from weft.recipe.config import AdamW
@@ -113,6 +114,7 @@ class Bench:
             model.features = Compiled(model, capture)
         adamw = optimizer.build(AdamW(betas=BETAS, weight_decay=DECAY), model)
         limits = torch.full((2,), math.inf, device=self.device)
+        batch = replace(batch, keys=row_keys(0, torch.arange(len(batch.tokens), device=self.device)))
         step = OptimisationStep(model, adamw, loss, self.device, self.precision, CLIP)
         return lambda: step([batch], LR, limits).loss
 
