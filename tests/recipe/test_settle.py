@@ -117,6 +117,40 @@ def test_a_model_that_cannot_learn_the_objective_is_refused() -> None:
         words.objective.check(other_head)
 
 
+@pytest.mark.parametrize("steps", [2, 10, 40, 200, 2000, 20_000])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_evaluations_cost_a_tenth_of_the_training(steps: int, device: str) -> None:
+    """A token costs three times as much in training as in evaluation; each evaluation reads the same tokens."""
+    recipe, choices = settled(resolve("gpt-tiny", [f"steps={steps}"]), 1_000_000, device)
+    times = -(-steps // recipe.evaluate.every)
+    assert 2 <= times <= 10
+    read = times * recipe.evaluate.tokens  # type: ignore[operator]
+    trained = steps * recipe.batch.size * recipe.batch.length  # type: ignore[operator]
+    assert read / 3 <= 0.1 * trained
+    assert read / 3 >= 0.01 * trained  # and no less than is useful
+    assert {"evaluate.every", "evaluate.tokens"} <= {choice.key for choice in choices}
+
+
+def test_evaluations_of_rows_and_of_adapters_cost_a_tenth_too() -> None:
+    rows = resolve("bert-tiny", ["objective=classify", "tokenizer=byte", "steps=100", "batch.size=16"])
+    recipe, _ = settle(rows, Facts(90_000, 300, rows=900, labels=("a", "b")))
+    times = -(-100 // recipe.evaluate.every)
+    assert times * recipe.evaluate.tokens / 3 <= 0.1 * 100 * 16 * 100  # type: ignore[operator]
+    whole = resolve("gpt-tiny", ["tokenizer=byte", "steps=100"]).replace(init="x")
+    lora = whole.replace(adapter={"rank": 4})
+    small, large = (settle(each, Facts(10**6, 257))[0].evaluate.tokens for each in (lora, whole))
+    assert small == pytest.approx(large * 2 / 3, abs=1)  # type: ignore[operator]
+
+
+def test_what_is_said_of_evaluations_is_kept() -> None:
+    both = ["tokenizer=byte", "steps=40", "evaluate.every=4", "evaluate.tokens=32768"]
+    recipe, choices = settle(resolve("gpt-tiny", both), Facts(10**6, 257))
+    assert (recipe.evaluate.every, recipe.evaluate.tokens) == (4, 32768)
+    assert not [choice for choice in choices if choice.key.startswith("evaluate")]
+    often, _ = settle(resolve("gpt-tiny", both[:3]), Facts(10**6, 257))
+    assert often.evaluate.tokens * 10 / 3 <= 0.1 * 40 * 512  # type: ignore[operator]
+
+
 def test_checkpoints_come_with_the_evaluations() -> None:
     recipe, _ = settled(resolve("gpt-tiny", ["steps=1000", "evaluate.every=250"]), 1_000_000)
     assert recipe.checkpoint.every == 250

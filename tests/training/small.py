@@ -174,8 +174,8 @@ Meddle = Callable[[int, OptimisationStep, Sequence[Batch]], OptimisationStep | N
 
 def meddle(change: Meddle) -> Callable[..., StepResult]:
     """What `OptimisationStep.__call__` may be replaced with: `change` is asked before each step, and may act, raise, or
-    give another step to take instead. Steps are numbered as the run's are; the pre-flight's two have −1 and 0."""
-    take, number = OptimisationStep.__call__, -2
+    give another step to take instead. Steps are numbered as the run's are; the pre-flight's, on a processor, has 0."""
+    take, number = OptimisationStep.__call__, -1
 
     def step(self: OptimisationStep, parts: Sequence[Batch], *given: Any) -> StepResult:
         nonlocal number

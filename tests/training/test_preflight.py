@@ -64,7 +64,7 @@ def test_a_batch_that_does_not_fit_names_one_that_does(tmp_path, recipe, corpus,
     ) as caught:
         train(recipe("batch.size=16"), tmp_path / "run", corpus=corpus, quiet=True)
     assert "\n" not in str(caught.value)
-    assert tried == [16, 8, 4, 2, 2]
+    assert tried == [16, 8, 4, 2]
     assert not (tmp_path / "run/config.toml").exists()  # it never became a run
     train(recipe("batch.size=16", "batch.micro=2"), tmp_path / "run", corpus=corpus, quiet=True)
 
@@ -83,11 +83,11 @@ def test_a_resumed_run_begins_with_what_was_found(tmp_path, recipe, corpus, monk
     settings = recipe("batch.size=8", "batch.micro=auto", "steps=4", "checkpoint.every=2", "checkpoint.keep=3")
     tried = too_large(monkeypatch, rows=3)
     run = train(settings, tmp_path / "run", corpus=corpus, quiet=True).run
-    assert tried[:5] == [8, 4, 2, 2, 2]
+    assert tried[:4] == [8, 4, 2, 2]
     checkpoint.forget_after(run.checkpoints, 2)
     tried.clear()
     assert resume(tmp_path / "run", corpus=corpus, quiet=True).steps == 4
-    assert tried == [2, 2, 2, 2]  # the pre-flight's two steps and the run's
+    assert tried == [2, 2, 2]  # the pre-flight's step and the run's
     assert found_micro(run) == 2
 
 
@@ -121,7 +121,7 @@ def test_the_optimizers_moments_count(tmp_path, recipe, corpus, auto) -> None:  
 
     model = build(settings.model)
     learner = Learner(model, torch.optim.SGD(model.parameters()))
-    tried = Preflight(learner, loader(settings, corpus), step, dict, torch.device("cpu"), int, auto=auto)
+    tried = Preflight(learner, loader(settings, corpus), step, dict, torch.device("meta"), int, auto=auto)
     if auto:
         assert tried.run(tmp_path / "scratch", {}).micro == 4
     else:
@@ -181,6 +181,26 @@ def test_one_pass_of_an_evaluation_is_enough(recipe, corpus) -> None:  # type: i
     assert seen == 1
     assert "features" not in vars(model)
     assert model(tokens).shape == (4, 12, 23)
+
+
+def test_it_costs_less_than_two_steps(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """On a processor: one step, and an evaluation that reads no more than a step does."""
+    steps: list[int] = []
+    read: list[int | None] = []
+    meddle_with_steps(monkeypatch, lambda number, step, parts: steps.append(number))
+    less = GivenText.reading_less
+
+    def noted(self: GivenText, tokens: int) -> GivenText:
+        found = less(self, tokens)
+        read.append(found.recipe.evaluate.tokens)
+        assert found.recipe.evaluate.tokens != self.recipe.evaluate.tokens
+        return found
+
+    monkeypatch.setattr(GivenText, "reading_less", noted)
+    settings = recipe("steps=1", "evaluate.tokens=99999")
+    train(settings, tmp_path / "run", corpus=corpus, evaluate=lambda model: {"loss": 1.0}, quiet=True)
+    assert steps == [0, 1]
+    assert read == [4 * 12]
 
 
 def test_moments_that_cannot_be_written_are_noticed_before_the_first_step(  # type: ignore[no-untyped-def]

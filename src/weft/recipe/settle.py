@@ -20,6 +20,9 @@ from weft.text.config import BPE, TokenizerConfig, Unigram, WordPiece
 CPU_FLOPS = 5.5e12  # two or three minutes on two slow cores
 GPU_FLOPS = 5e17  # about half an hour on one large GPU
 
+EVALUATION_SHARE = 0.1  # of the operations of training, for the evaluations during it
+FEWEST_TOKENS, MOST_TOKENS = 1024, 32768  # of an evaluation: below, the curve is noise; above, it only costs time
+
 # what matters for n-grams, which are counted; the other settings get values too, but nobody needs to see them
 COUNTING = ("tokenizer", "tokenizer.vocab_size", "steps", "batch.length", "model.vocab_size")
 
@@ -97,6 +100,7 @@ def settle(recipe: Recipe, facts: Facts, device: str = "cpu") -> tuple[SettledRe
         _steps(chosen, scale)
     _rates(chosen, scale)
     _intervals(chosen, gpu)
+    _evaluations(chosen, facts, scale)
     _labels(chosen, facts)
     _vocabulary(chosen, facts)
     made = chosen.made
@@ -257,11 +261,34 @@ def _intervals(chosen: _Choices, gpu: bool) -> None:
     steps = chosen.tree["steps"]
     chosen.open("precision", "bf16" if gpu else "fp32", "what this kind of device does well")
     chosen.open("compile", gpu and steps >= 500, "compiling takes a minute and pays off in a long GPU run")
-    chosen.open("evaluate.every", max(1, steps // 10), "ten times a run")
-    if not gpu:
-        chosen.open("evaluate.tokens", 32768, "enough to see the trend; the last evaluation reads everything")
-    chosen.open("checkpoint.every", chosen.recipe.evaluate.every, "with each evaluation")
     chosen.open("log.every", max(1, min(10, steps // 20)), "a smooth curve")
+
+
+def _evaluations(chosen: _Choices, facts: Facts, scale: _Scale) -> None:
+    """As many evaluations during training, of as many tokens, as a tenth of the training's operations pays for.
+
+    Each reads the same tokens, so that they compare. A short run has fewer evaluations rather than tiny ones.
+    """
+    recipe, steps, batch = chosen.recipe, chosen.tree["steps"], chosen.tree["batch"]
+    row = batch["length"] if recipe.objective.reads != "rows" else max(1.0, scale.tokens / max(1, facts.rows or 1))
+    # evaluation is the forward pass alone, a third of a step; frozen weights need half of the backward pass
+    passes = 3 if recipe.adapter is None else 2
+    paid = EVALUATION_SHARE * passes * steps * (batch.get("tokens") or batch["size"] * row)
+    paid /= max(1, len(recipe.data.parts))  # of each part of a mixture as much
+    given = recipe.evaluate
+    times = -(-steps // given.every) if given.every else min(10, paid // (given.tokens or FEWEST_TOKENS))
+    times = max(1, min(steps, max(2, int(times))))
+    chosen.open(
+        "evaluate.every",
+        -(-steps // times),
+        {1: "once, at the end", 2: "twice a run"}.get(times, f"{times} times a run"),
+    )
+    most = paid / times if scale.gpu else min(paid / times, MOST_TOKENS)
+    if isinstance(recipe.model, NGram):  # it is evaluated once
+        most = MOST_TOKENS
+    share = "enough to see the trend" if most == MOST_TOKENS else f"{EVALUATION_SHARE:.0%} of the training at most"
+    chosen.open("evaluate.tokens", max(64, int(most)), f"{share}; at the end everything held out is read")
+    chosen.open("checkpoint.every", chosen.recipe.evaluate.every, "with each evaluation")
 
 
 def _labels(chosen: _Choices, facts: Facts) -> None:

@@ -38,6 +38,24 @@ class Clock:
         self._since += time.perf_counter() - began
 
 
+class Allowance:
+    """Time for what is pleasant to have: a share of all the time since it began."""
+
+    def __init__(self, share: float):
+        self._share, self._began, self._spent = share, time.perf_counter(), 0.0
+
+    def affordable(self) -> bool:
+        """Whether what was spent so far is within the share; the first time always."""
+        return self._spent <= self._share * (time.perf_counter() - self._began)
+
+    @contextmanager
+    def spent(self) -> Iterator[None]:
+        """Time that counts."""
+        began = time.perf_counter()
+        yield
+        self._spent += time.perf_counter() - began
+
+
 class Display:
     """A progress bar when stderr is a terminal, else a plain line now and then."""
 

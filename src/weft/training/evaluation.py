@@ -1,8 +1,10 @@
 """Evaluation during training: how good the weights are by now, and which of them are the best."""
 
 import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +17,8 @@ from weft.runs import checkpoint
 from weft.runs.average import average_checkpoints
 from weft.runs.folder import RunFolder
 from weft.runs.journal import Journal
-from weft.training.display import Display
+from weft.runs.report import write_report
+from weft.training.display import Allowance, Display
 from weft.training.objective import Objective
 from weft.training.precision import autocast
 from weft.training.state import TrainingState
@@ -31,31 +34,48 @@ class Evaluation:
     model: LanguageModel
     objective: Objective[Any]
     worker: Worker
+    samples: Allowance = field(default_factory=lambda: Allowance(0.05))
 
-    def measure(self) -> dict[str, float]:
-        """The objective's metrics on held-out data."""
-        if not self.objective.holds_out:
+    @cached_property
+    def report(self) -> "LiveReport":
+        """The run's page, which is there while it trains."""
+        return LiveReport(self.run)
+
+    def measure(self, most: int | None = None) -> dict[str, float]:
+        """The objective's metrics on held-out data; on `most` tokens of it where that is less than the recipe asks."""
+        objective = self.objective if most is None else self.objective.reading_less(most)
+        if not objective.holds_out:
             return {}
         with evaluating(self.model), torch.no_grad(), autocast(self.recipe.precision, self.worker.device):
-            return self.objective.evaluate(self.model)
+            return objective.evaluate(self.model)
 
     def evaluate(self, state: TrainingState, journal: Journal, display: Display) -> bool:
         """Measure, and report; whether the weights are the best so far. The leading process does it for all."""
+        began = time.perf_counter()
         values, state.best = self.worker.ranks.share(lambda: (self.measure(), state.best))
+        seconds = round(time.perf_counter() - began, 3)
         state.validation = values
         journal.metrics(state.step, {f"validation_{key}": value for key, value in values.items()})
-        self.run.event("evaluation", step=state.step, **values)
+        self.run.event("evaluation", step=state.step, seconds=seconds, **values)
         if self.worker.ranks.leads:
-            with evaluating(self.model):
-                texts = self.objective.sample(self.model)
-            if texts:
-                self.run.event("samples", step=state.step, texts=texts)
+            self._sample(state)
+            self.report.write()
         better = self._better(values, state.best)
         if better:
             state.best, state.best_step = values[self.recipe.evaluate.metric], state.step
         state.worse = 0 if better else state.worse + 1
         display.line(f"step {state.step}: {_printed(values, better)}")
         return better
+
+    def _sample(self, state: TrainingState) -> None:
+        """What the model writes by now, for the report. Writing is slow: it may take a twentieth of the time at most,
+        and the last text is always written. No metric depends on it."""
+        if state.step < self.recipe.steps and not self.samples.affordable():
+            return
+        with self.samples.spent(), evaluating(self.model):
+            texts = self.objective.sample(self.model)
+        if texts:
+            self.run.event("samples", step=state.step, texts=texts)
 
     def average(self, state: TrainingState, display: Display) -> None:
         """Evaluate the mean of the last checkpoints' weights; where it is better than all of them, it is the best."""
@@ -82,6 +102,23 @@ class Evaluation:
         if not math.isfinite(value):
             return False
         return best is None or (value < best if metric(name).lower_is_better else value > best)
+
+
+class LiveReport:
+    """report.html as far as the run is: it takes a hundredth of the time at most, and never ends a run."""
+
+    def __init__(self, run: RunFolder):
+        self._run, self._allowance = run, Allowance(0.01)
+
+    def write(self, *, last: bool = False) -> None:
+        """Write the page, unless that has cost too much already; the `last` one is always written."""
+        if not last and not self._allowance.affordable():
+            return
+        with self._allowance.spent():
+            try:
+                write_report(self._run)
+            except Exception as error:  # whatever it is, the training is worth more than a page about it
+                self._run.event("report failed", reason=f"{type(error).__name__}: {error}")
 
 
 def _printed(values: Mapping[str, float], better: bool) -> str:

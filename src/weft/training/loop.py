@@ -86,6 +86,8 @@ class Loop:
                 raise
             finally:
                 journal.close()
+                if ranks.leads:  # whether it ended, was stopped or failed
+                    self.evaluation.report.write(last=True)
         seconds = time.perf_counter() - started
         self.run.event("finish", step=state.step, seconds=round(seconds, 3))
         return RunResult(self.run, self.model, state.step, state.loss, state.validation, state.best_step, seconds)
@@ -108,11 +110,16 @@ class Loop:
         self._set_limits(Guard())
         # each process tries for itself how much fits
         step = replace(self._optimisation_step(), ranks=ALONE)
+
+        def read() -> int:
+            """What a step reads; on a processor an evaluation of more would take longer than the step itself."""
+            return self.loader.batch(first + state.guard.shift).tokens.numel()
+
         findings = Preflight(
             self.learner,
             self.loader,
             lambda parts: self._step(step, parts, first, 1.0),
-            self.evaluation.measure,
+            lambda: self.evaluation.measure(read() if self.worker.device.type == "cpu" else None),
             self.worker.device,
             Need(self.recipe, lambda: self.loader.batch(first + state.guard.shift)),
             first=first + state.guard.shift,

@@ -5,9 +5,10 @@ An objective belongs to a run: to its recipe, to its folder with the prepared da
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -163,6 +164,14 @@ class Objective(ABC, Generic[S]):
     @abstractmethod
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
         """Metrics on up to `evaluate.tokens` held-out tokens: this is called again and again during training."""
+
+    def reading_less(self, tokens: int) -> Self:
+        """The same objective, whose evaluations read at most so many tokens."""
+        less = copy(self)
+        settings = self.recipe.evaluate
+        most = tokens if settings.tokens is None else min(tokens, settings.tokens)
+        less.recipe = self.recipe.model_copy(update={"evaluate": settings.model_copy(update={"tokens": most})})
+        return less
 
     def sample(self, model: LanguageModel) -> list[str]:
         """A few texts that the model writes by now, if it writes; torch's global generators stay as they are."""

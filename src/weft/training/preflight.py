@@ -1,4 +1,4 @@
-"""Before the long work: a step, one pass of evaluation, one checkpoint written and read back.
+"""Before the long work: a step, a short evaluation, one checkpoint written and read back.
 
 What would fail after hours fails in the first seconds: a batch that doesn't fit in memory, an evaluation that needs
 more than training does, a full disk. The checkpoint is written first and read back last, which restores weights,
@@ -146,8 +146,9 @@ class Preflight:
     def _fits(self, micro: int) -> bool:
         gpu = self.device.type == "cuda"
         try:
-            # twice: moments come with the first update, and a compiled step is captured only after it
-            for _ in range(2):
+            # twice: moments come with the first update, and a compiled step is captured only after it. On a processor,
+            # where a step takes seconds and too little memory ends the process rather than the step, once
+            for _ in range(1 if self.device.type == "cpu" else 2):
                 self.step(replace(self.loader, micro=micro).parts(self.first))
             if gpu:
                 torch.cuda.synchronize(self.device)
