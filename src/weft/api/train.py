@@ -278,7 +278,7 @@ def _finish(recipe: SettledRecipe, folder: RunFolder, objective: Objective[Any],
     done = load(folder.path, dtype=torch.float32)  # measured as it learned
     with autocast(recipe.precision, device_of(done.model)):
         results = objective.final_evaluation(done.model)
-    folder.event("result", **results.metrics, samples=results.samples)
+    folder.event("result", **results.metrics, samples=results.samples, table=results.table)
     write_report(folder)
     ranks.wait()
     return done

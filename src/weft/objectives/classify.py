@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from weft.data.batch import Batch, framed, framed_lengths
 from weft.data.examples import Examples
+from weft.data.shards import Side
 from weft.data.table import Kind, Row, RowSource, read_rows, read_texts
 from weft.errors import ConfigError
 from weft.evaluate.classification import label_metrics
@@ -19,9 +21,10 @@ from weft.models.base import LanguageModel
 from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
-from weft.training.objective import Loss, Prediction, model_inputs
+from weft.training.objective import Loss, Prediction, Results, model_inputs
 
 S = TypeVar("S", bound=config.SequenceObjective)
+MISTAKES = 8  # shown in the report
 
 
 class SequenceObjective(RowObjective[S]):
@@ -130,6 +133,32 @@ class Classify(SequenceObjective[config.Classify]):
         return classification_metrics(
             ((logits, batch.targets) for logits, batch in head_outputs(model, batches)), self.labels
         )
+
+    def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
+        """The metrics over all rows of a side, and the mistakes that the model was surest of."""
+        worst: list[tuple[float, int, int, Batch, int]] = []
+
+        def outputs() -> Iterator[tuple[Tensor, Tensor]]:
+            for logits, batch in head_outputs(model, self.batches(side)):
+                shares, predicted = logits.softmax(-1).max(-1)
+                wrong = (predicted != batch.targets).nonzero()[:, 0].tolist()
+                found = [(float(shares[n]), int(batch.targets[n]), int(predicted[n]), batch, n) for n in wrong]
+                worst[:] = nlargest(MISTAKES, [*worst, *found], key=lambda mistake: mistake[0])
+                yield logits, batch.targets
+
+        metrics = classification_metrics(outputs(), self.labels)
+        rows = [
+            [self._read(batch, n), self.labels[actual], self.labels[predicted], f"{share:.1%}"]
+            for share, actual, predicted, batch, n in worst
+        ]
+        return Results(metrics, table=[["text", "actual", "predicted", "probability"], *rows] if rows else [])
+
+    def _read(self, batch: Batch, row: int) -> str:
+        """A row of a batch as text again; the texts of a pair one after the other."""
+        ids, segments = batch.tokens[row], batch.segments
+        if segments is None:
+            return self.tokenizer.decode(ids.tolist())
+        return "\n".join(self.tokenizer.decode(ids[segments[row] == side].tolist()) for side in (0, 1))
 
     def predict(
         self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None

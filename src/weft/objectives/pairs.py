@@ -17,7 +17,7 @@ from weft.objectives.words import TranslationObjective
 from weft.recipe import objective as config
 from weft.training.objective import Results
 
-SHOWN = 5
+SHOWN = 8
 
 
 class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
@@ -61,4 +61,5 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
         written = self.translate(model, sources, Sampling(temperature=0.0, max_tokens=self.length))
         found = translation_metrics(written, targets)
         metrics = {**super().measure(model, side).metrics, **found, "decoding": "greedy"}
-        return Results(metrics, [f"{sources[n]}\n→ {written[n]}" for n in range(min(SHOWN, len(written)))])
+        shown = [[sources[n], targets[n], written[n]] for n in range(min(SHOWN, len(written)))]
+        return Results(metrics, table=[["source", "reference", "output"], *shown])

@@ -35,6 +35,7 @@ def model_card(recipe: Recipe, events: Sequence[dict[str, Any]]) -> str:
     record = Record(recipe, (), (), events)
     start, result = record.last("start"), record.last("result")
     samples = [_fenced(text) for text in result.get("samples") or () if isinstance(text, str)][:3]
+    table = result.get("table") or []
     versions = ", ".join(f"{name} {start[name]}" for name in ("weft", "torch", "python") if start.get(name))
     sections = [
         _front_matter(recipe),
@@ -44,6 +45,7 @@ def model_card(recipe: Recipe, events: Sequence[dict[str, Any]]) -> str:
         _table("Counts", ("", ""), [row for row in _counts(record).items() if row[1]]),
         _table("Measured on held-out text", ("", ""), _metrics(result)),
         *(["## What it writes", *samples] if samples else []),
+        _table("Held-out examples", table[0], table[1:4]) if table and "reference" in table[0] else "",
         *(["## How to repeat it", _fenced(start["command"])] if start.get("command") else []),
         f"Made with {versions}." if versions else "",
         LICENSE,

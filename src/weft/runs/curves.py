@@ -8,18 +8,22 @@ from importlib import resources
 
 from jinja2 import Environment, Template
 
-LEFT, RIGHT, TOP, FOOT = 62, 624, 34, 260  # of the lines, as in chart.svg
+LEFT, RIGHT, TOP, FOOT = 62, 468, 52, 250  # of the lines, as in chart.svg
 MOST_POINTS = 500
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named line through points (x, y). `dots` marks each point: for values measured now and then."""
+    """A named line through points (x, y). `dots` marks each point: for values measured now and then.
+
+    A line needs two points; of a single one its name tells the value. `level` is a value that all others compare with:
+    a dashed line from edge to edge."""
 
     name: str
     points: Sequence[tuple[float, float]]
     dots: bool = False
     faint: bool = False
+    level: float | None = None
 
 
 def chart(
@@ -30,16 +34,20 @@ def chart(
     from_zero: bool = False,
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """An <svg> element of lines over steps; empty text where there is nothing finite to draw.
+    """An <svg> element of lines over steps; empty text where no line has two points that are finite.
 
     `marks` are steps at which something happened, each with a text that shows when it is pointed at.
     """
     lines = [replace(s, points=_thin(_drawable(s.points, logarithmic))) for s in series]
-    lines = [line for line in lines if line.points]
-    if not lines:
+    drawn = [line for line in lines if len(line.points) > 1]
+    if not drawn:
         return ""
-    xs = [x for line in lines for x, _ in line.points]
-    ys = _without_outliers([math.log10(y) if logarithmic else y for line in lines for _, y in line.points])
+    xs = [x for line in drawn for x, _ in line.points]
+    ends = (min(xs), max(xs))
+    lines = [line if line.level is None else replace(line, points=[(x, line.level) for x in ends]) for line in lines]
+    lines = [_named(line) for line in lines if line.points]
+    ys = [math.log10(y) if logarithmic else y for line in lines if len(line.points) > 1 for _, y in line.points]
+    ys = _without_outliers(ys)
     ys = [10.0**y for y in ys] if logarithmic else ys
     if from_zero:
         ys.append(0.0)
@@ -54,10 +62,7 @@ def chart(
         x_ticks=[(x_of(tick), _label(tick)) for tick in x_ticks],
         y_ticks=[(y_of(tick), _label(tick)) for tick in y_ticks],
         marks=[(x_of(min(max(x, min(xs)), max(xs))), text) for x, text in marks],
-        lines=[
-            (line, [(x_of(x), min(FOOT, max(TOP, y_of(y)))) for x, y in line.points], _legend(lines, number))
-            for number, line in enumerate(lines)
-        ],
+        lines=[(line, _places(line, x_of, y_of), legend) for line, legend in zip(lines, _legends(lines), strict=True)],
     )
 
 
@@ -67,9 +72,25 @@ def _template() -> Template:
     return Environment(autoescape=True, trim_blocks=True).from_string(text)
 
 
-def _legend(lines: Sequence[Series], number: int) -> float:
-    """Where a line's name begins: all of them stand at the right."""
-    return round(RIGHT - sum(7.2 * len(line.name) for line in lines[number:]) - 36 * (len(lines) - 1 - number), 1)
+def _named(line: Series) -> Series:
+    if len(line.points) > 1 and line.level is None:
+        return line
+    return replace(line, name=f"{line.name} {line.points[0][1]:.4g}")
+
+
+def _places(line: Series, x_of: Callable[[float], float], y_of: Callable[[float], float]) -> list[tuple[float, float]]:
+    if len(line.points) < 2:
+        return []
+    return [(x_of(x), min(FOOT, max(TOP, y_of(y)))) for x, y in line.points]
+
+
+def _legends(lines: Sequence[Series]) -> list[float]:
+    """Where each line's name begins: one after the other, under the title."""
+    places, at = [], LEFT + 22.0
+    for line in lines:
+        places.append(round(at, 1))
+        at += 7.0 * len(line.name) + 38
+    return places
 
 
 # ---- numbers to places

@@ -13,13 +13,14 @@ from jinja2 import Environment
 
 from weft.explain.count import count
 from weft.explain.memory import Workload, training_memory
-from weft.explain.units import byte_size
+from weft.explain.units import byte_size, short
 from weft.files import write_text
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS
 from weft.runs.curves import Series, chart
 from weft.runs.folder import RunFolder, writing
 from weft.runs.lines import read_lines
+from weft.untrusted import printable
 
 Lines = Sequence[dict[str, Any]]
 
@@ -56,7 +57,7 @@ class Record:
 def write_report(run: RunFolder) -> Path:
     """Write a run's report from what its folder holds, and return where it is."""
     with writing(run.report):
-        write_text(run.report, page(run))
+        write_text(run.report, printable(page(run)))  # a model may write any byte; a page may not hold any
     return run.report
 
 
@@ -71,7 +72,9 @@ def page(run: RunFolder) -> str:
         style=(files / "report.css").read_text("utf-8"),
         summary=_summary(record, start),
         cards=_cards(record, result),
-        charts=_charts(record),
+        charts=_charts(record, result),
+        examples=result.get("table") or [],
+        mistakes="predicted" in (result.get("table") or [[]])[0],
         trouble=_trouble(record),
         result=result,
         samples=_earlier_samples(record.all("samples")),
@@ -87,10 +90,19 @@ def _summary(record: Record, start: dict[str, Any]) -> str:
     words = [f"started {start.get('time', '?')}", f"on {start.get('device', 'an unknown device')}"]
     if resumed:
         words.append(f"resumed {resumed} time{'s' if resumed > 1 else ''}")
-    finished = record.all("finish")
-    seconds = sum(event.get("seconds", 0.0) for event in finished)
-    words.append(f"finished after {_duration(seconds)}" if finished else "not finished")
-    return ", ".join(words)
+    return ", ".join([*words, _state(record)])
+
+
+def _state(record: Record) -> str:
+    """How far the run is."""
+    told = [event for event in record.events if event.get("event") in ("start", "resume", "interrupted", "finish")]
+    last, steps = told[-1] if told else {}, record.recipe.steps
+    if last.get("event") == "finish":
+        seconds = sum(event.get("seconds", 0.0) for event in record.all("finish"))
+        return f"finished after {_duration(seconds)}"
+    done = max((line["step"] for line in record.metrics), default=0)
+    state = f"interrupted after step {last['step']}" if last.get("event") == "interrupted" else f"at step {done}"
+    return f"not finished: {state}{f' of {steps}' if steps else ''}"
 
 
 def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -104,6 +116,14 @@ def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     baseline = result.get("baseline_bits_per_byte")
     if cards and baseline is not None:
         cards[0] = (cards[0][0], f"{cards[0][1]} (characters alone: {baseline:.3f})")
+    evaluated = [line for line in record.metrics if "validation_loss" in line]
+    if evaluated and not cards:
+        for key, metric in METRICS.items():
+            value = evaluated[-1].get(f"validation_{key}")
+            if value is not None:
+                cards.append(
+                    (format(value, metric.format), f"{metric.title}, held out, at step {evaluated[-1]['step']}")
+                )
     logged = [line for line in record.metrics if "loss" in line]
     if logged:
         cards.append((f"{logged[-1]['loss']:.3f}", "last training loss"))
@@ -120,7 +140,7 @@ def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     return cards
 
 
-def _charts(record: Record) -> list[str]:
+def _charts(record: Record, result: dict[str, Any]) -> list[str]:
     metrics = record.metrics
     losses = [
         Series("training", _points(metrics, "loss")),
@@ -130,17 +150,33 @@ def _charts(record: Record) -> list[str]:
         abandoned = [(step, math.nan if loss is None else loss) for step, loss in event.get("abandoned") or []]
         losses.append(Series("abandoned", abandoned, faint=True))
     marks = [(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
-    bits = Series("held out", _points(metrics, "validation_bits_per_byte"), dots=True)
+    baseline = result.get("baseline_bits_per_byte")
+    bits = [Series("held out", _points(metrics, "validation_bits_per_byte"), dots=True)]
+    if baseline is not None:
+        bits.append(Series("characters alone", [], level=baseline))
+        if result.get("bits_per_byte") and result.get("loss"):  # the same in nats a token, as the loss is
+            losses.append(Series("characters alone", [], level=baseline * result["loss"] / result["bits_per_byte"]))
     speed = Series("tokens per second", _points(record.timings, "tokens_per_second"))
     norm = Series("gradient norm", _points(metrics, "gradient_norm"))
     return [
         chart("Loss", losses, marks=marks),
         chart("Loss, both axes on a log scale", losses, logarithmic=True, marks=marks),
-        chart("Bits per byte, held out", [bits]),
+        chart("Bits per byte, held out", bits),
+        *(
+            chart(
+                f"{_capital(METRICS[key].title)}, held out",
+                [Series(key, _points(metrics, f"validation_{key}"), dots=True)],
+            )
+            for key in ("accuracy", "next_accuracy", "spearman")
+        ),
         chart("Learning rate", [Series("learning rate", _points(metrics, "lr"))], from_zero=True),
         chart("Gradient norm before clipping", [norm], from_zero=True, marks=marks),
         chart("Tokens per second", [speed], from_zero=True),
     ]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _points(lines: Lines, key: str) -> list[tuple[float, float]]:
@@ -165,31 +201,41 @@ def _trouble(record: Record) -> list[tuple[str, str]]:
 
 
 def _cost(record: Record) -> list[tuple[str, str, str]]:
-    """What the settings predicted (as `weft plan` does), and what was measured."""
+    """What the settings predicted (as `weft plan` does) beside what was measured, each in one unit."""
     recipe = record.recipe
     length, size = recipe.batch.length, recipe.batch.size
     read = next((line["tokens"] for line in reversed(record.metrics) if "loss" in line), 0)
-    if not read or length is None or size is None:
+    if not read or length is None:
         return []
     predicted = count(recipe.model, length, recipe.adapter)
-    built, work = record.last("model").get("parameters"), predicted.training() * read
-    speed = f"{work / record.seconds:.2e} per second for {_duration(record.seconds)}" if record.seconds else ""
-    tried = record.last("preflight")
-    # with "auto" the pre-flight found how many rows fit at a time
-    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else tried.get("micro", size)
-    step = Workload(micro, length, recipe.precision or "fp32", recipe.optimizer.kind)
-    needed = training_memory(recipe.model, step, recipe.adapter)
-    peak = tried.get("memory")
-    return [
+    built, each = record.last("model").get("parameters"), predicted.training(recipe.batch.recompute)
+    tokens = (recipe.steps or 0) * (recipe.batch.tokens or (size or 0) * length)
+    rows = [
         ("", "predicted", "measured"),
         ("parameters", f"{predicted.parameters:,}", f"{built:,}" if built else ""),
-        ("operations", f"{work:.2e}", speed),
-        (
-            "memory",
-            byte_size(needed.total(recipe.batch.recompute)),
-            f"{byte_size(peak)}; on a CPU, of the whole process" if peak else "",
-        ),
+        ("tokens", f"{tokens:,}", f"{read:,}"),
+        ("operations", f"{short(tokens * each)}FLOP", f"{short(read * each)}FLOP"),
+        *_memory(record),
     ]
+    if record.seconds:
+        rows.append(("operations per second", "", f"{short(read * each / record.seconds)}FLOP/s"))
+        rows.append(("time in steps", "", _duration(record.seconds)))
+    evaluating = sum(event.get("seconds", 0.0) for event in record.all("evaluation"))
+    if evaluating:
+        rows.append(("time in evaluations", "", _duration(evaluating)))
+    return rows
+
+
+def _memory(record: Record) -> list[tuple[str, str, str]]:
+    recipe, tried = record.recipe, record.last("preflight")
+    if recipe.batch.size is None or recipe.batch.length is None:
+        return []
+    # with "auto" the pre-flight found how many rows fit at a time
+    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else tried.get("micro", recipe.batch.size)
+    step = Workload(micro, recipe.batch.length, recipe.precision or "fp32", recipe.optimizer.kind)
+    needed = training_memory(recipe.model, step, recipe.adapter).total(recipe.batch.recompute)
+    peak = tried.get("memory")
+    return [("memory", byte_size(needed), f"{byte_size(peak)}; on a CPU, of the whole process" if peak else "")]
 
 
 def _earlier_samples(events: Lines) -> list[tuple[str, str]]:

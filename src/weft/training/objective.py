@@ -42,10 +42,12 @@ class Tokenizers:
 
 @dataclass(frozen=True)
 class Results:
-    """What an evaluation found: metrics by name, and some of what the model wrote."""
+    """What an evaluation found: metrics by name, some of what the model wrote, and a table of examples for the report,
+    whose first row names the columns."""
 
     metrics: dict[str, Any] = field(default_factory=dict)
     samples: list[str] = field(default_factory=list)
+    table: list[list[str]] = field(default_factory=list)
 
 
 class Prediction(NamedTuple):
