@@ -182,7 +182,8 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        return [], None
+        begun = path.name == "events.jsonl" and (path.parent / "config.toml").exists()  # every run notes its start
+        return [], f"{path}: missing; what it said of the run is left out" if begun or path.is_symlink() else None
     except OSError as error:
         return [], f"{path}: cannot be read: {error.strerror}; left out"
     whole = text.split(b"\n")[:-1]
