@@ -37,7 +37,7 @@ Capture = pytest.CaptureFixture[str]
     ("content", "words"),
     [
         (b"", "book.txt: contains no text"),
-        (b"\x7fELF\x00\x01\x02\x00" * 50, "book.txt: looks binary"),
+        (b"\x7fELF\x00\x01\x02\x00" * 50, "book.txt: looks like a program (ELF), not text"),
         (b"fine until \xff here\n" * 9, "book.txt: not valid UTF-8 at byte 11"),
         (b"hi", "book.txt: too short to learn from"),
     ],
@@ -122,8 +122,12 @@ def test_advice_about_files_and_columns(folder: Path, capsys: Capture) -> None:
     assert mistake(capsys, "train", "gpt-tiny", "--data", "zzzzz").startswith("zzzzz: no such file; files here: a.csv")
     (folder / "old name.txt").write_bytes("Größe und Übermut\n".encode("latin1") * 50)
     line = mistake(capsys, "train", "gpt-tiny", "--data", "old name.txt")
-    command = line.split("with: ")[1]
-    assert command == "iconv -f cp1252 -t utf-8 'old name.txt' > utf-8.txt"
+    assert line.endswith(
+        "old name.txt: not valid UTF-8 at byte 2 (0xf6); it looks like cp1252: set data.encoding=cp1252 (weft prepare, "
+        "evaluate: --encoding cp1252), or save it as UTF-8: iconv -f cp1252 -t utf-8 'old name.txt' > utf-8.txt"
+    )
+    line = mistake(capsys, "train", "gpt-tiny", "--data", "old name.txt", "data.encoding=cp12522")
+    assert line == "data.encoding: 'cp12522' is no encoding; did you mean cp1252?"
 
 
 def test_a_recipe_that_is_no_toml(folder: Path, capsys: Capture) -> None:

@@ -123,7 +123,7 @@ def test_rows_are_documents(tmp_path: Path, kind: str, packer: str) -> None:
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-@pytest.mark.parametrize("kind", ["txt", "md", ""])
+@pytest.mark.parametrize("kind", ["txt", "md", "", "py", "log", "tex", "html", "rst", "any-thing"])
 def test_text_files_are_one_document(tmp_path: Path, kind: str, packer: str) -> None:
     file = tmp_path / (f"text.{kind}{packer}" if kind else f"text{packer}")
     text = "a line\r\n\n" * 5000
@@ -171,10 +171,10 @@ def test_zstd_frames_follow_each_other(tmp_path: Path) -> None:
 # ---- sources
 
 
-def test_folders_and_globs_are_sorted_and_take_known_suffixes(tmp_path: Path) -> None:
+def test_folders_and_globs_are_sorted_and_take_what_is_text(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for name in ("b/2.txt", "a.md", "c.jsonl.gz", "x.png", "b/.hidden.txt"):
-        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).write_bytes(b"\x89PNG\0" if name == "x.png" else b"")
     found = [os.path.relpath(name, tmp_path) for name in files([str(tmp_path)])]
     assert found == ["a.md", "b/2.txt", "c.jsonl.gz"]
     assert files([str(tmp_path / "**" / "*.txt")]) == [str(tmp_path / "b/2.txt")]
@@ -204,10 +204,12 @@ BROKEN = {
     "empty.txt": (b"", "contains no text"),
     "blank.txt": (b" \n\n", "no text at all"),
     "nul.txt": (b"text\0text", "looks binary.* NUL byte at byte 4"),
-    "image.txt": (b"\x89PNG\r\n\x1a\n\x01\x02\x03\x04\x05", "looks binary.* byte 0"),
+    "image.txt": (b"\x89PNG\r\n\x1a\n\x01\x02\x03\x04\x05", "looks like a PNG image, not text$"),
     "latin.txt": (b"plain text, caf\xe9 au lait", r"not valid UTF-8 at byte 15 \(0xe9\)"),
     "wide.txt": ("text".encode("utf-16"), "UTF-16"),
-    "data.pdf": (b"%PDF", r"unknown suffix '\.pdf'"),
+    "data.pdf": (b"%PDF-1.7\n%\xe2\xe3", "looks like a PDF, not text$"),
+    "noise.bin": (bytes(range(1, 256)), "looks binary: 25 of its first 255 bytes are control characters, not text$"),
+    "damaged.txt": ("é à ü ö ß\n".encode() * 3 + b"\xe9 x", "at byte 45 .*, though the text around it is; put"),
     "line.jsonl": (b'{"text": "a"}\n{"text": \n', "jsonl:2: is not valid JSON"),
     "column.jsonl": (b'{"content": "a", "id": 1}', "no column 'text'; its columns: content, id"),
     "number.jsonl": (b'{"text": 3}', "jsonl:1: 'text' holds int"),
@@ -315,8 +317,11 @@ def test_what_a_folder_leaves_out_is_named(tmp_path: Path, capsys: pytest.Captur
     folder = tmp_path / "texts"
     (folder / "deeper").mkdir(parents=True)
     (folder / ".git").mkdir()
-    for name in ("a.py", "a.log", "b.txt", ".hidden.txt", "deeper/LICENSE", "deeper/c.md.gz.bak", ".git/x.py"):
+    texts = ("a.py", "b.txt", "deeper/LICENSE", "deeper/c.unknown")
+    for name in (*texts, ".hidden.txt", ".git/x.py"):
         (folder / name).write_text("some text\n")
+    for name in ("a.png", "b.so", "deeper/d.txt", "deeper/packed.dat.gz"):
+        (folder / name).write_bytes((gzip.compress if name.endswith(".gz") else bytes)(b"\x7fELF\0\1\2"))
     (folder / "gone.txt").symlink_to("nowhere.txt")
     (tmp_path / "elsewhere").mkdir()
     (folder / "linked").symlink_to(tmp_path / "elsewhere")
@@ -324,12 +329,11 @@ def test_what_a_folder_leaves_out_is_named(tmp_path: Path, capsys: pytest.Captur
     for name in ("config.toml", "tokenizer.json"):
         (folder / "run" / name).write_text("")
     for _ in range(2):  # said once, however often it is read
-        assert files([str(folder)]) == [str(folder / "b.txt")]
+        assert files([str(folder)]) == [str(folder / name) for name in texts]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        f"weft: {folder}: left out a.log, a.py, deeper/LICENSE, deeper/c.md.gz.bak (weft reads .txt "
+        f"weft: {folder}: left out a.png, b.so, deeper/d.txt, deeper/packed.dat.gz (not text); gone.txt (not a file)"
     )
-    assert "; gone.txt (not a file)" in line
     assert "; linked (a link to a folder; name it as well)" in line
     assert "; run (made by weft)" in line
     assert "hidden" not in line and ".git" not in line
@@ -337,10 +341,15 @@ def test_what_a_folder_leaves_out_is_named(tmp_path: Path, capsys: pytest.Captur
 
 def test_many_files_left_out_are_counted(tmp_path: Path) -> None:
     for number in range(40):
-        (tmp_path / f"{number:02}.py").write_text("pass\n")
+        (tmp_path / f"{number:02}.pyc").write_bytes(b"\xa7\r\r\n\0\0")
     (tmp_path / "a.txt").write_text("text\n")
     (line,) = left_out([str(tmp_path), "builtin:python", "-"])
-    assert "00.py, 01.py, 02.py, 03.py, 04.py and 35 more (weft reads" in line
+    assert line.endswith("00.pyc, 01.pyc, 02.pyc, 03.pyc, 04.pyc and 35 more (not text)")
+    pattern = str(tmp_path / "*")
+    assert files([pattern]) == [str(tmp_path / "a.txt")]
+    assert "and 35 more (not text)" in left_out([pattern])[0]
+    with pytest.raises(DataError, match=r"\*\.pyc: no file that matches is text$"):
+        files([str(tmp_path / "*.pyc")])
 
 
 def test_a_folder_whose_files_are_all_read_is_not_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -348,3 +357,58 @@ def test_a_folder_whose_files_are_all_read_is_not_mentioned(tmp_path: Path, caps
     (tmp_path / ".notes").write_text("mine\n")
     files([str(tmp_path)])
     assert capsys.readouterr().err == ""
+
+
+# ---- other encodings
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "Le café était fermé à cause de l’été. Où vas-tu, élève ?"),
+        ("cp1250", "Był piękny dzień, więc poszliśmy na spacer; słońce świeciło mocno."),
+        ("mac_roman", "Le café était fermé à cause de l’été. Où vas-tu, élève ?"),
+        ("cp1251", "Привет, мир! Это простой текст на русском языке."),
+        ("koi8_r", "Привет, мир! Это простой текст на русском языке."),
+        ("cp1253", "Καλημέρα κόσμε, αυτό είναι ένα κείμενο."),
+        ("shift_jis", "吾輩は猫である。名前はまだ無い。"),
+        ("euc_jp", "吾輩は猫である。名前はまだ無い。"),
+        ("euc_kr", "이것은 한국어 문장입니다. 수도는 서울이다."),
+        ("gb18030", "天下大势，分久必合，合久必分。话说周末七国分争，并入于秦。"),
+        ("big5", "天下大勢，分久必合，合久必分。話說周末七國分爭，並入於秦。"),
+        ("utf-16", "any text"),
+        ("utf-16-le", "any text"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["txt", "csv", "jsonl", "json"])
+def test_the_encoding_that_fits_is_named_and_reads_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, text: str, kind: str
+) -> None:
+    rows = [f"{number} {text}" for number in range(20)]
+    written = {
+        "txt": "\n".join(rows),
+        "csv": "text,n\n" + "".join(f'"{row}",1\n' for row in rows),
+        "jsonl": "".join(json.dumps({"text": row}, ensure_ascii=False) + "\n" for row in rows),
+        "json": json.dumps(rows, ensure_ascii=False),
+    }[kind]
+    file = tmp_path / f"old.{kind}"
+    file.write_bytes(written.encode(encoding))
+    with pytest.raises(
+        DataError, match=rf"data\.encoding={encoding} .*--encoding {encoding}\).* iconv -f \S+ -t utf-8"
+    ):
+        texts(file)
+    monkeypatch.setattr(streams, "BLOCK", 61)  # which cuts characters
+    found = [document.text for document in read([str(file)], encoding=encoding)]
+    assert found == ([written] if kind == "txt" else rows)
+
+
+def test_bytes_that_an_encoding_does_not_have_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"text " * 100 + b"\xff")
+    with pytest.raises(DataError, match=r"a\.txt: not valid ascii at byte 500; is data\.encoding its encoding\?$"):
+        list(read([str(tmp_path / "a.txt")], encoding="ascii"))
+    (tmp_path / "odd.txt").write_bytes("text".encode("utf-16") + b"x")
+    with pytest.raises(DataError, match=r"odd\.txt: not valid utf-16 at byte 10"):
+        list(read([str(tmp_path / "odd.txt")], encoding="utf-16"))
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n")
+    with pytest.raises(DataError, match=r"a\.png: looks like a PNG image, not text$"):
+        list(read([str(tmp_path / "a.png")], encoding="latin1"))

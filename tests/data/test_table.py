@@ -231,7 +231,7 @@ def test_a_tail_needs_no_second_reading(tmp_path: Path, monkeypatch: pytest.Monk
     name = put(tmp_path / "a.jsonl", "".join(f'{{"text": "row {n}"}}\n' for n in range(100)))
     source, read = RowSource([name], {"text": "text"}), []
     lines = rows_module.lines
-    monkeypatch.setattr(rows_module, "lines", lambda name: read.append(name) or lines(name))
+    monkeypatch.setattr(rows_module, "lines", lambda *given: read.append(given) or lines(*given))
     rows = list(split_rows(source, TailSplit()))
     assert [row.values["text"] for row in rows] == [f"row {n}" for n in range(100)]
     assert [row.side for row in rows] == ["train"] * 90 + ["validation"] * 10

@@ -13,6 +13,8 @@ import torch
 
 from weft.api.export_model import export_model
 from weft.api.settings import sampling, with_defaults
+from weft.config import validate
+from weft.data.config import Data
 from weft.data.shards import Side, noted_tokenizer
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
@@ -219,6 +221,7 @@ class Run:
         targets: Sequence[str] = (),
         *,
         stride: int | None = None,
+        encoding: str = "utf-8",
     ) -> dict[str, Any]:
         """All metrics of the run's objective, on its held-out data or on all of `data` (with their `targets`).
 
@@ -231,9 +234,10 @@ class Run:
                 return self._measure(self.objective, "validation", stride)
             sources = [data] if isinstance(data, str) else list(data)
             kept = {key: getattr(self.config.data, key) for key in ("column", "on_error")}
-            given = {**kept, "sources": sources, "targets": list(targets), "validation": {"kind": "none"}}
+            given = {**kept, "sources": sources, "targets": targets, "validation": {"kind": "none"}}
+            read = validate(Data, {**given, "encoding": encoding})
             with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-                other = objectives.build(self.config.replace(data=given), RunFolder(folder), self.objective.tokenizers)
+                other = objectives.build(self.config.replace(data=read), RunFolder(folder), self.objective.tokenizers)
                 other.prepare(log_to_stderr)
                 return self._measure(other, "train", stride)
 

@@ -45,16 +45,22 @@ from weft.training.worker import Worker
 
 
 def prepare(
-    sources: Sequence[str] | str,
+    sources: Sequence[str] | str | TextSource,
     out: Path | str,
     *,
     tokenizer: Tokenizer | TokenizerConfig,
     validation: Split | None = None,
     column: str = "text",
 ) -> Shards:
-    """Turn text into token shards in the folder `out`, with a finished tokenizer or one trained on this text."""
-    sources = [sources] if isinstance(sources, str) else list(sources)
-    text = TextSource(sources, validation or HashSplit(), column)
+    """Turn text into token shards in the folder `out`, with a finished tokenizer or one trained on this text.
+
+    A TextSource has all that is said of the text, its encoding too.
+    """
+    if isinstance(sources, TextSource):
+        text = sources
+    else:
+        names = [sources] if isinstance(sources, str) else list(sources)
+        text = TextSource(names, validation or HashSplit(), column)
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = build_tokenizer(tokenizer, train_texts(text))
     return prepare_shards(text, out, tokenizer)

@@ -24,6 +24,9 @@ def evaluate(
     stride: Annotated[
         int | None, typer.Option(help="Overlapping windows: each starts this many tokens after the last.")
     ] = None,
+    encoding: Annotated[
+        str, typer.Option(metavar="NAME", help="The encoding of the files of --data, such as cp1252.")
+    ] = "utf-8",
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix of a classifier, .png or .svg.")
     ] = None,
@@ -49,6 +52,8 @@ def evaluate(
         check_figure(figure)
     if more and not data:
         raise ConfigError(f"'{more[0]}': text is given with --data")
+    if encoding != "utf-8" and not data:
+        raise ConfigError(f"--encoding {encoding}: it is that of the files of --data, which isn't given")
     if targets and not data:
         raise ConfigError(f"--targets {targets[0]}: they answer the lines of --data, which isn't given")
     loaded = load(run, dtype=torch.float32)  # as it learned, whatever it would write with
@@ -60,11 +65,11 @@ def evaluate(
     if quantize is not None and not (objective.continues and objective.reads == "text"):
         raise ConfigError(f"--quantize {quantize}: evaluated for language models only")
     sources = [*(data or []), *more] or None
-    metrics = loaded.evaluate(sources, targets or (), stride=stride)
+    metrics = loaded.evaluate(sources, targets or (), stride=stride, encoding=encoding)
     measured = {"": metrics}
     if quantize is not None:
         loaded.quantize(quantize)
-        measured = {"as trained": metrics, quantize: loaded.evaluate(sources, stride=stride)}
+        measured = {"as trained": metrics, quantize: loaded.evaluate(sources, stride=stride, encoding=encoding)}
     baseline = loaded.results().get(BASELINE) if sources is None else None  # known for the run's own text
     if baseline is not None:
         metrics[BASELINE] = baseline

@@ -29,16 +29,19 @@ def prepare(
     column: Annotated[
         str | None, typer.Option(help="The column of JSONL, CSV or Parquet that holds the text (default: text).")
     ] = None,
+    encoding: Annotated[str, typer.Option(metavar="NAME", help="The encoding of the files, such as cp1252.")] = "utf-8",
 ) -> None:
     """Turn text into token shards that training reads straight from disk."""
-    from weft.data.config import TextSource
+    from weft.config import validate
+    from weft.data.config import Data, TextSource
     from weft.data.documents import is_plain
     from weft.data.prepare import prepare as write
     from weft.errors import ConfigError
 
     if column is not None and all(map(is_plain, sources)):
         raise ConfigError(f"--column {column}: {sources[0]} is plain text, which has no columns")
-    text = TextSource(sources, _split(validation), column or "text")
+    read = validate(Data, {"encoding": encoding})
+    text = TextSource(sources, _split(validation), column or "text", read.encoding)
     _report(write(text, out, _tokenizer(text, tokenizer, vocab)))
 
 

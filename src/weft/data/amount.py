@@ -16,6 +16,7 @@ from typing import Any
 import zstandard
 
 from weft.data.documents import files, hub_sizes
+from weft.data.encodings import is_utf8
 from weft.data.rows import DIALECTS, TABLES, Growing, json_rows, parquet_sample
 from weft.data.streams import PACKED, format_of, lines, unpacked
 from weft.errors import DataError
@@ -40,12 +41,12 @@ class Amount:
         return Amount(self.bytes + other.bytes, self.exact and other.exact)
 
 
-def amount(sources: Sequence[str], columns: Sequence[str] = ("text",)) -> Amount:
+def amount(sources: Sequence[str], columns: Sequence[str] = ("text",), encoding: str = "utf-8") -> Amount:
     """The text of all sources; of tables, that in `columns`. Standard input ('-'), of unknown size, counts as 0."""
-    return sum((_file(name, columns) for name in files(sources)), start=Amount(0))
+    return sum((_file(name, columns, encoding) for name in files(sources)), start=Amount(0))
 
 
-def _file(name: str, columns: Sequence[str]) -> Amount:
+def _file(name: str, columns: Sequence[str], encoding: str) -> Amount:
     if name == "-":
         return Amount(0, exact=False)
     if name.startswith("builtin:"):
@@ -53,7 +54,7 @@ def _file(name: str, columns: Sequence[str]) -> Amount:
     if name.startswith("hub:"):
         return Amount(round(sum(size * _unpacking(file) for file, size in hub_sizes(name))), exact=False)
     try:
-        return _estimated(name, columns)
+        return _estimated(name, columns, encoding)
     except (OSError, csv.Error, zstandard.ZstdError, ValueError, RecursionError):
         # damage, or a column that is missing: reading the file says so, and where
         return Amount(round(_size(name) * _unpacking(name)), exact=False)
@@ -77,14 +78,14 @@ def _builtin(name: str, columns: Sequence[str]) -> Amount:
     return Amount(_text(drawn, columns) * tasks.TASKS[name].train // len(drawn), exact=False)
 
 
-def _estimated(name: str, columns: Sequence[str]) -> Amount:
+def _estimated(name: str, columns: Sequence[str], encoding: str) -> Amount:
     kind = format_of(name)
     if kind == ".parquet":
         return _parquet(name, columns)
     size, exact = _unpacked_size(name)
     if kind not in TABLES:
-        return Amount(size, exact)
-    rows, read, whole = _json(name) if kind == ".json" else _lines(name, columns)
+        return Amount(size, exact and is_utf8(encoding))
+    rows, read, whole = _json(name, encoding) if kind == ".json" else _lines(name, columns, encoding)
     text = _text(rows, columns)
     return Amount(text) if whole else Amount(size * text // read, exact=False)
 
@@ -124,10 +125,10 @@ def _noted_size(stream: Any, name: str, likely: int) -> int:
 # ---- the beginning of a table: its first rows, how much was read for them, and whether that was all
 
 
-def _lines(name: str, columns: Sequence[str]) -> tuple[list[Any], int, bool]:
+def _lines(name: str, columns: Sequence[str], encoding: str) -> tuple[list[Any], int, bool]:
     taken: list[str] = []
     size, whole, kind = 0, True, format_of(name)
-    for line in lines(name):
+    for line in lines(name, encoding):
         if size >= SAMPLE:
             whole = False
             break
@@ -143,8 +144,8 @@ def _lines(name: str, columns: Sequence[str]) -> tuple[list[Any], int, bool]:
     return [dict(zip(header, row, strict=False)) for row in fields[not numbered :]], size, whole
 
 
-def _json(name: str) -> tuple[list[Any], int, bool]:
-    text = Growing(name)
+def _json(name: str, encoding: str) -> tuple[list[Any], int, bool]:
+    text = Growing(name, encoding)
     rows = []
     for _, value in json_rows(text):
         rows.append(value)

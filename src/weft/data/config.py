@@ -3,11 +3,14 @@
 Nothing here imports torch or numpy: a recipe is read and checked at once.
 """
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from encodings.aliases import aliases
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from weft.config import Config
 
@@ -52,11 +55,12 @@ Split = Annotated[HashSplit | TailSplit | FilesSplit | NoSplit, Field(discrimina
 
 @dataclass(frozen=True)
 class TextSource:
-    """Text to read: where it is, what of it is held out, and the column that holds it where it is a table."""
+    """Text to read: where it is, what of it is held out, the column that holds it where it is a table, its encoding."""
 
     sources: Sequence[str]
     validation: Split = field(default_factory=HashSplit)
     column: str = "text"
+    encoding: str = "utf-8"
 
 
 class Part(Config):
@@ -76,10 +80,22 @@ class Part(Config):
         return self
 
 
+def _known_encoding(name: str) -> str:
+    """An encoding that Python can decode text from; base64 and the like are none."""
+    try:
+        if "\0" not in name and codecs.lookup(name)._is_text_encoding:
+            return name
+    except (LookupError, UnicodeError):
+        pass
+    near = get_close_matches(name.lower().replace("-", "_"), sorted(set(aliases.values())), n=1)
+    raise ValueError(f"'{name}' is no encoding; {f'did you mean {near[0]}?' if near else 'such as utf-8 or cp1252'}")
+
+
 class Data(Config):
     """Where text comes from: `sources`, or a `prepared` folder, or a `mixture` of several of either.
 
     All three may be absent in a recipe that is meant for any text; the command line then names the sources.
+    Files are read in one `encoding`, utf-8 unless it is named.
     With `document_mask` no token attends to another document in its window, and positions restart in each.
 
     Where rows are read, `targets` are text files whose lines answer those of `sources`, file by file; and rows that
@@ -91,6 +107,7 @@ class Data(Config):
     prepared: str | None = None
     mixture: tuple[Part, ...] = ()
     column: Annotated[str, Field(min_length=1)] = "text"
+    encoding: Annotated[str, AfterValidator(_known_encoding)] = "utf-8"
     validation: Split = HashSplit()
     document_mask: bool = False
     on_error: Literal["stop", "skip"] = "stop"
@@ -122,4 +139,4 @@ class Data(Config):
 
     def text(self, part: Part) -> TextSource:
         """What is read of one part."""
-        return TextSource(part.sources, self.validation, self.column)
+        return TextSource(part.sources, self.validation, self.column, self.encoding)

@@ -1,8 +1,9 @@
 """Documents from files, folders, globs, standard input, the built-in corpus and the Hugging Face hub.
 
-Everything is streamed. A text file is cut into sections of at most `section` bytes, so that a file of one line of
-two gigabytes needs no more memory than a short one; the sections of a file, put together, are the file (less a
-byte order mark). A row of JSONL, CSV or Parquet is a document; one longer than 16 KiB is cut in the same way.
+Any file whose bytes are text is read, whatever it is called. Everything is streamed. A text file is cut into sections
+of at most `section` bytes, so that a file of one line of two gigabytes needs no more memory than a short one; the
+sections of a file, put together, are the file (less a byte order mark). A row of JSONL, CSV or Parquet is a document;
+one longer than 16 KiB is cut in the same way.
 """
 
 import glob
@@ -11,20 +12,20 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 from weft.data.rows import TABLES, Malformed, MissingColumnError, records
-from weft.data.streams import PACKED, blocks, decode, format_of
+from weft.data.streams import PACKED, blocks, decode, format_of, what_is_no_text
 from weft.errors import DataError, hub_failure, suggestion
 from weft.progress import warn
 from weft.text import builtin
 
 SECTION = 16 * 1024  # bytes of text in a section, at most
 
-TEXT = (".txt", ".md")
-SUFFIXES = (*TEXT, *TABLES)
-READABLE = f"{' '.join(SUFFIXES)}, also with .gz or .zst"
+# suffixes of files, not of a dataset's name on the hub; what is text is decided by its bytes
+USUAL = (".txt", ".md", ".py", ".log", ".tex", ".html", ".rst", *TABLES)
+HUB = (".txt", *TABLES)  # of a dataset's repository, in which a README is no data
 NAMED = 5  # files that a message names
 
 
@@ -38,16 +39,19 @@ class Document:
 
 
 def is_plain(source: str) -> bool:
-    """Whether a source is plain text for certain: a file with such a suffix, or standard input."""
-    return source == "-" or Path(source.removesuffix(".gz").removesuffix(".zst")).suffix in TEXT
+    """Whether a source is plain text for certain: a file that is no table, or standard input."""
+    kind = format_of(source)
+    return source == "-" or (kind not in TABLES and (kind in USUAL or os.path.isfile(source)))
 
 
-def read(sources: Sequence[str], *, column: str = "text", section: int = SECTION) -> Iterator[Document]:
+def read(
+    sources: Sequence[str], column: str = "text", *, section: int = SECTION, encoding: str = "utf-8"
+) -> Iterator[Document]:
     """The documents of all sources, in order. What can't be read raises DataError when the iterator gets there."""
     found = False
     for name in files(sources):
         held = False
-        for document in _read_one(name, column, section):
+        for document in _read_one(name, column, section, encoding):
             held = True
             found = found or not document.text.isspace()
             yield document
@@ -94,8 +98,16 @@ def _search(source: str) -> tuple[list[str], dict[str, list[str]]]:
     if os.path.exists(source) or not glob.has_magic(source):
         return [], {}
     matches = sorted(glob.glob(source, recursive=True))
-    folders = [path for path in matches if not os.path.isfile(path) and "**" not in source]
-    return [path for path in matches if os.path.isfile(path)], {"not a file": folders} if folders else {}
+    found: list[str] = []
+    others: dict[str, list[str]] = {}
+    for path in matches:
+        if os.path.isdir(path):
+            why = None if "**" in source else "not a file"
+        elif (why := _unread(path)) is None:
+            found.append(path)
+        if why is not None:
+            others.setdefault(why, []).append(path)
+    return found, others
 
 
 def _expand(source: str) -> list[str]:
@@ -106,21 +118,21 @@ def _expand(source: str) -> list[str]:
         if not found and os.path.exists(os.path.join(source, "plan.json")):
             raise DataError(f"{source}: already prepared tokens, not text; train on them with data.prepared={source}")
         if not found:
-            raise DataError(f"{source}: contains no text; weft reads {READABLE}")
+            inside = f" ({_named(others)})" if others else ""
+            raise DataError(f"{source}: contains no text{inside}")
         if others:
             warn(_left_out(source, others))
         return found
     if os.path.exists(source):
-        _kind(source)
+        if (what := _no_text(source)) is not None:
+            raise DataError(f"{source}: {what}, not text")
         return [source]
     if glob.has_magic(source):
         matches, others = _search(source)
         if not matches:
-            raise DataError(f"{source}: no file matches")
+            raise DataError(f"{source}: no file {'that matches is text' if 'not text' in others else 'matches'}")
         if others:
             warn(_left_out(source, others))
-        for path in matches:
-            _kind(path)
         return matches
     if _names_hub(source):
         return [f"hub:{source}"]
@@ -165,9 +177,26 @@ def _unread(path: str) -> str | None:
     """Why something in a folder isn't read; None for a file that is."""
     if os.path.isdir(path):
         return "a link to a folder; name it as well" if os.path.islink(path) else "made by weft"
-    if format_of(path) not in SUFFIXES:
-        return f"weft reads {READABLE}"
-    return None if os.path.isfile(path) else "not a file"
+    if not os.path.isfile(path):
+        return "not a file"
+    return None if _no_text(path) is None else "not text"
+
+
+def _no_text(path: str) -> str | None:
+    """What a file looks like where it isn't text, by its beginning. Tables are what their suffix says."""
+    if format_of(path) in TABLES or not os.path.isfile(path):
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None  # reading it says what is wrong
+    return _seen(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 16)
+def _seen(path: str, _size: int, _changed: int) -> str | None:
+    """The same, remembered while a file stays as it is: sources are listed more than once."""
+    return what_is_no_text(path)
 
 
 def _made_by_weft(folder: str, names: Sequence[str]) -> bool:
@@ -178,18 +207,10 @@ def _made_by_weft(folder: str, names: Sequence[str]) -> bool:
     return {"config.toml", "tokenizer.json"} <= set(names)
 
 
-def _kind(name: str) -> str:
-    """The format's suffix of a file that was named outright; a name without a suffix is text."""
-    suffix = format_of(name)
-    if suffix not in ("", *SUFFIXES):
-        raise DataError(f"{name}: unknown suffix '{suffix}'; weft reads {READABLE}, and text from '-'")
-    return suffix
-
-
 def _names_hub(source: str) -> bool:
     """`owner/name` is a dataset on the hub unless it looks like a path that was mistyped."""
     owner = source.partition("/")[0]
-    known = format_of(source) in SUFFIXES or source.endswith(PACKED)
+    known = format_of(source) in USUAL or source.endswith(PACKED)
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source)) and not known and not os.path.isdir(owner)
 
 
@@ -217,24 +238,23 @@ def stamp(name: str) -> list[Any]:
 # ---- one file
 
 
-def _read_one(name: str, column: str, section: int) -> Iterator[Document]:
+def _read_one(name: str, column: str, section: int, encoding: str) -> Iterator[Document]:
     if name.startswith("builtin:"):
         for text in builtin.corpus(name).documents:
             yield from _sections_of(text, name)
         return
     if name.startswith("hub:"):
         for path in _download(name.removeprefix("hub:")):
-            yield from _read_one(path, column, section)
+            yield from _read_one(path, column, section, encoding)
         return
-    kind = "" if name == "-" else _kind(name)
-    if kind in TABLES:
+    if name != "-" and format_of(name) in TABLES:
         try:
-            for number, row in records(name, [column]):
+            for number, row in records(name, [column], encoding=encoding):
                 yield from _sections_of(_field(row, column, f"{name}:{number}"), name)
         except MissingColumnError as error:
             raise DataError(f"{error}; choose one with data.column=NAME (weft prepare: --column NAME)") from None
     else:
-        yield from _cut(blocks(name), name, section)
+        yield from _cut(blocks(name, encoding), name, section)
 
 
 def _field(row: Any, column: str, where: str) -> str:
@@ -318,7 +338,8 @@ def _download(repository: str) -> Iterator[str]:
     try:
         data = _data_files(huggingface_hub.HfApi().list_repo_files(repository, repo_type="dataset"))
         if not data:
-            raise DataError(f"{repository}: the hub dataset contains no file that weft reads: {READABLE}")
+            readable = f"{' '.join(HUB)}, also with .gz or .zst"
+            raise DataError(f"{repository}: the hub dataset contains no file that weft reads: {readable}")
         for name in data:
             yield huggingface_hub.hf_hub_download(repository, name, repo_type="dataset")
     except DataError:
@@ -341,6 +362,6 @@ def hub_sizes(name: str) -> list[tuple[str, int]]:
 
 
 def _data_files(names: Iterable[str]) -> list[str]:
-    readable = [name for name in sorted(names) if format_of(name) in (".txt", *TABLES)]
+    readable = [name for name in sorted(names) if format_of(name) in HUB]
     data = [name for name in readable if os.path.basename(name) != "dataset_infos.json"]
     return [name for name in data if "train" in name] or data

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, TextSource
 from weft.data.documents import stamps
+from weft.data.encodings import is_utf8
 from weft.data.shards import INDEX, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for
 from weft.data.split import Section, check_sides, section_for, split_sections
 from weft.data.verified import verify
@@ -83,6 +84,8 @@ def _plan(text: TextSource, shard_tokens: int, tokenizer: Tokenizer) -> dict[str
         "shard_tokens": shard_tokens,
         "tokenizer": tokenizer.fingerprint,
     }
+    if not is_utf8(text.encoding):
+        plan["encoding"] = text.encoding
     return json.loads(json.dumps(plan))
 
 
@@ -103,7 +106,7 @@ def _begin(out: Path, plan: dict[str, Any]) -> list[Shard] | None:
         found = {}
     if not isinstance(found, dict) or found.get("format") != plan["format"]:
         raise DataError(f"{file}: not a plan that `weft prepare` wrote; give a new folder")
-    differing = [key for key in plan if found.get(key) != plan[key]]
+    differing = [key for key in {**plan, **found} if found.get(key) != plan.get(key)]
     if differing:
         raise DataError(
             f"{out}: was prepared from something else (differs in: {', '.join(differing)}); "
@@ -244,4 +247,4 @@ def _batches(sections: Iterable[Section]) -> Iterator[list[Section]]:
 def _total(text: TextSource) -> int | None:
     """About how many bytes of text there are to read."""
     held = text.validation.sources if isinstance(text.validation, FilesSplit) else ()
-    return (amount(text.sources, [text.column]) + amount(held, [text.column])).bytes or None
+    return sum(amount(given, [text.column], text.encoding).bytes for given in (text.sources, held)) or None

@@ -55,7 +55,9 @@ DIALECTS: dict[str, dict[str, Any]] = {
 }
 
 
-def records(name: str, columns: Sequence[str], *, every: bool = False) -> Iterator[tuple[int, Any]]:
+def records(
+    name: str, columns: Sequence[str], *, every: bool = False, encoding: str = "utf-8"
+) -> Iterator[tuple[int, Any]]:
     """(number, row) of a file in one of the formats of TABLES, as the file's suffix says; '-' is JSON Lines.
 
     `columns` are refused where a table lacks them; those that are all whole numbers are places in a table without a
@@ -63,18 +65,18 @@ def records(name: str, columns: Sequence[str], *, every: bool = False) -> Iterat
     """
     match ".jsonl" if name == "-" else format_of(name):
         case ".jsonl" | ".ndjson":
-            return _json_lines(name)
+            return _json_lines(name, encoding)
         case ".json":
-            return json_rows(Growing(name))
+            return json_rows(Growing(name, encoding))
         case ".csv" | ".tsv":
-            return _table(name, columns)
+            return _table(name, columns, encoding)
         case _:
             return _parquet_rows(name, None if every else columns, columns)
 
 
-def _json_lines(name: str) -> Iterator[tuple[int, Any]]:
+def _json_lines(name: str, encoding: str) -> Iterator[tuple[int, Any]]:
     """(line, value) for each line of JSON; empty lines are skipped."""
-    for number, line in enumerate(lines(name), 1):
+    for number, line in enumerate(lines(name, encoding), 1):
         if line.isspace():
             continue
         try:
@@ -104,9 +106,9 @@ def json_rows(text: "Growing") -> Iterator[tuple[int, Any]]:
 class Growing:
     """JSON text of which the part from `at` on is still to be parsed, and more comes in as it is needed."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, encoding: str = "utf-8") -> None:
         self.name = name
-        self.more = characters(name)
+        self.more = characters(name, encoding)
         self.text = ""
         self.at = 0
         self.line = 1
@@ -162,10 +164,10 @@ def _reason(error: Exception) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def _table(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+def _table(name: str, columns: Sequence[str], encoding: str) -> Iterator[tuple[int, Any]]:
     """(line, values) of comma- or tab-separated fields, as many in a row as in the first. Empty lines are skipped."""
     csv.field_size_limit(ROW_LIMIT)
-    rows = csv.reader(lines(name), **DIALECTS[format_of(name)])
+    rows = csv.reader(lines(name, encoding), **DIALECTS[format_of(name)])
     numbered = all(column.isdecimal() for column in columns) and len(columns) > 0
     header: list[str] | None = None
     try:

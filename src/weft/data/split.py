@@ -63,7 +63,7 @@ def section_for(sources: Sequence[str]) -> int:
 
 
 def _sides(text: TextSource, section: int, log: Log) -> Iterator[tuple[Side, Document]]:
-    documents, split = read(text.sources, column=text.column, section=section), text.validation
+    documents, split = read(text.sources, text.column, section=section, encoding=text.encoding), text.validation
     if isinstance(split, HashSplit):
         sided = ((_by_hash(document.text, split), document) for document in documents)
         yield from _or_tail(sided, split, log)
@@ -73,7 +73,7 @@ def _sides(text: TextSource, section: int, log: Log) -> Iterator[tuple[Side, Doc
         for document in documents:
             yield "train", document
         if isinstance(split, FilesSplit):
-            for document in read(split.sources, column=text.column, section=section):
+            for document in read(split.sources, text.column, section=section, encoding=text.encoding):
                 yield "validation", document
 
 
@@ -109,7 +109,7 @@ def _or_tail(sided: Iterator[tuple[Side, Document]], split: HashSplit, log: Log)
 
 def _by_place(text: TextSource, split: TailSplit, documents: Iterable[Document]) -> Iterator[tuple[Side, Document]]:
     """Training first, then validation. Where files don't tell how much text there is, it is known at its end only."""
-    known = amount(text.sources, [text.column])
+    known = amount(text.sources, [text.column], text.encoding)
     if known.exact:
         yield from _tail(documents, _train_bytes(split, known.bytes))
         return

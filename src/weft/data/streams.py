@@ -8,20 +8,22 @@ import shlex
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import IO
 
 import zstandard
 
+from weft.data.encodings import SAMPLE, damaged_utf8, guess, is_utf8, no_text, wide
 from weft.errors import DataError
 from weft.untrusted import refuse_beyond
 
 BLOCK = 1024 * 1024  # bytes read at once
 ROW_LIMIT = 256 * 1024 * 1024  # bytes of one row of JSON or CSV, which has to be in memory as a whole
 PACKED = (".gz", ".zst")
+ICONV = {"mac_roman": "macintosh", "koi8_r": "koi8-r", "euc_jp": "euc-jp", "euc_kr": "euc-kr"}  # its own names
 UNPACKED = 1 << 30  # bytes that any packed file may become
 RATIO = 64  # times as many bytes as a larger one may; text becomes three to ten times as many
 
@@ -32,30 +34,73 @@ def format_of(name: str) -> str:
     return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
 
 
-def blocks(name: str) -> Iterator[bytes]:
-    """The decompressed bytes of a file, a megabyte at a time, checked for bytes that no text holds."""
+def blocks(name: str, encoding: str = "utf-8") -> Iterator[bytes]:
+    """A file's text as UTF-8, decompressed, a megabyte at a time, checked for bytes that no text holds."""
     offset, shown = 0, _shown(name)
     try:
         with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
-            for block in unpacked(stream, name):
-                if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                    raise DataError(f"{shown}: is UTF-16 text; {_converted(name, 'utf-16')}")
+            plain = unpacked(stream, name)
+            for block in plain if is_utf8(encoding) else _transcoded(plain, name, encoding):
+                if offset == 0:
+                    _check_start(block, name)
                 if (zero := block.find(0)) >= 0:
                     raise DataError(f"{shown}: looks binary, not text: a NUL byte at byte {offset + zero}")
-                yield block.removeprefix(b"\xef\xbb\xbf") if offset == 0 else block
+                yield block.removeprefix(codecs.BOM_UTF8) if offset == 0 else block
                 offset += len(block)
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror or error}") from None
+
+
+def _transcoded(plain: Iterable[bytes], name: str, encoding: str) -> Iterator[bytes]:
+    """The bytes of a text in another encoding as UTF-8."""
+    decoder, offset, started = codecs.getincrementaldecoder(encoding)(), 0, False
+    for block in chain(plain, [b""]):
+        if not started and (what := _named(block)) is not None:
+            raise DataError(f"{_shown(name)}: {what}, not text")
+        started, held = True, len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeError as error:  # UTF-16 has one without a place
+            at = offset - held + getattr(error, "start", 0)
+            raise DataError(
+                f"{_shown(name)}: not valid {encoding} at byte {at}; is data.encoding its encoding?"
+            ) from None
+        if text:
+            yield text.encode("utf-8", "surrogatepass")
+        offset += len(block)
+
+
+def what_is_no_text(name: str) -> str | None:
+    """What a file looks like, by its beginning, where that isn't text; None for text and for what can't be read."""
+    try:
+        with open(name, "rb") as stream:
+            start = next(unpacked(stream, name, SAMPLE), b"")[:SAMPLE]
+    except (OSError, DataError):
+        return None  # reading it says what is wrong
+    return no_text(start)
+
+
+def _check_start(block: bytes, name: str) -> None:
+    if (encoding := wide(block[:SAMPLE])) is not None:
+        raise DataError(f"{_shown(name)}: is {encoding.upper()} text; {_other_encoding(name, encoding)}")
+    if (what := _named(block)) is not None:
+        raise DataError(f"{_shown(name)}: {what}, not text")
+
+
+def _named(block: bytes) -> str | None:
+    """What a block that starts a file looks like, if no byte of it is text; where one isn't, reading says which."""
+    what = no_text(block[:SAMPLE])
+    return what if what is not None and what.startswith("looks like") else None
 
 
 def _shown(name: str) -> str:
     return "standard input" if name == "-" else name
 
 
-def unpacked(stream: IO[bytes], name: str) -> Iterator[bytes]:
+def unpacked(stream: IO[bytes], name: str, at_once: int | None = None) -> Iterator[bytes]:
     """The bytes of an open file, unpacked as its suffix says."""
     if not name.lower().endswith(PACKED):
-        yield from iter(lambda: stream.read(BLOCK), b"")
+        yield from iter(lambda: stream.read(at_once or BLOCK), b"")
         return
     unpack, total = _ungzip if name.lower().endswith(".gz") else _unzstd, 0
     size = os.fstat(stream.fileno()).st_size
@@ -119,32 +164,31 @@ def decode(text: bytes, name: str, offset: int) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"byte {offset + error.start} (0x{text[error.start]:02x})"
-        controls = sum(byte < 32 and byte not in b"\t\n\f\r" for byte in text)
-        if controls * 50 > len(text):
+        if no_text(text) is not None:
             raise DataError(f"{_shown(name)}: looks binary, not text: invalid UTF-8 at {where}") from None
-        raise DataError(f"{_shown(name)}: not valid UTF-8 at {where}; {_converted(name, _western(text))}") from None
+        wrong = f"{_shown(name)}: not valid UTF-8 at {where}"
+        if damaged_utf8(text):
+            raise DataError(f"{wrong}, though the text around it is; put that place right") from None
+        if (encoding := guess(text)) is None:
+            raise DataError(f"{wrong}; give its encoding with data.encoding, for instance latin1") from None
+        raise DataError(f"{wrong}; it looks like {encoding}: {_other_encoding(name, encoding)}") from None
 
 
-def _converted(name: str, encoding: str) -> str:
-    """The command that makes UTF-8 of a file."""
+def _other_encoding(name: str, encoding: str) -> str:
+    """How a file in another encoding is read, and the command that makes UTF-8 of it."""
     source = "FILE" if name == "-" else shlex.quote(name)
-    return f"save it as UTF-8, for instance with: iconv -f {encoding} -t utf-8 {source} > utf-8.txt"
+    return (
+        f"set data.encoding={encoding} (weft prepare, evaluate: --encoding {encoding}), "
+        f"or save it as UTF-8: iconv -f {ICONV.get(encoding, encoding)} -t utf-8 {source} > utf-8.txt"
+    )
 
 
-def _western(text: bytes) -> str:
-    """The encoding that Western text is likely in: Windows' own, or the one that any bytes can be."""
-    with suppress(UnicodeDecodeError):
-        text.decode("cp1252")
-        return "cp1252"
-    return "latin1"
-
-
-def lines(name: str) -> Iterator[str]:
+def lines(name: str, encoding: str = "utf-8") -> Iterator[str]:
     """Lines with their ends, as text. A line ends at \\n alone: a \\r may be part of a quoted field."""
     pieces: list[bytes] = []  # of the line that no block has ended yet
     held = offset = 0
     number = 1
-    for block in blocks(name):
+    for block in blocks(name, encoding):
         for line in io.BytesIO(block):
             pieces.append(line)
             held += len(line)
@@ -159,10 +203,10 @@ def lines(name: str) -> Iterator[str]:
         yield decode(b"".join(pieces), name, offset)
 
 
-def characters(name: str) -> Iterator[str]:
+def characters(name: str, encoding: str = "utf-8") -> Iterator[str]:
     """A file as text, a block at a time; a character that a block's end cuts goes to the next one."""
     utf8, offset = codecs.getincrementaldecoder("utf-8")(), 0
-    for block in chain(blocks(name), [b""]):
+    for block in chain(blocks(name, encoding), [b""]):
         cut, _ = utf8.getstate()
         try:
             text = utf8.decode(block, final=not block)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-from weft.data.documents import files, is_plain, no_such_file
+from weft.data.documents import files, no_such_file
 from weft.data.messages import conversation
 from weft.data.rows import TABLES, Malformed, MissingColumnError, records
 from weft.data.shards import Side
@@ -42,6 +42,7 @@ class RowSource:
     columns: Mapping[str, Kind]
     targets: Sequence[str] = ()
     on_error: OnError = "stop"
+    encoding: str = "utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,7 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
     skipped = Skipped() if skipped is None else skipped
     before = skipped.total
     found = False
-    parallel = _parallel(source.sources, source.targets) if source.targets else None
-    for where, record in parallel or _records(source.sources, kinds, side):
+    for where, record in _parallel(source) if source.targets else _records(source, side):
         try:
             if isinstance(record, Malformed):
                 raise DataError(record.reason)
@@ -127,27 +127,27 @@ def read_texts(name: str, column: str | None = None, usual: str = "text") -> lis
 
 def has_lines(name: str) -> bool:
     """Whether a file holds plain lines of text."""
-    return is_plain(name) or not os.path.splitext(name)[1]
+    return format_of(name) not in TABLES
 
 
 # ---- records: a mapping for each row of a file
 
 
-def _records(sources: Sequence[str], kinds: Mapping[str, Kind], side: Side) -> Iterator[tuple[str, Any]]:
-    for name in files(sources):
-        for number, record in _file(name, kinds, side):
+def _records(source: RowSource, side: Side) -> Iterator[tuple[str, Any]]:
+    for name in files(source.sources):
+        for number, record in _file(name, source, side):
             yield f"{name}:{number}", record
 
 
-def _file(name: str, kinds: Mapping[str, Kind], side: Side) -> Iterator[tuple[int, Any]]:
+def _file(name: str, source: RowSource, side: Side) -> Iterator[tuple[int, Any]]:
     if name.startswith("hub:"):
         raise DataError(f"{name.removeprefix('hub:')}: no such file; to read rows of a hub dataset, download it first")
     if name.startswith("builtin:"):
         return enumerate(_builtin(name.removeprefix("builtin:"), side), 1)
     if name != "-" and format_of(name) not in TABLES:
-        return ((number, {"text": line}) for number, line in enumerate(_lines(name), 1))
-    needed = [column for column, kind in kinds.items() if kind not in ("optional", "messages")]
-    return records(name, needed, every=len(needed) < len(kinds))
+        return ((number, {"text": line}) for number, line in enumerate(_lines(name, source.encoding), 1))
+    needed = [column for column, kind in source.columns.items() if kind not in ("optional", "messages")]
+    return records(name, needed, every=len(needed) < len(source.columns), encoding=source.encoding)
 
 
 def _builtin(name: str, side: Side) -> Iterator[Mapping[str, Any]]:
@@ -159,8 +159,8 @@ def _builtin(name: str, side: Side) -> Iterator[Mapping[str, Any]]:
     raise DataError(f"builtin:{name}: no such task or corpus; {suggestion(name, known)}")
 
 
-def _parallel(sources: Sequence[str], targets: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    left, right = text_files(sources), text_files(targets)
+def _parallel(given: RowSource) -> Iterator[tuple[str, Any]]:
+    left, right = text_files(given.sources), text_files(given.targets)
     if len(left) != len(right):
         raise DataError(
             f"{len(left)} source files and {len(right)} target files ({', '.join([*left[:2], *right[:2]])} …): "
@@ -168,7 +168,7 @@ def _parallel(sources: Sequence[str], targets: Sequence[str]) -> Iterator[tuple[
         )
     for name, other in zip(left, right, strict=True):
         counts = [0, 0]
-        for source, target in zip_longest(_lines(name), _lines(other)):
+        for source, target in zip_longest(_lines(name, given.encoding), _lines(other, given.encoding)):
             counts[0] += source is not None
             counts[1] += target is not None
             if source is not None and target is not None:
@@ -194,8 +194,8 @@ def text_files(sources: Sequence[str]) -> list[str]:
     return found
 
 
-def _lines(name: str) -> Iterator[str]:
-    return (line.rstrip("\r\n") for line in lines(name))
+def _lines(name: str, encoding: str) -> Iterator[str]:
+    return (line.rstrip("\r\n") for line in lines(name, encoding))
 
 
 # ---- values: each column as its kind wants it

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from weft.data.batch import Batch
-from weft.data.config import TextSource
 from weft.data.corrupt import Masking
 from weft.data.examples import write_sides
 from weft.data.sampler import rows
@@ -38,7 +37,7 @@ class MaskedNext(ExampleObjective[config.MaskedNext]):
         self.folder.data.mkdir(parents=True)
         read = Counter[Side]()
         data = self.recipe.data
-        examples = sentence_examples(TextSource(data.sources, data.validation, data.column), self.tokenizer, read)
+        examples = sentence_examples(data.text(data.parts[0]), self.tokenizer, read)
         notes = {"tokenizer": self.tokenizer.fingerprint}
         write_sides({side: self._file(side) for side in self._sides}, examples, notes=notes)
         return self.facts(read["train"])

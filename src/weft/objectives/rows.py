@@ -107,7 +107,8 @@ class RowObjective(ExampleObjective[S]):
     def amount(self) -> int:
         """Bytes of text in the files, less what is held out."""
         columns = [name for name, kind in self.columns().items() if kind in TEXTUAL]
-        return round(amount(self.recipe.data.sources, columns).bytes * self.recipe.data.training_share)
+        data = self.recipe.data
+        return round(amount(data.sources, columns, data.encoding).bytes * data.training_share)
 
     def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
         """The text of the training rows: of one side, or of both."""
@@ -156,7 +157,7 @@ class RowObjective(ExampleObjective[S]):
 
     def _rows(self, skipped: Skipped) -> Iterator[Row]:
         data = self.recipe.data
-        source = RowSource(data.sources, self.columns(), data.targets, data.on_error)
+        source = RowSource(data.sources, self.columns(), data.targets, data.on_error, data.encoding)
         try:
             yield from split_rows(source, data.validation, skipped)
         except MissingColumnError as error:

@@ -55,6 +55,8 @@ def _of_the_data(recipe: Recipe) -> Iterator[str]:
         yield f"data.document_mask: objective '{objective.kind}' packs no documents into one row; leave it out"
     if data.parts and all(part.prepared is not None for part in data.parts) and data.validation != HashSplit():
         yield "data.validation: a prepared folder has its own held-out part; leave it out"
+    if data.parts and all(part.prepared is not None for part in data.parts) and data.encoding != "utf-8":
+        yield f"data.encoding = '{data.encoding}': a prepared folder holds tokens; give --encoding to weft prepare"
 
 
 def _of_the_evaluation(recipe: Recipe) -> Iterator[str]:

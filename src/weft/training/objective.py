@@ -114,7 +114,7 @@ class Objective(ABC, Generic[S]):
     def amount(self) -> int:
         """About how many bytes of training text there are, from the sizes of the files, less what is held out."""
         data = self.recipe.data
-        read = amount([source for part in data.parts for source in part.sources], [data.column]).bytes
+        read = amount([source for part in data.parts for source in part.sources], [data.column], data.encoding).bytes
         folders = [part.prepared for part in data.parts if part.prepared is not None]
         return round(read * data.training_share) + sum(Shards.open(folder).train.bytes for folder in folders)
 
