@@ -24,21 +24,22 @@ from weft.models.base import device_of
 from weft.objectives import table as objectives
 from weft.parallel.ranks import Ranks, join
 from weft.progress import Log, log_to_stderr
-from weft.recipe.config import Recipe, SettledRecipe
+from weft.recipe.config import Constant, Noam, Recipe, SettledRecipe
 from weft.recipe.objective import Chat
-from weft.recipe.resolve import changed_tables, resolve
+from weft.recipe.resolve import changed_tables, continues, extended, is_run, resolve, without_data
 from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs import checkpoint
 from weft.runs.folder import FollowedRun, RunFolder, claimed, held, open_run
-from weft.runs.journal import check_lines
+from weft.runs.journal import check_lines, check_log
 from weft.runs.lines import read_lines
+from weft.runs.noted import note_files, report_changes
 from weft.runs.report import write_report
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.text.training import DEFAULT_SIZE
-from weft.training import start
+from weft.training import schedule, start
 from weft.training.objective import Objective, Tokenizers
 from weft.training.precision import autocast, pick_device
 from weft.training.worker import Worker
@@ -81,7 +82,8 @@ def train(
 
         weft.train("gpt-tiny", data="book.txt", changes={"model.layers": 2, "optimizer.lr": 1e-3, "tokenizer": "char"})
 
-    recipe   a preset, the name of a recipe that comes with weft, a .toml file or a Recipe
+    recipe   a preset, the name of a recipe that comes with weft, a .toml file or a Recipe; or a run's folder, whose
+             weights are trained further on other data in a run of their own
     data     files, folders or patterns to learn from, in place of the recipe's
     run      the folder of the new run; a free one in runs/ if left out
     changes  settings by dotted keys, as a dict, or as on the command line: ["model.layers=2", "tokenizer=char"]
@@ -94,9 +96,11 @@ def train(
     if not ranks.leads:
         return _follow(ranks)
     sources = [data] if isinstance(data, str) else list(data)
-    wanted = (
-        _changed(recipe, changes, sources) if isinstance(recipe, Recipe) else resolve(str(recipe), changes, sources)
-    )
+    if isinstance(recipe, Recipe):
+        wanted = _changed(recipe, changes, sources, log)
+    else:
+        _refuse_run_alone(str(recipe), changes, sources)
+        wanted = resolve(str(recipe), changes, sources, log)
     _check(wanted)
     with claimed(free_folder(Path("runs") / wanted.name) if run is None else run) as folder:
         settled, objective, choices = _prepare(wanted, folder, log)
@@ -108,18 +112,23 @@ def train(
         return _finish(settled, folder, objective, ranks)
 
 
-def resume(run: Path | str, *, log: Log = log_to_stderr) -> Run:
-    """Continue an interrupted run, as if it had never stopped; with as many processes as there are this time."""
+def resume(run: Path | str, *, changes: Sequence[str] | Mapping[str, Any] = (), log: Log = log_to_stderr) -> Run:
+    """Continue an interrupted run, as if it had never stopped; with as many processes as there are this time.
+
+    `changes` let it go on longer, a finished run too: {"steps": 3000}; and evaluate, save or log at other steps.
+    """
     ranks = join()
     if not ranks.leads:
         return _follow(ranks)
     folder = open_run(run)
     if not folder.recipe().data.parts:
-        raise RunError(f"{run}: imported, not trained here; train it further with `weft train … init={run}`")
+        raise RunError(f"{run}: imported, not trained here; train it further with `weft train {run} --data FILE`")
     recipe = folder.settled_recipe()
     with held(folder):
         objective = objectives.build(recipe, folder)
         _check_data(objective, log)
+        if changes:
+            recipe = _extend(folder, recipe, changes, log)
         if recipe.model.kind != "ngram" and (found := checkpoint.checkpoints(folder.checkpoints)):
             check_lines(folder, recipe, checkpoint.step_of(found[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
@@ -133,11 +142,56 @@ def free_folder(wanted: Path) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def _changed(recipe: Recipe, changes: Sequence[str] | Mapping[str, Any], sources: Sequence[str]) -> Recipe:
+def _changed(recipe: Recipe, changes: Sequence[str] | Mapping[str, Any], sources: Sequence[str], log: Log) -> Recipe:
     """A Recipe with changes, on other data."""
     data: dict[str, Any] = {"data": {"sources": list(sources)}} if sources else {}
-    own = recipe.model_dump(mode="json", exclude_none=True)
-    return validate(Recipe, merge(merge(own, changed_tables(changes)), data))
+    own, above = recipe.model_dump(mode="json", exclude_none=True), changed_tables(changes)
+    if sources:
+        own = without_data(own, above, log)
+    return validate(Recipe, merge(merge(own, above), data))
+
+
+def _refuse_run_alone(source: str, changes: Sequence[str] | Mapping[str, Any], sources: Sequence[str]) -> None:
+    """A run's folder alone may be meant in three ways; refuse it with what to write for each."""
+    above = changed_tables(changes)
+    if is_run(source) and "init" not in above and not continues(source, above, sources):
+        raise ConfigError(
+            f"{source}: a run; to train its weights further on other text: weft train {source} --data FILE; to go on "
+            f"with it: weft train --resume {source}; to repeat it: weft train {Path(source) / 'config.toml'}"
+        )
+
+
+def _extend(
+    folder: RunFolder, recipe: SettledRecipe, changes: Sequence[str] | Mapping[str, Any], log: Log
+) -> SettledRecipe:
+    """The recipe of a run that goes on longer than it was meant to, saved; and what that does to its learning rate."""
+    longer, news = extended(recipe, changes)
+    refuse_unread(longer)
+    check_log(longer.log)
+    found = checkpoint.checkpoints(folder.checkpoints) if folder.checkpoints.is_dir() else []
+    step, notes = (checkpoint.step_of(found[-1]), checkpoint.notes_of(found[-1])) if found else (0, {})
+    if longer.steps < step:
+        raise ConfigError(f"steps = {longer.steps}: the run has taken {step} already; give more")
+    patience = longer.evaluate.patience
+    if news and patience is not None and notes.get("worse", 0) >= patience and step < longer.steps:
+        raise ConfigError(
+            f"evaluate.patience = {patience}: it ended the run after step {step}; to go on, give a larger one as well"
+        )
+    if not news:
+        return recipe
+    if "steps" in news and not isinstance(recipe.schedule, Constant | Noam):
+        before, after = (schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, 0) for r in (recipe, longer))
+        news["steps"] += f"; the {recipe.schedule.kind} schedule now spans {longer.steps} steps"
+        if step:
+            rates = f"was {before(step):.2g} at step {step} and is {after(step + 1):.2g} at step {step + 1}"
+            news["steps"] += f": the learning rate {rates}"
+    report_changes(folder, log)
+    folder.write_config(longer)
+    folder.event("recipe", step=step, changes=list(news.values()))
+    note_files(folder)
+    for line in news.values():
+        log(line)
+    return longer
 
 
 def _check(recipe: Recipe) -> None:

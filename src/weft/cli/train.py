@@ -18,8 +18,8 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET|RECIPE",
-            help="A preset or a recipe (weft presets lists both), or a .toml file.",
+            metavar="PRESET|RECIPE|RUN",
+            help="A preset or a recipe (weft presets lists both), a .toml file, or a run to train further.",
             show_default=False,
             autocompletion=options.complete_recipes,
         ),
@@ -48,13 +48,18 @@ def train(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Continue an interrupted run.", autocompletion=options.complete_runs),
+        typer.Option(
+            metavar="RUN",
+            help="Continue an interrupted run; with steps=3000, train it for longer.",
+            autocompletion=options.complete_runs,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON at the end.")] = False,
 ) -> None:
     """Train a model on a text. What the recipe leaves open is chosen from the text and the machine, and printed.
 
-    Ctrl-C saves the run before it stops; --resume continues it. On several GPUs, start it with torchrun:
+    Ctrl-C saves the run before it stops; --resume continues it. A run in place of a recipe, with other text as --data,
+    is fine-tuned: its weights are trained further in a run of their own. On several GPUs, start it with torchrun:
     torchrun --nproc-per-node 4 --no-python -- weft train ...
     """
     with loading():
@@ -63,6 +68,8 @@ def train(
     from weft.parallel.ranks import join
 
     # `--data *.txt` arrives as --data a.txt b.txt …: words that assign nothing are further sources
+    if resume is not None and recipe is not None:
+        words, recipe = [recipe, *(words or [])], None
     changes = [word for word in words or [] if "=" in word]
     sources = [*(data or []), *(word for word in words or [] if "=" not in word)]
     if targets:
@@ -70,9 +77,12 @@ def train(
     if on_error is not None:
         changes.append(f"data.on_error={on_error}")
     if resume is not None:
-        if recipe is not None or words or data or targets or on_error or run is not None:
-            raise ConfigError(f"--resume {resume} goes on with that run's own recipe and text; give nothing else")
-        done = api.resume(resume, log=columns.log)
+        if sources or targets or on_error or run is not None:
+            raise ConfigError(
+                f"--resume {resume} goes on with that run's own recipe and text; give nothing else, or steps=3000 to "
+                f"train it for longer; on other text: weft train {resume} --data FILE"
+            )
+        done = api.resume(resume, changes=changes, log=columns.log)
     elif recipe is None:
         raise ConfigError("train what? give a preset or a recipe, for instance: weft train gpt-tiny --data book.txt")
     elif sources and not data:

@@ -29,7 +29,7 @@ class MaskedNext(ExampleObjective[config.MaskedNext]):
     """
 
     read_as = "sentences"
-    usage = "weft train bert-tiny --data rows.tsv objective=classify init={run}"
+    usage = "weft train {run} --data rows.tsv objective=classify"
 
     def prepare(self, log: Log) -> Facts:
         """Sentences of both sides in the run's folder, each with the number of its document."""

@@ -13,7 +13,7 @@ from weft.recipe import objective as config
 class Spans(TranslationObjective[config.Spans], CorruptedTextObjective[config.Spans]):
     """What was cut out, and the marks between, from what was left."""
 
-    usage = "weft train … init={run}"
+    usage = "weft train {run} --data pairs.tsv objective=pairs"
     added = 0
 
     @cached_property

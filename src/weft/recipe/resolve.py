@@ -1,7 +1,7 @@
 """From a name, a file and changes to a recipe, with what they imply written out."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -11,8 +11,10 @@ from weft.config import Tree, assignments, merge, nested, read_toml, validate
 from weft.errors import ConfigError, suggestion
 from weft.models.presets import PRESETS, preset
 from weft.progress import Log, log_to_stderr
-from weft.recipe.config import SOURCE_TOKENIZER, Recipe
+from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.objective import OBJECTIVES, upgrade
+
+ORIGINS = ("sources", "prepared", "mixture")  # of text, one of which a recipe's data has
 
 
 def resolve(
@@ -23,10 +25,16 @@ def resolve(
     `source` is a .toml file, a run's folder, a recipe that comes with weft, or a preset; `changes` are key=value words
     or a table of dotted keys. `model` may be a preset's name, or a table with `preset = "…"` and what differs from it;
     for a setting that comes in kinds, the kind's name alone will do (`tokenizer=char`). Names of earlier versions are
-    logged.
+    logged. With other text than its own, a run's folder stands for its weights, which are trained further.
     """
     tree, where = _find(source)
     above = changed_tables(changes)
+    if continues(source, above, data):
+        tree = _continued(tree, source, above)
+        text = ", ".join(data) or "the data given"
+        log(f"fine-tuning the weights of {source} on {text}; {source} itself stays as it is")
+    if data:
+        tree = without_data(tree, above, log)
     if "init" in above:  # that run's model and tokenizers, whatever the recipe was written for
         tree = {key: value for key, value in tree.items() if key not in ("model", "tokenizer", "source_tokenizer")}
     tree, notes = upgrade(merge(_expand(tree, where), above))
@@ -36,10 +44,49 @@ def resolve(
     _check_tables(tree, blamed)
     tree = _with_head(_with_objective(_with_init(tree)))
     if data:
-        named = ("sources", "prepared", "mixture")
-        kept = {key: value for key, value in tree.get("data", {}).items() if key not in named}
-        tree["data"] = {**kept, "sources": list(data)}
+        tree["data"] = {**tree.get("data", {}), "sources": list(data)}
     return validate(Recipe, merge(_kinds(tree), tree), blamed)
+
+
+def continues(source: str, above: Mapping[str, Any], data: Sequence[str]) -> bool:
+    """Whether a run's weights are to be trained further: its folder is named, with other text than its own."""
+    given = above.get("data")
+    named = bool(data) or (isinstance(given, Mapping) and any(given.get(key) for key in ORIGINS))
+    return is_run(source) and named and "init" not in above
+
+
+def is_run(source: str) -> bool:
+    """Whether a name is that of a run's folder."""
+    return (Path(source) / "config.toml").is_file()
+
+
+def _continued(tree: Tree, run: str, above: Mapping[str, Any]) -> Tree:
+    """A recipe that begins with a run's weights, with its tokenizer and objective.
+
+    How long and how fast it learns, and in which batches, was chosen for fresh weights and for another text.
+    """
+    kept: Tree = {key: tree[key] for key in ("name", "seed", "objective", "adapter") if key in tree}
+    own = tree.get("data", {})
+    if "objective" not in above and isinstance(own, Mapping):  # another one reads its data another way
+        kept["data"] = {key: own[key] for key in ("column", "on_error", "document_mask", "validation") if key in own}
+    return {**kept, "init": run}
+
+
+def without_data(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
+    """A recipe's tables without its files, those of its validation included, as other text replaces them all."""
+    own, changed = tree.get("data"), above.get("data")
+    if not isinstance(own, Mapping):
+        return tree
+    gone = {*ORIGINS, "targets"}
+    if any(own.get(key) for key in ORIGINS):
+        gone.add("encoding")  # it was theirs
+    validation = own.get("validation")
+    if isinstance(validation, Mapping) and validation.get("kind") == "files":
+        gone.add("validation")
+        if not (isinstance(changed, Mapping) and "validation" in changed):
+            files = ", ".join(map(str, validation.get("sources", ())))
+            log(f"data.validation = hash: the recipe's own files ({files}) went with its text; a tenth is held out")
+    return {**tree, "data": {key: value for key, value in own.items() if key not in gone}}
 
 
 def recipe_names() -> list[str]:
@@ -56,7 +103,7 @@ def _find(source: str) -> tuple[Tree, str]:
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
         return {"name": _name(path.stem), **read_toml(path)}, source
-    if (path / "config.toml").is_file():
+    if is_run(source):
         return read_toml(path / "config.toml"), source
     if source in recipe_names():
         with resources.as_file(_shipped() / f"{source}.toml") as file:
@@ -64,6 +111,53 @@ def _find(source: str) -> tuple[Tree, str]:
     if source in PRESETS:
         return {"name": source, "model": source}, source
     raise ConfigError(f"'{source}': no such recipe or preset; {suggestion(source, [*recipe_names(), *PRESETS])}")
+
+
+# what may change between the beginning of a run and its end
+EXTENDABLE = (
+    "steps",
+    "evaluate.every",
+    "evaluate.patience",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.average",
+    "log.every",
+    "log.tensorboard",
+    "log.wandb",
+)
+
+
+def extended(recipe: SettledRecipe, changes: Iterable[str] | Mapping[str, Any]) -> tuple[SettledRecipe, dict[str, str]]:
+    """A run's recipe for going on with it longer, and a line for each key that differs.
+
+    What would make it another run is refused.
+    """
+    above = changed_tables(changes)
+    tree = recipe.model_dump(mode="json", exclude_none=True)
+    longer = validate(SettledRecipe, merge(tree, above))
+    for key in _leaves(above):
+        if key not in EXTENDABLE:
+            raise ConfigError(
+                f"{key}: can't change within a run; these can: {', '.join(EXTENDABLE)}. "
+                "To train its weights in another way: weft train RUN --data FILE"
+            )
+    after = longer.model_dump(mode="json", exclude_none=True)
+    differing = (key for key in _leaves(above) if _at(tree, key) != _at(after, key))
+    return longer, {key: f"{key} = {_at(after, key)} instead of {_at(tree, key)}" for key in differing}
+
+
+def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}"
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def changed_tables(changes: Iterable[str] | Mapping[str, Any]) -> Tree:

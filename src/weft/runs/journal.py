@@ -95,7 +95,8 @@ def _cut(path: Path, after: int) -> int:
 
 def check_lines(run: RunFolder, recipe: Recipe, step: int) -> None:
     """Report steps up to this one, which a checkpoint holds, that were logged and have no line: a checkpoint is never
-    ahead of its metrics."""
+    ahead of its metrics. Before a change of the recipe they may have been logged at other steps."""
+    changed = max((line["step"] for line in read_lines(run.events) if line.get("event") == "recipe"), default=0)
     for path in (run.metrics, run.timings):
         lines = read_lines(path)
         logged = {line["step"] for line in lines if "loss" in line or "seconds" in line}
@@ -104,6 +105,7 @@ def check_lines(run: RunFolder, recipe: Recipe, step: int) -> None:
         lost = (_steps(recipe.log.every, step) | last) - logged
         if evaluated:
             lost |= (_steps(recipe.evaluate.every, step) | last) - evaluated
+        lost = {missing for missing in lost if missing > changed}
         if lost:
             warn(f"{path}: no line of step {', '.join(map(str, sorted(lost)[:3]))}{' …' if len(lost) > 3 else ''}")
 

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from weft.progress import Log
 from weft.runs.folder import TOKENIZER_FILES, RunFolder
 from weft.runs.lines import read_lines
 
@@ -27,6 +28,14 @@ def changed_files(run: RunFolder, origin: bool = False) -> list[str]:
     wanted = [name for name in {**noted, **now} if origin or not name.startswith(f"{run.origin.name}/")]
     names = [name for name in wanted if name not in now or noted.get(name) != _hash(now[name])]
     return [f"{run.path / name}: {_change(name, noted, now)} since the run last started" for name in names]
+
+
+def report_changes(run: RunFolder, log: Log) -> None:
+    """Log and note every change; from here on it is the state of things."""
+    for line in changed_files(run):
+        run.event("changed", line=line)
+        log(line)
+    note_files(run)
 
 
 def _change(name: str, noted: Collection[str], now: Collection[str]) -> str:

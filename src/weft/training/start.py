@@ -22,7 +22,7 @@ from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
 from weft.runs.folder import FollowedRun, RunFolder, writing
 from weft.runs.journal import Journal, check_log
-from weft.runs.noted import changed_files, note_files
+from weft.runs.noted import note_files, report_changes
 from weft.runs.snapshot import snapshot
 from weft.training.loop import Loop
 from weft.training.objective import Objective
@@ -100,10 +100,7 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], wor
     if recipe.adapter is not None:
         check_base(run, recipe)
     check_log(recipe.log)
-    for line in changed_files(run):
-        run.event("changed", line=line)
-        worker.log(line)
-    note_files(run)
+    report_changes(run, worker.log)
     torch.manual_seed(recipe.seed)
     if recipe.model.kind == "ngram":
         return _count(recipe, run, objective, worker)
