@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft.config import to_toml
+from weft.data.config import FilesSplit, HashSplit
 from weft.errors import ConfigError
 from weft.models.presets import preset
 from weft.recipe.config import SGD, Cosine, Noam
@@ -85,6 +86,24 @@ def test_data_on_the_command_line_replaces_the_recipes(tmp_path: Path) -> None:
     assert data.sources == ("a.txt", "b.txt")
     assert data.prepared is None
     assert data.validation.kind == "tail"
+
+
+def test_data_replaces_a_recipes_validation_files_too(tmp_path: Path) -> None:
+    file, lines = tmp_path / "r.toml", list[str]()
+    file.write_text(
+        'model = "vaswani-tiny"\n[data]\nsources = ["a.en"]\ntargets = ["a.de"]\nencoding = "cp1252"\n'
+        'on_error = "skip"\nvalidation = {kind = "files", sources = ["v.en"], targets = ["v.de"]}\n'
+    )
+    data = resolve(str(file), data=["b.tsv"], log=lines.append).data
+    assert (data.sources, data.targets, data.encoding, data.on_error) == (("b.tsv",), (), "utf-8", "skip")
+    assert data.validation == HashSplit()
+    assert lines == ["data.validation = hash: the recipe's own files (v.en) went with its text; a tenth is held out"]
+    lines.clear()
+    given = ["data.validation.kind=files", 'data.validation.sources=["w.en"]', 'data.targets=["b.de"]']
+    data = resolve(str(file), given, ["b.en"], lines.append).data
+    assert data.validation == FilesSplit(sources=("w.en",))  # what is said beside --data wins
+    assert (data.targets, lines) == (("b.de",), [])
+    assert resolve(str(file)).data.validation == FilesSplit(sources=("v.en",), targets=("v.de",))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,202 @@
+"""Training further: a run's weights on other text, and a run for longer than it was meant to take."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+from weft.cli.main import run as command
+from weft.errors import ConfigError
+from weft.runs.folder import RunFolder
+from weft.runs.lines import read_lines
+from weft.runs.noted import changed_files
+
+TINY = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16"]
+SMALL = ["batch.size=2", "batch.length=16", "evaluate.tokens=64", "evaluate.every=2", "log.every=1"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two texts and a run of six steps on one of them."""
+    folder, pick = tmp_path_factory.mktemp("further"), random.Random(0)
+    words = ["".join(pick.choices("abcdefghij", k=5)) for _ in range(100)]
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text("\n".join(" ".join(pick.choices(words, k=12)) + "." for _ in range(200)))
+    changes = [*TINY, *SMALL, "steps=6", "optimizer.lr=0.01", "schedule.warmup=1", "checkpoint.every=2"]
+    weft.train("gpt-tiny", data=str(folder / "a.txt"), run=folder / "run", changes=changes, log=lambda line: None)
+    return folder
+
+
+def metrics(run: Path) -> list[dict[str, object]]:
+    return [{**line, "check": ""} for line in read_lines(run / "metrics.jsonl")]
+
+
+def files(run: Path) -> dict[str, bytes]:
+    """All but what is remembered of having read the data."""
+    there = (path for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".verified.json")
+    return {str(path.relative_to(run)): path.read_bytes() for path in there}
+
+
+# ---- other text
+
+
+def test_a_run_and_other_data_is_fine_tuning(base: Path, tmp_path: Path) -> None:
+    run, other, lines = base / "run", str(base / "b.txt"), list[str]()
+    before = files(run)
+    done = weft.train(
+        run, data=other, run=tmp_path / "new", changes=["steps=1", "optimizer.lr=1e-12"], log=lines.append
+    )
+    assert lines[0] == f"fine-tuning the weights of {run} on {other}; {run} itself stays as it is"
+    assert files(run) == before
+    old = weft.load(run)
+    for name, weight in old.model.state_dict().items():
+        torch.testing.assert_close(done.model.state_dict()[name], weight, rtol=0, atol=1e-6)
+    assert done.tokenizer.fingerprint == old.tokenizer.fingerprint
+    config = done.config
+    assert (config.init, config.data.sources, config.model) == (str(run), (other,), old.config.model)
+    assert config.batch.length != old.config.batch.length  # chosen anew: it suits fresh weights and the other text
+    assert (config.objective, config.schedule.kind) == (old.config.objective, "cosine")
+
+
+def test_an_adapter_is_learned_on_a_run(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--data", str(base / "b.txt"), "--run", str(tmp_path / "new"), "steps=2", "adapter.rank=4"]
+    assert command(["train", str(base / "run"), *words]) == 0
+    assert "fine-tuning the weights of" in capsys.readouterr().err
+    made = weft.load(tmp_path / "new").config
+    assert made.adapter is not None and made.adapter.rank == 4
+    assert made.init == str(base / "run")
+
+
+def test_an_imported_model_is_fine_tuned(base: Path, tmp_path: Path) -> None:
+    weft.load(base / "run").export("hf", tmp_path / "hf")
+    assert command(["import", str(tmp_path / "hf"), str(tmp_path / "mine")]) == 0
+    changes = {"steps": 2, "adapter.rank": 2, "batch.length": 16}
+    done = weft.train(tmp_path / "mine", data=str(base / "b.txt"), run=tmp_path / "new", changes=changes)
+    assert done.config.objective.kind == "next-token"
+    assert done.config.init == str(tmp_path / "mine")
+
+
+def test_another_objective_begins_with_a_runs_weights(base: Path, tmp_path: Path) -> None:
+    rows = "\n".join(f"some words {n}\t{n % 2}" for n in range(40))
+    (tmp_path / "rows.tsv").write_text(f"text\tlabel\n{rows}\n")
+    changes = ["objective=classify", "steps=1"]
+    done = weft.train(base / "run", data=str(tmp_path / "rows.tsv"), run=tmp_path / "new", changes=changes)
+    assert done.config.objective.kind == "classify"
+    assert done.classify(["some words"])
+
+
+def test_a_run_alone_is_answered_with_what_to_write(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = base / "run"
+    assert command(["train", str(run), "seed=3"]) == 2
+    line = capsys.readouterr().err
+    for advice in (f"weft train {run} --data FILE", f"weft train --resume {run}", f"weft train {run}/config.toml"):
+        assert advice in line
+
+
+# ---- longer
+
+
+@pytest.fixture
+def run(base: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(base / "run", tmp_path / "run", symlinks=True))
+
+
+def test_a_finished_run_is_extended(run: Path, tmp_path: Path) -> None:
+    first, lines = metrics(run), list[str]()
+    weft.resume(run, changes={"steps": 12}, log=lines.append)
+    assert lines[0] == (
+        "steps = 12 instead of 6; the cosine schedule now spans 12 steps: "
+        "the learning rate was 0.001 at step 6 and is 0.0049 at step 7"
+    )
+    assert metrics(run)[: len(first)] == first
+    rates = {line["step"]: line["lr"] for line in metrics(run) if "lr" in line}
+    assert list(rates) == list(range(1, 13))
+    assert rates[7] == pytest.approx(0.0049, rel=0.02) and rates[12] == pytest.approx(0.001)
+    folder = RunFolder(run)
+    assert folder.settled_recipe().steps == 12
+    assert changed_files(folder) == []
+    (event,) = [event for event in read_lines(folder.events) if event["event"] == "recipe"]
+    assert (event["step"], event["changes"]) == (6, [lines[0]])
+    # resumed from a checkpoint after that, it ends as it did
+    whole, weights = metrics(run), weft.load(run).model.state_dict()
+    for path in (run / "checkpoints").glob("step-00000012*"):
+        shutil.rmtree(path)
+    lines.clear()
+    again = weft.resume(run, log=lines.append)
+    assert metrics(run) == whole
+    assert all(torch.equal(weights[name], value) for name, value in again.model.state_dict().items())
+    assert not any("has changed" in line for line in lines)
+
+
+def test_evaluations_and_logs_at_other_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["steps=12", "evaluate.every=3", "log.every=2", "checkpoint.every=3"]
+    assert command(["train", "--resume", str(run), *words]) == 0
+    evaluated = [line["step"] for line in metrics(run) if "validation_loss" in line]
+    assert evaluated == [2, 4, 6, 9, 12]
+    capsys.readouterr()
+    assert command(["train", "--resume", str(run)]) == 0
+    assert "no line of step" not in capsys.readouterr().err  # those before were logged at other steps
+
+
+def test_a_run_that_patience_ended_is_extended_with_more_of_it(base: Path, tmp_path: Path) -> None:
+    changes = [*TINY, *SMALL, "steps=20", "evaluate.patience=1", "optimizer.lr=1e-12"]
+    weft.train("gpt-tiny", data=str(base / "a.txt"), run=tmp_path / "run", changes=changes, log=lambda line: None)
+    ended = metrics(tmp_path / "run")[-1]["step"]
+    assert isinstance(ended, int) and ended < 20
+    config = (tmp_path / "run/config.toml").read_bytes()
+    with pytest.raises(
+        ConfigError, match=rf"evaluate\.patience = 1: it ended the run after step {ended}; to go on, give"
+    ):
+        weft.resume(tmp_path / "run", changes=["steps=30"])
+    assert (tmp_path / "run/config.toml").read_bytes() == config
+    weft.resume(tmp_path / "run", changes=["evaluate.patience=50"], log=lambda line: None)
+    assert metrics(tmp_path / "run")[-1]["step"] == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("steps=4", "steps = 4: the run has taken 6 already; give more"),
+        ("model.layers=2", "model.layers: can't change within a run; these can: steps, evaluate.every"),
+        ("evaluate.metric=perplexity", "evaluate.metric: can't change within a run"),
+        ("step=9", "step: unknown key; did you mean 'steps'?"),
+        ("steps=many", "steps = 'many': expected a whole number"),
+        ("other.txt", "goes on with that run's own recipe and text; give nothing else, or steps=3000"),
+    ],
+)
+def test_what_would_make_it_another_run_is_refused(
+    base: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
+) -> None:
+    before = files(base / "run")
+    assert command(["train", "--resume", str(base / "run"), change]) == 2
+    assert message in capsys.readouterr().err
+    assert files(base / "run") == before
+
+
+def test_an_ngram_model_takes_no_more_steps(base: Path, tmp_path: Path) -> None:
+    weft.train("ngram-3", data=str(base / "a.txt"), run=tmp_path / "run", log=lambda line: None)
+    with pytest.raises(ConfigError, match="steps = 5: an n-gram model is counted in one pass"):
+        weft.resume(tmp_path / "run", changes=["steps=5"])
+    with pytest.raises(ConfigError, match=r"init = .*: an n-gram model is counted in one pass"):
+        weft.train(tmp_path / "run", data=str(base / "b.txt"), run=tmp_path / "new")
+
+
+def test_the_encoding_of_old_files_is_a_setting(tmp_path: Path) -> None:
+    """The same text in another encoding gives the same tokens, from text and from tables."""
+    text = "".join(f"Où vas-tu, élève {n} ? L’été fut très beau.\n" for n in range(300))
+    made = {}
+    for encoding in ("utf-8", "cp1252"):
+        (tmp_path / f"{encoding}.txt").write_bytes(text.encode(encoding))
+        changes = [*TINY, *SMALL, "steps=1", f"data.encoding={encoding}"]
+        given = str(tmp_path / f"{encoding}.txt")
+        made[encoding] = weft.train("gpt-tiny", data=given, run=tmp_path / encoding, changes=changes)
+    assert json.loads((tmp_path / "cp1252/data/plan.json").read_text())["encoding"] == "cp1252"
+    utf8, other = made.values()
+    assert utf8.tokenizer.fingerprint == other.tokenizer.fingerprint
+    assert utf8.objective.fingerprints == other.objective.fingerprints
+    expected = utf8.evaluate(str(tmp_path / "utf-8.txt"))
+    assert utf8.evaluate(str(tmp_path / "cp1252.txt"), encoding="cp1252") == expected
