@@ -73,7 +73,7 @@ def learn(folder: Path, source: str, model: dict[str, Any] | None, name: str = "
     run = api.train(recipe, data=source, run=folder / name, changes=settings, log=lambda line: None)
     for line in read_lines(RunFolder(run.path).events):
         if line["event"] == "evaluation":
-            assert line.keys() - {"time", "event", "step"} == set(run.config.objective.metrics)
+            assert line.keys() - {"time", "event", "step", "seconds"} == set(run.config.objective.metrics)
     return run
 
 
@@ -107,7 +107,9 @@ def test_pairs(tmp_path: Path, kind: str) -> None:
     run = learn(tmp_path, rows(tmp_path, pairs), model, tokenizer={"kind": "char"}, batch={"tokens": 512})
     metrics = last(run)
     assert {"loss", "bleu", "chrf", "exact", "bleu_signature"} <= metrics.keys()
-    assert "→" in metrics["samples"][0]
+    assert metrics["table"][0] == ["source", "reference", "output"]
+    assert all(row[1] == row[0][::-1] for row in metrics["table"][1:])  # the target, whatever was written
+    assert "<th>reference</th>" in (run.path / "report.html").read_text()
 
 
 def test_pairs_with_a_vocabulary_each(tmp_path: Path) -> None:
@@ -134,6 +136,17 @@ def test_labels_are_found_and_saved(tmp_path: Path) -> None:
     metrics = last(run)
     assert sum(map(sum, metrics["matrix"])) > 0
     assert {"accuracy", "macro_f1", "matthews"} <= metrics.keys()
+    titles, *mistakes = metrics["table"]
+    assert titles == ["text", "actual", "predicted", "probability"]
+    truth = {row["text"].lower(): row["label"] for row in made}  # as the tokenizer reads it
+    for line, actual, predicted, share in mistakes:
+        shares = run.classify([line])[0]
+        assert truth[line] == actual != predicted == next(iter(shares))
+        assert f"{shares[predicted]:.1%}" == share
+    surest = [float(row[3].rstrip("%")) for row in mistakes]
+    assert surest == sorted(surest, reverse=True)
+    wrong = sum(count for at, row in enumerate(metrics["matrix"]) for to, count in enumerate(row) if at != to)
+    assert len(mistakes) == min(8, wrong) > 0
 
 
 def test_a_pair_of_texts_and_a_decoder(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """The report: one page that needs nothing from elsewhere, whatever the run went through."""
 
 import math
+import os
 import re
+import signal
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import pytest
 import torch
 from tests.training.small import meddle_with_steps, train
 
@@ -14,6 +17,7 @@ from weft.data.batch import Batch
 from weft.runs.curves import Series, chart
 from weft.runs.lines import read_lines
 from weft.runs.report import write_report
+from weft.training import evaluation
 from weft.training.step import OptimisationStep
 
 
@@ -106,8 +110,88 @@ def test_many_points_are_thinned() -> None:
     assert len(svg) < 20_000
 
 
-def test_a_single_value_is_drawn() -> None:
-    assert "<circle" in chart("x", [Series("a", [(5.0, 2.0)])], logarithmic=True)
+def test_a_curve_begins_with_its_second_point() -> None:
+    """One point is no line; beside a line that there is, its value is told."""
+    one, line = Series("held out", [(5.0, 2.125)], dots=True), Series("training", [(1.0, 3.0), (5.0, 2.5)])
+    assert chart("x", [one], logarithmic=True) == ""
+    svg = chart("x", [line, one])
+    assert "<circle" not in svg and svg.count("<polyline") == 1
+    assert ">held out 2.125<" in svg
+    assert chart("x", [line, Series("held out", [(1, 2.5), (5, 2.125)], dots=True)]).count("<circle") == 2
+
+
+def test_a_level_goes_from_edge_to_edge() -> None:
+    svg = ElementTree.fromstring(chart("x", [Series("a", [(1, 3.0), (9, 1.0)]), Series("base", [], level=2.0)]))
+    line, level = (e for e in svg.iter() if e.tag == "polyline")
+    ends = [place.split(",") for place in level.attrib["points"].split()]
+    assert [end[0] for end in ends] == [place.split(",")[0] for place in line.attrib["points"].split()]
+    assert ends[0][1] == ends[1][1]
+    assert chart("x", [Series("base", [], level=2.0)]) == ""
+
+
+def test_the_baseline_is_in_the_chart_of_the_loss(tmp_path, recipe, corpus, evaluate) -> None:  # type: ignore[no-untyped-def]
+    run = train(recipe(), tmp_path / "run", corpus=corpus, evaluate=evaluate, quiet=True).run
+    run.event("result", loss=3.0, bits_per_byte=2.0, baseline_bits_per_byte=4.0, samples=[])
+    (loss, *_) = re.findall(r"<svg.*?</svg>", write_report(run).read_text(), re.DOTALL)
+    assert ">characters 6<" in loss  # as many nats a token as the loss has for each bit per byte
+
+
+def test_no_control_byte_reaches_the_page(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
+    run = train(recipe("steps=1"), tmp_path / "run", corpus=corpus, quiet=True).run
+    every = "".join(map(chr, range(0xA0))) + "\u202e"
+    run.event("samples", step=1, texts=[every])
+    run.event("result", samples=[every], table=[["text", "actual", "predicted"], [every, "a", "b"]])
+    page = write_report(run).read_bytes().decode("utf-8")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", page)
+    assert page.count(r"\x1b") == 3
+
+
+def test_examples_are_shown_side_by_side(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
+    run = train(recipe("steps=1"), tmp_path / "run", corpus=corpus, quiet=True).run
+    run.event("result", table=[["source", "reference", "output"], ["one <1>", "eins", "zwei"]])
+    page = write_report(run).read_text()
+    assert "<h2>Held-out examples</h2>" in page
+    assert "<th>reference</th>" in page
+    assert "<td>one &lt;1&gt;</td><td>eins</td><td>zwei</td>" in page
+    run.event("result", table=[["text", "actual", "predicted", "probability"], ["dull", "bad", "good", "99.0%"]])
+    assert "<h2>Mistakes it was surest of</h2>" in write_report(run).read_text()
+
+
+def test_the_accuracy_is_drawn(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
+    accuracy = {"loss": 1.0, "accuracy": 0.5}
+    run = train(recipe(), tmp_path / "run", corpus=corpus, evaluate=lambda model: accuracy, quiet=True).run
+    assert 'aria-label="Accuracy, held out"' in write_report(run).read_text()
+
+
+def test_the_page_is_there_while_a_run_trains_and_when_it_is_stopped(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, monkeypatch
+) -> None:
+    page, seen = tmp_path / "run/report.html", list[str]()
+
+    def look(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
+        if number == 5:  # the evaluation after step 4 has passed
+            seen.append(page.read_text())
+        if number == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    meddle_with_steps(monkeypatch, look)
+    settings = recipe("log.every=1")
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, page.parent, corpus=corpus, evaluate=lambda model: {"loss": 1.5}, quiet=True)
+    assert "not finished: at step 4 of 12" in seen[0]
+    assert "<b>1.500</b>loss, held out, at step 4" in seen[0]
+    assert "not finished: interrupted after step 7 of 12" in page.read_text()
+
+
+def test_a_page_that_cannot_be_written_ends_no_run(tmp_path, recipe, corpus, evaluate, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def broken(run: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(evaluation, "write_report", broken)
+    result = train(recipe(), tmp_path / "run", corpus=corpus, evaluate=evaluate, quiet=True)
+    assert result.steps == 12
+    failed = [line["reason"] for line in read_lines(result.run.events) if line["event"] == "report failed"]
+    assert failed[0] == "ValueError: a bug"
 
 
 def test_whatever_a_run_from_elsewhere_says_is_text(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]

@@ -8,7 +8,7 @@ from importlib import resources
 
 from jinja2 import Environment, Template
 
-LEFT, RIGHT, TOP, FOOT = 62, 468, 52, 250  # of the lines, as in chart.svg
+LEFT, RIGHT, TOP, FOOT = 62, 456, 52, 250  # of the lines, as in chart.svg
 MOST_POINTS = 500
 
 
@@ -86,10 +86,10 @@ def _places(line: Series, x_of: Callable[[float], float], y_of: Callable[[float]
 
 def _legends(lines: Sequence[Series]) -> list[float]:
     """Where each line's name begins: one after the other, under the title."""
-    places, at = [], LEFT + 22.0
+    places, at = [], 34.0
     for line in lines:
         places.append(round(at, 1))
-        at += 7.0 * len(line.name) + 38
+        at += 7.2 * len(line.name) + 34
     return places
 
 

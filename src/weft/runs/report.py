@@ -153,9 +153,9 @@ def _charts(record: Record, result: dict[str, Any]) -> list[str]:
     baseline = result.get("baseline_bits_per_byte")
     bits = [Series("held out", _points(metrics, "validation_bits_per_byte"), dots=True)]
     if baseline is not None:
-        bits.append(Series("characters alone", [], level=baseline))
+        bits.append(Series("characters", [], level=baseline))
         if result.get("bits_per_byte") and result.get("loss"):  # the same in nats a token, as the loss is
-            losses.append(Series("characters alone", [], level=baseline * result["loss"] / result["bits_per_byte"]))
+            losses.append(Series("characters", [], level=baseline * result["loss"] / result["bits_per_byte"]))
     speed = Series("tokens per second", _points(record.timings, "tokens_per_second"))
     norm = Series("gradient norm", _points(metrics, "gradient_norm"))
     return [
@@ -209,21 +209,28 @@ def _cost(record: Record) -> list[tuple[str, str, str]]:
         return []
     predicted = count(recipe.model, length, recipe.adapter)
     built, each = record.last("model").get("parameters"), predicted.training(recipe.batch.recompute)
-    tokens = (recipe.steps or 0) * (recipe.batch.tokens or (size or 0) * length)
+    # how long rows are isn't known from the settings, unless they are batched by tokens
+    a_step = recipe.batch.tokens or ((size or 0) * length if recipe.objective.reads != "rows" else 0)
+    tokens = (recipe.steps or 0) * a_step
     rows = [
         ("", "predicted", "measured"),
         ("parameters", f"{predicted.parameters:,}", f"{built:,}" if built else ""),
-        ("tokens", f"{tokens:,}", f"{read:,}"),
-        ("operations", f"{short(tokens * each)}FLOP", f"{short(read * each)}FLOP"),
+        ("tokens", f"{tokens:,}" if tokens else "", f"{read:,}"),
+        ("operations", _flop(tokens * each) if tokens else "", _flop(read * each)),
         *_memory(record),
     ]
     if record.seconds:
-        rows.append(("operations per second", "", f"{short(read * each / record.seconds)}FLOP/s"))
+        rows.append(("speed", "", f"{_flop(read * each / record.seconds)} per second"))
         rows.append(("time in steps", "", _duration(record.seconds)))
     evaluating = sum(event.get("seconds", 0.0) for event in record.all("evaluation"))
     if evaluating:
         rows.append(("time in evaluations", "", _duration(evaluating)))
     return rows
+
+
+def _flop(operations: float) -> str:
+    number = short(operations).replace("B", "G")
+    return f"{number[:-1]} {number[-1]}FLOP" if number[-1].isalpha() else f"{number} FLOP"
 
 
 def _memory(record: Record) -> list[tuple[str, str, str]]:
