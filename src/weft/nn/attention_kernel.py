@@ -14,9 +14,9 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-GOLDEN = tl.constexpr(-1640531527)
-FIRST = tl.constexpr(0x7FEB352D)
-SECOND = tl.constexpr(0x846CA68B - 2**32)
+from weft.nn.dropout import threshold
+from weft.nn.dropout_kernel import GOLDEN, last_hash
+
 LOG2E = 1.4426950408889634
 
 
@@ -35,12 +35,7 @@ class Shape(NamedTuple):
 @triton.jit
 def _lost(keys, columns, limit):  # type: ignore[no-untyped-def]
     """Which probabilities (queries, columns) are dropped."""
-    h = keys[:, None] + columns[None, :] * GOLDEN
-    h ^= h >> 15
-    h *= FIRST
-    h ^= h >> 15
-    h *= SECOND
-    return h < limit
+    return last_hash(keys[:, None] + columns[None, :] * GOLDEN) < limit
 
 
 @triton.jit
@@ -154,6 +149,20 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _slopes(  # type: ignore[no-untyped-def]
+    here, there, values, upstream, own, norm, mean, seen, columns,
+    scale, limit, kept,
+):  # fmt: skip
+    """Of some queries and keys: the probabilities that were used, and the gradients by the scores."""
+    scores = tl.dot(here, tl.trans(there), input_precision="ieee") * scale
+    p = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)
+    lost = _lost(own, columns, limit)
+    dp = tl.dot(upstream, tl.trans(values), input_precision="ieee")
+    ds = p * (tl.where(lost, 0.0, dp * kept) - mean[:, None])
+    return tl.where(lost, 0.0, p * kept), ds
+
+
+@triton.jit
 def _backward_keys(  # type: ignore[no-untyped-def]
     q, k, v, up, dk, dv, lse, delta, keys, real, documents,
     scale, limit, kept, slope,
@@ -180,14 +189,9 @@ def _backward_keys(  # type: ignore[no-untyped-def]
         own = tl.load(keys + row, mask=rows < T, other=0)
         norm = tl.load(lse + row, mask=rows < T, other=float("inf"))
         mean = tl.load(delta + row, mask=rows < T, other=0.0)
-        scores = tl.dot(here, tl.trans(there), input_precision="ieee") * scale
         seen = _seen(batch, rows, columns, T, S, real, documents, CAUSAL, WINDOW, REAL, DOCUMENTS)
-        p = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)
-        lost = _lost(own, columns, limit)
-        dropped = tl.where(lost, 0.0, p * kept).to(upstream.dtype)
-        by_values += tl.dot(tl.trans(dropped), upstream, input_precision="ieee")
-        dp = tl.dot(upstream, tl.trans(values), input_precision="ieee")
-        ds = p * (tl.where(lost, 0.0, dp * kept) - mean[:, None])
+        p, ds = _slopes(here, there, values, upstream, own, norm, mean, seen, columns, scale, limit, kept)
+        by_values += tl.dot(tl.trans(p.to(upstream.dtype)), upstream, input_precision="ieee")
         by_keys += tl.dot(tl.trans(ds.to(here.dtype)), here, input_precision="ieee")
     width = tl.arange(0, WIDE)
     inside = (columns[:, None] < S) & (width[None, :] < D)
@@ -221,11 +225,8 @@ def _backward_queries(  # type: ignore[no-untyped-def]
         columns = first + tl.arange(0, KEYS)
         there = _rows(k + batch * kb + (head // GROUP) * kh, columns, kt, S, D, WIDE)
         values = _rows(v + batch * vb + (head // GROUP) * vh, columns, vt, S, D, WIDE)
-        scores = tl.dot(here, tl.trans(there), input_precision="ieee") * scale
         seen = _seen(batch, rows, columns, T, S, real, documents, CAUSAL, WINDOW, REAL, DOCUMENTS)
-        p = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)
-        dp = tl.dot(upstream, tl.trans(values), input_precision="ieee")
-        ds = p * (tl.where(_lost(own, columns, limit), 0.0, dp * kept) - mean[:, None])
+        _, ds = _slopes(here, there, values, upstream, own, norm, mean, seen, columns, scale, limit, kept)
         by_queries += tl.dot(ds.to(there.dtype), there, input_precision="ieee")
     width = tl.arange(0, WIDE)
     inside = (rows[:, None] < T) & (width[None, :] < D)
@@ -290,7 +291,7 @@ def dropped_attention(
     shape = _shape(q, k, real, documents, mask)
     narrow = shape.d_head <= 64
     queries, across, warps = (128, 64, 4) if narrow else (128, 32, 8)
-    limit, kept = _limit(p)
+    limit, kept = threshold(p)
     with torch.cuda.device_of(q):
         _forward[(triton.cdiv(time, queries), batch * heads)](
             q, k, v, out, lse, keys, *_masks(q, real, documents),
@@ -328,7 +329,7 @@ def dropped_attention_backward(
     q, k, v, upstream = _even(q), _even(k), _even(v), _even(upstream)
     (batch, heads, time, _), (scale, p) = q.shape, numbers
     shape = _shape(q, k, real, documents, mask)
-    limit, kept = _limit(p)
+    limit, kept = threshold(p)
     delta = (upstream.float() * out.float()).sum(-1)
     source = k.shape[2]
     dq = _beside(q)
@@ -364,11 +365,6 @@ def _(
     if q.shape[1] == k.shape[1]:
         return _beside(q), _beside(k), _beside(v)
     return _beside(q), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _limit(p: float) -> tuple[int, float]:
-    """The hash below which a probability is dropped, and what the others are multiplied by."""
-    return min(round(p * 2**32), 2**32 - 1) - 2**31, 1.0 / (1.0 - p) if p < 1.0 else 0.0
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -98,13 +98,17 @@ def dropped(x: Tensor, p: float, keys: Tensor | None, first: int = 0) -> Tensor:
     """
     if keys is None:
         return F.dropout(x, p)
-    limit = min(round(p * 2**32), 2**32 - 1) - 2**31
-    scale = 1.0 / (1.0 - p) if p < 1.0 else 0.0
+    limit, scale = threshold(p)
     if x.is_cuda and not torch.compiler.is_compiling():
         kernel = _kernel()
         if kernel is not None:
             return kernel.Dropped.apply(x, keys, kernel.Drop(first, limit, scale))
     return (x * scale).masked_fill(_lost(keys, x.shape[-1], first, limit), 0.0)
+
+
+def threshold(p: float) -> tuple[int, float]:
+    """The hash below which a number is dropped, and what the others are multiplied by."""
+    return min(round(p * 2**32), 2**32 - 1) - 2**31, 1.0 / (1.0 - p) if p < 1.0 else 0.0
 
 
 def _mix(h: Tensor) -> Tensor:

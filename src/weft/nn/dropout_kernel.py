@@ -17,6 +17,16 @@ BLOCK = 1024
 
 
 @triton.jit
+def last_hash(h):  # type: ignore[no-untyped-def]
+    """As `dropout._last_hash`."""
+    h ^= h >> 15
+    h *= FIRST
+    h ^= h >> 15
+    h *= SECOND
+    return h
+
+
+@triton.jit
 def _drop(  # type: ignore[no-untyped-def]
     x,
     keys,
@@ -31,11 +41,7 @@ def _drop(  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < numbers
     column = (place % width).to(tl.int32) + first
-    h = tl.load(keys + place // width, mask=inside, other=0) + column * GOLDEN
-    h ^= h >> 15
-    h *= FIRST
-    h ^= h >> 15
-    h *= SECOND
+    h = last_hash(tl.load(keys + place // width, mask=inside, other=0) + column * GOLDEN)
     value = tl.load(x + place, mask=inside, other=0.0)
     kept = tl.where(h < limit, 0.0, value.to(tl.float32) * scale)
     tl.store(out + place, kept.to(out.dtype.element_ty), mask=inside)
