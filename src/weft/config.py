@@ -111,6 +111,14 @@ def nested(key: Any, value: Any) -> Tree:
     return {first: nested(rest, value) if rest else _plain(value)}
 
 
+def flat(tree: Mapping[str, Any], inside: str = "") -> Tree:
+    """The values of nested tables by their dotted keys."""
+    leaves: Tree = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{inside}{key}.") if isinstance(value, Mapping) else {f"{inside}{key}": value}
+    return leaves
+
+
 def _plain(value: Any) -> Any:
     """A Python value as a recipe's file would have it."""
     if isinstance(value, Config):

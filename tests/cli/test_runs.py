@@ -58,6 +58,16 @@ def test_damaged_and_running_runs_are_listed_too(runs: Path, capsys: Capture) ->
     assert listed(runs, capsys)["base"]["state"] == "finished"
 
 
+def test_what_an_interruption_saved_counts(runs: Path, capsys: Capture) -> None:
+    kept = runs / "gpt" / "checkpoints"
+    newest = max(path for path in kept.iterdir() if path.name.startswith("step-") and not path.is_symlink())
+    newest.rename(kept / "interrupted-00000007")
+    for older in kept.glob("step-*"):
+        shutil.rmtree(older)
+    row = listed(runs, capsys)["gpt"]
+    assert (row["state"], row["steps_done"]) == ("interrupted", 7)
+
+
 def test_a_folder_without_runs(tmp_path: Path, capsys: Capture) -> None:
     assert run(["runs", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"no runs in {tmp_path}\n"

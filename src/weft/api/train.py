@@ -129,7 +129,7 @@ def resume(run: Path | str, *, changes: Sequence[str] | Mapping[str, Any] = (), 
         _check_data(objective, log)
         if changes:
             recipe = _extend(folder, recipe, changes, log)
-        if recipe.model.kind != "ngram" and (found := checkpoint.checkpoints(folder.checkpoints)):
+        if recipe.model.kind != "ngram" and (found := checkpoint.standing(folder.checkpoints)):
             check_lines(folder, recipe, checkpoint.step_of(found[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
         start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
@@ -168,7 +168,7 @@ def _extend(
     longer, news = extended(recipe, changes)
     refuse_unread(longer)
     check_log(longer.log)
-    found = checkpoint.checkpoints(folder.checkpoints) if folder.checkpoints.is_dir() else []
+    found = checkpoint.standing(folder.checkpoints)
     step, notes = (checkpoint.step_of(found[-1]), checkpoint.notes_of(found[-1])) if found else (0, {})
     if longer.steps < step:
         raise ConfigError(f"steps = {longer.steps}: the run has taken {step} already; give more")

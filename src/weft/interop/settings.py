@@ -6,10 +6,11 @@ model is written in it (`table.py`) and read again.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from reprlib import Repr
 from typing import Any
 
+from weft import config
 from weft.config import Tree
 from weft.errors import InteropError, WeftError
 from weft.models.config import Decoder, Encoder, EncoderDecoder
@@ -127,15 +128,7 @@ def flat(model: Transformer) -> Flat:
     tree["attention"]["scale"] = model.attention.scale or model.d_head**-0.5
     if isinstance(model, EncoderDecoder):
         tree["encoder_layers"] = model.encoder_layers or model.layers
-    return dict(_leaves("", tree))
-
-
-def _leaves(prefix: str, tree: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(f"{prefix}{key}.", value)
-        else:
-            yield prefix + key, value
+    return config.flat(tree)
 
 
 def nested(model: Flat) -> Tree:

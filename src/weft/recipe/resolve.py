@@ -1,13 +1,13 @@
 """From a name, a file and changes to a recipe, with what they imply written out."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from weft.config import Tree, assignments, merge, nested, read_toml, validate
+from weft.config import Tree, assignments, flat, merge, nested, read_toml, validate
 from weft.errors import ConfigError, suggestion
 from weft.models.presets import PRESETS, preset
 from weft.progress import Log, log_to_stderr
@@ -135,29 +135,15 @@ def extended(recipe: SettledRecipe, changes: Iterable[str] | Mapping[str, Any]) 
     above = changed_tables(changes)
     tree = recipe.model_dump(mode="json", exclude_none=True)
     longer = validate(SettledRecipe, merge(tree, above))
-    for key in _leaves(above):
+    for key in flat(above):
         if key not in EXTENDABLE:
             raise ConfigError(
                 f"{key}: can't change within a run; these can: {', '.join(EXTENDABLE)}. "
                 "To train its weights in another way: weft train RUN --data FILE"
             )
-    after = longer.model_dump(mode="json", exclude_none=True)
-    differing = (key for key in _leaves(above) if _at(tree, key) != _at(after, key))
-    return longer, {key: f"{key} = {_at(after, key)} instead of {_at(tree, key)}" for key in differing}
-
-
-def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}"
-
-
-def _at(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
+    before, after = flat(tree), flat(longer.model_dump(mode="json", exclude_none=True))
+    differing = (key for key in flat(above) if before.get(key) != after.get(key))
+    return longer, {key: f"{key} = {after.get(key)} instead of {before.get(key)}" for key in differing}
 
 
 def changed_tables(changes: Iterable[str] | Mapping[str, Any]) -> Tree:

@@ -17,7 +17,6 @@ Loading runs no code: safetensors and JSON only (`runs/tensors.py`).
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +29,7 @@ from weft import files
 from weft.errors import DamageError, RunError
 from weft.models.renamed import current_name
 from weft.runs import tensors
-from weft.runs.folder import writing
+from weft.runs.folder import CHECKPOINT, writing
 from weft.runs.snapshot import (
     Snapshot,
     copies,
@@ -41,7 +40,6 @@ from weft.runs.snapshot import (
 )
 
 FORMAT = 2
-_NAME = re.compile(r"(step|interrupted)-(\d{8,})")
 T = TypeVar("T")
 
 
@@ -57,7 +55,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def standing(folder: Path) -> list[Path]:
     """Those, and what an interruption saved; oldest first."""
-    found = [p for p in folder.glob("*-*") if _NAME.fullmatch(p.name) and p.is_dir()]
+    found = [p for p in folder.glob("*-*") if CHECKPOINT.fullmatch(p.name) and p.is_dir()]
     linked = next((path for path in found if path.is_symlink()), None)
     if linked is not None:
         raise RunError(f"{linked}: a link, where weft keeps a checkpoint; put the folder itself in its place")
@@ -66,7 +64,7 @@ def standing(folder: Path) -> list[Path]:
 
 def step_of(path: Path) -> int:
     """The step in a checkpoint's name."""
-    match = _NAME.fullmatch(path.resolve().name)
+    match = CHECKPOINT.fullmatch(path.resolve().name)
     if match is None:
         raise RunError(f"{path}: not a checkpoint; expected a folder called {checkpoint_name(0)} or the like")
     return int(match[2])
@@ -252,7 +250,7 @@ def manifest_of(path: Path) -> dict[str, Any]:
         manifest["tied"].items()
         if "model.safetensors" not in listed:
             raise KeyError
-        name = _NAME.fullmatch(path.resolve().name)
+        name = CHECKPOINT.fullmatch(path.resolve().name)
         if name is not None and int(name[2]) != manifest["step"]:
             raise DamageError(f"{path}: the manifest is that of step {manifest['step']}; the checkpoint is damaged")
     except FileNotFoundError as error:

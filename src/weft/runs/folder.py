@@ -14,6 +14,7 @@ runs/NAME/
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -34,6 +35,8 @@ from weft.runs.lines import append, read_lines
 # what may stand in a folder whose run never reached its first step
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", SOURCE_TOKENIZER}
 BEFORE_START = TOKENIZER_FILES | {"data", "base.json", "events.jsonl", ".preflight"}
+# step-00000500, which the recipe asked for, or interrupted-00000507
+CHECKPOINT = re.compile(r"(step|interrupted)-(\d{8,})")
 LOCK = ".lock"  # there while a process writes to the run, and in what a killed one left
 
 

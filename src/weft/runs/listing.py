@@ -2,13 +2,12 @@
 
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.config import Tree
+from weft.config import Tree, flat
 from weft.errors import RunError, WeftError
 from weft.explain.count import count
 from weft.files import is_locked
@@ -16,7 +15,8 @@ from weft.models.config import Recurrent
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import metric
 from weft.recipe.resolve import resolve
-from weft.runs.folder import LOCK, RunFolder, read_lines
+from weft.runs.folder import CHECKPOINT, LOCK, RunFolder
+from weft.runs.lines import read_lines
 
 TAIL = 1 << 16  # bytes of metrics.jsonl in which its last step stands
 
@@ -112,8 +112,8 @@ def _state(run: RunFolder, recipe: Recipe, events: list[Tree]) -> tuple[str, str
 
 def _steps(run: RunFolder) -> list[int]:
     """The steps that there are checkpoints of."""
-    found = (re.fullmatch(r"step-(\d{8,})", path.name) for path in run.checkpoints.glob("step-*"))
-    return sorted(int(match[1]) for match in found if match)
+    found = (CHECKPOINT.fullmatch(path.name) for path in run.checkpoints.glob("*-*"))
+    return sorted(int(match[2]) for match in found if match)
 
 
 def _steps_done(run: RunFolder, state: str) -> int | None:
@@ -164,13 +164,5 @@ def recipe_of(source: str) -> Recipe:
 
 def differences(one: Recipe, other: Recipe) -> list[tuple[str, Any, Any]]:
     """The dotted keys whose values differ, with both values; None where a recipe leaves a key out."""
-    left, right = (dict(_flat(recipe.model_dump(mode="json", exclude_none=True))) for recipe in (one, other))
+    left, right = (flat(recipe.model_dump(mode="json", exclude_none=True)) for recipe in (one, other))
     return [(key, left.get(key), right.get(key)) for key in {**left, **right} if left.get(key) != right.get(key)]
-
-
-def _flat(tree: Tree, inside: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{inside}{key}.")
-        else:
-            yield f"{inside}{key}", value

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from weft.config import flat
 from weft.errors import ConfigError, RunError
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -97,21 +98,14 @@ FREE = ("head", "dropout", "attention.dropout", "init", "vocab_size", "source_vo
 
 def _check_alike(settings: Mapping[str, Any], origin: str) -> None:
     """Refuse a model that would compute something else with the same weights."""
-    earlier = _flat(open_run(origin).recipe().model.model_dump(mode="json"))
-    for key, value in _flat(settings).items():
+    earlier = flat(open_run(origin).recipe().model.model_dump(mode="json"))
+    for key, value in flat(settings).items():
         free = any(key == name or key.startswith(f"{name}.") for name in FREE)
         if not free and key in earlier and earlier[key] != value:
             raise ConfigError(
                 f"model.{key} = {value!r}: the weights of init = '{origin}' were trained with {earlier[key]!r}; "
                 "leave it out, and it is taken from there"
             )
-
-
-def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
-    return flat
 
 
 def take_over(model: LanguageModel, origin: str) -> list[str]:
