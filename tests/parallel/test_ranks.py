@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from weft.errors import RunError
+from weft.errors import ConfigError, RunError
 from weft.parallel import ranks as ranks_module
+from weft.parallel.heartbeat import patience
 from weft.parallel.ranks import ALONE, Ranks, _buckets, join
 
 ENVIRONMENT: dict[str, str] = {}  # of the processes that `together` starts
@@ -213,3 +214,10 @@ def test_buckets_keep_order_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [torch.zeros(2), torch.zeros(2), torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.zeros(9)]
     sizes = [[tensor.numel() for tensor in bucket] for bucket in _buckets(tensors)]
     assert sizes == [[2, 2], [1], [1], [9]]
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-1", "inf", "nan"])
+def test_a_time_to_wait_that_is_none_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_PATIENCE", given)
+    with pytest.raises(ConfigError, match=f"WEFT_PATIENCE = '{given}': expected how many seconds"):
+        patience()

@@ -9,6 +9,7 @@ how often its main thread has taken part in something common, and looks at the o
   process is left out of this: the others wait for it while it prepares, evaluates and saves, however long that takes.
 """
 
+import math
 import os
 import sys
 import threading
@@ -17,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.errors import ConfigError
+
 PATIENCE = 600.0  # seconds without news after which a process is given up
 VARIABLE = "WEFT_PATIENCE"  # names another time
 DONE = "done"
@@ -24,10 +27,16 @@ DONE = "done"
 
 def patience() -> float:
     """How long a silent process is waited for, in seconds."""
+    given = os.environ.get(VARIABLE) or str(PATIENCE)
     try:
-        return float(os.environ[VARIABLE])
-    except (KeyError, ValueError):
-        return PATIENCE
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigError(
+            f"{VARIABLE} = {given!r}: expected how many seconds to wait for a silent process, such as 600"
+        )
+    return seconds
 
 
 @dataclass
