@@ -1,6 +1,5 @@
 """`weft embed`: a vector for every text."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -42,13 +41,14 @@ def embed(
         from weft.api.run import load
     from weft.data.table import read_texts
     from weft.files import check_place, replacing
+    from weft.runs.lines import record
 
     if out is not None:
         check_place(out)
     texts = read_texts(file, column)
     vectors = load(run).embed(texts, pooling=pooling, normalise=not raw, batch=batch)  # type: ignore[arg-type]
     pairs = zip(texts, vectors.tolist(), strict=True)
-    lines = (json.dumps({"text": text, "vector": vector}, ensure_ascii=False) for text, vector in pairs)
+    lines = (record({"text": text, "vector": vector}) for text, vector in pairs)
     if out is None:
         for line in lines:
             echo(line)

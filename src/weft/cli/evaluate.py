@@ -105,7 +105,7 @@ def _show(measured: dict[str, dict[str, Any]]) -> None:
     rows = []
     for key, value in first.items():
         if isinstance(value, float):
-            shown = ".4%" if key == "unknown_share" else ".4f"
+            shown = ".4%" if metric(key).format.endswith("%") else ".4f"
             cells = [format(metrics[key], shown) for metrics in measured.values() if key in metrics]
             cost = [f"{last[key] / value - 1:+.2%}"] if several and key in last and value else []
             title = "" if key == BASELINE else metric(key).title  # beside the value, where there is space for it

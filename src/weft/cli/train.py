@@ -102,7 +102,7 @@ def summarise(run: "Run") -> None:
     results = run.results()
     order = [*METRICS, *(key for key in results if key not in METRICS)]
     shown = [
-        (metric(key).title, format(results[key], ".2%" if key == "unknown_share" else ".3f"))
+        (metric(key).title, format(results[key], metric(key).format))
         for key in order
         if isinstance(results.get(key), float) and (key != "unknown_share" or results[key])
     ]
