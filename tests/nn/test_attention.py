@@ -225,3 +225,7 @@ def test_kernels_drop_what_the_formula_drops(
     exact = passes(torch.float32, kernels=False)
     for found, expected in zip(passes(torch.bfloat16, kernels=True), exact, strict=True):
         assert (found.float() - expected).norm() <= 0.02 * expected.norm()
+    first = passes(torch.bfloat16, kernels=True)
+    for _ in range(5):  # a product that reads what is being overwritten differs from time to time
+        again = passes(torch.bfloat16, kernels=True)
+        assert all(torch.equal(*two) for two in zip(first, again, strict=True))

@@ -134,6 +134,7 @@ def test_documents_apart_train_compiled() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.timeout(400)  # a model of 124 M is compiled
 def test_gpt2_over_packed_documents(tmp_path: Path) -> None:
     """The size at which a map of blocks made inside the compiled graph read out of bounds (torch 2.11)."""
     words, rng = ["the", "cat", "sat", "on", "a", "mat", "and", "old", "dogs", "run"], random.Random(0)

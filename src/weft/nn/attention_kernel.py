@@ -18,6 +18,9 @@ from weft.nn.dropout import threshold
 from weft.nn.dropout_kernel import GOLDEN, last_hash
 
 LOG2E = 1.4426950408889634
+# Fastest on an H200. Blocks of 32 queries in the backward pass give wrong gradients there: Triton 3.6 lets the next
+# block's numbers overwrite those that a product still reads.
+QUERIES, KEYS = 64, 64
 
 
 class Shape(NamedTuple):
@@ -289,14 +292,13 @@ def dropped_attention(
     (batch, heads, time, _), (scale, p) = q.shape, numbers
     out, lse = _beside(q), q.new_empty(batch, heads, time, dtype=torch.float32)
     shape = _shape(q, k, real, documents, mask)
-    narrow = shape.d_head <= 64
-    queries, across, warps = (128, 64, 4) if narrow else (128, 32, 8)
+    across = KEYS if shape.d_head <= 64 else 32
     limit, kept = threshold(p)
     with torch.cuda.device_of(q):
-        _forward[(triton.cdiv(time, queries), batch * heads)](
+        _forward[(triton.cdiv(time, QUERIES), batch * heads)](
             q, k, v, out, lse, keys, *_masks(q, real, documents),
             scale * LOG2E, limit, kept, *_strides(q, k, v, out), time, k.shape[2], *_constants(shape),
-            queries, across, num_warps=warps, num_stages=3 if narrow else 2,
+            QUERIES, across, num_warps=4, num_stages=3,
         )  # fmt: skip
     return out, lse
 
@@ -336,16 +338,15 @@ def dropped_attention_backward(
     dk, dv = (q.new_empty(batch, source, heads, shape.d_head).transpose(1, 2) for _ in range(2))
     given = _masks(q, real, documents)
     common = (scale * LOG2E, limit, kept, scale, *_strides(q, k, v, upstream))
-    narrow = shape.d_head <= 64
-    queries, across, warps = (64, 64, 4) if narrow else (32, 64, 4)
+    stages = 3 if shape.d_head <= 64 else 2
     with torch.cuda.device_of(q):
-        _backward_keys[(triton.cdiv(source, across), batch * heads)](
+        _backward_keys[(triton.cdiv(source, KEYS), batch * heads)](
             q, k, v, upstream, dk, dv, lse, delta, keys, *given, *common, *_strides(dk), time, source,
-            *_constants(shape), queries, across, num_warps=warps, num_stages=2,
+            *_constants(shape), QUERIES, KEYS, num_warps=4, num_stages=stages,
         )  # fmt: skip
-        _backward_queries[(triton.cdiv(time, across), batch * heads)](
+        _backward_queries[(triton.cdiv(time, QUERIES), batch * heads)](
             q, k, v, upstream, dq, lse, delta, keys, *given, *common, *_strides(dq), time, source,
-            *_constants(shape), across, queries, num_warps=warps, num_stages=2,
+            *_constants(shape), QUERIES, KEYS, num_warps=4, num_stages=stages,
         )  # fmt: skip
     if shape.group > 1:
         dk, dv = (x.unflatten(1, (-1, shape.group)).sum(2).contiguous() for x in (dk, dv))
