@@ -2,7 +2,7 @@
 
 `reference_attention` is the formula and returns the probabilities; `fast_attention` gives the same result through
 fused kernels, with memory that does not grow with the square of the length. A forward hook on an attention's
-`weights` is all it takes to see the probabilities: where there is one, the reference runs.
+`weights` is all it takes to see the probabilities, or to replace them.
 """
 
 import importlib.util
@@ -297,19 +297,33 @@ class _Heads(nn.Module):
     def attend(self, qkv: QKV, where: AttentionMask) -> Tensor:
         """Heads of queries over heads of keys and values → (batch, time, d_model)."""
         dropout = self.dropout if self.training else 0.0
-        if self.always_reference or self.weights._forward_hooks:  # a hook is there to see the probabilities
+        mixed = None
+        if self.always_reference:
             mixed = self.reference(qkv, where, dropout)
-        elif dropout:
-            mixed = dropped_attention(qkv, self.scale, where, dropout)
-        else:
-            mixed = fast_attention(qkv, self.scale, where)
+        elif self.weights._forward_hooks:
+            mixed = self.watched(qkv, where, dropout)
+        if mixed is None:
+            mixed = (
+                dropped_attention(qkv, self.scale, where, dropout)
+                if dropout
+                else fast_attention(qkv, self.scale, where)
+            )
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
-        """`reference_attention` with dropout; the probabilities pass through `weights`."""
-        return reference_attention(
-            qkv, self.scale, where.dense(), lambda weights: self.drop(self.weights(weights), dropout)
-        )[0]
+        """The formula; the probabilities pass through `weights`."""
+        raise AssertionError("only attention that always takes the formula has one of its own")
+
+    def watched(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor | None:
+        """The probabilities by the formula pass through `weights`, where hooks see them.
+
+        None where these leave them as they are: then the usual kernels give the result, the same to the last bit as
+        if nobody had looked. Else the result follows from what the hooks have made of them.
+        """
+        q, k, v = qkv.repeated()
+        found = probabilities(q @ k.mT * self.scale, where.dense())
+        used = self.weights(found)
+        return None if used is found else self.drop(used, dropout) @ v
 
     def drop(self, weights: Tensor, dropout: float) -> Tensor:
         """Dropout of the probabilities (batch, heads, time, source time)."""
@@ -351,8 +365,7 @@ class SelfAttention(_Heads):
 
     def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
         """The reference path; with relative vectors, softmax(q(k + a_k)ᵀ)(v + a_v) (Shaw et al. 2018, eq. 3–4)."""
-        if self.relative_keys is None or self.relative_values is None:
-            return super().reference(qkv, where, dropout)
+        assert self.relative_keys is not None and self.relative_values is not None
         q, k, v = qkv.repeated()
         distances = where.position.distances(where.queries, where.keys)
         assert distances is not None

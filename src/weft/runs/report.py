@@ -65,11 +65,13 @@ def page(run: RunFolder) -> str:
     """The report as HTML."""
     record = Record(run.recipe(), *(read_lines(path) for path in (run.metrics, run.timings, run.events)))
     start, result = record.last("start"), record.last("result")
-    files = resources.files("weft") / "runs"
-    template = Environment(autoescape=True, trim_blocks=True).from_string((files / "report.html").read_text("utf-8"))
+    files = resources.files("weft")
+    template = Environment(autoescape=True, trim_blocks=True).from_string(
+        (files / "runs" / "report.html").read_text("utf-8")
+    )
     return template.render(
         name=record.recipe.name,
-        style=(files / "report.css").read_text("utf-8"),
+        style=(files / "web" / "page.css").read_text("utf-8"),
         summary=_summary(record, start),
         cards=_cards(record, result),
         charts=_charts(record, result),

@@ -129,9 +129,8 @@ def cuda_fast_path(model: LanguageModel, state: State) -> CUDAFastPath | None:
 
 
 def _hooked(model: Transformer) -> bool:
-    """Whether a hook looks at the probabilities of attention, which only the plain way computes."""
-    assert model.decoder is not None
-    return any(block.attention.weights._forward_hooks for block in model.decoder.blocks)  # type: ignore[union-attr]
+    """Whether hooks look inside the model, whose parts only the plain way calls."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def shape_is_fixed(model: LanguageModel, state: State) -> bool:

@@ -1,0 +1,162 @@
+"""See what a model computes on its way, and replace it, without touching its code.
+
+    with capture(model, "decoder.*.attention.probabilities", "decoder.3.residual") as seen:
+        model(tokens)
+    seen["decoder.3.residual"]
+
+A name is the path of a module, whose output it means; `.blocks` is left out of paths, and `*` stands for any one part
+of a name. Some places inside have names of their own:
+
+    decoder.3.residual                  the residual stream after layer 3, (batch, time, d_model)
+    decoder.3.attention.probabilities   (batch, heads, time, source time); `cross` for attention to a source
+    decoder.3.attention.heads           what the heads give, before they are mixed, (batch, time, heads · d_head)
+    decoder.3.feedforward.hidden        after the activation, (batch, time, d_ff)
+    attention.probabilities             of a Bahdanau model, (batch, time, source time)
+
+Looking changes no output bit. Nothing is kept but what was named, and a model that nobody looks into pays nothing.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from weft.errors import ModelError, suggestion
+from weft.nn.block import Block
+
+Change = Callable[[Tensor], Tensor]
+
+
+class Tap(NamedTuple):
+    """A place in a model: what a module is given, or what it gives."""
+
+    module: nn.Module
+    gives: bool
+
+
+class Seen(Mapping[str, Tensor]):
+    """What was captured, by name: of several calls the last. `calls` has all of them, one for each step of a text."""
+
+    def __init__(self, names: list[str]):
+        self._calls: dict[str, list[Tensor]] = {name: [] for name in names}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.calls(name)[-1]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, calls in self._calls.items() if calls)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def calls(self, name: str) -> list[Tensor]:
+        """What passed at each call, in their order."""
+        if name not in self._calls:
+            raise ModelError(f"{name!r} was not asked for; {suggestion(name, self._calls)}")
+        if not self._calls[name]:
+            raise ModelError(f"{name!r}: the model did not compute it inside of this capture")
+        return self._calls[name]
+
+    def gradient(self, name: str) -> Tensor:
+        """The gradient by what passed last, after a backward pass; capture it with grads=True."""
+        found = self[name].grad
+        if found is None:
+            raise ModelError(f"{name!r} has no gradient: it takes capture(…, grads=True) and a backward pass")
+        return found
+
+
+@contextmanager
+def capture(
+    model: nn.Module, *names: str, grads: bool = False, replace: Mapping[str, Change] | None = None
+) -> Iterator[Seen]:
+    """Keep what passes the places that `names` match, while the model runs inside the block.
+
+    With `grads` they keep their gradients too, and attention runs by its formula. `replace` changes what passes: a
+    function from a tensor to one of the same shape for each name, such as `without_head(2)` for probabilities.
+    """
+    places = taps(model)
+    wanted = list(dict.fromkeys(name for pattern in names for name in matching(pattern, places)))
+    changes: dict[str, list[Change]] = {}
+    for pattern, change in (replace or {}).items():
+        for name in matching(pattern, places):
+            changes.setdefault(name, []).append(change)
+    seen = Seen(wanted)
+    with ExitStack() as stack:
+        for name in dict.fromkeys([*changes, *wanted]):
+            through = partial(_pass, changes=changes.get(name, ()), keep=seen._calls.get(name), grads=grads)
+            stack.callback(_hook(places[name], through).remove)
+        yield seen
+
+
+def without_head(*heads: int) -> Change:
+    """A change of probabilities (batch, heads, …) that takes heads out: they give zeros."""
+
+    def change(probabilities: Tensor) -> Tensor:
+        changed = probabilities.clone()
+        changed[:, list(heads)] = 0.0
+        return changed
+
+    return change
+
+
+def taps(model: nn.Module) -> dict[str, Tap]:
+    """All places that have a name."""
+    found: dict[str, Tap] = {}
+    for path, module in model.named_modules():
+        name = path.replace(".blocks.", ".")
+        if name.endswith(".weights") and isinstance(module, nn.Identity):
+            name = f"{name.removesuffix('.weights')}.probabilities"
+        if path:
+            found[name] = Tap(module, gives=True)
+        if isinstance(module, Block):
+            found[f"{name}.residual"] = Tap(module, gives=True)
+            for attention in ("attention", "cross"):
+                part = getattr(module, attention)
+                if part is not None:
+                    found[f"{name}.{attention}.heads"] = Tap(part.out, gives=False)
+            found[f"{name}.feedforward.hidden"] = Tap(module.feedforward.down, gives=False)
+    return found
+
+
+def matching(pattern: str, places: Mapping[str, Any]) -> list[str]:
+    """The names that a pattern matches, in the model's order; at least one."""
+    form = re.compile(r"[^.]+".join(map(re.escape, pattern.split("*"))))
+    found = [name for name in places if form.fullmatch(name)]
+    if not found:
+        raise ModelError(f"{pattern!r}: nothing in this model has that name; {suggestion(pattern, places)}")
+    return found
+
+
+def _pass(x: Tensor, changes: Sequence[Change], keep: list[Tensor] | None, grads: bool) -> Tensor:
+    """What goes on in the place of x: x itself, unless it is changed or its gradient is wanted."""
+    for change in changes:
+        given, x = x, change(x)
+        if x.shape != given.shape:
+            raise ModelError(f"a replacement has the shape {tuple(x.shape)}, where {tuple(given.shape)} passed")
+    if keep is not None and grads:
+        x = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+        x.retain_grad()
+    if keep is not None:
+        keep.append(x if grads else x.detach())
+    return x
+
+
+def _hook(tap: Tap, through: Change) -> RemovableHandle:
+    """A hook that lets the first tensor of a call pass `through`."""
+
+    def given(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        x = through(inputs[0])
+        return None if x is inputs[0] else (x, *inputs[1:])
+
+    def gave(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        x = through(first)
+        if x is first:
+            return None
+        return (x, *output[1:]) if isinstance(output, tuple) else x
+
+    return tap.module.register_forward_hook(gave) if tap.gives else tap.module.register_forward_pre_hook(given)
