@@ -17,9 +17,10 @@ from tests.models.contract import SomeSource, check_causal, check_rows_are_indep
 
 from weft.errors import ModelError
 from weft.models.build import build
-from weft.models.config import AddK, KneserNey, MaximumLikelihood, NGram, Smoothing, StupidBackoff
+from weft.models.config import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, NGram, Smoothing, StupidBackoff
 from weft.models.ngram import NGram as Model
 from weft.models.ngram_counts import Documents, count_ngrams, document_starts
+from weft.models.ngram_smoothing import _three_discounts
 
 SMOOTHINGS: list[Smoothing] = [
     MaximumLikelihood(),
@@ -27,6 +28,7 @@ SMOOTHINGS: list[Smoothing] = [
     StupidBackoff(alpha=0.4),
     KneserNey(discount=0.7),
     KneserNey(),
+    ModifiedKneserNey(),
 ]
 KINDS = [f"{s.kind}{'' if getattr(s, 'discount', 1) else '-estimated'}" for s in SMOOTHINGS]
 V = 7
@@ -101,19 +103,24 @@ class Dictionaries:
         scores = self.backoff_scores(context, alpha)
         return [s / sum(scores) for s in scores]
 
-    def kneser_ney(self, context: Words, discount: float | None) -> list[float]:
+    def kneser_ney(self, context: Words, discount: float | None, modified: bool = False) -> list[float]:
         n = len(context) + 1
-        lower = self.kneser_ney(context[1:], discount) if context else [1 / self.vocab_size] * self.vocab_size
+        even = [1 / self.vocab_size] * self.vocab_size
+        lower = self.kneser_ney(context[1:], discount, modified) if context else even
         counts = self.counts if n == self.order else self.varieties
         seen = self.after(counts, context)
         if not seen:
             return lower
-        once, twice = (sum(len(g) == n and c == times for g, c in counts.items()) for times in (1, 2))
-        estimated = once / (once + 2 * twice) if once and twice else 0.5
-        D = estimated if discount is None else discount
+        n1, n2, n3, n4 = (sum(len(g) == n and c == times for g, c in counts.items()) for times in (1, 2, 3, 4))
+        Y = n1 / (n1 + 2 * n2) if n1 and n2 else 0.5
+        D = [0.0, *[Y if discount is None else discount] * 3]
+        if modified and n1 and n2 and n3:
+            three = [1 - 2 * Y * n2 / n1, 2 - 3 * Y * n3 / n2, 3 - 4 * Y * n4 / n3]
+            D = [0.0, *three] if min(three) > 0 else D
         total = sum(seen.values())
-        share = D * len(seen) / total
-        return [max(seen.get(w, 0) - D, 0) / total + share * lower[w] for w in range(self.vocab_size)]
+        share = sum(D[min(3, count)] for count in seen.values()) / total
+        own = [max(seen.get(w, 0) - D[min(3, seen.get(w, 0))], 0) / total for w in range(self.vocab_size)]
+        return [own[w] + share * lower[w] for w in range(self.vocab_size)]
 
     def row(self, smoothing: Smoothing, context: Words) -> list[float]:
         match smoothing:
@@ -125,6 +132,8 @@ class Dictionaries:
                 return self.stupid_backoff(context, smoothing.alpha)
             case KneserNey():
                 return self.kneser_ney(context, smoothing.discount)
+            case ModifiedKneserNey():
+                return self.kneser_ney(context, None, modified=True)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
@@ -242,6 +251,15 @@ def test_discounts_come_from_the_counts() -> None:
     row = rows(model, [(7,)])[0]  # followed by 7, once
     np.testing.assert_allclose(row, 0.5 * (np.arange(12) == 7) + 0.5 * lower, rtol=1e-6)
     assert lower[11] > 0
+
+
+def test_three_discounts() -> None:
+    """Y = 8/16, D₁ = 1 − 2·½·4/8, D₂ = 2 − 3·½·2/4, D₃₊ = 3 − 4·½·1/2; too few counts have one discount for all."""
+    counts = np.array([1] * 8 + [2] * 4 + [3] * 2 + [4] + [9] * 3)
+    assert _three_discounts(counts) == pytest.approx((0.5, 1.25, 2.0))
+    assert _three_discounts(np.array([1, 1, 2])) == pytest.approx((0.5, 0.5, 0.5))
+    documents = text(sizes=(300, 500))
+    assert not np.allclose(*(rows(fitted(documents, 3, kind), [(0, 1)]) for kind in (KneserNey(), ModifiedKneserNey())))
 
 
 @pytest.mark.parametrize("order", [1, 3])

@@ -204,7 +204,15 @@ class KneserNey(Config):
     discount: float | None = Field(default=None, gt=0.0, lt=1.0)
 
 
-Smoothing = Annotated[MaximumLikelihood | AddK | StupidBackoff | KneserNey, Field(discriminator="kind")]
+class ModifiedKneserNey(Config):
+    """The same with three discounts an order, for n-grams that count one, two, and three or more."""
+
+    kind: Literal["modified-kneser-ney"] = "modified-kneser-ney"
+
+
+Smoothing = Annotated[
+    MaximumLikelihood | AddK | StupidBackoff | KneserNey | ModifiedKneserNey, Field(discriminator="kind")
+]
 
 
 class NGram(Config):
@@ -213,7 +221,7 @@ class NGram(Config):
     kind: Literal["ngram"] = "ngram"
     vocab_size: PositiveInt
     order: PositiveInt = 3
-    smoothing: Smoothing = KneserNey()
+    smoothing: Smoothing = ModifiedKneserNey()
 
 
 Model = Annotated[

@@ -13,13 +13,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.models.config import AddK, KneserNey, MaximumLikelihood, Smoothing, StupidBackoff
+from weft.models.config import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, Smoothing, StupidBackoff
 from weft.models.ngram_counts import Ints, Level, Trie, find
 
 BLOCK = 1 << 20  # n-grams worked on together: tens of MB in float64
 FALLBACK_DISCOUNT = 0.5  # where no n-gram occurs once, or none twice, and n₁/(n₁ + 2n₂) is undefined or 0
 
 Floats = NDArray[np.float32]
+Discounts = tuple[float, float, float]  # of n-grams that count one, two, and three or more
 Tick = Callable[[int], None]
 
 
@@ -41,7 +42,11 @@ def smooth(trie: Trie, smoothing: Smoothing, openings: list[Ints], tick: Tick) -
         case StupidBackoff():
             return _stupid_backoff(trie, smoothing.alpha, tick)
         case KneserNey():
-            return _kneser_ney(trie, smoothing.discount, openings, tick)
+            given = smoothing.discount
+            one = _discount if given is None else lambda _: given
+            return _kneser_ney(trie, lambda adjusted: (one(adjusted),) * 3, openings, tick)
+        case ModifiedKneserNey():
+            return _kneser_ney(trie, _three_discounts, openings, tick)
 
 
 def _sum_continuations(level: Level, values: Ints) -> Ints:
@@ -119,32 +124,33 @@ def _stupid_backoff(trie: Trie, alpha: float, tick: Tick) -> list[Weights]:
     return weights
 
 
-def _kneser_ney(trie: Trie, discount: float | None, openings: list[Ints], tick: Tick) -> list[Weights]:
+def _kneser_ney(trie: Trie, discounts: Callable[[Ints], Discounts], openings: list[Ints], tick: Tick) -> list[Weights]:
     """Interpolated Kneser–Ney (Chen and Goodman 1999, §2.7): p(w | c) = (a(c, w) − D)⁺ / a(c) + γ(c) p(w | c').
 
     At the highest order a is the count. Below it, a is the number of different words seen before (c, w), where the
-    beginning of a document counts as one such word. γ(c) is what the discount D takes from c; the recursion ends in
-    the uniform distribution, so that a word never seen keeps a probability.
+    beginning of a document counts as one such word. D is that of an n-gram with a = 1, a = 2 or more, from all a of its
+    order. γ(c) is what the discounts take from c; the recursion ends in the uniform distribution, so that a word never
+    seen keeps a probability.
     """
     vocab_size = len(trie[0])
     suffixes = np.zeros(vocab_size, dtype=np.int64)
     longer = _suffixes(trie, 0, suffixes)
     adjusted = _varieties(trie, 0, longer, openings)
-    taken = _discount(adjusted) if discount is None else discount
+    taken = _taken(adjusted, discounts(adjusted))
     total = adjusted.sum()
-    prob = np.maximum(adjusted - taken, 0.0) / total + taken * np.count_nonzero(adjusted) / total / vocab_size
+    prob = np.maximum(adjusted - taken, 0.0) / total + taken.sum() / total / vocab_size
     weights = [Weights(np.log(prob).astype(np.float32))]
     for n, (above, level) in enumerate(pairwise(trie), start=1):
         suffixes, longer = longer, _suffixes(trie, n, longer)
         adjusted = _varieties(trie, n, longer, openings)
-        taken = _discount(adjusted) if discount is None else discount
+        by_count = discounts(adjusted)
         totals = np.maximum(_sum_continuations(above, adjusted), 1)
-        share = np.diff(above.starts) / totals  # γ(c) / D
+        left = _left(above, adjusted, by_count) / totals  # γ(c)
         lower, log_prob = weights[-1], np.empty(len(level), dtype=np.float32)
-        lower.backoff = np.log(np.where(share > 0, taken * share, 1.0)).astype(np.float32)
-        del share
+        lower.backoff = np.log(np.where(left > 0, left, 1.0)).astype(np.float32)
+        del left
         for part, context in _blocks(above, level, tick):
-            own = np.maximum(adjusted[part] - taken, 0.0) / totals[context]
+            own = np.maximum(adjusted[part] - _taken(adjusted[part], by_count), 0.0) / totals[context]
             passed = np.exp(lower.backoff[context].astype(np.float64) + lower.log_prob[suffixes[part]])
             log_prob[part] = np.log(own + passed)
         weights.append(Weights(log_prob))
@@ -174,6 +180,34 @@ def _varieties(trie: Trie, n: int, longer: Ints, openings: list[Ints]) -> Ints:
     before = np.bincount(longer, minlength=len(trie[n]))
     before[openings[n]] += 1
     return before.astype(trie[n].counts.dtype)
+
+
+def _taken(adjusted: Ints, discounts: Discounts) -> NDArray[np.float64]:
+    """The discount of each n-gram, by its adjusted count."""
+    return np.array([0.0, *discounts]).take(np.minimum(adjusted, 3))
+
+
+def _left(above: Level, adjusted: Ints, discounts: Discounts) -> NDArray[np.float64]:
+    """What the discounts take from each context of `above`; `adjusted` are the counts of its continuations."""
+    one, two, more = discounts
+    left = more * np.diff(above.starts)
+    for times, discount in ((1, one), (2, two)):
+        if discount != more:
+            left += (discount - more) * _sum_continuations(above, (adjusted == times).astype(np.int8))
+    return left
+
+
+def _three_discounts(adjusted: Ints) -> Discounts:
+    """D₁ = 1 − 2Y n₂/n₁, D₂ = 2 − 3Y n₃/n₂, D₃₊ = 3 − 4Y n₄/n₃ with Y = n₁/(n₁ + 2n₂) (Chen and Goodman 1999, eq. 26).
+
+    One for all where the counts are too few to estimate three.
+    """
+    n1, n2, n3, n4 = (int(np.count_nonzero(adjusted == times)) for times in (1, 2, 3, 4))
+    one = _discount(adjusted)
+    if not (n1 and n2 and n3):
+        return one, one, one
+    found = 1 - 2 * one * n2 / n1, 2 - 3 * one * n3 / n2, 3 - 4 * one * n4 / n3
+    return found if min(found) > 0 else (one, one, one)
 
 
 def _discount(adjusted: Ints) -> float:

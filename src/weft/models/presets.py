@@ -128,8 +128,8 @@ def transformer_plus_plus() -> Decoder:
 
 # name: (how to make it, where it comes from)
 PRESETS: dict[str, tuple[Callable[[], Config], str]] = {
-    "ngram-3": (lambda: NGram(vocab_size=8192, order=3), "trigram, interpolated Kneser–Ney"),
-    "ngram-5": (lambda: NGram(vocab_size=8192, order=5), "5-gram, interpolated Kneser–Ney"),
+    "ngram-3": (lambda: NGram(vocab_size=8192, order=3), "trigram, modified Kneser–Ney"),
+    "ngram-5": (lambda: NGram(vocab_size=8192, order=5), "5-gram, modified Kneser–Ney"),
     "elman": (
         lambda: Recurrent(vocab_size=8192, cell="elman", d_model=512, d_embedding=256, activation="tanh"),
         "Elman 1990",
