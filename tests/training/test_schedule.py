@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.recipe.config import WSD, Constant, Cosine, Linear
+from weft.recipe.config import WSD, Constant, Cosine, Linear, StepDecay
 from weft.training.schedule import build
 
 
@@ -22,6 +22,11 @@ def test_linear() -> None:
 def test_warm_up_stay_decay() -> None:
     rate = build(WSD(warmup=5, decay=0.2, floor=0.0), 1.0, 100, 64)
     assert [rate(1), rate(5), rate(80), rate(90), rate(100)] == pytest.approx([0.2, 1.0, 1.0, 0.5, 0.0])
+
+
+def test_steps_down() -> None:
+    rate = build(StepDecay(warmup=0, hold=6, every=3, factor=0.5), 8.0, 100, 64)
+    assert [rate(step) for step in (1, 6, 7, 9, 10, 13)] == [8.0, 8.0, 4.0, 4.0, 2.0, 1.0]
 
 
 def test_constant_without_warmup_starts_at_once() -> None:

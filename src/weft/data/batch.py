@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.data.examples import Examples
-from weft.data.sampler import Array, Mixture
+from weft.data.sampler import Array, Lanes, Mixture
 from weft.data.shards import Tokens
 from weft.errors import DataError
 from weft.text.tokenizer import Tokenizer
@@ -64,6 +64,8 @@ class Batch(_Tensors):
     beside the masked words': next_sentence_weight (B,) float32 is (targets that count) ÷ rows over the whole step, so
     that the sum of both, divided by the step's targets, is mean + mean however the step is cut.
     keys (B,) int32, what a row's dropout is drawn from (`nn/dropout.py`).
+    lanes (B,) int64, where rows continue those of the step before: the number of each; begins (B,) bool, True where it
+    continues none.
     """
 
     tokens: Tensor
@@ -77,6 +79,8 @@ class Batch(_Tensors):
     next_sentence: Tensor | None = None
     next_sentence_weight: Tensor | None = None
     keys: Tensor | None = None
+    lanes: Tensor | None = None
+    begins: Tensor | None = None
     counted: int | None = None  # what `count` found while the mask was on the host
 
     @property
@@ -114,6 +118,13 @@ def windows_batch(
     """The windows (B, length) that these samples (B,) of the run are, each from one of the texts."""
     sources, starts = mixture.locate(samples)
     return _stack(texts, sources, starts, mixture.windows[0].length, document_mask)
+
+
+def lanes_batch(text: Tokens, lanes: Lanes, step: int, mine: Array) -> Batch:
+    """The windows (B, length) of some lanes (B,) of a text at a step, counted from 0."""
+    batch = _stack([text], np.zeros_like(mine), lanes.starts(step)[mine], lanes.length, False)
+    begins = torch.full((len(mine),), lanes.begins(step))
+    return replace(batch, lanes=torch.from_numpy(mine), begins=begins)
 
 
 def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batch]:

@@ -60,6 +60,49 @@ class Windows:
         return samples / self.count
 
 
+@dataclass(frozen=True)
+class Lanes:
+    """A text read at `lanes` places side by side, each step `length` tokens on from where the one before ended.
+
+    So a recurrent model can carry its state from step to step (truncated back-propagation through time; Werbos 1990,
+    Mikolov et al. 2010). After an epoch all lanes begin again, shifted by less than a window.
+    """
+
+    tokens: int
+    length: int
+    lanes: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise DataError(
+                f"the text has {self.tokens} tokens, and {self.lanes} rows of {self.length} that continue each other "
+                f"need {self.lanes * self.length + 1}: add text, or lower batch.size or batch.length"
+            )
+
+    @property
+    def span(self) -> int:
+        """Tokens that are a lane's own."""
+        return (self.tokens - 1) // self.lanes
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch."""
+        return self.span // self.length
+
+    def starts(self, step: int) -> Array:
+        """The first tokens (lanes,) of the windows at `step`, counted from 0."""
+        epoch, window = divmod(step, self.steps)
+        shift = int(_hash(np.array([epoch], dtype=np.uint64), _key(self.seed, 1))[0]) % (
+            self.span - self.steps * self.length + 1
+        )
+        return np.arange(self.lanes, dtype=np.int64) * self.span + shift + window * self.length
+
+    def begins(self, step: int) -> bool:
+        """Whether the lanes begin at `step`."""
+        return step % self.steps == 0
+
+
 def rows(step: int, batch: int, rank: int = 0, ranks: int = 1) -> Array:
     """The global samples that `rank` takes at `step`: its contiguous part of the batch's rows."""
     assert 0 <= rank < ranks <= batch, f"rank {rank} of {ranks}, batch {batch}"

@@ -22,7 +22,9 @@ from weft.data.shards import Tokens
 from weft.errors import DataError
 from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
+from weft.nn.recurrent import carrying
 
+LANE_WINDOWS = 64  # at least so many windows follow each other at each place of a text that is read with carried states
 HEAD_ELEMENTS = 1 << 24  # logits computed at a time: 64 MiB in fp32, whatever the batch and the vocabulary
 
 
@@ -106,6 +108,8 @@ class Reading:
     `first` is the token that stands before a text in training; with it the text's first token is scored too, so that
     bits per byte counts every byte. With `document_mask` no token sees another document, and a document's first token,
     which then nothing predicts, isn't scored.
+
+    With `carry` a recurrent model reads the text at a few places side by side, each window on from the one before.
     """
 
     length: int
@@ -113,6 +117,7 @@ class Reading:
     stride: int | None = None
     first: int | None = None
     document_mask: bool = False
+    carry: bool = False
 
     def __post_init__(self) -> None:
         assert self.first is None or not self.document_mask, "with the mask nothing stands before a text"
@@ -136,6 +141,9 @@ def score(
         raise DataError(f"the text to evaluate holds {total} tokens; at least {2 - shift} are needed")
     nats, count = 0.0, 0
     with evaluating(model):
+        if reading.carry and reading.stride is None:
+            nats, count = _score_lanes(model, text, total + shift, reading, progress)
+            return Score(nats, count, _bytes_of(text, total))
         for group in _batches(spans(total + shift, reading.length, reading.stride), reading.batch):
             loss, scored = _score_group(model, text, group, reading)
             nats += loss
@@ -144,6 +152,33 @@ def score(
     if not count:
         raise DataError("no document of the text to evaluate holds two tokens; there is nothing to predict")
     return Score(nats, count, _bytes_of(text, total))
+
+
+def _score_lanes(
+    model: LanguageModel, text: Tokens, tokens: int, reading: Reading, progress: Callable[[int], object]
+) -> tuple[float, int]:
+    """The sum of −log p, and how many predictions it is of, with states carried from window to window.
+
+    Each place begins from zeros, so there are few: a window in LANE_WINDOWS at most has a cold start.
+    """
+    device, length, predictions = device_of(model), reading.length, tokens - 1
+    lanes = max(1, min(reading.batch, predictions // (LANE_WINDOWS * length)))
+    each, rest = divmod(predictions, lanes)
+    windows = [(range(lanes), begin, min(length, each - begin)) for begin in range(0, each, length)]
+    # what is left over is the last one's, which reads on alone
+    alone = range(lanes - 1, lanes)
+    windows += [(alone, begin, min(length, each + rest - begin)) for begin in range(each, each + rest, length)]
+    nats, state = 0.0, None
+    for some, begin, time in windows:
+        starts = [lane * each + begin for lane in some]
+        rows = torch.stack([_row(text, Span(start, time, time), reading.first) for start in starts]).to(device)
+        with carrying(state if state is None else state[:, :, -len(some) :]) as carried:
+            features = model.features(rows[:, :-1])
+        state = carried.state
+        losses = token_losses(model, features.flatten(0, 1), rows[:, 1:].flatten())
+        nats += float(losses.double().sum())
+        progress(losses.numel())
+    return nats, predictions
 
 
 def score_counts(model: NGram, text: Tokens, *, limit: int | None = None) -> Score:

@@ -149,6 +149,7 @@ class Recurrent(Config):
     d_embedding: PositiveInt | None = None
     tied: bool = False
     dropout: Probability = 0.0
+    variational: bool = False  # what is dropped is the same at all places of a row (Gal and Ghahramani 2016)
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:

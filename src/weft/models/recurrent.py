@@ -14,7 +14,7 @@ from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Recurrent as RecurrentConfig
 from weft.nn.dropout import Dropout
 from weft.nn.loss import Readout
-from weft.nn.recurrent import Layers, dropout_between, parts, read, read_documents, recurrence
+from weft.nn.recurrent import Layers, dropout_between, parts, read, read_documents, read_on, recurrence
 
 
 class HiddenStates(State):
@@ -55,7 +55,7 @@ class Recurrent(LanguageModel):
         self.embedding = nn.Embedding(config.vocab_size, d_embedding)
         sizes = Layers(d_embedding, config.d_model, config.layers, config.dropout)
         self.recurrence = recurrence(config.cell, sizes, config.activation)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout, config.variational)
         # W_yh and b_y. Tied, W_yh is the embedding table and is stored once.
         self.output = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -85,16 +85,17 @@ class Recurrent(LanguageModel):
     ) -> Tensor:
         """Hidden states (batch, time, d_model) of tokens (batch, time).
 
-        With documents (batch, time), their numbers, each is read from zeros. `positions` are
-        accepted and ignored: the model reads in order.
+        Each row is read from zeros, or on from another state (`nn.recurrent.carrying`); with documents (batch, time),
+        their numbers, each of them from zeros. `positions` are accepted and ignored: the model reads in order.
         """
         self._refuse(source)
         check_tokens(tokens, self.config.vocab_size)
         inputs = self.dropout(self.embedding(tokens))
+        between = dropout_between(self.recurrence, self.config.variational)
         hidden = (
-            read(self.recurrence, inputs, between=dropout_between(self.recurrence))[0]
+            read_on(self.recurrence, inputs, between)
             if documents is None
-            else read_documents(self.recurrence, inputs, documents)
+            else read_documents(self.recurrence, inputs, documents, between)
         )
         return self.dropout(hidden)
 

@@ -150,17 +150,30 @@ def _kernel() -> ModuleType | None:
     return dropout_kernel
 
 
-class Dropout(nn.Module):
-    """Numbers (batch, …) set to 0 with probability p in training, the others scaled up."""
+def dropped_alike(x: Tensor, p: float, call: int) -> Tensor:
+    """x (batch, time, width) with the same numbers of a row set to 0 at all its places (Gal and Ghahramani 2016)."""
+    keys = place_keys(x.shape[:1], call, device=x.device)
+    if keys is None:
+        return x * F.dropout(x.new_ones(x.shape[0], 1, x.shape[2]), p)
+    return dropped(x, p, keys[:, None].expand(x.shape[:2]))
 
-    def __init__(self, p: float):
+
+class Dropout(nn.Module):
+    """Numbers (batch, …) set to 0 with probability p in training, the others scaled up.
+
+    With `variational` those of a row (batch, time, width) are the same at all its places.
+    """
+
+    def __init__(self, p: float, variational: bool = False):
         super().__init__()
-        self.p = p
+        self.p, self.variational = p, variational
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, …) → the same shape."""
         if not self.training or not self.p:
             return x
+        if self.variational:
+            return dropped_alike(x, self.p, next_call())
         return dropped(x, self.p, place_keys(x.shape[:-1], next_call(), device=x.device))
 
     def extra_repr(self) -> str:

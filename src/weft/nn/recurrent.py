@@ -9,7 +9,8 @@ A stack passes one tensor on from one token to the next, its state (parts, layer
 parts, the hidden and the cell state; the others' is the hidden state alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from weft.nn.dropout import dropped, next_call, place_keys
+from weft.nn.dropout import dropped, dropped_alike, next_call, place_keys
 
 Cell = Literal["elman", "lstm", "gru"]
 Sigma = Literal["tanh", "relu", "sigmoid"]
@@ -91,15 +92,28 @@ def parts(stack: nn.RNNBase) -> int:
 
 @dataclass(frozen=True)
 class Between:
-    """The dropout between a stack's layers, from the `call`th of the pass on: inputs stand at time `begin` …"""
+    """The dropout between a stack's layers, from the `call`th of the pass on: inputs stand at time `begin` …
+
+    With `variational` it is the same at all places of a row.
+    """
 
     call: int
     begin: int = 0
+    variational: bool = False
+
+    def drop(self, x: Tensor, p: float, number: int) -> Tensor:
+        """What goes from the layer before the `number`th to that, (batch, time, d_model)."""
+        call = self.call + number - 1
+        if self.variational:
+            return dropped_alike(x, p, call)
+        return dropped(x, p, place_keys(x.shape[:-1], call, (self.begin,), device=x.device))
 
 
-def dropout_between(stack: nn.RNNBase) -> Between | None:
+def dropout_between(stack: nn.RNNBase, variational: bool = False) -> Between | None:
     """The next dropouts of the pass, one between each two layers; None where nothing is dropped."""
-    return Between(next_call(stack.num_layers - 1)) if stack.training and stack.dropout else None
+    if not stack.training or not stack.dropout:
+        return None
+    return Between(next_call(stack.num_layers - 1), variational=variational)
 
 
 def read(
@@ -113,8 +127,7 @@ def read(
         x, last = inputs, []
         for number, layer in enumerate(_single_layers(stack)):
             if number:
-                keys = place_keys(x.shape[:-1], between.call + number - 1, (between.begin,), device=x.device)
-                x = dropped(x, stack.dropout, keys)
+                x = between.drop(x, stack.dropout, number)
             x, after = read(layer, x, None if state is None else state[:, number : number + 1])
             last.append(after)
         return x, torch.cat(last, dim=1)
@@ -154,7 +167,41 @@ def _single_layer(stack: nn.RNNBase, layer: int) -> nn.RNNBase:
     return one
 
 
-def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor) -> Tensor:
+class Carried:
+    """The state (parts, layers, batch, d_model) that a stack reads on from, and afterwards the one it ended with."""
+
+    def __init__(self, state: Tensor | None):
+        self.state = state
+
+
+class _Now:
+    carried: Carried | None = None
+
+
+@contextmanager
+def carrying(state: Tensor | None) -> Iterator[Carried]:
+    """Inside, whole sequences are read on from `state`, or from zeros, and leave theirs in what this gives.
+
+    Gradients end there: back-propagation through time is truncated.
+    """
+    before, _Now.carried = _Now.carried, Carried(state)
+    try:
+        yield _Now.carried
+    finally:
+        _Now.carried = before
+
+
+@torch.compiler.disable
+def read_on(stack: nn.RNNBase, inputs: Tensor, between: Between | None = None) -> Tensor:
+    """Hidden states (batch, time, d_model) of inputs (batch, time, d_input): from zeros, or as `carrying` says."""
+    carried = _Now.carried
+    hidden, last = read(stack, inputs, None if carried is None else carried.state, between)
+    if carried is not None:
+        carried.state = last.detach()
+    return hidden
+
+
+def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, between: Between | None = None) -> Tensor:
     """Hidden states (batch, time, d_model) of rows that hold several documents: each is read from zeros.
 
     inputs (batch, time, d_input); documents (batch, time) numbers them, a change of number is a boundary.
@@ -163,7 +210,7 @@ def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor) -> Tens
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
     sequence = starts.flatten().cumsum(0) - 1
     places = torch.arange(sequence.numel(), device=sequence.device)
-    return _read_side_by_side(stack, inputs, places, sequence)
+    return _read_side_by_side(stack, inputs, (places, sequence), between)
 
 
 def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor) -> Tensor:
@@ -172,28 +219,30 @@ def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor) -> Tensor:
     inputs (batch, time, d_input); mask (batch, time), True where a token is real, on whichever side the padding is.
     """
     places = mask.flatten().nonzero().squeeze(1)
-    return _read_side_by_side(stack, inputs, places, places // mask.shape[1])
+    return _read_side_by_side(stack, inputs, (places, places // mask.shape[1]), dropout_between(stack))
 
 
-def _read_side_by_side(stack: nn.RNNBase, inputs: Tensor, places: Tensor, sequence: Tensor) -> Tensor:
+def _read_side_by_side(
+    stack: nn.RNNBase, inputs: Tensor, scattered: tuple[Tensor, Tensor], between: Between | None
+) -> Tensor:
     """Read sequences that lie scattered over a batch side by side, the longest first, without any padding.
 
-    places (tokens,) of the flattened batch in reading order; sequence (tokens,) says which sequence each belongs to.
+    scattered are places (tokens,) of the flattened batch in reading order, and the sequence that each belongs to
+    (tokens,).
     """
-    B, T = inputs.shape[:2]
+    (B, T), (places, sequence) = inputs.shape[:2], scattered
     lengths = sequence.bincount()
     age = torch.arange(len(places), device=places.device) - (lengths.cumsum(0) - lengths)[sequence]
     rank = lengths.argsort(descending=True, stable=True).argsort()[sequence]
     order = places[(age * len(lengths) + rank).argsort()]
     x, sizes = inputs.flatten(0, 1)[order], age.bincount().cpu()
-    between = dropout_between(stack)
     if between is None:
         hidden, _ = stack(PackedSequence(x, sizes))
     else:
         for number, layer in enumerate(_single_layers(stack)):
             if number:
-                keys = place_keys(torch.Size((B, T)), between.call + number - 1, device=x.device)
-                x = dropped(x, stack.dropout, None if keys is None else keys.flatten()[order])
+                spread = x.new_zeros(B * T, x.shape[-1]).index_copy(0, order, x).unflatten(0, (B, T))
+                x = between.drop(spread, stack.dropout, number).flatten(0, 1)[order]
             hidden, _ = layer(PackedSequence(x, sizes))
             x = hidden.data
     blank = hidden.data.new_zeros(B * T, hidden.data.shape[-1])

@@ -6,6 +6,8 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from weft.data.batch import Batch, lanes_batch
+from weft.data.sampler import Lanes, rows
 from weft.data.shards import Side, Tokens
 from weft.data.split import split_sections
 from weft.decode.config import Sampling
@@ -21,7 +23,7 @@ from weft.objectives.text import TextObjective
 from weft.objectives.words import WordObjective
 from weft.progress import bar
 from weft.recipe import objective as config
-from weft.training.loader import Loader
+from weft.training.loader import Loader, micro_rows
 from weft.training.objective import EVALUATED_TOKENS, Results
 
 BASELINE_BYTES = 16_000_000  # of the training text, for the character frequencies
@@ -35,7 +37,24 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
 
     @cached_property
     def loader(self) -> Loader:
-        return self.windows(self.length)
+        return self._lanes() if self.recipe.batch.carry else self.windows(self.length)
+
+    def _lanes(self) -> Loader:
+        """Rows that continue those of the step before."""
+        (text,), size = self.tokens("train"), self.recipe.batch.size or 1
+        lanes = Lanes(len(text), self.length, size, self.recipe.seed)
+
+        def make(step: int, rank: int, ranks: int) -> Batch:
+            return lanes_batch(text, lanes, step - 1, rows(0, size, rank, ranks))
+
+        return Loader(
+            make=make,
+            rows=lambda step: size,
+            epochs=lambda step: step / lanes.steps,
+            fewest=size,
+            row=f"sequence of {self.length} tokens",
+            micro=micro_rows(self.recipe.batch, size),
+        )
 
     def _spelling(self, text: Tokens) -> Spelling:
         if text not in self._spellings:
@@ -74,6 +93,7 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
             stride,
             first=None if apart else self.tokenizer.eos_id,
             document_mask=apart,
+            carry=bool(self.recipe.batch.carry),
         )
         with bar("measuring", sum(map(len, texts)), wanted=limit is None) as advance:
             return Score.total(

@@ -123,6 +123,16 @@ class WSD(Config):
     floor: Fraction = 0.0
 
 
+class StepDecay(Config):
+    """`optimizer.lr` for `hold` steps, then `factor` times as much after every `every` steps (Zaremba et al. 2014)."""
+
+    kind: Literal["step"] = "step"
+    warmup: NonNegativeInt | None = None
+    hold: NonNegativeInt
+    every: PositiveInt
+    factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+
+
 class Noam(Config):
     """scale · d_model^−0.5 · min(step^−0.5, step · warmup^−1.5) (Vaswani et al. 2017, §5.3), without `optimizer.lr`."""
 
@@ -131,7 +141,7 @@ class Noam(Config):
     scale: PositiveFloat = 1.0
 
 
-Schedule = Annotated[Constant | Linear | Cosine | WSD | Noam, Field(discriminator="kind")]
+Schedule = Annotated[Constant | Linear | Cosine | WSD | StepDecay | Noam, Field(discriminator="kind")]
 
 
 # ---- batches, evaluations, checkpoints, logs
@@ -152,6 +162,9 @@ class BatchConfig(Config):
 
     The gradient is that of the whole batch however it is divided. `recompute` keeps only the input of each Transformer
     block and runs the block again in the backward pass (Chen et al. 2016): a third more work, far less memory.
+
+    With `carry` the rows of a step continue those of the step before, and a recurrent model goes on from the states it
+    had there (truncated back-propagation through time), in training and when it is evaluated.
     """
 
     size: PositiveInt | None = None
@@ -159,6 +172,7 @@ class BatchConfig(Config):
     micro: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_rows_at_once)] = None
     length: PositiveInt | None = None
     recompute: bool = False
+    carry: bool | None = None
 
 
 class EvaluateConfig(Config):
@@ -252,6 +266,12 @@ class Recipe(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
     guard: GuardConfig = GuardConfig()
+
+    @property
+    def can_carry(self) -> bool:
+        """Whether a model with states reads one text on and on (`batch.carry`)."""
+        alone = len(self.data.parts) <= 1 and not self.data.document_mask
+        return self.model.kind == "recurrent" and self.objective.kind == "next-token" and alone
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

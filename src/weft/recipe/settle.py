@@ -192,6 +192,10 @@ def _batch(chosen: _Choices, scale: _Scale) -> None:
         micro = max(1, min(size, at_once // length))
         if micro < size:
             chosen.open("batch.micro", micro, "as many as one pass holds in memory")
+    if chosen.recipe.can_carry:
+        fits = 4 * size * length <= scale.tokens
+        why = "each row continues the one before it" if fits else "there is too little text for rows that continue"
+        chosen.open("batch.carry", fits, why)
 
 
 def _steps(chosen: _Choices, scale: _Scale) -> None:

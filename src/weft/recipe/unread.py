@@ -27,6 +27,11 @@ def _unread(recipe: Recipe) -> Iterator[str]:
         yield f"source_tokenizer: objective '{objective.kind}' has no source text of its own; leave it out"
     if adapter is not None and isinstance(recipe.model, TransformerConfig) and adapter.rank > recipe.model.d_model:
         yield f"adapter.rank = {adapter.rank}: no matrix of this model has a rank above {recipe.model.d_model}"
+    if recipe.batch.carry and not recipe.can_carry:
+        yield (
+            "batch.carry: only a recurrent model that learns the next token of one text, without data.document_mask, "
+            "has a state to carry from row to row; leave it out"
+        )
     if recipe.seed >= LARGEST_SEED:
         yield f"seed = {recipe.seed}: expected less than {LARGEST_SEED}"
 

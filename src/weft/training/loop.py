@@ -154,6 +154,7 @@ class Loop:
             self.recipe.precision,
             self.recipe.optimizer.clip,
             self.worker.ranks,
+            self.recipe.batch.size or 0,
         )
 
     def _step(self, take: OptimisationStep, parts: Sequence[Batch], step: int, rate: float) -> StepResult:

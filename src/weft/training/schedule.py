@@ -6,6 +6,8 @@ from typing import assert_never
 
 from weft.recipe import config
 
+Falling = config.Constant | config.Linear | config.Cosine | config.WSD | config.StepDecay
+
 
 def build(settings: config.Schedule, lr: float, steps: int, d_model: int) -> Callable[[int], float]:
     """The learning rate at each step of a run of `steps` steps."""
@@ -25,7 +27,7 @@ def _rise(step: int, warmup: int) -> float:
     return min(1.0, step / warmup) if warmup else 1.0
 
 
-def _fall(settings: config.Constant | config.Linear | config.Cosine | config.WSD, step: int, steps: int) -> float:
+def _fall(settings: Falling, step: int, steps: int) -> float:
     """The share of the peak that is left, down to `floor` at the last step."""
     match settings:
         case config.Constant():
@@ -37,6 +39,8 @@ def _fall(settings: config.Constant | config.Linear | config.Cosine | config.WSD
             return settings.floor + (1.0 - settings.floor) * fall
         case config.WSD():
             return 1.0 - (1.0 - settings.floor) * _done(step, steps * (1.0 - settings.decay), steps)
+        case config.StepDecay():
+            return settings.factor ** max(0, math.ceil((step - settings.hold) / settings.every))
         case _:
             assert_never(settings)
 

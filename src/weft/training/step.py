@@ -1,6 +1,7 @@
 """One optimisation step, from tokens to changed weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.models.transformer import Stack
 from weft.nn.dropout import following
+from weft.nn.recurrent import carrying
 from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.config import Precision, SettledRecipe
 from weft.training.objective import Loss
@@ -57,6 +59,7 @@ class OptimisationStep:
     precision: Precision = "fp32"
     clip: float = 0.0
     ranks: Ranks = ALONE
+    lanes: int = 0  # rows of a step, in all processes, where they continue each other
 
     def __call__(self, parts: Sequence[Batch], lr: float, limits: Tensor | None = None) -> StepResult:
         """Take a step with learning rate `lr`.
@@ -88,15 +91,47 @@ class OptimisationStep:
         nll_sum = torch.zeros((), device=self.device)
         for part in parts:
             there = part.to(self.device)
-            with following(there.keys):
+            with following(there.keys), self.carried(there):
                 with autocast(self.precision, self.device):
                     loss, _, extras = self.loss(self.model, there)
                 share = loss / count
                 (share if scale is None else share * scale).backward()
             loss_sum += loss.detach()
             nll_sum += extras["nll"]
+        self._share_states(parts)
         self.ranks.sum_([*(p.grad for p in self.model.parameters() if p.grad is not None), loss_sum, nll_sum])
         return loss_sum / count, nll_sum / count, own
+
+    @contextmanager
+    def carried(self, part: Batch) -> Iterator[None]:
+        """Inside, a recurrent model reads rows on from where the step before left them, if the recipe has them go on.
+
+        The states belong to the optimizer's, and are saved with them: states (parts, layers, lanes, d_model).
+        """
+        if part.lanes is None or part.begins is None:
+            yield
+            return
+        kept = self.optimizer.state["carried"]  # type: ignore[index]
+        begun = kept["states"][:, :, part.lanes].masked_fill(part.begins[:, None], 0.0) if kept else None
+        with carrying(begun) as carried:
+            yield
+        assert carried.state is not None, "a recurrent model was read"
+        ended = carried.state.float()
+        ended = torch.where(ended.isfinite().all(-1, keepdim=True), ended, 0.0)  # trouble must not go on from here
+        if not kept:
+            kept["states"] = ended.new_zeros(*ended.shape[:2], self.lanes, ended.shape[3])
+        kept["states"][:, :, part.lanes] = ended
+
+    def _share_states(self, parts: Sequence[Batch]) -> None:
+        """Every process learns the states of the others' rows: one of them writes the checkpoint."""
+        if parts[0].lanes is None or self.ranks.alone:
+            return
+        kept = self.optimizer.state["carried"]  # type: ignore[index]
+        mine = torch.cat([part.lanes for part in parts if part.lanes is not None]).to(self.device)
+        shared = torch.zeros_like(kept["states"])
+        shared[:, :, mine] = kept["states"][:, :, mine]
+        self.ranks.sum_([shared])
+        kept["states"] = shared
 
     def _scaled(self, parts: Sequence[Batch], limits: Tensor | None) -> StepResult:
         """A step in fp16: the loss is multiplied so that small gradients don't round to zero.
