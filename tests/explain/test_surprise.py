@@ -1,0 +1,193 @@
+"""Surprisal of every kind of model against what evaluation says and against a computation by hand; the page holds it."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from weft.errors import ConfigError, DataError, ModelError
+from weft.evaluate.surprisal import surprisals
+from weft.explain.page import page
+from weft.explain.reading import Reading, SourceTokens
+from weft.explain.shaded import lines_figure, running
+from weft.explain.surprise import surprise
+from weft.models.build import build
+from weft.models.config import (
+    AddK,
+    Bahdanau,
+    ClassificationHead,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    MaximumLikelihood,
+    NGram,
+    PretrainingHead,
+    Recurrent,
+)
+from weft.nn.config import Attention, LayerNorm, Learned, Plain, RMSNorm, Rotary
+from weft.text.config import Byte, Specials
+from weft.text.tokenizer import build_tokenizer
+
+TOKENIZER = build_tokenizer(Byte(specials=Specials(bos="<s>", eos="</s>", mask="<mask>", cls="<cls>", sep="<sep>")))
+V = TOKENIZER.vocab_size
+TEXT = "A word,\n\nand 😀 <b>$x$</b>"
+SMALL = {
+    "vocab_size": V,
+    "context": 64,
+    "layers": 2,
+    "d_model": 32,
+    "attention": Attention(heads=4),
+    "feedforward": Plain(d_ff=64),
+    "norm": LayerNorm(),
+    "position": Learned(),
+}
+GPT = Decoder(**SMALL)
+
+
+def sharp(config):
+    """A model whose guesses differ, as fresh weights hardly let them."""
+    torch.manual_seed(0)
+    model = build(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def read(model, text: str = TEXT, **more) -> Reading:
+    return Reading(model, TOKENIZER, (TOKENIZER.eos_id, *TOKENIZER.encode(text)), 1, **more)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [GPT, GPT.replace(position=Rotary(), norm=RMSNorm(), vocab_size=V + 7), Recurrent(vocab_size=V, d_model=16)],
+    ids=["gpt", "llama", "lstm"],
+)
+def test_agrees_with_evaluation(config) -> None:
+    model = sharp(config)
+    found = surprise(read(model), top=3)
+    ids = TOKENIZER.encode(TEXT)
+    assert found.nats == pytest.approx(surprisals(model, ids, [TOKENIZER.eos_id], 64), abs=1e-5)
+    log_p = model(read(model).tokens)[0].log_softmax(-1)
+    for place, id in enumerate(ids):
+        row = log_p[place]
+        assert found.ranks[place] == 1 + int((row > row[id]).sum())
+        assert [guess.probability for guess in found.guesses[place]] == pytest.approx(
+            row[:V].exp().sort(descending=True).values[:3].tolist(), abs=1e-6
+        )
+    assert found.guesses[0][0].piece == Reading(model, TOKENIZER, (int(log_p[0, :V].argmax()),)).pieces[0]
+    mean = sum(found.nats) / len(ids)
+    assert found.perplexity == pytest.approx(math.exp(mean))
+    assert found.bits_per_byte == pytest.approx(sum(found.nats) / math.log(2) / len(TEXT.encode()))
+
+
+def test_nothing_predicts_a_first_token() -> None:
+    model = sharp(GPT)
+    ids = TOKENIZER.encode(TEXT)
+    found = surprise(Reading(model, TOKENIZER, tuple(ids)))
+    assert found.nats[0] is None and found.ranks[0] is None and found.guesses[0] == ()
+    assert found.nats[1:] == pytest.approx(surprisals(model, ids, [], 64)[1:], abs=1e-5)
+    assert len(found.scored) == len(ids) - 1
+    with pytest.raises(DataError, match="nothing to score"):
+        surprise(Reading(model, TOKENIZER, (ids[0],)))
+
+
+@pytest.mark.parametrize("smoothing", [AddK(), MaximumLikelihood()])
+def test_an_ngram_predicts_the_first_token_too(smoothing) -> None:
+    model = build(NGram(vocab_size=V, order=3, smoothing=smoothing))
+    model.fit(np.asarray(TOKENIZER.encode("abracadabra abracadabra and a cab")))
+    ids = TOKENIZER.encode("abra cad")
+    found = surprise(read(model, "abra cad"))
+    assert found.nats == pytest.approx(surprisals(model, ids, [], 64), abs=1e-5)
+    assert found.nats[0] == pytest.approx(-model.head(torch.full((1, 1, 2), V))[0, 0, ids[0]].item())
+    if isinstance(smoothing, MaximumLikelihood):  # what was never seen
+        found = surprise(read(model, "az"))
+        assert found.nats[1] == math.inf and found.measure.shades[1] == 1.0
+        assert "∞" in found.text() and "∞" in found.html()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [EncoderDecoder(**SMALL), EncoderDecoder(**SMALL, source_vocab_size=20), Bahdanau(vocab_size=V, d_model=16)],
+    ids=["shared", "own", "bahdanau"],
+)
+def test_a_target_is_scored_given_its_source(config) -> None:
+    model = sharp(config)
+    found = surprise(read(model, "target", source=(3, 5, 7)))
+    ids = torch.tensor([[TOKENIZER.eos_id, *TOKENIZER.encode("target")]])
+    log_p = model(ids[:, :-1], source=SourceTokens(torch.tensor([[3, 5, 7]]))).log_softmax(-1)
+    assert found.nats == pytest.approx((-log_p[0].gather(1, ids[0, 1:, None]))[:, 0].tolist(), abs=1e-5)
+    assert "source" in found.about
+
+
+@pytest.mark.parametrize("head", [{}, {"head": PretrainingHead()}], ids=["masked-lm", "pretraining"])
+def test_a_masked_model_sees_both_sides(head) -> None:
+    model = sharp(Encoder(**SMALL, **head))
+    ids = [TOKENIZER.cls_id, *TOKENIZER.encode("both sides"), TOKENIZER.sep_id]
+    found = surprise(Reading(model, TOKENIZER, tuple(ids), 1))
+    assert found.masked and "pseudo" in found.about and "pseudo-perplexity" in found.text()
+    assert found.nats[-1] is None  # [SEP] is no word of the text
+    for place in range(1, len(ids) - 1):
+        hidden = torch.tensor([ids])
+        hidden[0, place] = TOKENIZER.need("mask")
+        logits = model(hidden)
+        row = (logits if isinstance(logits, torch.Tensor) else logits.words)[0, place].log_softmax(-1)
+        assert found.nats[place - 1] == pytest.approx(-row[ids[place]].item(), abs=1e-5)
+
+
+def test_the_page_holds_the_text_its_numbers_and_labels() -> None:
+    found = surprise(read(sharp(GPT)), top=2)
+    html = found.html()
+    assert "<b>" not in html.split("shaded-told")[0].split("shaded-text")[1]
+    shown = re.search(r'role="listbox".*?>(<span.*?)</div>', html, re.DOTALL)[1]
+    text = re.sub(r"<[^>]*>", "", shown)
+    assert text.replace("&lt;", "<").replace("&gt;", ">") == TEXT  # it can be copied as it is
+    told = json.loads(re.search(r'class="shaded-data">(.*?)</script>', html)[1])
+    assert len(told["told"]) == len(found.nats) == len(told["shades"][0])
+    piece, facts, others = told["told"][0]
+    assert piece == "A" and f"{found.nats[0]:.2f} nats, rank {found.ranks[0]:,} of {V}" in facts
+    assert [other[0] for other in others] == [guess.piece for guess in found.guesses[0]]
+    assert 'aria-live="polite"' in html and "<details>" in html and 'scope="col">probability' in html
+    assert found.total in html
+    assert "shaded.js" in found.scripts and "shaded-token" in page("x", found.sections())
+
+
+def test_the_figure_sets_lines_that_do_not_overlap() -> None:
+    words = "word " * 300 + "x" * 400 + "\nlast"
+    tokens = running(TOKENIZER, TOKENIZER.encode(words))
+    measure = surprise(read(sharp(GPT))).measure
+    values = [1.0] * len(tokens)
+    figure = lines_figure("t", tokens, type(measure)("nats", values, 2.0))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    boxes = {}
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.width
+        boxes.setdefault(round(text.get_position()[1]), []).append((text.get_position()[0], box.x0, box.x1))
+    for line in boxes.values():
+        ordered = sorted(line)
+        assert all(left[2] <= right[1] + 1.5 for left, right in zip(ordered, ordered[1:], strict=False))
+    assert len(boxes) > 15
+    long = running(TOKENIZER, TOKENIZER.encode("word " * 3000))
+    note = lines_figure("t", long, type(measure)("nats", [1.0] * len(long), 2.0)).axes[0].texts[-1].get_text()
+    assert re.search(r"the first [\d,]+ of 15,000 tokens", note)
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
+    tokens = running(TOKENIZER, [TOKENIZER.eos_id, *TOKENIZER.encode("é!")])
+    assert [token.text for token in tokens] == ["", "", "é", "!"]
+    assert [token.piece for token in tokens] == ["</s>", "\\xc3", "\\xa9", "!"]
+
+
+def test_bad_input() -> None:
+    model = sharp(GPT)
+    with pytest.raises(ConfigError, match="top = 0"):
+        surprise(read(model), top=0)
+    with pytest.raises(DataError, match="empty"):
+        surprise(Reading(model, TOKENIZER, (TOKENIZER.eos_id,), 1))
+    with pytest.raises(ModelError, match="'sequence' predicts no words"):
+        surprise(read(sharp(Decoder(**SMALL, head=ClassificationHead(labels=2)))))
