@@ -21,6 +21,7 @@ FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "
 MISSING = "▯"
 # points
 WIDTH, SIZE, LINE, EDGE, PAGE = 468.0, 9.5, 17.0, 10.0, 640.0
+PART = 10  # letters that are drawn at a time
 
 
 class Token(NamedTuple):
@@ -52,7 +53,7 @@ class Measure:
         """Shades, with the numbers that they stand for."""
         steps = [step / 4 for step in range(5)]
         beyond = any(abs(each) > self.top * 1.001 for each in self.values if each is not None)
-        return [(step, f"{step * self.top:.3g}{'+' if beyond and step == 1 else ''}") for step in steps]
+        return [(step, f"{step * self.top:.2g}{'+' if beyond and step == 1 else ''}") for step in steps]
 
 
 class Told(NamedTuple):
@@ -223,16 +224,12 @@ def _set(tokens: Sequence[Token]) -> Iterator[_Piece]:
         parts = (token.text or token.piece).replace("\r", "").replace("\t", "    ").split("\n")
         for last, part in zip([False] * (len(parts) - 1) + [True], parts, strict=True):
             text = drawable(part if last else part + WHITE["\n"])
-            width = width_of(text, SIZE)
-            if x + width > WIDTH and x > 0:
-                line, x = line + 1, 0.0
-                text = text.lstrip(" ") or text
-                width = width_of(text, SIZE)
-            while width > WIDTH:  # longer than a line
-                fits = max(1, int(len(text) * WIDTH / width) - 1)
-                yield _Piece(line, x, width_of(text[:fits], SIZE), text[:fits], number)
-                line, text = line + 1, text[fits:]
-                width = width_of(text, SIZE)
-            if text:
-                yield _Piece(line, x, width, text, number)
-            line, x = (line, x + width) if last else (line + 1, 0.0)
+            # in short parts: pixels round the width of every letter, and the parts begin where they should
+            for each in (text[at : at + PART] for at in range(0, len(text), PART)):
+                if x + width_of(each, SIZE) > WIDTH and x > 0:
+                    line, x = line + 1, 0.0
+                    each = each.lstrip(" ") or each
+                width = width_of(each, SIZE)
+                yield _Piece(line, x, width, each, number)
+                x += width
+            line, x = (line, x) if last else (line + 1, 0.0)

@@ -127,7 +127,7 @@ class Surprise(Picture):
 
     @cached_property
     def _rows(self) -> list[tuple[str, ...]]:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for place, (token, nats, rank, guesses) in enumerate(
             zip(self.tokens, self.nats, self.ranks, self.guesses, strict=True), 1
         ):

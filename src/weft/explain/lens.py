@@ -1,0 +1,243 @@
+"""The logit lens: what a model would predict if its layers ended early (nostalgebraist 2020).
+
+The residual stream after every layer goes through the last norm and the head, as only the last layer's does in the
+model. Where blocks norm their own output (post-norm) there is no last norm, and the head reads the residual as it is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from weft.errors import ConfigError, DataError, ModelError
+from weft.explain.capture import capture
+from weft.explain.page import data, template
+from weft.explain.picture import SHADES, Picture, new_figure
+from weft.explain.reading import Reading, pieces
+from weft.explain.shaded import DARKEST, drawable, families, percent, width_of
+from weft.explain.surprise import Guess, predicts_masked
+from weft.models.base import evaluating
+from weft.models.transformer import Stack, Transformer
+from weft.text.tokenizer import Tokenizer
+
+HEAD_ELEMENTS = 1 << 24  # logits that are held at a time
+MOST = 96  # places of a page that nobody chose
+COLUMNS, ROWS = 16, 33  # of a figure
+CELL, SIZE = 0.66, 6.5  # inches, points
+
+
+@dataclass(frozen=True)
+class Lens(Picture):
+    """The `top` likeliest tokens at every layer and place, and how the model's final prediction fares there.
+
+    Row 0 is the embedding, the last row the model's own output. `read` are the tokens read at the places, which begin
+    at `start` in the reading; `following` what comes next in the text. Arrays are (layers + 1, places).
+    """
+
+    title: str
+    about: str
+    read: tuple[str, ...]
+    following: tuple[str, ...]
+    start: int
+    guesses: tuple[tuple[tuple[Guess, ...], ...], ...]
+    final_probability: NDArray[np.float32]
+    final_rank: NDArray[np.int64]
+
+    scripts: ClassVar[tuple[str, ...]] = ("lens.js",)
+
+    @property
+    def probability(self) -> NDArray[np.float32]:
+        """Of the likeliest token in each cell."""
+        return np.array([[cell[0].probability for cell in row] for row in self.guesses], dtype=np.float32)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the rows."""
+        return ["embedding", *(f"layer {n}" for n in range(len(self.guesses) - 2)), "output"]
+
+    def figure(self) -> Figure:
+        """Layers upward, the last places from left to right; the shade of a cell is the probability of its token."""
+        rows = _spread(len(self.guesses), ROWS)
+        columns = range(max(0, len(self.read) - COLUMNS), len(self.read))
+        figure = new_figure(1.0 + CELL * max(4, len(columns)), 1.1 + 0.2 * len(rows))
+        axes: Any = figure.add_subplot()
+        shares = self.probability[np.ix_(rows, columns)]
+        image = axes.imshow(shares * DARKEST, cmap=SHADES, vmin=0.0, vmax=1.0, aspect="auto", origin="lower")
+        font = {"fontsize": SIZE, "family": families(), "parse_math": False}
+        for (row, column), _ in np.ndenumerate(shares):
+            piece = self.guesses[rows[row]][columns[column]][0].piece
+            weight = "bold" if self.final_rank[rows[row], columns[column]] == 1 else "normal"
+            shown = _fitting(piece, 72 * CELL / (1.15 if weight == "bold" else 1.0) - 4)
+            axes.text(column, row, shown, ha="center", va="center", weight=weight, **font)
+        below = [_fitting(self.read[column], 72 * CELL - 2) for column in columns]
+        above = [_fitting(self.following[column], 72 * CELL - 2) for column in columns]
+        axes.set_xticks(range(len(columns)), below, **font)
+        axes.set_yticks(range(len(rows)), [self.names[row] for row in rows], fontsize=SIZE)
+        axes.set_xlabel("token read", fontsize=SIZE + 1)
+        top = axes.secondary_xaxis("top")
+        top.set_xticks(range(len(columns)), above, **font)
+        top.set_xlabel("next in the text", fontsize=SIZE + 1)
+        for each in (axes, top):
+            each.tick_params(length=0)
+            each.spines[:].set_visible(False)
+        axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="white", lw=0.8)
+        axes.tick_params(which="minor", length=0)
+        bar = figure.colorbar(image, ax=axes, shrink=0.5, pad=0.01, boundaries=np.linspace(0, DARKEST, 100))
+        bar.set_ticks([0, DARKEST / 2, DARKEST], labels=["0", "0.5", "1"], fontsize=SIZE)
+        bar.set_label("probability", fontsize=SIZE)
+        return figure
+
+    def html(self) -> str:
+        """A table, layers upward; a cell that is chosen tells more."""
+        rows = range(len(self.guesses))
+        text = template("lens.html").render(
+            names=self.names,
+            read=self.read,
+            following=self.following,
+            rows=[(row, list(zip(self.guesses[row], self._same(row), strict=True))) for row in reversed(rows)],
+            data=data("lens-data", self._data),
+        )
+        return Markup(text)
+
+    def text(self) -> str:
+        """What the layers would predict at the last place."""
+        lines = [f"after {self.read[-1]!r}, place {self.start + len(self.read)}:"]
+        wide = max(len(row[-1][0].piece) for row in self.guesses)
+        for row in reversed(range(len(self.guesses))):
+            guess = self.guesses[row][-1][0]
+            final = (
+                f"the output's: {percent(float(self.final_probability[row, -1]))}, rank {self.final_rank[row, -1]:,}"
+            )
+            lines.append(f"{self.names[row]:>9}  {guess.piece:<{wide}}  {percent(guess.probability):>8}  {final}")
+        return "\n".join(lines)
+
+    def _same(self, row: int) -> list[bool]:
+        """Whether the likeliest token of each place is the one that the model ends with."""
+        return [rank == 1 for rank in self.final_rank[row].tolist()]
+
+    @cached_property
+    def _data(self) -> dict[str, Any]:
+        return {
+            "guesses": [[[[piece, percent(p)] for piece, p in cell] for cell in row] for row in self.guesses],
+            "ranks": self.final_rank.tolist(),
+            "shares": [[percent(share) for share in row] for row in self.final_probability.tolist()],
+        }
+
+
+@torch.no_grad()
+def lens(reading: Reading, top: int = 1, places: tuple[int, int] | None = None) -> Lens:
+    """The `top` likeliest tokens that every layer would predict, from place start up to stop of `places`.
+
+    Without `places`, at the last 96 tokens or all there are. For Transformers that predict words; of an
+    encoder–decoder, the decoder's layers.
+    """
+    model, tokenizer = reading.model, reading.tokenizer
+    if not isinstance(model, Transformer):
+        kind = getattr(model.config, "kind", type(model).__name__)
+        raise ModelError(f"a model of kind '{kind}' has no residual stream to look into; the lens needs a Transformer")
+    if top < 1:
+        raise ConfigError(f"top = {top}: at least one token")
+    masked = predicts_masked(model)
+    start, stop = _checked(places, len(reading.ids))
+    name = "encoder" if model.decoder is None else "decoder"
+    stack = model.decoder or model.encoder
+    assert stack is not None
+    with evaluating(model), capture(model, f"{name}.dropout", f"{name}.*.residual") as seen:
+        model.features(reading.tokens, **reading.given)
+        # the dropout passes on what the first block reads; while a model is used, it drops nothing
+        streams = [seen[f"{name}.dropout"], *(seen[f"{name}.{n}.residual"] for n in range(len(stack.blocks)))]
+        known = min(tokenizer.vocab_size, model.config.vocab_size)
+        final = torch.cat([each[:, :known].argmax(-1) for each in _logits(model, stack, streams[-1][0, start:stop])])
+        layers = [_layer(_logits(model, stack, each[0, start:stop]), final, (known, top)) for each in streams]
+    # a masked model predicts the tokens that it reads
+    following = reading.pieces if masked else [*reading.pieces[1:], ""]
+    return Lens(
+        "Logit lens",
+        _about(stack, masked),
+        tuple(reading.pieces[start:stop]),
+        tuple(following[start:stop]),
+        start,
+        tuple(_guesses(tokenizer, layer) for layer in layers),
+        np.stack([layer.final.exp().numpy() for layer in layers]),
+        np.stack([layer.rank.numpy() for layer in layers]),
+    )
+
+
+def _guesses(tokenizer: Tokenizer, layer: "_Layer") -> tuple[tuple[Guess, ...], ...]:
+    rows = zip(layer.ids.tolist(), layer.log_p.exp().tolist(), strict=True)
+    return tuple(tuple(map(Guess, pieces(tokenizer, ids), shares)) for ids, shares in rows)
+
+
+class _Layer(NamedTuple):
+    """The likeliest ids (places, top) and log p of them; log p and rank (places,) of the final prediction."""
+
+    ids: Tensor
+    log_p: Tensor
+    final: Tensor
+    rank: Tensor
+
+
+def _logits(model: Transformer, stack: Stack, stream: Tensor) -> Iterator[Tensor]:
+    """What the head makes of a residual stream (places, d_model), some places (…, V) at a time."""
+    normed = stream if stack.norm is None else stack.norm(stream)
+    rows = max(1, HEAD_ELEMENTS // model.config.vocab_size)
+    return (F.linear(*model.readout(some)).float() for some in normed.split(rows))
+
+
+def _layer(logits: Iterator[Tensor], final: Tensor, bounds: tuple[int, int]) -> _Layer:
+    """What one layer would predict; `bounds` are how many tokens have names, and how many to tell."""
+    known, top = bounds
+    found, at = [], 0
+    for each in logits:
+        log_p = each.log_softmax(-1)[:, :known]
+        own = log_p.gather(1, final[at : at + len(log_p), None])
+        values, ids = log_p.topk(min(top, known))
+        found.append(_Layer(ids, values, own[:, 0], (log_p > own).sum(1) + 1))
+        at += len(log_p)
+    return _Layer(*(torch.cat(parts).cpu() for parts in zip(*found, strict=True)))
+
+
+def _checked(places: tuple[int, int] | None, length: int) -> tuple[int, int]:
+    """Where to begin and to stop."""
+    if places is None:
+        return max(0, length - MOST), length
+    start, stop = places
+    if not 0 <= start < stop <= length:
+        raise DataError(f"places = {start}, {stop}: expected a start below a stop, within the {length} tokens read")
+    return start, stop
+
+
+def _about(stack: Stack, masked: bool) -> str:
+    what = "the token at its own place" if masked else "the next token"
+    through = (
+        "the head alone (the blocks norm their own output)" if stack.norm is None else "the last norm and the head"
+    )
+    return (
+        f"What each layer would predict as {what}, if the model ended there: its residual stream through {through} "
+        "(logit lens; nostalgebraist 2020). The shade is the probability; bold is what the model predicts in the end."
+    )
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """All of so many rows, or `most` of them at even distances, the first and the last among them."""
+    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
+
+
+def _fitting(piece: str, width: float) -> str:
+    """A piece for a cell of so many points: what doesn't fit is left out at its end."""
+    piece = drawable(piece)
+    if width_of(piece, SIZE) <= width:
+        return piece
+    while piece and width_of(piece + "…", SIZE) > width:
+        piece = piece[:-1]
+    return piece + "…"

@@ -1,0 +1,224 @@
+"""Which tokens a prediction depends on: the gradient of its log-probability by the embeddings of what was read.
+
+The norm of the gradient tells how much a small change of a token's embedding would matter (Simonyan et al. 2014);
+gradient × input how much the embedding itself adds to log p, to first order, with its sign (Denil et al. 2014).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from weft.errors import DataError, ModelError
+from weft.explain.capture import capture
+from weft.explain.picture import COLOURS, Picture, new_figure
+from weft.explain.reading import Reading, pieces
+from weft.explain.shaded import (
+    Measure,
+    Table,
+    Token,
+    Told,
+    drawable,
+    families,
+    lines_figure,
+    percent,
+    running,
+    shaded_html,
+)
+from weft.explain.surprise import predicts_masked
+from weft.models.base import evaluating
+from weft.models.ngram import NGram
+from weft.models.transformer import Transformer
+
+BARS = 44  # tokens of a figure that are still drawn as bars
+NORM, TIMES_INPUT = "gradient norm", "gradient × input"
+
+
+class Side(NamedTuple):
+    """Tokens that were read, the norm of the gradient by each one's embedding, and gradient × input: (time,) each."""
+
+    name: str
+    tokens: tuple[Token, ...]
+    norm: NDArray[np.float64]
+    times_input: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Saliency(Picture):
+    """What log p of `target` depends on. `sides`: the source, where there is one, and the text up to its place."""
+
+    title: str
+    about: str
+    target: str
+    log_prob: float
+    sides: tuple[Side, ...]
+
+    scripts: ClassVar[tuple[str, ...]] = ("shaded.js",)
+
+    def measures(self, side: Side) -> list[Measure]:
+        """Both, shaded up to the largest of all sides, so that sides compare."""
+        return [
+            Measure(NORM, side.norm.tolist(), max(float(each.norm.max()) for each in self.sides)),
+            Measure(
+                TIMES_INPUT,
+                side.times_input.tolist(),
+                max(float(np.abs(each.times_input).max()) for each in self.sides),
+            ),
+        ]
+
+    def figure(self) -> Figure:
+        """Bars, a token each; of more tokens than fit, the texts in lines on their shades."""
+        if sum(len(side.tokens) for side in self.sides) > BARS:
+            tokens = [token for side in self.sides for token in side.tokens]
+            values = np.concatenate([side.norm for side in self.sides])
+            return lines_figure(
+                self.title, tokens, Measure(f"{NORM}: {self.target}", values.tolist(), float(values.max()))
+            )
+        heights = [max(2, len(side.tokens)) for side in self.sides]
+        figure = new_figure(6.5, 0.9 + 0.5 * (len(heights) - 1) + 0.19 * sum(heights))
+        grid: Any = figure.subplots(
+            len(self.sides), 2, squeeze=False, sharex="col", gridspec_kw={"height_ratios": heights}
+        )
+        for (left, right), side in zip(grid, self.sides, strict=True):
+            places = np.arange(len(side.tokens))
+            left.barh(places, side.norm, color=COLOURS[0])
+            # what lowers log p is told apart by its side of zero, and by hatching
+            hatch = ["" if value >= 0 else "////" for value in side.times_input]
+            right.barh(places, side.times_input, color=COLOURS[0], hatch=hatch, ec="white", lw=0)
+            names = [drawable(token.piece) for token in side.tokens]
+            left.set_yticks(places, names, fontsize=8, family=families(), parse_math=False)
+            right.set_yticks([])
+            right.axvline(0, color="black", lw=0.6)
+            left.set_ylabel(side.name, fontsize=9)
+            for axes in (left, right):
+                axes.set_ylim(len(side.tokens) - 0.4, -0.6)
+                axes.tick_params(labelsize=8, length=2)
+                axes.xaxis.set_major_locator(MaxNLocator(4))
+                axes.ticklabel_format(axis="x", style="sci", scilimits=(-2, 3))
+                axes.spines[["top", "right", "left"]].set_visible(False)
+        grid[-1, 0].set_xlabel(NORM, fontsize=9)
+        grid[-1, 1].set_xlabel(TIMES_INPUT, fontsize=9)
+        shown = f"p({drawable(self.target)}) = {self._target[-1]}"
+        figure.suptitle(shown, fontsize=10, family=families(), parse_math=False)
+        return figure
+
+    def html(self) -> str:
+        """The text, and its source, shaded by either."""
+        parts = [Markup("<p>{}: <b>{}</b>, probability {}</p>").format(*self._target)]
+        for side, rows in zip(self.sides, self._rows, strict=True):
+            if len(self.sides) > 1:
+                parts.append(Markup("<h3>{}</h3>").format(side.name.capitalize()))
+            told = [Told(f"{NORM} {row[2]}, {TIMES_INPUT} {row[3]}") for row in rows]
+            table = Table(("place", "token", NORM, TIMES_INPUT), rows)
+            label = f"The {side.name}, shaded by what the prediction depends on"
+            parts.append(shaded_html(label, side.tokens, self.measures(side), told, table))
+        return Markup("").join(parts)
+
+    def text(self) -> str:
+        """The tokens that matter most."""
+        rows = [
+            (side.name, *row, norm)
+            for side, rows in zip(self.sides, self._rows, strict=True)
+            for row, norm in zip(rows, side.norm, strict=True)
+        ]
+        rows.sort(key=lambda row: -row[-1])
+        wide = max(len(row[2]) for row in rows)
+        lines = [f"{row[0]:>6} {row[1]:>5}  {row[2]:<{wide}}  {row[3]:>10}  {row[4]:>10}" for row in rows[:12]]
+        heading = f"{'':>6} {'place':>5}  {'token':<{wide}}  {'norm':>10}  {'× input':>10}"
+        return "\n".join(["{}: {}, probability {}".format(*self._target), heading, *lines])
+
+    @property
+    def _target(self) -> tuple[str, str, str]:
+        return "The prediction", self.target, percent(float(np.exp(self.log_prob)))
+
+    @cached_property
+    def _rows(self) -> list[list[tuple[str, str, str, str]]]:
+        return [
+            [
+                (str(place), token.piece, f"{norm:.3g}", f"{times:+.3g}")
+                for place, (token, norm, times) in enumerate(
+                    zip(side.tokens, side.norm, side.times_input, strict=True), 1
+                )
+            ]
+            for side in self.sides
+        ]
+
+
+def saliency(reading: Reading, place: int = -1) -> Saliency:
+    """The gradient of log p of the token after `place` by the embeddings of all that was read up to there.
+
+    The token is the one that follows in the text; after the last one, the one that the model predicts. A masked model's
+    is the token at `place` itself, which is masked; the last word where no place is named. For any model that reads
+    embeddings; of an encoder–decoder, by the source's as well.
+    """
+    model, tokenizer = reading.model, reading.tokenizer
+    if isinstance(model, NGram):
+        raise ModelError("an n-gram model has counts and no gradients; saliency needs a model with embeddings")
+    masked = predicts_masked(model)
+    at = _place(reading, place, masked)
+    ids = list(reading.ids)
+    target: int | None = ids[at] if masked else ids[at + 1] if at + 1 < len(ids) else None
+    if masked:
+        ids[at] = tokenizer.need("mask")
+    ids = ids if masked else ids[: at + 1]
+    own_source = getattr(model, "source_embedding", None) is not None
+    names = ["embedding", *(["source_embedding"] if own_source else [])]
+    # cuDNN has no backward pass for recurrent models that are not in training
+    with evaluating(model) as device, torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        with capture(model, *names, grads=True) as seen:
+            features = model.features(torch.tensor([ids], device=device), **reading.given)[:, at]
+        logits = (
+            F.linear(*model.readout(features))
+            if isinstance(model, Transformer)
+            else model.head(features[:, None])[:, 0]
+        )
+        log_p = logits[0].log_softmax(-1)
+        if target is None:
+            target = int(log_p[: tokenizer.vocab_size].argmax())
+        # a source is read first, with the same table or its own
+        read = [*(seen.calls("source_embedding") if own_source else []), *seen.calls("embedding")]
+        gradients = torch.autograd.grad(log_p[target], read)
+    texts = [("text", tokenizer, ids)]
+    if reading.source is not None:
+        texts.insert(0, ("source", reading.source_tokenizer or tokenizer, list(reading.source)))
+    sides = tuple(
+        _side(name, running(its, some), x, g) for (name, its, some), x, g in zip(texts, read, gradients, strict=True)
+    )
+    shown = pieces(tokenizer, [target])[0]
+    return Saliency("Saliency", _about(reading, at, masked), shown, float(log_p[target].detach()), sides)
+
+
+def _place(reading: Reading, place: int, masked: bool) -> int:
+    """The place counted from the start; of a masked model's, by default the last word."""
+    length = len(reading.ids)
+    if not -length <= place < length:
+        raise DataError(f"place = {place}: the model reads {length} tokens, 0 … {length - 1}, or −1 for the last")
+    if masked and place == -1:
+        special = set(reading.tokenizer.special_tokens.values())
+        return max((n for n, id in enumerate(reading.ids) if id not in special), default=length - 1)
+    return place % length
+
+
+def _side(name: str, tokens: Sequence[Token], x: Tensor, gradient: Tensor) -> Side:
+    """x and gradient (1, time, d)."""
+    x, gradient = x[0].detach().double().cpu(), gradient[0].double().cpu()
+    return Side(name, tuple(tokens), gradient.norm(dim=-1).numpy(), (gradient * x).sum(-1).numpy())
+
+
+def _about(reading: Reading, at: int, masked: bool) -> str:
+    last = at + 1 == len(reading.ids)
+    which = "predicting" if masked else "the model's prediction after" if last else "the token that follows"
+    return (
+        f"What {which} token {at + 1} depends on: the gradient of its log-probability by each embedding read. Its norm "
+        "says how much a small change there would matter; gradient × input, what the embedding adds to log p, to first "
+        "order (Simonyan et al. 2014; Denil et al. 2014)."
+    )

@@ -1,0 +1,123 @@
+"""The logit lens: its last row is the model, its other rows the norm and the head by hand; the page holds them."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from weft.errors import ConfigError, DataError, ModelError
+from weft.explain.lens import lens
+from weft.explain.reading import Reading
+from weft.models.build import build
+from weft.models.config import Decoder, Encoder, EncoderDecoder, PretrainingHead, Recurrent
+from weft.nn.config import Attention, LayerNorm, Learned, Plain, RMSNorm, Rotary
+from weft.text.config import Byte
+from weft.text.tokenizer import build_tokenizer
+
+TOKENIZER = build_tokenizer(Byte())
+SMALL = {
+    "vocab_size": TOKENIZER.vocab_size + 3,
+    "context": 128,
+    "layers": 3,
+    "d_model": 32,
+    "attention": Attention(heads=4),
+    "feedforward": Plain(d_ff=64),
+    "norm": LayerNorm(),
+    "position": Learned(),
+}
+GPT = Decoder(**SMALL)
+MODELS = {
+    "gpt": GPT,
+    "llama": GPT.replace(position=Rotary(), norm=RMSNorm(), embedding_scale=True),
+    "post-norm": GPT.replace(placement="post", embedding_norm=True),
+    "bert": Encoder(**{**SMALL, "placement": "post"}, head=PretrainingHead()),
+    "encoder-decoder": EncoderDecoder(**SMALL),
+}
+
+
+def sharp(config):
+    torch.manual_seed(0)
+    model = build(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def read(model, text: str = "to be <or> not") -> Reading:
+    source = (3, 5, 7) if model.encoder is not None and model.decoder is not None else None
+    return Reading(model, TOKENIZER, tuple(TOKENIZER.encode(text)), 0, source)
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+@torch.no_grad()
+def test_the_last_row_is_the_model(config) -> None:
+    reading = read(model := sharp(config))
+    found = lens(reading, top=3)
+    out = model(reading.tokens, **reading.given)
+    p = (out.words if isinstance(out, tuple) else out)[0].softmax(-1)[:, : TOKENIZER.vocab_size]
+    values, ids = p.topk(3)
+    assert found.probability.shape == (4, len(reading.ids))
+    for place, cell in enumerate(found.guesses[-1]):
+        assert [guess.probability for guess in cell] == pytest.approx(values[place].tolist(), abs=1e-6)
+        assert cell[0].piece == Reading(model, TOKENIZER, (int(ids[place, 0]),)).pieces[0]
+    assert (found.final_rank[-1] == 1).all()
+    np.testing.assert_allclose(found.final_probability[-1], values[:, 0], atol=1e-6)
+
+
+@torch.no_grad()
+def test_the_other_rows_are_norm_and_head_of_the_residuals() -> None:
+    reading = read(model := sharp(GPT))
+    found = lens(reading)
+    x = model.embedding(reading.tokens) + model.decoder.position.weight[: len(reading.ids)]
+    residuals = [x]
+    for block in model.decoder.blocks:
+        block.register_forward_hook(lambda _, given, out: residuals.append(out))
+    final = model(reading.tokens)[0, :, : TOKENIZER.vocab_size].argmax(-1)
+    for row, residual in enumerate(residuals):
+        p = model.head(model.decoder.norm(residual))[0].softmax(-1)[:, : TOKENIZER.vocab_size]
+        np.testing.assert_allclose(found.probability[row], p.amax(-1), atol=1e-6)
+        own = p.gather(1, final[:, None])
+        np.testing.assert_allclose(found.final_probability[row], own[:, 0], atol=1e-6)
+        assert found.final_rank[row].tolist() == ((p > own).sum(1) + 1).tolist()
+    assert "last norm" in found.about
+
+
+def test_what_has_no_last_norm_says_so() -> None:
+    assert "the head alone" in lens(read(sharp(MODELS["post-norm"]))).about
+    assert "its own place" in lens(read(sharp(MODELS["bert"]))).about
+
+
+def test_places_and_their_bounds() -> None:
+    reading = read(sharp(GPT), "x" * 120)
+    whole = lens(reading, places=(0, 120))
+    some = lens(reading, places=(10, 14))
+    np.testing.assert_allclose(some.probability, whole.probability[:, 10:14], atol=1e-6)
+    assert lens(reading).start == 24 and len(lens(reading).read) == 96
+    assert len(whole.figure().axes[0].get_xticks()) == 16
+    for places in ((3, 3), (-1, 4), (0, 121)):
+        with pytest.raises(DataError, match=f"places = {places[0]}, {places[1]}"):
+            lens(reading, places=places)
+
+
+def test_the_page_holds_every_cell() -> None:
+    found = lens(read(sharp(GPT)), top=2)
+    html = found.html()
+    assert html.count("<td") == 4 * len(found.read)
+    assert html.index(">output<") < html.index(">layer 1<") < html.index(">embedding<")
+    held = json.loads(re.search(r'class="lens-data">(.*?)</script>', html)[1])
+    assert held["ranks"] == found.final_rank.tolist()
+    assert [[cell[0][0] for cell in row] for row in held["guesses"]] == [
+        [cell[0].piece for cell in row] for row in found.guesses
+    ]
+    assert "<or" not in html and 'aria-live="polite"' in html and '<th scope="row">layer 0' in html
+    assert "output" in found.text() and "rank 1" in found.text()
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ModelError, match="'recurrent' has no residual stream"):
+        lens(Reading(build(Recurrent(vocab_size=300, d_model=8)), TOKENIZER, (1, 2)))
+    with pytest.raises(ConfigError, match="top = 0"):
+        lens(read(sharp(GPT)), top=0)
