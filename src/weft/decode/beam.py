@@ -7,7 +7,7 @@ The search of a prompt is over when no beginning that is still alive can reach t
 be returned, however it went on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -44,6 +44,9 @@ class _Beginning(NamedTuple):
 
 
 Candidate = tuple[float, int, int]  # log p of a beginning with one token more, which beginning, which token
+Watch = Callable[
+    [Sequence[Candidate], Sequence[int]], None
+]  # candidates of a step, best first; places of those that stay
 
 
 def beam_search(
@@ -51,18 +54,22 @@ def beam_search(
     prompts: Sequence[Prompt | Sequence[int]],
     settings: Beam,
     source: Source | None = None,
+    watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
     """For each of `prompts`, of one vocabulary, or lists of ids, the `settings.n` best continuations, best first.
 
     A text ends as `Ending` says. Fewer than n come back only where fewer exist. Probabilities are those after the rules
-    of `settings`, renormalised.
+    of `settings`, renormalised. `watch` is shown every step of every search.
     """
     asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
     check_prompts(model, asked)
     check_rules([settings], choices(model, asked[0].vocab_size))
     coverage = _Coverage(model) if settings.coverage_penalty else None
     try:
-        return _Batch(model, asked, settings, source, coverage).run()
+        batch = _Batch(model, asked, settings, source, coverage)
+        for search in batch.every:
+            search.watch = watch
+        return batch.run()
     finally:
         if coverage is not None:
             coverage.hook.remove()
@@ -98,6 +105,7 @@ class _Search:
         self.alive = [_Beginning((), Ending(watched, settings, window))]
         self.ended: list[Hypothesis] = []
         self.over = False
+        self.watch: Watch | None = None
 
     def advance(self, candidates: Sequence[Candidate], unseen: Sequence[float]) -> list[int]:
         """Take one step with the candidates, best first; those K that stay alive, −1 for an empty beam.
@@ -123,6 +131,8 @@ class _Search:
         self.ended.sort(key=lambda hypothesis: -hypothesis.score)
         del self.ended[K:]
         self.alive = alive
+        if self.watch is not None:
+            self.watch(candidates, kept)
         self.over = not alive or self._settled(max(candidates[place][0] for place in kept))
         if not alive and not self.ended:
             raise ModelError("no text is left to search: the model or the settings exclude every token here")

@@ -125,3 +125,14 @@ class Beam(Rules):
         if self.n > self.beams:
             raise ValueError(f"n = {self.n}: a beam of {self.beams} holds at most {self.beams} texts")
         return self
+
+
+class Branching(Config):
+    """How far and how wide search trees are drawn: of greedy search with `alternatives`, of beam search, of samples."""
+
+    depth: int = Field(default=4, ge=1, le=12)
+    alternatives: int = Field(default=3, ge=1, le=10)
+    beams: int = Field(default=3, ge=1, le=10)
+    samples: int = Field(default=4, ge=1, le=20)
+    temperature: float = Field(default=1.0, gt=0.0, le=100.0)
+    seed: int = Field(default=0, ge=0, lt=2**63)

@@ -1,0 +1,273 @@
+"""Greedy search, beam search and sampling beside each other, as trees of nodes and edges.
+
+What is drawn was recorded elsewhere while a model wrote (`weft.decode.tree`); here stands what a tree must have.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp
+from typing import Any, NamedTuple, Protocol
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, PathPatch
+from matplotlib.path import Path
+
+from weft.explain.page import template
+from weft.explain.picture import SHADES, Picture, new_figure
+from weft.explain.reading import WHITE
+from weft.explain.shaded import drawable, families, percent, width_of
+
+# pixels of a page; of a figure, hundredths of an inch
+ROW, BOX, FONT, SMALL = 27.0, 20.0, 13.0, 11.0
+PAD, CURVE, EDGE, ROOT = 6.0, 16.0, 6.0, 8.0
+LONGEST = 16  # characters of a node that are shown
+LEAST = 300.0  # width of a tree, so that what it wrote has space below it
+SIDE_BY_SIDE = 1300.0
+TITLES = {"greedy": "Greedy search", "beam": "Beam search", "sampling": "Sampling"}
+
+
+class Node(Protocol):
+    """A beginning by its last token, with its log-probability there and of the whole; `parent` −1 is the prompt."""
+
+    @property
+    def parent(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def total(self) -> float: ...
+    @property
+    def state(self) -> str:
+        """chosen, kept or pruned."""
+
+    @property
+    def count(self) -> int:
+        """How many samples begin so."""
+
+
+class Written(Protocol):
+    """A text that came back, and its log-probability."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def logprob(self) -> float: ...
+
+
+class Tree(Protocol):
+    """One search; a parent stands before its children."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def nodes(self) -> Sequence[Node]: ...
+    @property
+    def written(self) -> Sequence[Written]: ...
+
+
+class Spot(NamedTuple):
+    """Where a node stands: its left edge and middle, the label of its edge and where that begins, its parent's end."""
+
+    node: Node
+    text: str
+    x: float
+    y: float
+    width: float
+    label: str
+    label_x: float
+    start: tuple[float, float]
+
+    @property
+    def turn(self) -> float:
+        """Where the edge has left its parent's column."""
+        return self.label_x - CURVE
+
+
+class Laid(NamedTuple):
+    """A tree with a place for everything: no two things overlap."""
+
+    spots: list[Spot]
+    root: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class SearchTrees(Picture):
+    """The continuations of `prompt` that each search looked at."""
+
+    prompt: str
+    trees: tuple[Tree, ...]
+    title: str = "Search trees"
+
+    @property
+    def about(self) -> str:  # type: ignore[override]
+        """How to read it, and what greedy search missed here."""
+        told = (
+            "How the text could go on: nodes are tokens, edges their probabilities. Bold leads to what was written; "
+            "dashed edges were looked at and dropped. Greedy search takes the likeliest edge at each node, beam search "
+            "follows several beginnings, sampling draws edges by their probability."
+        )
+        found = {tree.name: tree.written[0].logprob for tree in self.trees if tree.written}
+        if "greedy" in found and found.get("beam", -1e9) > found["greedy"] + 1e-6:
+            told += f" Here greedy search misses a likelier text: log p {found['greedy']:.2f}, the beam's {found['beam']:.2f}."
+        return told
+
+    @cached_property
+    def laid(self) -> list[Laid]:
+        """The trees, laid out."""
+        return [laid_out(tree) for tree in self.trees]
+
+    def figure(self) -> Figure:
+        """The trees beside each other, or below each other where they are wide."""
+        sizes = [
+            (laid.width, 34 + laid.height + 18 * len(_lines(tree)) + 10)
+            for tree, laid in zip(self.trees, self.laid, strict=True)
+        ]
+        beside = sum(width for width, _ in sizes) + 30 * len(sizes) <= SIDE_BY_SIDE
+        width = sum(w + 30 for w, _ in sizes) if beside else max(w for w, _ in sizes) + 30
+        height = max(h for _, h in sizes) if beside else sum(h for _, h in sizes)
+        figure = new_figure(width / 100, height / 100)
+        figure.set_layout_engine("none")
+        axes: Any = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(0, width), ylim=(height, 0))
+        axes.axis("off")
+        x = y = 0.0
+        for tree, laid, (w, h) in zip(self.trees, self.laid, sizes, strict=True):
+            _draw(axes, tree, laid, (x + 15, y))
+            x, y = (x + w + 30, y) if beside else (x, y + h)
+        return figure
+
+    def html(self) -> str:
+        """The trees as SVG in the page's colours, what each wrote, and all nodes as a table."""
+        shown = [
+            (TITLES.get(tree.name, tree.name), tree.name, laid, _written(tree), _table(tree))
+            for tree, laid in zip(self.trees, self.laid, strict=True)
+        ]
+        sizes = {"box": BOX, "pad": PAD, "curve": CURVE, "edge": EDGE, "root": ROOT}
+        return Markup(template("search.html").render(prompt=signs(self.prompt), trees=shown, **sizes))
+
+    def text(self) -> str:
+        """What each wrote."""
+        lines = [line for tree in self.trees for line in (TITLES.get(tree.name, tree.name), *_lines(tree))]
+        return "\n".join(line if line in TITLES.values() else f"  {line}" for line in lines)
+
+
+def laid_out(tree: Tree) -> Laid:
+    """Places for a tree from left to right: a row a leaf, a column a token, likelier tokens above.
+
+    A node stands among the rows of its own leaves and nobody else's, and each edge has its label in its child's row,
+    after the columns' curves; so nothing overlaps.
+    """
+    nodes = tree.nodes
+    children: dict[int, list[int]] = {number: [] for number in range(-1, len(nodes))}
+    depth = {-1: 0}
+    for number, node in enumerate(nodes):
+        children[node.parent].append(number)
+        depth[number] = depth[node.parent] + 1
+    for each in children.values():
+        each.sort(key=lambda number: -nodes[number].logprob)
+    texts = [_shortened(signs(node.text)) for node in nodes]
+    labels = [percent(exp(node.logprob)) + (f" ×{node.count}" if node.count > 1 else "") for node in nodes]
+    boxes = [width_of(text, FONT) + 2 * PAD for text in texts]
+    columns = range(1, max(depth.values()) + 1)
+    label_x, box_x, end = {}, {}, {0: EDGE + ROOT}
+    for column in columns:
+        there = [number for number in range(len(nodes)) if depth[number] == column]
+        label_x[column] = end[column - 1] + CURVE
+        box_x[column] = label_x[column] + max(width_of(labels[number], SMALL) for number in there) + 6
+        end[column] = box_x[column] + max(boxes[number] for number in there)
+    rows: dict[int, float] = {}
+    leaves = 0
+    for number in _deepest_first(children):
+        if children[number]:
+            rows[number] = (rows[children[number][0]] + rows[children[number][-1]]) / 2
+        else:
+            rows[number], leaves = float(leaves), leaves + 1
+    y = {number: EDGE + ROW * (row + 0.5) for number, row in rows.items()}
+    spots = []
+    for number, node in enumerate(nodes):
+        column, parent = depth[number], node.parent
+        start = EDGE + ROOT if parent < 0 else box_x[column - 1] + boxes[parent]
+        at = texts[number], box_x[column], y[number], boxes[number], labels[number], label_x[column]
+        spots.append(Spot(node, *at, (start, y[parent])))
+    return Laid(spots, y[-1], max(LEAST, end[columns[-1]] + EDGE), 2 * EDGE + ROW * leaves)
+
+
+def signs(text: str) -> str:
+    """A text with its whitespace as signs; a space between words stays one."""
+    shown = "".join(WHITE.get(sign, " ") if sign.isspace() and sign != " " else sign for sign in text)
+    inner = shown.strip(" ")
+    before, after = shown[: len(shown) - len(shown.lstrip(" "))], shown[len(shown.rstrip(" ")) :] if inner else ""
+    return WHITE[" "] * len(before) + inner + WHITE[" "] * len(after)
+
+
+def _deepest_first(children: dict[int, list[int]]) -> list[int]:
+    """All nodes, each after its children, which stand in their order."""
+    found, waiting = [], [-1]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += children[found[-1]]
+    return found[::-1]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _written(tree: Tree) -> list[tuple[str, str]]:
+    """What came back, with log p: the same once, and how often."""
+    counts: dict[tuple[str, str], int] = {}
+    for each in tree.written:
+        key = signs(each.text), f"{each.logprob:.2f}"
+        counts[key] = counts.get(key, 0) + 1
+    return [(text, value + (f" ×{count}" if count > 1 else "")) for (text, value), count in counts.items()]
+
+
+def _lines(tree: Tree) -> list[str]:
+    return [f"{text}   log p {value}" for text, value in _written(tree)]
+
+
+def _table(tree: Tree) -> list[tuple[str, str, str, str]]:
+    """A row a node: the beginning, p of its last token, log p of all, and what became of it."""
+    beginnings: list[str] = []
+    for node in tree.nodes:
+        beginnings.append((beginnings[node.parent] if node.parent >= 0 else "") + node.text)
+    return [
+        (signs(text), percent(exp(node.logprob)), f"{node.total:.2f}", node.state)
+        for text, node in zip(beginnings, tree.nodes, strict=True)
+    ]
+
+
+# ---- for print
+
+
+def _draw(axes: Any, tree: Tree, laid: Laid, at: tuple[float, float]) -> None:
+    """A tree with its title and what it wrote, from the corner `at` on."""
+    x, y = at[0], at[1] + 30
+    font = {"family": families(), "parse_math": False, "va": "center_baseline"}
+    axes.text(x, at[1] + 16, TITLES.get(tree.name, tree.name), fontsize=FONT * 0.72, weight="bold", **font)
+    axes.plot([x + EDGE + ROOT / 2], [y + laid.root], "o", color="black", ms=4)
+    for spot in laid.spots:
+        chosen, pruned = spot.node.state == "chosen", spot.node.state == "pruned"
+        ink = "#77736c" if pruned else "black"
+        (from_x, from_y), turn, to = spot.start, spot.turn, y + spot.y
+        points = [(from_x, from_y), (turn, from_y), (turn + CURVE / 2, from_y), (turn + CURVE / 2, spot.y)]
+        points += [(spot.label_x, spot.y), (spot.x, spot.y)]
+        codes = [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO]
+        path = Path([(x + px, y + py) for px, py in points], codes)
+        style = {"lw": 2.0 if chosen else 0.8, "ls": (0, (3, 2)) if pruned else "-"}
+        axes.add_patch(PathPatch(path, fill=False, ec=ink, **style))
+        fill = SHADES(0.18) if chosen else "white"
+        box = {"boxstyle": "round,pad=0,rounding_size=4", "fc": fill, "ec": ink, **style, "lw": 1.4 if chosen else 0.7}
+        axes.add_patch(FancyBboxPatch((x + spot.x, to - BOX / 2), spot.width, BOX, **box))
+        weight = "bold" if chosen else "normal"
+        axes.text(
+            x + spot.x + spot.width / 2, to, drawable(spot.text), fontsize=FONT * 0.68, color=ink, ha="center", **font
+        )
+        axes.text(x + spot.label_x + 2, to - 7, spot.label, fontsize=SMALL * 0.68, color=ink, weight=weight, **font)
+    for number, line in enumerate(_lines(tree)):
+        axes.text(x, y + laid.height + 12 + 18 * number, drawable(line), fontsize=SMALL * 0.72, **font)
