@@ -130,7 +130,7 @@ class Beam(Rules):
 class Branching(Config):
     """How far and how wide search trees are drawn: of greedy search with `alternatives`, of beam search, of samples."""
 
-    depth: int = Field(default=4, ge=1, le=12)
+    depth: int = Field(default=3, ge=1, le=12)
     alternatives: int = Field(default=3, ge=1, le=10)
     beams: int = Field(default=3, ge=1, le=10)
     samples: int = Field(default=4, ge=1, le=20)

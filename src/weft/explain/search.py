@@ -20,11 +20,13 @@ from weft.explain.reading import WHITE
 from weft.explain.shaded import drawable, families, percent, width_of
 
 # pixels of a page; of a figure, hundredths of an inch
-ROW, BOX, FONT, SMALL = 27.0, 20.0, 13.0, 11.0
-PAD, CURVE, EDGE, ROOT = 6.0, 16.0, 6.0, 8.0
-LONGEST = 16  # characters of a node that are shown
-LEAST = 300.0  # width of a tree, so that what it wrote has space below it
-SIDE_BY_SIDE = 1300.0
+ROW, BOX, FONT, SMALL = 26.0, 19.0, 12.5, 10.5
+PAD, CURVE, EDGE, ROOT = 5.0, 13.0, 5.0, 7.0
+BOLD = 1.14  # how much wider bold letters are
+LONGEST = 12  # characters of a node that are shown
+LEAST = 240.0  # width of a tree, so that what it wrote has space below it
+SIDE_BY_SIDE = 900.0
+STATES = ("pruned", "kept", "chosen")
 TITLES = {"greedy": "Greedy search", "beam": "Beam search", "sampling": "Sampling"}
 
 
@@ -113,7 +115,8 @@ class SearchTrees(Picture):
         )
         found = {tree.name: tree.written[0].logprob for tree in self.trees if tree.written}
         if "greedy" in found and found.get("beam", -1e9) > found["greedy"] + 1e-6:
-            told += f" Here greedy search misses a likelier text: log p {found['greedy']:.2f}, the beam's {found['beam']:.2f}."
+            both = f"log p {_number(found['greedy'])}, the beam's {_number(found['beam'])}"
+            told += f" Here greedy search misses a likelier text: {both}."
         return told
 
     @cached_property
@@ -171,14 +174,14 @@ def laid_out(tree: Tree) -> Laid:
     for each in children.values():
         each.sort(key=lambda number: -nodes[number].logprob)
     texts = [_shortened(signs(node.text)) for node in nodes]
-    labels = [percent(exp(node.logprob)) + (f" ×{node.count}" if node.count > 1 else "") for node in nodes]
+    labels = [_edge(exp(node.logprob)) + (f" ×{node.count}" if node.count > 1 else "") for node in nodes]
     boxes = [width_of(text, FONT) + 2 * PAD for text in texts]
     columns = range(1, max(depth.values()) + 1)
     label_x, box_x, end = {}, {}, {0: EDGE + ROOT}
     for column in columns:
         there = [number for number in range(len(nodes)) if depth[number] == column]
         label_x[column] = end[column - 1] + CURVE
-        box_x[column] = label_x[column] + max(width_of(labels[number], SMALL) for number in there) + 6
+        box_x[column] = label_x[column] + BOLD * max(width_of(labels[number], SMALL) for number in there) + 5
         end[column] = box_x[column] + max(boxes[number] for number in there)
     rows: dict[int, float] = {}
     leaves = 0
@@ -194,6 +197,8 @@ def laid_out(tree: Tree) -> Laid:
         start = EDGE + ROOT if parent < 0 else box_x[column - 1] + boxes[parent]
         at = texts[number], box_x[column], y[number], boxes[number], labels[number], label_x[column]
         spots.append(Spot(node, *at, (start, y[parent])))
+    # what was chosen is drawn over the rest
+    spots.sort(key=lambda spot: STATES.index(spot.node.state))
     return Laid(spots, y[-1], max(LEAST, end[columns[-1]] + EDGE), 2 * EDGE + ROW * leaves)
 
 
@@ -214,6 +219,17 @@ def _deepest_first(children: dict[int, list[int]]) -> list[int]:
     return found[::-1]
 
 
+def _edge(probability: float) -> str:
+    """A probability as short as an edge's label should be."""
+    if probability < 0.00005:
+        return "<0.01%"
+    return f"{100 * probability:.{0 if probability >= 0.1 else 1 if probability >= 0.001 else 2}f}%"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
+
+
 def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
@@ -222,7 +238,7 @@ def _written(tree: Tree) -> list[tuple[str, str]]:
     """What came back, with log p: the same once, and how often."""
     counts: dict[tuple[str, str], int] = {}
     for each in tree.written:
-        key = signs(each.text), f"{each.logprob:.2f}"
+        key = signs(each.text), _number(each.logprob)
         counts[key] = counts.get(key, 0) + 1
     return [(text, value + (f" ×{count}" if count > 1 else "")) for (text, value), count in counts.items()]
 
@@ -237,7 +253,7 @@ def _table(tree: Tree) -> list[tuple[str, str, str, str]]:
     for node in tree.nodes:
         beginnings.append((beginnings[node.parent] if node.parent >= 0 else "") + node.text)
     return [
-        (signs(text), percent(exp(node.logprob)), f"{node.total:.2f}", node.state)
+        (signs(text), percent(exp(node.logprob)), _number(node.total), node.state)
         for text, node in zip(beginnings, tree.nodes, strict=True)
     ]
 
@@ -259,10 +275,11 @@ def _draw(axes: Any, tree: Tree, laid: Laid, at: tuple[float, float]) -> None:
         points += [(spot.label_x, spot.y), (spot.x, spot.y)]
         codes = [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO]
         path = Path([(x + px, y + py) for px, py in points], codes)
-        style = {"lw": 2.0 if chosen else 0.8, "ls": (0, (3, 2)) if pruned else "-"}
+        style: dict[str, Any] = {"lw": 2.0 if chosen else 0.8, "ls": (0, (3, 2)) if pruned else "-"}
         axes.add_patch(PathPatch(path, fill=False, ec=ink, **style))
         fill = SHADES(0.18) if chosen else "white"
-        box = {"boxstyle": "round,pad=0,rounding_size=4", "fc": fill, "ec": ink, **style, "lw": 1.4 if chosen else 0.7}
+        box: dict[str, Any] = {**style, "lw": 1.4 if chosen else 0.7, "fc": fill, "ec": ink}
+        box["boxstyle"] = "round,pad=0,rounding_size=4"
         axes.add_patch(FancyBboxPatch((x + spot.x, to - BOX / 2), spot.width, BOX, **box))
         weight = "bold" if chosen else "normal"
         axes.text(

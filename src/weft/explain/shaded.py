@@ -146,23 +146,23 @@ def families() -> list[str]:
 
 
 @cache
-def _width(sign: str) -> float:
-    """Of one character, in ems."""
+def _advance(sign: str) -> float | None:
+    """How wide a character is, in ems; None where no font has it."""
     for font in _fonts():
         if font.get_char_index(ord(sign)):
             font.set_size(100, 72)
             return font.load_char(ord(sign)).linearHoriAdvance / 65536 / 100
-    return 0.0
+    return 0.0 if unicodedata.combining(sign) else None
 
 
 def width_of(text: str, size: float) -> float:
-    """How wide a text is, in points."""
-    return size * sum(_width(sign) for sign in text)
+    """How wide a text is, in points; what no font here has is a square, as it would be on a page."""
+    return size * sum(1.0 if (wide := _advance(sign)) is None else wide for sign in text)
 
 
 def drawable(text: str) -> str:
     """A text as fonts can set it: an empty box for every character that none has."""
-    return "".join(sign if _width(sign) or unicodedata.combining(sign) else MISSING for sign in text)
+    return "".join(MISSING if _advance(sign) is None else sign for sign in text)
 
 
 class _Piece(NamedTuple):

@@ -1,0 +1,99 @@
+"""Search trees are laid out so that nothing overlaps, and page and figure show what a search did."""
+
+import itertools
+import math
+import re
+
+import pytest
+import torch
+from tests.decode.small import decoder
+from tests.lectures.test_f19_search import MODEL
+
+from weft.decode.config import Branching
+from weft.decode.prompt import Prompt
+from weft.decode.tree import Node, Tree, Written, search_trees
+from weft.explain.search import BOX, SMALL, SearchTrees, laid_out, signs
+from weft.explain.shaded import width_of
+from weft.text.config import Byte
+from weft.text.tokenizer import build_tokenizer
+
+TOKENIZER = build_tokenizer(Byte())
+
+
+def picture(depth: int = 5) -> SearchTrees:
+    model = decoder(vocab_size=TOKENIZER.vocab_size)
+    trees = search_trees(model, Prompt.of(TOKENIZER, "a<b"), Branching(depth=depth, beams=4, samples=6))
+    return SearchTrees("a<b", tuple(trees))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_nothing_overlaps(which: int) -> None:
+    laid = picture().laid[which]
+    boxes = [(spot.x, spot.y - BOX / 2, spot.x + spot.width, spot.y + BOX / 2) for spot in laid.spots]
+    boxes += [
+        (spot.label_x, spot.y - 4 - SMALL, spot.label_x + width_of(spot.label, SMALL), spot.y - 4)
+        for spot in laid.spots
+    ]
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+    for spot in laid.spots:
+        assert width_of(spot.text, 12.5) < spot.width  # a text stays in its box
+        assert spot.start[0] <= spot.turn < spot.label_x < spot.x
+        assert spot.x >= 0 and spot.x + spot.width <= laid.width and spot.y + BOX / 2 <= laid.height
+
+
+def test_children_stand_by_their_probability_and_their_parent_among_them() -> None:
+    shown = picture()
+    for tree, laid in zip(shown.trees, shown.laid, strict=True):
+        places = {id(spot.node): spot for spot in laid.spots}
+        for number in range(-1, len(tree.nodes)):
+            children = [places[id(node)] for node in tree.nodes if node.parent == number]
+            ordered = sorted(children, key=lambda spot: spot.y)
+            assert [spot.node.logprob for spot in ordered] == sorted((s.node.logprob for s in children), reverse=True)
+            if children:
+                y = laid.root if number < 0 else places[id(tree.nodes[number])].y
+                assert y == pytest.approx((ordered[0].y + ordered[-1].y) / 2)
+
+
+def test_the_page_shows_all_nodes_states_and_totals() -> None:
+    shown = picture(3)
+    html = shown.html()
+    assert html.count("<svg") == 3 and html.count("<rect") == sum(len(tree.nodes) for tree in shown.trees)
+    for tree, part in zip(shown.trees, html.split("<figure")[1:], strict=True):
+        for state in ("chosen", "kept", "pruned"):
+            assert part.count(f'class="search-{state}"') == sum(node.state == state for node in tree.nodes)
+        for each in tree.written:
+            assert f"log p {each.logprob:.2f}".replace("-", "−") in part
+        assert "<details>" in part and 'role="img"' in part and len(re.findall("<tr>", part)) == 1 + len(tree.nodes)
+    assert "a&lt;b" in html and "a<b" not in html
+    assert all(name in shown.text() for name in ("Greedy search", "Beam search", "Sampling"))
+
+
+def test_what_greedy_search_misses_is_said() -> None:
+    shown = SearchTrees("0", tuple(search_trees(MODEL, Prompt([0]), Branching(depth=2, beams=2))))
+    values = [f"{math.log(p):.2f}".replace("-", "−") for p in (0.15, 0.36)]
+    assert f"misses a likelier text: log p {values[0]}, the beam's {values[1]}" in shown.about
+    greedy, beam, _ = shown.trees
+    assert "misses" not in SearchTrees("0", (greedy, Tree("beam", beam.nodes, greedy.written))).about
+
+
+def test_the_figure_draws_every_token() -> None:
+    shown = picture(3)
+    texts = [text.get_text() for text in shown.figure().axes[0].texts]
+    for laid in shown.laid:
+        for spot in laid.spots:
+            assert spot.label in texts
+    assert texts.count("Beam search") == 1
+
+
+def test_long_and_strange_tokens() -> None:
+    torch.manual_seed(0)
+    words = ["\n", "  ", "x" * 60, "$a_b$", "漢字", "<b>"]
+    nodes = tuple(Node(-1, n, word, -1.0 - n, -1.0 - n, "kept") for n, word in enumerate(words))
+    tree = Tree("greedy", nodes, (Written("\n a", 0, -1.0),))
+    laid = laid_out(tree)
+    assert [spot.text for spot in laid.spots][:3] == ["⏎", "␣␣", "x" * 11 + "…"]
+    shown = SearchTrees("p", (tree,))
+    shown.figure().draw_without_rendering()
+    assert "<b>" not in shown.html().split("<svg")[1].split("</svg>")[0]
+    assert signs(" to be\n") == "␣to be⏎" and signs(" ") == "␣" and signs("") == ""
