@@ -50,6 +50,7 @@ class Lens(Picture):
     guesses: tuple[tuple[tuple[Guess, ...], ...], ...]
     final_probability: NDArray[np.float32]
     final_rank: NDArray[np.int64]
+    masked: bool = False  # the model predicts the tokens at their own places, and `following` are these
 
     scripts: ClassVar[tuple[str, ...]] = ("lens.js",)
 
@@ -84,7 +85,7 @@ class Lens(Picture):
         axes.set_xlabel("token read", fontsize=SIZE + 1)
         top = axes.secondary_xaxis("top")
         top.set_xticks(range(len(columns)), above, **font)
-        top.set_xlabel("next in the text", fontsize=SIZE + 1)
+        top.set_xlabel(self._followed, fontsize=SIZE + 1)
         for each in (axes, top):
             each.tick_params(length=0)
             each.spines[:].set_visible(False)
@@ -104,6 +105,7 @@ class Lens(Picture):
             names=self.names,
             read=self.read,
             following=self.following,
+            followed=self._followed,
             rows=[(row, list(zip(self.guesses[row], self._same(row), strict=True))) for row in reversed(rows)],
             data=data("lens-data", self._data),
         )
@@ -111,7 +113,7 @@ class Lens(Picture):
 
     def text(self) -> str:
         """What the layers would predict at the last place."""
-        lines = [f"after {self.read[-1]!r}, place {self.start + len(self.read)}:"]
+        lines = [f"{'at' if self.masked else 'after'} token {self.start + len(self.read)}, {self.read[-1]}"]
         wide = max(len(row[-1][0].piece) for row in self.guesses)
         for row in reversed(range(len(self.guesses))):
             guess = self.guesses[row][-1][0]
@@ -120,6 +122,10 @@ class Lens(Picture):
             )
             lines.append(f"{self.names[row]:>9}  {guess.piece:<{wide}}  {percent(guess.probability):>8}  {final}")
         return "\n".join(lines)
+
+    @property
+    def _followed(self) -> str:
+        return "in the text" if self.masked else "next in the text"
 
     def _same(self, row: int) -> list[bool]:
         """Whether the likeliest token of each place is the one that the model ends with."""
@@ -170,6 +176,7 @@ def lens(reading: Reading, top: int = 1, places: tuple[int, int] | None = None) 
         tuple(_guesses(tokenizer, layer) for layer in layers),
         np.stack([layer.final.exp().numpy() for layer in layers]),
         np.stack([layer.rank.numpy() for layer in layers]),
+        masked,
     )
 
 

@@ -113,7 +113,7 @@ class Saliency(Picture):
 
     def html(self) -> str:
         """The text, and its source, shaded by either."""
-        parts = [Markup("<p>{}: <b>{}</b>, probability {}</p>").format(*self._target)]
+        parts = [Markup("<p>Log-probability of <b>{}</b>: {} nats, probability {}</p>").format(*self._target)]
         for side, rows in zip(self.sides, self._rows, strict=True):
             if len(self.sides) > 1:
                 parts.append(Markup("<h3>{}</h3>").format(side.name.capitalize()))
@@ -134,17 +134,17 @@ class Saliency(Picture):
         wide = max(len(row[2]) for row in rows)
         lines = [f"{row[0]:>6} {row[1]:>5}  {row[2]:<{wide}}  {row[3]:>10}  {row[4]:>10}" for row in rows[:12]]
         heading = f"{'':>6} {'place':>5}  {'token':<{wide}}  {'norm':>10}  {'× input':>10}"
-        return "\n".join(["{}: {}, probability {}".format(*self._target), heading, *lines])
+        return "\n".join(["log-probability of {}: {} nats, probability {}".format(*self._target), heading, *lines])
 
     @property
     def _target(self) -> tuple[str, str, str]:
-        return "The prediction", self.target, percent(float(np.exp(self.log_prob)))
+        return self.target, f"{self.log_prob:.2f}".replace("-", "−"), percent(float(np.exp(self.log_prob)))
 
     @cached_property
     def _rows(self) -> list[list[tuple[str, str, str, str]]]:
         return [
             [
-                (str(place), token.piece, f"{norm:.3g}", f"{times:+.3g}")
+                (str(place), token.piece, f"{norm:.3g}", f"{times:+.3g}".replace("-", "−"))
                 for place, (token, norm, times) in enumerate(
                     zip(side.tokens, side.norm, side.times_input, strict=True), 1
                 )
