@@ -83,7 +83,7 @@ def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) 
     if work.optimizer == "muon":
         moments -= sum(part.parameters for part in cost.components if part.in_layers and part.trained)
     tokens = work.sequences * work.length
-    inside, outside, inputs = _kept(model, work.length, n)
+    inside, outside, inputs = kept_bytes(model, work.length, n)
     if adapter is not None:
         assert isinstance(model, config.TransformerConfig)
         inside = _adapted(model, inside, adapter, n)
@@ -118,7 +118,7 @@ def cache_bytes(model: Config, precision: str) -> int:
             return 0
 
 
-def _kept(model: Config, T: int, n: int) -> tuple[list[float], float, float]:
+def kept_bytes(model: Config, T: int, n: int) -> tuple[list[float], float, float]:
     """Bytes a token that the backward pass needs: of each layer, of what stands around them, of a layer's input."""
     match model:
         case config.TransformerConfig():

@@ -1,0 +1,312 @@
+"""What a model costs, drawn: parameters, operations and bytes, by component and by layer, from the settings alone.
+
+`count` and `memory` do the counting. What one layer costs is what a model has more with one layer more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from weft.config import Config
+from weft.errors import ModelError
+from weft.explain.count import Component, Count, count
+from weft.explain.memory import Memory, Workload, cache_bytes, kept_bytes, narrow, training_memory
+from weft.explain.page import template
+from weft.explain.picture import SHADES, Picture, new_figure
+from weft.explain.plan import Table
+from weft.explain.tables import html_tables, text_tables
+from weft.explain.units import byte_size, short
+from weft.models import config
+
+SMALL = 0.01  # a share that is drawn together with others
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """`repeats` layers that cost the same: one of them as `cost`, with bytes a token in bf16."""
+
+    name: str
+    repeats: int
+    cost: Count
+    activations: float
+    cache: float
+
+
+@dataclass(frozen=True)
+class Costs(Picture):
+    """A model's cost for sequences of `cost.length` tokens.
+
+    `layers` from the bottom up, `around` what stands around them; `memory` of training one sequence in bf16.
+    """
+
+    title: str
+    about: str
+    cost: Count
+    layers: tuple[LayerCost, ...]
+    around: Count
+    memory: Memory
+    cache: int  # bytes a token in bf16
+
+    def tables(self) -> list[Table]:
+        """By component; by layer; bytes."""
+        return [self._by_component(), self._by_layer(), self._bytes()]
+
+    def text(self) -> str:
+        """The tables."""
+        return text_tables(self.tables())
+
+    def html(self) -> str:
+        """Bars with their keys, and the tables."""
+        return Markup(template("costs.html").render(bars=self.bars())) + html_tables(self.tables())
+
+    def figure(self) -> Figure:
+        """The bars."""
+        bars = self.bars()
+        figure = new_figure(7.2, 1.02 * len(bars))
+        for number, bar in enumerate(bars, 1):
+            _draw(figure.add_subplot(len(bars), 1, number), bar)
+        return figure
+
+    def bars(self) -> list["Bar"]:
+        """What is drawn: how shares of parameters, operations and bytes are made up."""
+        parts, cost, tokens = self.cost.components, self.cost, f"{self.cost.length:,} tokens"
+        flops = [(part.name, cost.share(part)) for part in parts]
+        weights = [(part.name, part.parameters / cost.parameters) for part in parts]
+        kept = self.memory
+        whole = kept.total()
+        memory = [
+            ("weights", kept.weights / whole),
+            ("16-bit copies", kept.copies / whole),
+            ("gradients", kept.gradients / whole),
+            ("optimizer", kept.optimizer / whole),
+            ("activations", kept.activations / whole),
+            ("logits", kept.logits / whole),
+        ]
+        shades = _shades(weights, flops)  # a component has the same shade in both
+        return [
+            _bar("Parameters", f"{cost.parameters:,}", weights, shades),
+            _bar(
+                "FLOPs a token", f"{short(cost.forward)} forward, {short(cost.training())} in training", flops, shades
+            ),
+            self._layers_bar("Parameters by layer", [each.cost.parameters for each in self.layers], cost.parameters),
+            self._layers_bar("FLOPs by layer", [each.cost.training() for each in self.layers], cost.training()),
+            _bar(f"Bytes in training on one sequence of {tokens}", byte_size(whole), memory, _shades(memory)),
+        ]
+
+    def _layers_bar(self, title: str, costs: Sequence[float], total: float) -> "Bar":
+        pieces, inside = [], 0.0
+        for layer, cost in zip(self.layers, costs, strict=True):
+            inside += layer.repeats * cost
+            each = f"{cost / total:.1%} each" if layer.repeats > 1 else f"{cost / total:.1%}"
+            for number in range(layer.repeats):  # neighbours differ, so that they can be counted
+                name = "" if number else f"{layer.repeats} × {layer.name}" if layer.repeats > 1 else layer.name
+                pieces.append(Piece(name, each, cost / total, 55 if number % 2 else 75))
+        around = (total - inside) / total
+        pieces.append(Piece("around the layers", f"{around:.1%}", around, 18))
+        return Bar(title, f"{sum(layer.repeats for layer in self.layers)} layers", pieces)
+
+    def _by_component(self) -> Table:
+        cost = self.cost
+        rows = [_row(part.name, Count((part,), cost.length), cost) for part in cost.components]
+        remarks = [cost.note] if cost.note else []
+        remarks.append(
+            "A product of m × k and k × n is 2mkn operations; training is three forward passes; attention counts every"
+            " key of the sequence, also under a causal mask."
+        )
+        title = f"By component; FLOPs a token, at {cost.length:,} tokens a sequence"
+        return Table(HEADER, [*rows, _row("all", cost, cost)], title, remarks)
+
+    def _by_layer(self) -> Table:
+        rows = []
+        for layer in self.layers:
+            times = f"{layer.repeats} × {layer.name}, each" if layer.repeats > 1 else layer.name
+            rows.append(_row(times, layer.cost, self.cost))
+            rows += [_row(f"  {part.name}", Count((part,), self.cost.length), self.cost) for part in parts_of(layer)]
+        rows.append(_row("around the layers", self.around, self.cost))
+        rows += [_row(f"  {part.name}", Count((part,), self.cost.length), self.cost) for part in self.around.components]
+        return Table(HEADER, rows, "By layer; FLOPs a token")
+
+    def _bytes(self) -> Table:
+        length, kept = self.cost.length, self.memory
+        rows = [
+            ("weights in fp32", byte_size(4 * self.cost.parameters)),
+            ("weights in bf16", byte_size(2 * self.cost.parameters)),
+            ("training: weights, copies, gradients, optimizer", byte_size(kept.fixed)),
+            (f"training: activations of {length:,} tokens", byte_size(kept.activations)),
+        ]
+        for layer in self.layers:
+            each = ", each" if layer.repeats > 1 else ""
+            rows.append((f"  {layer.name}{each}, a token", byte_size(layer.activations)))
+        if self.cache:
+            rows += [
+                ("generation: cache, a token", byte_size(self.cache)),
+                (f"generation: cache of {length:,} tokens", byte_size(self.cache * length)),
+            ]
+        return Table(("bytes", "size"), rows, "Bytes; training with AdamW, products and cache in bf16")
+
+
+HEADER = ("part", "parameters", "share", "forward", "training", "share", "bf16")
+
+
+def costs(model: Config, length: int | None = None) -> Costs:
+    """What a model costs, part by part; for sequences of `length` tokens, or of its whole context."""
+    cost = count(model, length)
+    if not cost.parameters:
+        raise ModelError(f"an n-gram model has no weights to count: {cost.note}")
+    work = Workload(1, cost.length, "bf16")
+    layers = _layers(model, cost)
+    inside = [replace(part, parameters=-part.parameters, flops=-part.flops) for part in _inside(layers)]
+    return Costs(
+        title="What it costs",
+        about=(
+            "Parameters, floating-point operations a token and bytes, counted from the settings by the rules of"
+            " Chowdhery et al. 2022, appendix B. Nothing was run or measured; small products such as norms are left"
+            " out of the operations. Each layer is listed once, with how many there are of it."
+        ),
+        cost=cost,
+        layers=layers,
+        around=_sum((*cost.components, *inside), cost.length),
+        memory=training_memory(model, work),
+        cache=cache_bytes(model, "bf16"),
+    )
+
+
+def parts_of(layer: LayerCost) -> tuple[Component, ...]:
+    """What a layer consists of, if it is more than one thing."""
+    return layer.cost.components if len(layer.cost.components) > 1 else ()
+
+
+def _inside(layers: Sequence[LayerCost]) -> list[Component]:
+    """What all layers have together."""
+    return [
+        replace(part, parameters=layer.repeats * part.parameters, flops=layer.repeats * part.flops)
+        for layer in layers
+        for part in layer.cost.components
+    ]
+
+
+def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
+    """The layers of a model, those together that cost the same."""
+    T = cost.length
+    kept = kept_bytes(model, T, narrow("bf16"))[0]
+    match model:
+        case config.EncoderDecoder():
+            below = model.encoder_layers or model.layers
+            one = count(model.replace(encoder_layers=1, layers=1), T)
+            encoder = _more(count(model.replace(encoder_layers=2, layers=1), T), one)
+            decoder = _more(count(model.replace(encoder_layers=1, layers=2), T), one)
+            cache = cache_bytes(model, "bf16") / model.layers
+            return (
+                LayerCost("encoder layer", below, encoder, kept[0], 0.0),
+                LayerCost("decoder layer", model.layers, decoder, kept[below], cache),
+            )
+        case config.TransformerConfig():
+            each = _more(count(model.replace(layers=2), T), count(model.replace(layers=1), T))
+            return (LayerCost("layer", model.layers, each, kept[0], cache_bytes(model, "bf16") / model.layers),)
+        case config.Recurrent() | config.Bahdanau():
+            # a Bahdanau model's encoder and decoder have as many layers each
+            ways, cache = len(kept) // model.layers, cache_bytes(model, "bf16") / model.layers
+            first, second = count(model.replace(layers=1), T), count(model.replace(layers=2), T)
+            deeper = _more(second, first)
+            grows = {part.name for part in deeper.components}
+            lowest = Count(tuple(part for part in first.components if part.name in grows), T)
+            found = [LayerCost("layer 0", 1, lowest, sum(kept[way * model.layers] for way in range(ways)), cache)]
+            if model.layers > 1:
+                activations = sum(kept[way * model.layers + 1] for way in range(ways))
+                name = "layer 1" if model.layers == 2 else "deeper layer"
+                found.append(LayerCost(name, model.layers - 1, deeper, activations, cache))
+            return tuple(found)
+        case _:
+            raise ModelError(f"a {type(model).__name__} has no layers to count")
+
+
+def _more(larger: Count, smaller: Count) -> Count:
+    """What the larger model has more."""
+    less = (replace(part, parameters=-part.parameters, flops=-part.flops) for part in smaller.components)
+    return _sum((*larger.components, *less), larger.length)
+
+
+def _sum(parts: Sequence[Component], length: int) -> Count:
+    """The sum of parts by name, without those that come to nothing."""
+    found: dict[str, Component] = {}
+    for part in parts:
+        so_far = found.get(part.name, replace(part, parameters=0, flops=0))
+        found[part.name] = replace(
+            so_far, parameters=so_far.parameters + part.parameters, flops=so_far.flops + part.flops
+        )
+    return Count(tuple(part for part in found.values() if part.parameters or part.flops), length)
+
+
+def _row(name: str, cost: Count, whole: Count) -> tuple[str, ...]:
+    return (
+        name,
+        f"{cost.parameters:,}" if cost.parameters else "",
+        f"{cost.parameters / whole.parameters:.1%}" if cost.parameters else "",
+        short(round(cost.forward)) if cost.forward else "",
+        short(round(cost.training())) if cost.forward else "",
+        f"{cost.training() / whole.training():.1%}" if cost.forward else "",
+        byte_size(2 * cost.parameters) if cost.parameters else "",
+    )
+
+
+# ---- bars
+
+
+class Piece(NamedTuple):
+    """A piece of a bar: its `share` of the whole, and how much of the dark colour is in it, in percent."""
+
+    name: str
+    label: str
+    share: float
+    shade: int
+
+
+class Bar(NamedTuple):
+    """A whole and its pieces."""
+
+    title: str
+    total: str
+    pieces: list[Piece]
+
+
+Shares = Sequence[tuple[str, float]]
+
+
+def _shades(*bars: Shares) -> dict[str, int]:
+    """How dark each piece is that is large enough to be drawn by itself, evenly from dark to light."""
+    names = {name: max(dict(bar)[name] for bar in bars) for name, _ in bars[0]}
+    drawn = [*(name for name, share in names.items() if share >= SMALL), OTHER]
+    return {name: round(92 - 80 * number / (len(drawn) - 1)) for number, name in enumerate(drawn)}
+
+
+def _bar(title: str, total: str, shares: Shares, shades: dict[str, int]) -> Bar:
+    """Shares as a bar; tiny ones are one piece."""
+    large = [(name, share) for name, share in shares if share >= SMALL]
+    rest = sum(share for _, share in shares if share < SMALL)
+    pieces = [
+        Piece(name, f"{share:.1%}" if share >= 0.001 else "< 0.1%", share, shades[name])
+        for name, share in [*large, *([(OTHER, rest)] if rest else [])]
+    ]
+    return Bar(title, total, pieces)
+
+
+def _draw(axes: Any, bar: Bar) -> None:
+    left = 0.0
+    for piece in bar.pieces:
+        label = f"{piece.name} {piece.label}" if piece.name else None
+        edge = 0.8 if len(bar.pieces) < 40 else 0.2
+        axes.barh(
+            0, piece.share, left=left, color=SHADES(piece.shade / 100), edgecolor="white", linewidth=edge, label=label
+        )
+        left += piece.share
+    axes.set_xlim(0, 1)
+    axes.axis("off")
+    axes.set_title(f"{bar.title}: {bar.total}", loc="left", fontsize=9.5, pad=3)
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(0, 0.02), ncols=4, frameon=False, fontsize=8, borderpad=0.1, handlelength=1,
+        columnspacing=1.4, handletextpad=0.5,
+    )  # fmt: skip

@@ -1,0 +1,175 @@
+"""How a model's cost grows: with the length of the text, its width, its depth and its vocabulary.
+
+Every point is `count` on changed settings, and so is every law: the slope where the model stands, and the slope far
+out, where the largest term is all that is left.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from weft.config import Config
+from weft.errors import ModelError
+from weft.explain.charts import Chart, Charts, grid, legend, line
+from weft.explain.count import count
+from weft.explain.memory import cache_bytes
+from weft.explain.plan import Table
+from weft.models import config
+
+SHOWN = tuple(2.0**power for power in range(-4, 6))  # times the model's own size
+FAR = 2**12
+MOST_LAYERS = 10_000  # as many as settings allow
+POWERS = {0: "", 1: "", 2: "²", 3: "³"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`values` at each of an axis's sizes; the log-log slope at the model's own size, and the power far out."""
+
+    name: str
+    values: tuple[float, ...]
+    slope: float
+    power: int
+
+    def law(self, letter: str) -> str:
+        """'∝ d²'."""
+        return f"∝ {letter}{POWERS.get(self.power, f'^{self.power}')}" if self.power else "constant"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is made larger; `now` is the model's own size."""
+
+    name: str
+    letter: str
+    sizes: tuple[int, ...]
+    now: int
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True)
+class Growth(Charts):
+    """Parameters, operations and bytes against each size, on logarithmic axes."""
+
+    title: str
+    about: str
+    axes: tuple[Axis, ...]
+
+    def charts(self) -> list[Chart]:
+        """One an axis."""
+        return [Chart(f"against {axis.name}, {axis.letter}", partial(_draw, axis=axis)) for axis in self.axes]
+
+    def tables(self) -> list[Table]:
+        """The laws."""
+        rows = [
+            (f"{axis.name}, {axis.letter}", f"{axis.now:,}", curve.name, f"{curve.slope:.2f}", curve.law(axis.letter))
+            for axis in self.axes
+            for curve in axis.curves
+        ]
+        remark = "A slope of 1 means twice as much at twice the size. Far out only the largest term is left."
+        header = ("grows with", "now", "what", "slope now", "far out")
+        return [Table(header, rows, "How the cost grows", [remark], text=(0, 2, 4))]
+
+
+def growth(model: Config) -> Growth:
+    """How the cost of a model grows with each of its sizes.
+
+    Width keeps the size of heads and the ratios d_ff / d_model and heads / kv_heads. Training operations are those of
+    a token in a text as long as the context, which `length` changes; the cache is that of one such text in bf16.
+    """
+    if not count(model).parameters:
+        raise ModelError("an n-gram model has no sizes to grow with: the text decides how many counts there are")
+    ways: dict[str, tuple[str, str]] = {
+        "context": ("length", "T"),
+        "d_model": ("width", "d"),
+        "layers": ("layers", "L"),
+        "vocab_size": ("vocabulary", "V"),
+    }
+    return Growth(
+        title="How the cost grows",
+        about=(
+            "Each chart changes one size of this model, all else as it is; both axes are logarithmic, so a straight"
+            " line is a power law and its steepness is the power. The thin vertical line is the model as it stands."
+            " In the width, the size of heads stays and their number grows."
+        ),
+        axes=tuple(_axis(model, key, *names) for key, names in ways.items()),
+    )
+
+
+MEASURES: dict[str, Callable[[Any], float]] = {
+    "parameters": lambda model: count(model).parameters,
+    "FLOPs a token": lambda model: count(model).training(),
+    "cache of a text": lambda model: cache_bytes(model, "bf16") * model.context,
+}
+
+
+def _axis(model: Any, key: str, name: str, letter: str) -> Axis:
+    grown = dict(_grown(model, key))
+    near = [size for factor, size in grown.items() if factor in (0.5, 1.0, 2.0)]
+    far = list(grown.values())[-2:]
+    shown = [size for factor, size in grown.items() if factor in SHOWN]
+    curves = []
+    for what, measure in MEASURES.items():
+        if not measure(model):
+            continue  # an encoder keeps no cache
+        slope, end = (_slope(measure, *sizes) for sizes in ((near[0], near[-1]), far))
+        values = tuple(float(measure(changed)) for _, changed in shown)
+        curves.append(Curve(what, values, slope, round(end)))
+    return Axis(name, letter, tuple(size for size, _ in shown), getattr(model, key), tuple(curves))
+
+
+def _slope(measure: Callable[[Any], float], small: tuple[int, Any], large: tuple[int, Any]) -> float:
+    """How steep a curve is between two sizes, on logarithmic axes."""
+    return math.log(measure(large[1]) / measure(small[1])) / math.log(large[0] / small[0])
+
+
+def _grown(model: Any, key: str) -> Iterator[tuple[float, tuple[int, Any]]]:
+    """The model at other sizes: (times larger, (size, settings)), as far as all sizes stay whole numbers in range."""
+    for factor in (*SHOWN, FAR, 2 * FAR):
+        changed = _wider(model, factor) if key == "d_model" else {key: round(getattr(model, key) * factor)}
+        if changed is None or changed[key] < 1 or (key == "layers" and changed[key] > MOST_LAYERS):
+            continue
+        yield factor, (changed[key], model.replace(**changed))
+
+
+def _wider(model: Any, factor: float) -> dict[str, Any] | None:
+    """The sizes of a model that is so many times as wide; None where they are no whole numbers."""
+    if isinstance(model, config.TransformerConfig):
+        attention, inner = model.attention, model.feedforward
+        sizes = [model.d_model, attention.heads, inner.d_ff, *([attention.kv_heads] if attention.kv_heads else [])]
+        wide = [size * factor for size in sizes]
+        if not all(map(_whole, wide)):
+            return None
+        d_model, heads, d_ff, *kv_heads = map(int, wide)
+        fewer = kv_heads[0] if kv_heads else None
+        return {
+            "d_model": d_model,
+            "attention": attention.replace(heads=heads, d_head=model.d_head, kv_heads=fewer),
+            "feedforward": inner.replace(d_ff=d_ff),
+        }
+    widths = {key: getattr(model, key, None) for key in ("d_model", "d_embedding", "d_attention")}
+    found = {key: width * factor for key, width in widths.items() if width is not None}
+    return {key: int(width) for key, width in found.items()} if all(map(_whole, found.values())) else None
+
+
+def _whole(size: float) -> bool:
+    return size >= 1 and size == int(size)
+
+
+def _draw(axes: Any, axis: Axis) -> None:
+    for number, curve in enumerate(axis.curves):
+        label = f"{curve.name}: slope {curve.slope:.2f}, far out {curve.law(axis.letter)}"
+        line(axes, axis.sizes, curve.values, number, label, marker="o", markersize=3)
+    axes.axvline(axis.now, color="#808080", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
+    every = axis.sizes[::2]
+    axes.set_xticks(every)
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.45)  # space for the names
+    grid(axes)
+    legend(axes, loc="upper left")

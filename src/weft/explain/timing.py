@@ -1,0 +1,225 @@
+"""The time of a training step: what the count of its operations predicts, and what the clock says.
+
+Prediction and measurement are of one machine in one run. The machine's speed is that of plain matrix products, and its
+bandwidth that of a plain copy, so the prediction is a lower bound that no step of this model can beat by much: all that
+is not a product (norms, softmax, activations, optimizer, Python itself) is not in it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+
+from weft.errors import ModelError, counted
+from weft.explain.count import count
+from weft.explain.devices import device_called
+from weft.explain.picture import COLOURS, Picture, new_figure
+from weft.explain.plan import Table
+from weft.explain.reading import SourceTokens
+from weft.explain.tables import html_table, text_table
+from weft.explain.units import byte_size, short
+from weft.models.base import LanguageModel, evaluating
+from weft.models.config import Bahdanau, EncoderDecoder
+
+REPEATS = 5
+LARGEST = {"cpu": 1024, "cuda": 8192}  # of the matrices that the machine's speed is measured with
+COPIED = 1 << 28  # bytes; more than a processor's caches hold
+
+
+@dataclass(frozen=True)
+class StepTime(Picture):
+    """Seconds of a forward and a backward pass over `batch` × `length` tokens, and what they are compared with."""
+
+    title: str
+    about: str
+    device: str
+    batch: int
+    length: int
+    measured: tuple[float, ...]  # seconds of each repeat
+    flops: float  # of a step, counted
+    speed: float  # operations a second in plain products, measured
+    traffic: float  # bytes of weights and gradients that a step moves at least
+    bandwidth: float  # bytes a second of a plain copy, measured
+    peak: float | None  # operations a second on the device's data sheet, where it is known
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return sorted(self.measured)[len(self.measured) // 2]
+
+    @property
+    def compute_bound(self) -> float:
+        """Seconds that the products alone would take."""
+        return self.flops / self.speed
+
+    @property
+    def memory_bound(self) -> float:
+        """Seconds that moving the weights and their gradients alone would take."""
+        return self.traffic / self.bandwidth
+
+    @property
+    def predicted(self) -> float:
+        """The larger of both: no step is faster."""
+        return max(self.compute_bound, self.memory_bound)
+
+    def text(self) -> str:
+        """All numbers."""
+        return text_table(self.table())
+
+    def html(self) -> str:
+        """The bars and all numbers."""
+        return super().html() + html_table(self.table())
+
+    def table(self) -> Table:
+        """All numbers."""
+        achieved = self.flops / self.seconds
+        rows = [
+            ("operations of a step, counted", f"{short(self.flops)} FLOPs"),
+            ("plain matrix products, measured", f"{short(self.speed)} FLOP/s"),
+            ("products alone would take", _seconds(self.compute_bound)),
+            ("weights and gradients, moved at least", byte_size(self.traffic)),
+            ("a plain copy, measured", f"{byte_size(self.bandwidth)}/s"),
+            ("moving them alone would take", _seconds(self.memory_bound)),
+            ("predicted: the larger of both", _seconds(self.predicted)),
+            (f"measured, median of {len(self.measured)}", _seconds(self.seconds)),
+            ("measured / predicted", f"{self.seconds / self.predicted:.2f}"),
+            ("achieved", f"{short(achieved)} FLOP/s"),
+            ("share of the plain products' speed", f"{achieved / self.speed:.0%}"),
+        ]
+        if self.peak is not None:
+            rows.append(("share of the data sheet's peak (MFU)", f"{achieved / self.peak:.0%}"))
+        title = f"A step of {self.batch} × {counted(self.length, 'token')} on {self.device}"
+        return Table(("", ""), rows, title)
+
+    def figure(self) -> Figure:
+        """Three bars: what either bound predicts, and what was measured."""
+        figure = new_figure(5.4, 1.9)
+        axes: Any = figure.add_subplot()
+        bars = {
+            "measured": (self.seconds, COLOURS[1]),
+            "memory alone": (self.memory_bound, COLOURS[0]),
+            "products alone": (self.compute_bound, COLOURS[0]),
+        }
+        for place, (seconds, colour) in enumerate(bars.values()):
+            axes.barh(place, seconds, color=colour, height=0.62, hatch="" if colour == COLOURS[1] else "///",
+                      edgecolor="white")  # fmt: skip
+            axes.annotate(f" {_seconds(seconds)}", (seconds, place), va="center", fontsize=9)
+        axes.set_yticks(range(len(bars)), list(bars), fontsize=9)
+        axes.set_xlim(0, 1.28 * max(seconds for seconds, _ in bars.values()))
+        axes.set_xlabel("seconds a step", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        return figure
+
+
+def step_time(model: LanguageModel, length: int, batch: int = 1, repeats: int = REPEATS) -> StepTime:
+    """Time a few forward and backward passes of a model as it stands, over random tokens; its weights don't change."""
+    cost = count(model.config, length)
+    if not cost.parameters:
+        raise ModelError("an n-gram model learns by counting; it has no training step to time")
+    with evaluating(model) as device:
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        if not weights:
+            raise ModelError("all weights are frozen: there is no training step to time")
+        kind = weights[0].dtype
+        step = _step(model, weights, _random(model, (batch, length), device))
+        step()  # the first one also allocates, and picks its kernels
+        measured = tuple(_clock(step, device) for _ in range(repeats))
+        speed, bandwidth = _speed(device, kind), _bandwidth(device)
+    bytes_each = weights[0].element_size()
+    sheet = device_called(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return StepTime(
+        title="A training step: predicted and measured",
+        about=(
+            "The forward and backward pass, timed here and now. Predicted is the least that it can take: its counted"
+            " operations at the speed of plain matrix products, or moving all weights twice and their gradients once"
+            " at the speed of a plain copy, both measured in the same run. Norms, softmax, activations, the optimizer"
+            " and the overhead of Python are not in it, so a ratio above 1 is what they cost. Under a causal mask half"
+            " of the attention that is counted need not be computed."
+        ),
+        device=_name(device),
+        batch=batch,
+        length=length,
+        measured=measured,
+        flops=cost.training() * batch * length,
+        speed=speed,
+        traffic=3.0 * bytes_each * cost.parameters,
+        bandwidth=bandwidth,
+        peak=None if sheet is None else sheet.peak({torch.float32: "fp32"}.get(kind, "bf16")),
+    )
+
+
+def _random(model: LanguageModel, shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
+    """Tokens for a step, (batch, length), and a source as long where the model reads one."""
+    rng = torch.Generator().manual_seed(0)
+    settings: Any = model.config
+    given: dict[str, Any] = {"tokens": torch.randint(0, settings.vocab_size, shape, generator=rng).to(device)}
+    if isinstance(settings, EncoderDecoder | Bahdanau):
+        size = settings.source_vocab_size or settings.vocab_size
+        given["source"] = SourceTokens(torch.randint(0, size, shape, generator=rng).to(device))
+    return given
+
+
+def _step(model: LanguageModel, weights: Sequence[Tensor], given: dict[str, Any]) -> Callable[[], object]:
+    """A forward and a backward pass; gradients are thrown away, so that those of the model stay as they are."""
+
+    def run() -> object:
+        with torch.enable_grad():
+            return torch.autograd.grad(_loss(model(**given), given["tokens"]), weights, allow_unused=True)
+
+    return run
+
+
+def _loss(out: Any, tokens: Tensor) -> Tensor:
+    """Cross-entropy where the model gives logits of words at each place; the sum of what another head gives."""
+    words: Tensor = out.words if hasattr(out, "words") else out
+    if words.dim() == 3 and words.shape[:2] == tokens.shape:
+        return F.cross_entropy(words.flatten(0, 1).float(), tokens.flatten() % words.shape[-1])
+    return words.float().sum()
+
+
+def _clock(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds that something takes."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else nullcontext
+    wait()
+    start = time.perf_counter()
+    run()
+    wait()
+    return time.perf_counter() - start
+
+
+@torch.no_grad()
+def _speed(device: torch.device, kind: torch.dtype) -> float:
+    """Operations a second of the fastest plain product of square matrices."""
+    best, size = 0.0, 512
+    while size <= LARGEST.get(device.type, 1024):
+        a = torch.rand(size, size, device=device).to(kind)
+        torch.mm(a, a)
+        best = max(best, 2 * size**3 / min(_clock(partial(torch.mm, a, a), device) for _ in range(6)))
+        size *= 2
+    return best
+
+
+@torch.no_grad()
+def _bandwidth(device: torch.device) -> float:
+    """Bytes a second, read and written, of a copy."""
+    here = torch.zeros(COPIED, dtype=torch.uint8, device=device)
+    there = torch.empty_like(here)
+    there.copy_(here)
+    return 2 * COPIED / min(_clock(lambda: there.copy_(here), device) for _ in range(3))
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"the processor ({counted(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else device.type
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
