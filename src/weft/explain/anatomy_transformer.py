@@ -1,0 +1,365 @@
+"""The parts of a Transformer: both stacks, their blocks, and the head."""
+
+from dataclasses import replace
+from typing import Any
+
+from weft.explain.anatomy_parts import Code, Part, code, dims, keys, size, with_bias
+from weft.models import heads
+from weft.models.transformer import Stack, Transformer
+from weft.nn import attention, block, feedforward, norm, position
+from weft.nn.config import (
+    ALiBi,
+    Gated,
+    LayerNorm,
+    Learned,
+    NoPosition,
+    PositionConfig,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    T5Bias,
+)
+from weft.nn.config import Block as BlockConfig
+
+
+def transformer_columns(model: Transformer) -> tuple[Part, ...]:
+    """One column a stack, the encoder's first; the head stands on the last."""
+    settings = model.config
+    top = _heads(model)
+    if model.encoder is not None and model.decoder is not None:
+        words = _embedding(model)
+        source = replace(
+            words,
+            name="source embedding",
+            own=size(model.source_embedding),
+            shape=words.shape.replace("T", "S"),
+            note="the table of the target's embeddings, counted there" if model.source_embedding is None else "",
+            box="Source embedding",
+            detail=f"{settings.source_vocab_size or settings.vocab_size:,} × {settings.d_model}",  # type: ignore[union-attr]
+        )
+        return (
+            Part("encoder", parts=(source, *_stack(settings, model.encoder, "S"))),
+            Part("decoder", parts=(words, *_stack(settings, model.decoder, "T"), *top)),
+        )
+    stack = model.decoder or model.encoder
+    assert stack is not None
+    name = "decoder" if model.decoder is not None else "encoder"
+    return (Part(name, parts=(_embedding(model), *_segments(model), *_stack(settings, stack, "T"), *top)),)
+
+
+def _embedding(model: Transformer) -> Part:
+    settings = model.config
+    scaled = " · √d_model" if settings.embedding_scale else ""
+    return Part(
+        "token embedding",
+        f"x = E[token]{scaled}",
+        f"{dims('B', 'T')} → {dims('B', 'T', settings.d_model)}",
+        size(model.embedding),
+        keys(settings, "vocab_size", "d_model", *(["embedding_scale"] if scaled else [])),
+        (code(Transformer.embed),),
+        box="Token embedding",
+        detail=f"{settings.vocab_size:,} × {settings.d_model}",
+    )
+
+
+def _segments(model: Transformer) -> tuple[Part, ...]:
+    if model.segments is None:
+        return ()
+    shape = f"{dims('B', 'T', model.config.d_model)} → the same"
+    kinds = keys(model.config, "segments")
+    return (Part("segments", "x + S[0 or 1]", shape, size(model.segments), kinds, (code(Transformer.embed),)),)
+
+
+def _stack(settings: Any, stack: Stack, time: str) -> tuple[Part, ...]:
+    """What a stack does with embedded tokens."""
+    D, parts = settings.d_model, []
+    if (added := _added(settings, stack, time)) is not None:
+        parts.append(added)
+    if stack.embedding_norm is not None:
+        parts.append(_norm(settings, "embedding norm", stack.embedding_norm, time))
+    first: Any = stack.blocks[0]
+    parts.append(
+        Part(
+            "block",
+            "layer by layer, each on what the last one gave",
+            f"{dims('B', time, D)} → the same",
+            settings=keys(settings, "layers", "placement", *(["residual"] if not settings.residual else [])),
+            code=(code(block.Block.forward), code(Stack.forward)),
+            parts=_block(settings, first, stack, time),
+            repeats=len(stack.blocks),
+        )
+    )
+    if stack.norm is not None:
+        parts.append(_norm(settings, "last norm", stack.norm, time))
+    return tuple(parts)
+
+
+def _block(settings: BlockConfig, layer: Any, stack: Stack, time: str) -> tuple[Part, ...]:
+    parts = [*_sublayer(settings, _attention(settings, layer, stack, time), layer.attention_skip, time)]
+    if layer.cross is not None:
+        parts += _sublayer(settings, _cross(settings, layer.cross), layer.cross_skip, time)
+    inner = _feedforward(settings, layer.feedforward, time)
+    return (*parts, *_sublayer(settings, inner, layer.feedforward_skip, time))
+
+
+def _sublayer(settings: BlockConfig, inside: Part, skip: Any, time: str) -> list[Part]:
+    """What stands around a sublayer: norm before or after it, and the sum."""
+    normed = [] if skip.norm is None else [_norm(settings, "norm", skip.norm, time)]
+    before, after = (normed, []) if skip.pre else ([], normed)
+    total = Part(
+        "skip",
+        "x + f(norm(x))" if before else "x + f(x)",
+        f"{dims('B', time, settings.d_model)}",
+        settings=keys(settings, "placement", *(["dropout"] if settings.dropout else [])),
+        code=(code(block.Sublayer.forward),),
+        skips=1 + len(before),
+    )
+    return [*before, inside, *([total] if settings.residual else []), *after]
+
+
+def _norm(settings: BlockConfig, name: str, module: Any, time: str) -> Part:
+    plain = isinstance(settings.norm, LayerNorm)
+    formula = "g · (x − μ)/σ" + with_bias(module.bias is not None) if plain else "g · x / √(mean(x²) + ε)"
+    made = (code(norm.LayerNorm), code(norm.LayerNorm.forward)) if plain else (code(norm.RMSNorm.forward),)
+    width = settings.d_model
+    kind = "LayerNorm" if plain else "RMSNorm"
+    set_as = keys(settings, "norm.kind", "norm.eps")
+    shape = f"{dims('B', time, width)} → the same"
+    return Part(f"{name}, {kind}", formula, shape, size(module), set_as, made, box=kind)
+
+
+def _heads_text(settings: BlockConfig) -> str:
+    H, G = settings.attention.heads, settings.attention.groups
+    return f"{H} heads × {settings.d_head}" + (f", {G} of keys and values" if G != H else "")
+
+
+def _attention(settings: BlockConfig, layer: Any, stack: Stack, time: str) -> Part:
+    """Self-attention: projections, what positions do to them, scores and their mean, and the mix of heads."""
+    chosen, module, D, K = settings.attention, layer.attention, settings.d_model, settings.d_head
+    H, G, source = chosen.heads, chosen.groups, code(attention.SelfAttention.forward)
+    bias = with_bias(module.qkv.bias is not None)
+    groups = f"k, v {dims('B', G, time, K)}"
+    into = f"{dims('B', time, D)} → {dims('B', time, (H + 2 * G) * K)} → q {dims('B', H, time, K)}, {groups}"
+    names = ("attention.heads", "attention.kv_heads", "attention.d_head", "attention.bias")
+    parts = [
+        Part("queries, keys, values", f"q, k, v = x W{bias}", into, size(module.qkv), keys(settings, *names), (source,))
+    ]
+    if module.q_norm is not None:
+        q_norm = size(module.q_norm) + size(module.k_norm)
+        parts.append(Part("norm of queries and keys", "norm(q), norm(k)", f"over {K}", q_norm,
+                          keys(settings, "attention.qk_norm.kind"), (source,)))  # fmt: skip
+    if (scored := _scored(settings.position, settings, stack, module)) is not None:
+        parts.append(scored)
+    parts.append(_scores(settings, stack.causal, time, time))
+    parts.append(_out(settings, module, time))
+    masked = "masked " if stack.causal else ""
+    return Part(
+        f"{masked}multi-head self-attention",
+        "Attention(q, k, v) = softmax(q kᵀ/√d_k) v, head by head",
+        f"{dims('B', time, D)} → the same",
+        settings=keys(settings, "attention.window"),
+        parts=tuple(parts),
+        box=f"{masked}self-attention".capitalize(),
+        detail=_heads_text(settings),
+    )
+
+
+def _cross(settings: BlockConfig, module: Any) -> Part:
+    """Attention to the source."""
+    chosen, D, K = settings.attention, settings.d_model, settings.d_head
+    H, G, bias = chosen.heads, chosen.groups, with_bias(module.q.bias is not None)
+    queries, both = code(attention.CrossAttention.forward), code(attention.CrossAttention.keys_values)
+    into = f"{dims('B', 'T', D)} → {dims('B', H, 'T', K)}"
+    of_source = f"{dims('B', 'S', D)} → k, v {dims('B', G, 'S', K)}"
+    names = keys(settings, "attention.heads", "attention.kv_heads", "attention.bias")
+    parts = [
+        Part("queries", f"q = x W_q{bias}", into, size(module.q), names, (queries,)),
+        Part("keys, values of the source", f"k, v = source W_kv{bias}", of_source, size(module.kv), names, (both,)),
+    ]
+    if module.q_norm is not None:
+        q_norm = size(module.q_norm) + size(module.k_norm)
+        parts.append(Part("norm of queries and keys", "norm(q), norm(k)", f"over {K}", q_norm,
+                          keys(settings, "attention.qk_norm.kind"), (queries, both)))  # fmt: skip
+    parts += [_scores(settings, False, "T", "S"), _out(settings, module, "T")]
+    return Part(
+        "multi-head attention to the source",
+        "Attention(q, k, v) = softmax(q kᵀ/√d_k) v, head by head",
+        f"{dims('B', 'T', D)}, {dims('B', 'S', D)} → {dims('B', 'T', D)}",
+        parts=tuple(parts),
+        box="Attention to the source",
+        detail=_heads_text(settings),
+        reads=True,
+    )
+
+
+def _scores(settings: BlockConfig, causal: bool, queries: str, sources: str) -> Part:
+    """The formula with its numbers (Vaswani et al. 2017, §3.2.1)."""
+    chosen, K = settings.attention, settings.d_head
+    scale = chosen.scale or K**-0.5
+    root = f"scale {scale:g}" if chosen.scale else f"d_k = {K}, 1/√{K} = {scale:.4g}"
+    mask = " + mask" if causal or chosen.window else ""
+    H = chosen.heads
+    shared = f"; each head of k, v serves {H // chosen.groups} of q" if chosen.groups != H else ""
+    seen = f"; the mask hides what comes later{f', and all but the last {chosen.window}' if chosen.window else ''}"
+    return Part(
+        "scores, softmax, weighted mean",
+        f"softmax({scale:.4g} · q kᵀ{mask}) v; {root}",
+        f"{dims('B', H, queries, sources)} weights → {dims('B', queries, H * K)}",
+        settings=keys(settings, "attention.scale", "attention.dropout" if chosen.dropout else "attention.scale"),
+        code=(code(attention.reference_attention), code(attention.probabilities), code(attention.SelfAttention.attend)),
+        note=(shared + (seen if mask else "")).removeprefix("; "),
+    )
+
+
+def _out(settings: BlockConfig, module: Any, time: str) -> Part:
+    width, D = settings.attention.heads * settings.d_head, settings.d_model
+    bias = with_bias(module.out.bias is not None)
+    shape = f"{dims('B', time, width)} → {dims('B', time, D)}"
+    source = (code(attention.SelfAttention.attend),)
+    return Part("heads mixed", f"concat(heads) W_o{bias}", shape, size(module.out), code=source)
+
+
+def _feedforward(settings: BlockConfig, module: Any, time: str) -> Part:
+    chosen, D = settings.feedforward, settings.d_model
+    F, f = chosen.d_ff, chosen.activation
+    names = keys(settings, "feedforward.kind", "feedforward.d_ff", "feedforward.activation")
+    wide = dims("B", time, F)
+    bias = with_bias(chosen.bias)
+    if isinstance(chosen, Gated):
+        source, into = code(feedforward.Gated.forward), module.gate_up
+        formula = "(f(x W_g) ⊙ x W_u) W_d"
+        up = Part("gate and up", f"g, u = x W{bias}", f"{dims('B', time, D)} → 2 × {wide}", size(into), code=(source,))
+        middle = Part("gate", f"{f}(g) ⊙ u", wide, settings=keys(settings, "feedforward.activation"), code=(source,))
+    else:
+        source, into = code(feedforward.Plain.forward), module.up
+        formula = "f(x W₁ + b₁) W₂ + b₂" if chosen.bias else "f(x W₁) W₂"
+        up = Part("up", f"x W₁{bias}", f"{dims('B', time, D)} → {wide}", size(into), code=(source,))
+        middle = Part("activation", f"{f}(x)", wide, settings=keys(settings, "feedforward.activation"), code=(source,))
+    down = Part("down", f"x W{bias}", f"{wide} → {dims('B', time, D)}", size(module.down), code=(source,))
+    return Part(
+        "feed-forward", formula, f"{dims('B', time, D)} → the same", settings=names, code=(source,),
+        parts=(up, middle, down), box="Feed-forward", detail=f"{D} → {F:,} → {D}, {f}",
+    )  # fmt: skip
+
+
+# ---- positions
+
+
+def _added(settings: Any, stack: Stack, time: str) -> Part | None:
+    """Positions that are added to the embeddings."""
+    chosen, D = settings.position, settings.d_model
+    source: tuple[Code, ...]
+    match chosen:
+        case Sinusoidal():
+            waves = f"PE(p, 2i) = sin(p/{chosen.base:g}^(2i/{D})), PE(p, 2i + 1) = cos(…)"
+            formula, source = f"x + PE[p]; {waves}", (code(position.sinusoids), code(position.Sinusoidal.embed))
+            names, detail = keys(settings, "position.kind", "position.layout", "position.base"), "sines and cosines"
+        case Learned():
+            formula, source = "x + P[p]", (code(position.Learned.embed),)
+            names, detail = keys(settings, "position.kind", "context"), f"{settings.context:,} × {D}"
+        case T5Bias():
+            names = keys(settings, "position.buckets")
+            own, read_by = size(stack.position), "b, which the scores of every layer are added to"
+            return Part("table of distances", read_by, dims(chosen.buckets, settings.attention.heads), own, names)
+        case NoPosition() | Rotary() | ALiBi() | Relative():
+            return None
+        case _:  # declared elsewhere
+            formula, source = type(stack.position).__doc__ or "", (code(type(stack.position).embed),)
+            names, detail = keys(settings, "position.kind"), chosen.kind
+    shape, own = f"{dims('B', time, D)} → the same", size(stack.position)
+    return Part(f"positions, {chosen.kind}", formula, shape, own, names, source, box="+ Positions", detail=detail)
+
+
+def _scored(chosen: PositionConfig, settings: Any, stack: Stack, module: Any) -> Part | None:
+    """Positions that act on queries, keys or scores; their table, if it is one for all layers, is counted in none."""
+    K, kind = settings.d_head, keys(settings, "position.kind")
+    match chosen:
+        case Rotary():
+            formula = f"pairs of q, k rotated by p · θ_i, θ_i = {chosen.base:g}^(−2i/{K})"
+            names = keys(settings, "position.kind", "position.base", "position.pairs", "position.scaling.kind")
+            sources = (code(position.Rotary.rotate), code(position.Rotary.frequencies))
+            return Part("positions, rotary", formula, f"over {K}", settings=names, code=sources)
+        case ALiBi():
+            formula = "scores − m_h · |i − j|, m_h = 2^(−8/heads), 2^(−16/heads), …"
+            return Part("positions, alibi", formula, settings=kind, code=(code(position.ALiBi.bias),))
+        case T5Bias():
+            names = keys(settings, "position.kind", "position.buckets", "position.max_distance")
+            note = "one table for all layers, counted before them"
+            sources = (code(position.T5Bias.bias), code(position.T5Bias.bucket))
+            return Part("positions, t5", "scores + b[bucket(j − i), head]", settings=names, code=sources, note=note)
+        case Relative():
+            own = module.relative_keys.numel() + module.relative_values.numel()
+            names, sources = keys(settings, "position.kind", "position.max_distance"), module.reference
+            formula = "softmax(q(k + a_k[j − i])ᵀ · scale)(v + a_v[j − i])"
+            return Part(
+                "positions, relative", formula, f"2 × {dims(chosen.rows, K)}", own, names, (code(sources.__func__),)
+            )
+        case _:
+            return None
+
+
+# ---- heads
+
+
+def _heads(model: Transformer) -> tuple[Part, ...]:
+    settings, module = model.config, model.output
+    source: tuple[Code, ...]
+    match module:
+        case heads.WordHead():
+            return (_words(model, module),)
+        case heads.MaskedWordHead():
+            return (_transform(settings, module), _words(model, module))
+        case heads.PretrainingPair():
+            # both heads read the same features; a diagram has them in one box
+            words, pair = _words(model, module.words), _classes(settings, module.next_sentence, "next sentence")
+            words = replace(words, box="Logits, next sentence", detail=f"{words.detail}; {pair.detail}")
+            pair = replace(pair, box="", note="beside the logits, from the same features")
+            return (_transform(settings, module.words), words, pair)
+        case heads.Classifier():
+            return (_classes(settings, module, "classes"),)
+        case heads.Tagger():
+            shape = f"{dims('B', 'T', settings.d_model)} → {dims('B', 'T', module.out.out_features)}"
+            source = (code(heads.Tagger.forward),)
+            kind = keys(settings, "head.kind", "head.labels")
+            return (Part("tags", "x W + b", shape, size(module), kind, source, box="Tags"),)
+        case heads.Embedder():
+            shape = f"{dims('B', 'T', settings.d_model)} → {dims('B', settings.d_model)}"
+            kind = keys(settings, "head.kind", "head.pooling", "head.normalise")
+            source = (code(heads.Embedder.forward), code(heads.pool))
+            return (Part("one vector a text", "mean or first of x", shape, 0, kind, source, box="Text embedding"),)
+        case _:
+            raise AssertionError(f"a head of kind '{settings.head.kind}' is described nowhere")
+
+
+def _transform(settings: Any, module: heads.MaskedWordHead) -> Part:
+    D, f = settings.d_model, settings.head.activation
+    own = size(module.dense) + size(module.norm)
+    shape, source = f"{dims('B', 'T', D)} → the same", (code(heads.MaskedWordHead.prepare),)
+    kind = keys(settings, "head.kind", "head.activation")
+    return Part("transform", f"norm({f}(x W + b))", shape, own, kind, source, box="Transform", detail=f"{D} → {D}, {f}")
+
+
+def _words(model: Transformer, module: heads.Words) -> Part:
+    settings: Any = model.config
+    D, V, tied = settings.d_model, settings.vocab_size, module.weight is None
+    own = sum(weight.numel() for weight in (module.weight, module.bias) if weight is not None)
+    table = "Eᵀ" if tied else "W"
+    formula = f"logits = x {table}{with_bias(module.bias is not None)}; p = softmax(logits)"
+    return Part(
+        "logits", formula, f"{dims('B', 'T', D)} → {dims('B', 'T', f'{V:,}')}", own,
+        keys(settings, "head.kind", "head.tied", "head.bias", "head.scale"), (code(heads.Words.forward),),
+        note="tied: the table of the embeddings, counted there" if tied else "", box="Logits", detail=f"{D} → {V:,}",
+    )  # fmt: skip
+
+
+def _classes(settings: Any, module: heads.Classifier, name: str) -> Part:
+    D, labels = settings.d_model, module.out.out_features
+    pooled = (
+        ""
+        if module.pooler is None
+        else f"{getattr(settings.head, 'activation', 'tanh') if name == 'classes' else 'tanh'}"
+    )
+    formula = f"{pooled}(x_{module.pooling} W_p + b_p) W + b" if pooled else f"x_{module.pooling} W + b"
+    sources = (code(heads.Classifier.forward), *([] if module.pooler is None else [code(heads.Pooler.forward)]))
+    shape, kind = f"{dims('B', 'T', D)} → {dims('B', labels)}", keys(settings, "head.kind", "head.labels")
+    return Part(name, formula, shape, size(module), kind, sources, box=name.capitalize(), detail=f"{D} → {labels}")

@@ -1,0 +1,127 @@
+"""The model on one page: every parameter is in one part, and every part shows the lines that compute it."""
+
+import inspect
+
+import pytest
+from torch import nn
+
+from weft.explain.anatomy import anatomy
+from weft.explain.anatomy_parts import Part, code
+from weft.explain.count import count
+from weft.models import config
+from weft.models.build import build
+from weft.models.config import Encoder
+from weft.models.presets import PRESETS, preset
+from weft.nn.attention import SelfAttention, reference_attention
+from weft.nn.config import ALiBi, Attention, LayerNorm, NoPosition, Relative, RMSNorm, Rotary, Sinusoidal, T5Bias
+from weft.nn.init import empty_weights
+
+SMALL = preset("gpt-tiny")
+ENCODER: Encoder = preset("bert-tiny")
+VARIANTS = {
+    "relative": SMALL.replace(position=Relative()),
+    "t5": SMALL.replace(position=T5Bias()),
+    "alibi": SMALL.replace(position=ALiBi()),
+    "rotary": SMALL.replace(position=Rotary(pairs="adjacent")),
+    "sinusoidal": SMALL.replace(position=Sinusoidal()),
+    "none": SMALL.replace(position=NoPosition(), placement="none"),
+    "no skips": SMALL.replace(residual=False),
+    "qk_norm": SMALL.replace(attention=Attention(heads=4, kv_heads=2, qk_norm=RMSNorm(), window=16)),
+    "no bias": SMALL.replace(norm=LayerNorm(bias=False)),
+    "untied": SMALL.replace(head=config.LMHead(tied=False, bias=True)),
+    "classes": ENCODER.replace(head=config.ClassificationHead(labels=3)),
+    "tags": ENCODER.replace(head=config.TaggingHead(labels=5)),
+    "mlm": ENCODER.replace(head=config.MaskedLMHead()),
+    "nsp": ENCODER.replace(head=config.NextSentenceHead()),
+    "vector": ENCODER.replace(head=config.EmbeddingHead()),
+    "two tables": preset("vaswani-tiny").replace(source_vocab_size=77, encoder_layers=5),
+    "pre": preset("vaswani-tiny").replace(placement="pre", attention=Attention(heads=4, qk_norm=RMSNorm())),
+    "sources": preset("bahdanau-tiny").replace(source_vocab_size=99, layers=3, cell="lstm"),
+    "sigmoid": preset("elman").replace(activation="sigmoid", layers=3),
+    "add-k": preset("ngram-3").replace(smoothing=config.AddK()),
+    "backoff": preset("ngram-3").replace(smoothing=config.StupidBackoff()),
+    "mle": preset("ngram-3").replace(smoothing=config.MaximumLikelihood()),
+}
+
+
+def leaves(part: Part) -> list[Part]:
+    return [leaf for inside in part.parts for leaf in leaves(inside)] if part.parts else [part]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parts_sum_to_the_preset(name: str) -> None:
+    found = anatomy(preset(name))
+    assert found.parameters == count(preset(name)).parameters
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parts_sum_to_every_variant_as_it_is_built(name: str) -> None:
+    settings = VARIANTS[name]
+    with empty_weights():
+        model = build(settings)
+    found = anatomy(settings)
+    assert found.parameters == sum(weight.numel() for weight in model.parameters())
+    assert max(map(len, found.text().splitlines())) <= 80
+    found.figure()
+    assert found.html().count("<li") == sum(1 for column in found.columns for _ in every(column)) - len(found.columns)
+
+
+def every(part: Part):
+    yield part
+    for inside in part.parts:
+        yield from every(inside)
+
+
+def test_attention_states_its_formula_with_its_numbers() -> None:
+    text = anatomy(preset("gpt2")).text()
+    assert "softmax(0.125 · q kᵀ + mask) v; d_k = 64, 1/√64 = 0.125" in text
+    assert "(B, T, 768) → (B, T, 2304) → q (B, 12, T, 64), k, v (B, 12, T, 64)" in text
+    assert "124,439,808" in text
+    assert "12 × 7,087,872" in text
+
+
+def test_parts_stand_in_the_order_of_computation() -> None:
+    names = [part.name for part in anatomy(preset("gpt2")).columns[0].parts]
+    assert names == ["token embedding", "positions, learned", "block", "last norm, LayerNorm", "logits"]
+    pre = [part.name for part in anatomy(preset("gpt2")).columns[0].parts[2].parts]
+    post = [part.name for part in anatomy(preset("bert-base")).columns[0].parts[4].parts]
+    assert pre[:3] == ["norm, LayerNorm", "masked multi-head self-attention", "skip"]
+    assert post[:3] == ["multi-head self-attention", "skip", "norm, LayerNorm"]
+    encoder, decoder = anatomy(preset("vaswani-base")).columns
+    assert [part.repeats for part in (encoder.parts[2], decoder.parts[2])] == [6, 6]
+    assert "multi-head attention to the source" in [part.name for part in decoder.parts[2].parts]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-7b", "bert-base", "vaswani-base", "lstm", "bahdanau", "ngram-3"])
+def test_every_part_names_its_source(name: str) -> None:
+    found = anatomy(preset(name))
+    page = found.html()
+    for part in (leaf for column in found.columns for leaf in leaves(column)):
+        assert part.code, part.name
+        for shown in part.code:
+            assert shown.place in page
+
+
+def test_source_lines_are_those_of_the_file() -> None:
+    shown = code(SelfAttention.forward)
+    file, line = shown.place.split(":")
+    assert file == "weft/nn/attention.py"
+    lines, start = inspect.getsourcelines(SelfAttention.forward)
+    assert int(line) == start
+    assert shown.text.splitlines()[0] == lines[0].strip()
+    assert "softmax(q kᵀ · scale)v" in code(reference_attention).text
+    assert code(nn.LayerNorm.forward).place.startswith("torch/nn/modules/normalization.py:")
+
+
+def test_settings_that_chose_a_part_are_named() -> None:
+    page = anatomy(preset("llama3-8b")).html()
+    for key in ("model.norm.kind = &#34;rms&#34;", "model.attention.kv_heads = 8", "model.position.base = 500000"):
+        assert key in page
+    assert "each head of k, v serves 4 of q" in page
+
+
+def test_source_is_escaped_and_folded() -> None:
+    page = anatomy(preset("ngram-3")).html()
+    assert "<details><summary>weft/models/ngram.py:" in page
+    assert "&gt;= 0" in page  # of the source
+    assert "<svg" in page and 'role="img"' in page
