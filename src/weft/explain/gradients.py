@@ -12,11 +12,15 @@ A norm after the sum and a norm before it differ in what they leave of the skip 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from weft.errors import ConfigError, counted
+from weft.explain.charts import Chart, Charts, grid, legend, line
+from weft.explain.plan import Table
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, LayerNorm, Learned, Plain, XavierInit
@@ -72,3 +76,83 @@ def _norms(states: list[Tensor], direction: Tensor) -> tuple[float, ...]:
     """‖∂/∂x_l‖ of the output's part along `direction`, for every l, against the top's."""
     gradients = torch.autograd.grad(states[-1], states, direction, retain_graph=True)
     return tuple(float(gradient.norm() / direction.norm()) for gradient in gradients)
+
+
+# ---- drawn
+
+NAMES = {"pre": "pre-norm", "post": "post-norm", "none": "no norm"}
+
+
+@dataclass(frozen=True)
+class GradientFlows(Charts):
+    """What norms and skips do to the gradient: all six kinds of stack."""
+
+    title: str
+    about: str
+    layers: int
+    d_model: int
+    flows: tuple[GradientFlow, ...]
+
+    def charts(self) -> list[Chart]:
+        """With skips and without, the whole gradient and its token-specific part."""
+        return [
+            Chart(f"{what}, {'with' if residual else 'without'} skips", partial(self._draw, part, residual))
+            for part, what in (("full", "full gradient"), ("token_specific", "token-specific part"))
+            for residual in (True, False)
+        ]
+
+    def tables(self) -> list[Table]:
+        """Both at some layers."""
+        layers = self.layers
+        depths = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers})
+        rows = [
+            (
+                NAMES[found.placement],
+                "yes" if found.residual else "no",
+                f"{found.full[0]:.1e}",
+                *(f"{found.token_specific[depth]:.1e}" for depth in depths),
+            )
+            for found in self.flows
+        ]
+        remark = (
+            "'full' is the norm of the full gradient at layer 0; the columns after it are its token-specific part,"
+            " which distinguishes one token from another, at the input of some layers and at the output of the last."
+            " Each is divided by its norm at the top. Without skips the tokens become alike, and the token-specific"
+            " part vanishes; without norms as well, everything does."
+        )
+        header = ("norm", "skips", "full", *(f"layer {depth}" if depth < layers else "top" for depth in depths))
+        title = f"Gradient relative to the top's, {counted(layers, 'layer')} of width {self.d_model} at initialisation"
+        return [Table(header, rows, title, [remark], text=(0, 1))]
+
+    def _draw(self, part: str, residual: bool, axes: Any) -> None:
+        shown = [flow for flow in self.flows if flow.residual == residual]
+        for number, flow in enumerate(shown):
+            line(axes, range(self.layers + 1), getattr(flow, part), number, NAMES[flow.placement])
+        axes.set_yscale("log")
+        # the same axis for all four, so that they can be compared
+        values = [value for flow in self.flows for value in (*flow.full, *flow.token_specific) if value > 0]
+        axes.set_ylim(max(min(values), 1e-24) / 3, max(values) * 10)
+        axes.set_xlabel("layer", fontsize=9)
+        axes.set_ylabel("‖gradient‖ / the top's", fontsize=9)
+        grid(axes)
+        legend(axes, loc="lower right" if not residual else "best")
+
+
+def gradient_pictures(layers: int = 24, d_model: int = 64, seed: int = 0) -> GradientFlows:
+    """The gradient by layer of untrained stacks: norm before, after or not at all, with skips and without."""
+    if d_model % 4:
+        raise ConfigError(f"--d-model {d_model}: expected a multiple of 4, because the stack has 4 heads")
+    return GradientFlows(
+        title="What skips and norms do to the gradient",
+        about=(
+            "The norm of the gradient at the input of every layer of an untrained stack, relative to that at the top,"
+            " on a logarithmic axis. Without skip connections its token-specific part vanishes on the way down."
+        ),
+        layers=layers,
+        d_model=d_model,
+        flows=tuple(
+            gradient_flow(placement, residual, layers, d_model, seed)
+            for residual in (True, False)
+            for placement in PLACEMENTS
+        ),
+    )

@@ -1,0 +1,75 @@
+"""The activation functions and their derivatives, as the models compute them."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from weft.explain.charts import Chart, Charts, grid, legend, line
+from weft.explain.plan import Table
+from weft.nn.feedforward import activations as functions
+
+AT = (-2.0, -1.0, 0.0, 1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Activations(Charts):
+    """f(x) and f′(x) of every function at `x`, all of one length."""
+
+    title: str
+    about: str
+    x: NDArray[np.float64]
+    values: dict[str, NDArray[np.float64]]
+    slopes: dict[str, NDArray[np.float64]]
+
+    columns = 3
+    size = (3.6, 2.7)
+
+    def charts(self) -> list[Chart]:
+        """One a function."""
+        return [Chart(name, partial(self._draw, name)) for name in self.values]
+
+    def tables(self) -> list[Table]:
+        """Both at a few places."""
+        places = [int(np.abs(self.x - at).argmin()) for at in AT]
+        rows = []
+        for name, values in self.values.items():
+            rows.append((name, *(f"{values[place]:.4f}" for place in places), ""))
+            steepest = f"{self.slopes[name].max():.3f}"
+            rows.append((f"  {name}′", *(f"{self.slopes[name][place]:.4f}" for place in places), steepest))
+        header = ("function", *(f"x = {at:g}" for at in AT), "steepest")
+        return [Table(header, rows, "Activation functions and their derivatives")]
+
+    def _draw(self, name: str, axes: Any) -> None:
+        line(axes, self.x, self.values[name], 0, "f(x)")
+        line(axes, self.x, self.slopes[name], 1, "f′(x)")
+        axes.set_ylim(-1.3, 3.2)
+        axes.axhline(0, color="#808080", linewidth=0.7)
+        axes.axvline(0, color="#808080", linewidth=0.7)
+        grid(axes)
+        legend(axes, loc="upper left")
+
+
+def activations(bound: float = 4.0) -> Activations:
+    """Every activation function that settings can name on −bound … bound, with its derivative by autograd."""
+    x = bound * torch.arange(-400, 401, dtype=torch.float64) / 400
+    values, slopes = {}, {}
+    for name, function in functions.items():
+        at = x.clone().requires_grad_()
+        with torch.enable_grad():
+            y = function(at)
+            (slope,) = torch.autograd.grad(y.sum(), at)
+        values[str(name)], slopes[str(name)] = y.detach().numpy() + 0.0, slope.numpy() + 0.0  # no −0
+    return Activations(
+        title="Activation functions",
+        about=(
+            "What a feed-forward layer may put between its two matrices, and the derivative that the backward pass"
+            " multiplies by. Where the derivative is near 0, a unit learns nothing."
+        ),
+        x=x.numpy(),
+        values=values,
+        slopes=slopes,
+    )

@@ -1,0 +1,248 @@
+"""The numbers inside a model: its weights by group, and, with a text, what its layers compute.
+
+What passes is summed up as it passes, place by place; nothing but the sums is kept.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from weft.errors import ModelError
+from weft.explain.capture import capture, taps
+from weft.explain.charts import Chart, Charts, grid, legend, line
+from weft.explain.groups import grouped
+from weft.explain.picture import SHADES
+from weft.explain.plan import Table
+from weft.explain.reading import Reading
+from weft.models.base import LanguageModel, evaluating
+from weft.nn.config import Plain
+
+BINS = 60
+TAIL = 0.005  # of the numbers at either end are not drawn: a few of them are often hundreds of times larger
+SAMPLED = 1 << 20  # numbers that are enough to know where the tails begin
+SATURATED = 0.99  # of what a sigmoid or tanh can reach
+SHARES = ("zeros", "small", "saturated", "dead")
+MEANING = (
+    "zeros: exactly 0; small: below a hundredth of the deviation; saturated: beyond ±0.99, where sigmoid and tanh have"
+    " hardly any slope left; dead: units that are 0 on the whole text.",
+)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Numbers in a few words: how many of them lie in each of the bins between `edges`, and what is remarkable.
+
+    `zeros` is the share that is exactly 0, `small` that of less than a hundredth of the deviation; `saturated` the
+    share beyond ±0.99 of what tanh or sigmoid gave; `dead` the share of hidden units that are 0 on the whole text.
+    """
+
+    counts: NDArray[np.int64]
+    edges: NDArray[np.float64]
+    numbers: int
+    mean: float
+    deviation: float
+    largest: float
+    zeros: float
+    small: float
+    saturated: float | None = None
+    dead: float | None = None
+
+
+@dataclass(frozen=True)
+class Histograms(Charts):
+    """`weights` by part and layer ("" around the layers); `activations` by place and layer; `entropy` of attention.
+
+    Entropy is by place and layer, as a share of the largest that the places seen allow.
+    """
+
+    title: str
+    about: str
+    weights: dict[str, dict[str, Histogram]]
+    activations: dict[str, dict[str, Histogram]]
+    entropy: dict[str, dict[str, float]]
+
+    def charts(self) -> list[Chart]:
+        """Weights by part, activations by place, and entropies along the layers."""
+        drawn = [Chart(f"weights: {part}", partial(_draw, found)) for part, found in self.weights.items()]
+        drawn += [Chart(f"activations: {place}", partial(_draw, found)) for place, found in self.activations.items()]
+        return [*drawn, *([Chart("entropy of attention", self._entropy)] if self.entropy else [])]
+
+    def tables(self) -> list[Table]:
+        """A line a part, and a line a layer."""
+        rows = [
+            (
+                part,
+                str(len(layers)),
+                *(_range(layers, what) for what in ("deviation", "largest")),
+                _range(layers, "zeros", "%"),
+            )
+            for part, layers in self.weights.items()
+        ]
+        header = ("part", "layers", "deviation", "largest", "zeros")
+        tables = [Table(header, rows, "Weights, from the least layer to the most")]
+        for place, layers in self.activations.items():
+            shares = [what for what in SHARES if any(getattr(found, what) is not None for found in layers.values())]
+            lines = [
+                (layer, f"{found.mean:.2g}", f"{found.deviation:.3g}", f"{found.largest:.3g}",
+                 *(f"{getattr(found, what):.1%}" for what in shares))
+                for layer, found in layers.items()
+            ]  # fmt: skip
+            columns = ("layer", "mean", "deviation", "largest", *shares)
+            tables.append(Table(columns, lines, f"Activations: {place}", MEANING if len(tables) == 1 else ()))
+        if self.entropy:
+            numbers = dict.fromkeys(layer for found in self.entropy.values() for layer in found)
+            cells = [
+                (layer, *(f"{found[layer]:.3f}" if layer in found else "" for found in self.entropy.values()))
+                for layer in numbers
+            ]
+            remark = "As a share of the largest possible: 1 looks everywhere alike, 0 at one token."
+            tables.append(Table(("layer", *self.entropy), cells, "Entropy of attention", [remark]))
+        return tables
+
+    def _entropy(self, axes: Any) -> None:
+        for number, (name, found) in enumerate(self.entropy.items()):
+            line(axes, range(len(found)), list(found.values()), number, name, marker="o", markersize=3)
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("layer", fontsize=9)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        grid(axes)
+        if len(self.entropy) > 1:
+            legend(axes)
+
+
+def histograms(model: LanguageModel, reading: Reading | None = None) -> Histograms:
+    """How a model's weights are distributed, and on a text its activations; nothing in the model is changed."""
+    groups = grouped(model)
+    if not groups:
+        raise ModelError("an n-gram model has counts, not weights: there is nothing to draw")
+    weights: dict[str, dict[str, Histogram]] = {}
+    for group, members in groups.items():
+        flat = torch.cat([weight.detach().flatten().float() for weight in members])
+        weights.setdefault(group.part, {})[group.layer] = _histogram(flat)
+    seen = _Passing(reading)
+    return Histograms(
+        title="Weights and activations",
+        about=(
+            "How the numbers of every group are distributed, a line a layer, darker from the first to the last, each"
+            " scaled to its own peak; the outermost are not drawn. With a text also what passes through the layers,"
+            " how many hidden units are 0 or saturated, and how spread out attention is."
+        ),
+        weights=weights,
+        activations=seen.activations,
+        entropy=seen.entropy,
+    )
+
+
+class _Passing:
+    """What passes through a model's layers on a text, summed up as it passes."""
+
+    def __init__(self, reading: Reading | None):
+        self.activations: dict[str, dict[str, Histogram]] = {}
+        self.entropy: dict[str, dict[str, float]] = {}
+        if reading is None:
+            return
+        model = reading.model
+        inner: Any = getattr(model.config, "feedforward", None)
+        self._bounded = isinstance(inner, Plain) and inner.activation in ("sigmoid", "tanh")
+        watched = {name: partial(self._watch, name) for name, tap in taps(model).items() if _wanted(name, tap.module)}
+        self._parts: dict[str, list[Tensor]] = {}
+        with evaluating(model), torch.no_grad(), capture(model, replace=watched):
+            model(reading.tokens, **reading.given)
+        for name, parts in self._parts.items():  # a recurrent decoder passes step by step
+            self._note(name, torch.cat(parts, dim=1))
+
+    def _watch(self, name: str, x: Tensor) -> Tensor:
+        if name in STEPPED:
+            self._parts.setdefault(name, []).append(x.detach().float())
+        else:
+            self._note(name, x.detach())
+        return x
+
+    def _note(self, name: str, x: Tensor) -> None:
+        where, _, what = name.rpartition(".")
+        stack, _, layer = where.partition(".")
+        if what == "probabilities":
+            layer, _, kind = layer.rpartition(".")
+            place = f"{stack} {kind}".strip() if kind else "attention"
+            self.entropy.setdefault(place, {})[layer or "0"] = _entropy(x)
+            return
+        place = {"residual": f"{stack} residual", "hidden": f"{stack} feed-forward hidden"}.get(what, f"{name} states")
+        layer = layer.removesuffix(".feedforward")
+        found = _histogram(x.flatten().float())
+        if what == "hidden":
+            found = replace(found, dead=float((x == 0).flatten(0, -2).all(0).float().mean()))
+        if name in STEPPED or (what == "hidden" and self._bounded):
+            found = replace(found, saturated=float((x.abs() > SATURATED).float().mean()))
+        self.activations.setdefault(place, {})[layer or "all"] = found
+
+
+def _range(layers: dict[str, Histogram], what: str, form: str = "") -> str:
+    """The least and the most of all layers."""
+    values = [getattr(found, what) for found in layers.values()]
+    shown = [f"{value:.1%}" if form else f"{value:.3g}" for value in (min(values), max(values))]
+    return shown[0] if shown[0] == shown[1] else " – ".join(shown)
+
+
+STEPPED = ("recurrence", "encoder", "decoder")  # of recurrent models
+
+
+def _wanted(name: str, module: nn.Module) -> bool:
+    if name in STEPPED:
+        return isinstance(module, nn.RNNBase)
+    return name.endswith((".residual", ".feedforward.hidden", "attention.probabilities", "cross.probabilities"))
+
+
+def _histogram(values: Tensor) -> Histogram:
+    """Of numbers (count,)."""
+    values = values.cpu()
+    mean = float(values.mean())
+    deviation = float(values.std(unbiased=False)) if len(values) > 1 else 0.0
+    low, high = _bounds(values)
+    counts = torch.histc(values, BINS, low, high)
+    return Histogram(
+        counts=counts.numpy().astype(np.int64),
+        edges=np.linspace(low, high, BINS + 1),
+        numbers=len(values),
+        mean=mean,
+        deviation=deviation,
+        largest=float(values.abs().max()),
+        zeros=float((values == 0).float().mean()),
+        small=float((values.abs() < 0.01 * deviation).float().mean()),
+    )
+
+
+def _bounds(values: Tensor) -> tuple[float, float]:
+    """Between which all but the tails lie, and some space at both sides."""
+    sample = values[:: -(-len(values) // SAMPLED)].sort().values
+    low, high = (float(sample[round(share * (len(sample) - 1))]) for share in (TAIL, 1 - TAIL))
+    space = 0.2 * (high - low) or 1.0
+    return low - space, high + space
+
+
+def _entropy(probabilities: Tensor) -> float:
+    """The mean entropy of rows (…, source time), each over the logarithm of how many places it sees."""
+    rows = probabilities.double().flatten(0, -2)
+    entropy = -(rows * rows.clamp(min=1e-300).log()).sum(-1)
+    seen = (rows > 0).sum(-1)
+    some = seen > 1
+    return float((entropy[some] / seen[some].double().log()).mean()) if bool(some.any()) else math.nan
+
+
+def _draw(layers: dict[str, Histogram], axes: Any) -> None:
+    """A line a layer; each is scaled to its own peak, for some are far narrower than others."""
+    for number, found in enumerate(layers.values()):
+        shade = SHADES(0.35 + 0.65 * number / max(1, len(layers) - 1)) if len(layers) > 1 else SHADES(0.85)
+        places = (found.edges[:-1] + found.edges[1:]) / 2
+        axes.plot(places, found.counts / max(1, found.counts.max()), color=shade, linewidth=1.1)
+    lows, highs = ([found.edges[end] for found in layers.values()] for end in (0, -1))
+    axes.set_xlim(1.3 * float(np.median(lows)), 1.3 * float(np.median(highs)))
+    axes.set_ylim(0, 1.05)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    grid(axes)

@@ -1,0 +1,251 @@
+"""How a model knows the positions of its tokens, drawn: what is added as stripes, and what a distance does to a score.
+
+Whatever the kind, the picture is made of what the module itself does: what `embed` adds to zeros, how `rotate` rotates,
+which `bias` the scores get. So a kind that is declared elsewhere is drawn too.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.config import kinds
+from weft.errors import ConfigError, ModelError, suggestion
+from weft.explain.charts import Chart, Charts, grid, legend, line
+from weft.explain.picture import SHADES
+from weft.explain.plan import Table
+from weft.models.config import TransformerConfig
+from weft.models.transformer import Transformer
+from weft.nn.config import NormalInit, PositionConfig, Rotary, Sinusoidal, Sizes
+from weft.nn.init import Initialiser, reset
+from weft.nn.position import Position, build, sinusoids
+
+HEADS = 8
+LAYOUTS: tuple[Literal["interleaved", "tensor2tensor"], ...] = ("interleaved", "tensor2tensor")
+SHIFTS = (0, 1, 10, 100, 1000)
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A kind of positions: `stripes` (length, d) that are added, or none; a `curve` each against distances 0 … length.
+
+    `exact` is the largest difference between products of the same distance, where they should not differ at all.
+    """
+
+    name: str
+    stripes: Floats | None
+    curves: dict[str, Floats]
+    what: str  # the curves are of
+    exact: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Positions(Charts):
+    """Some kinds of positions, up to `length`."""
+
+    title: str
+    about: str
+    length: int
+    encodings: tuple[Encoding, ...]
+
+    def charts(self) -> list[Chart]:
+        """Stripes where there are some, and curves."""
+        found = []
+        for each in self.encodings:
+            if each.stripes is not None:
+                found.append(Chart(f"{each.name}: what is added", partial(_draw_stripes, each.stripes)))
+            if each.curves:
+                found.append(Chart(f"{each.name}: {each.what}", partial(_draw_curves, each)))
+        return found
+
+    def tables(self) -> list[Table]:
+        """The lecture's values, if sinusoids are among the kinds, how exact rotations are, and the curves."""
+        tables = [small_sinusoids()] if any(each.name.startswith("sinusoidal") for each in self.encodings) else []
+        exact = [
+            (each.name, layout, f"{error:.1e}")
+            for each in self.encodings
+            for layout, error in (each.exact or {}).items()
+        ]
+        if exact:
+            remark = (
+                "The largest difference between q·k at positions m, n and at m + s, n + s, in float64, over all"
+                f" distances and shifts s = {', '.join(map(str, SHIFTS[1:]))}: the product depends on m − n only."
+            )
+            tables.append(Table(("positions", "pairs", "differs by"), exact, "Rotated products", [remark], text=(0, 1)))
+        distances = [distance for distance in (0, 1, 2, 4, 8, 16, 64) if distance < self.length]
+        rows = [
+            (each.name, name, *(f"{curve[distance]:.3f}" for distance in distances))
+            for each in self.encodings
+            for name, curve in each.curves.items()
+        ]
+        if rows:
+            header = ("positions", "", *map(str, distances))
+            tables.append(Table(header, rows, "Against distance", text=(0, 1)))
+        return tables
+
+
+def positions(
+    what: str | PositionConfig | TransformerConfig | Transformer = "all", length: int = 128, d: int = 64
+) -> Positions:
+    """The positions of a kind ("rotary"), of settings, or of a model, whose trained table is shown; or "all" kinds.
+
+    `length` positions; `d` is d_model and d_head where no model says what they are.
+    """
+    if length < 2 or d < 2 or d % 2:
+        raise ConfigError(f"length = {length}, d = {d}: expected two positions or more, and an even width")
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = tuple(each for chosen in _chosen(what, length, d) for each in [_encoding(*chosen, length)])
+    return Positions(
+        title="Positions",
+        about=(
+            "Stripes: what is added to the token at each position, a column a coordinate. Curves: what the distance"
+            " between two tokens does to their product or score, everything else equal. Learned tables of a model that"
+            " is not trained yet are random."
+        ),
+        length=length,
+        encodings=found,
+    )
+
+
+def small_sinusoids() -> Table:
+    """The sinusoids of d_model = 4 at positions 0, 1, 2, in the formula's layout and in the figure's (lecture 4)."""
+    rows = []
+    for layout in LAYOUTS:
+        for place in range(3):
+            values = sinusoids(torch.tensor(place), 4, layout)
+            rows.append((layout, str(place), *(f"{float(value):.4f}" for value in values)))
+    remark = "interleaved: sin, cos, sin, cos (Vaswani et al. 2017, §3.5); tensor2tensor: sines first, then cosines."
+    header = ("layout", "position", *(f"{i}" for i in range(4)))
+    return Table(header, rows, "Sinusoids of d_model = 4", [remark])
+
+
+def _chosen(what: Any, length: int, d: int) -> list[tuple[str, Position, Sizes, Any]]:
+    """(name, module, sizes, the model's own attention or None) of what is to be drawn."""
+    if isinstance(what, Transformer):
+        stack = what.decoder or what.encoder
+        assert stack is not None
+        settings = what.config
+        sizes = settings.sizes(len(stack.blocks), stack.causal)
+        first: Any = stack.blocks[0]
+        if settings.position.bounded and length > settings.context:
+            raise ModelError(f"length {length}: the model's positions end at model.context = {settings.context}")
+        return [(settings.position.kind, stack.position, sizes, first.attention)]
+    if isinstance(what, TransformerConfig):
+        sizes = what.sizes(what.layers, True)
+        sizes = Sizes(sizes.d_model, sizes.heads, sizes.d_head, max(length, sizes.context), True, 1)
+        return [(what.position.kind, _fresh(what.position, sizes), sizes, None)]
+    sizes = Sizes(d, HEADS, d, length, True, 1)
+    if isinstance(what, PositionConfig):
+        return [(what.kind, _fresh(what, sizes), sizes, None)]
+    known = {kind.model_fields["kind"].default: kind for kind in kinds(PositionConfig)}
+    known.pop("none", None)
+    if what != "all" and what not in known:
+        raise ConfigError(f"{what!r}: no such kind of positions; {suggestion(str(what), ['all', *known])}")
+    found = []
+    for name in list(known) if what == "all" else [what]:
+        variants = {name: known[name](kind=name)}
+        if known[name] is Sinusoidal:
+            variants = {f"{name}, {layout}": Sinusoidal(layout=layout) for layout in LAYOUTS}
+        found += [(each, _fresh(settings, sizes), sizes, None) for each, settings in variants.items()]
+    return found
+
+
+def _fresh(settings: PositionConfig, sizes: Sizes) -> Position:
+    module = build(settings, sizes)
+    reset(module, Initialiser(NormalInit(), sizes.d_model, sizes.layers))
+    return module
+
+
+def _encoding(name: str, module: Position, sizes: Sizes, attention: Any, length: int) -> Encoding:
+    """What a module does at positions 0 … length − 1."""
+    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+    places = torch.arange(length, device=device)[None]
+    added = module.embed(torch.zeros(1, length, sizes.d_model, dtype=torch.float64, device=device), places)[0].double()
+    if bool(added.any()):
+        return Encoding(name, _array(added), {"mean": _against_distance(added)}, "product of two positions")
+    if module.angles(places, length, torch.float64) is not None:
+        return _rotated(name, module, sizes, length)
+    if (bias := module.bias(places, places)) is not None:
+        shown = range(0, sizes.heads, max(1, sizes.heads // 4))
+        curves = {f"head {head}": _array(bias[0, head, -1].flip(0).double()) for head in list(shown)[:4]}
+        return Encoding(name, None, curves, "added to the score")
+    if (rows := module.distances(places, places)) is not None:
+        # each row of a layer's table belongs to a distance; how alike are they to that of distance 0?
+        table = getattr(attention, "relative_keys", None)
+        if table is None:
+            table = torch.nn.init.xavier_uniform_(torch.empty(int(rows.max()) + 1, sizes.d_head))
+        near = table.double()[rows[0, -1].flip(0)]
+        return Encoding(name, None, {"key vectors": _array(near @ near[0])}, "product with the vector of distance 0")
+    return Encoding(name, None, {}, "nothing")
+
+
+def _against_distance(added: Tensor) -> Floats:
+    """The mean product of two rows so many places apart, over the product of a row with itself."""
+    products = added @ added.T
+    means = [products.diagonal(offset).mean() for offset in range(len(added))]
+    return _array(torch.stack(means) / means[0])
+
+
+def _rotated(name: str, module: Position, sizes: Sizes, length: int) -> Encoding:
+    """q·k of two equal vectors that were rotated, and of random ones how much a shift changes it, in both layouts."""
+    d = sizes.d_head
+    ones = torch.ones(1, 1, 1, d, dtype=torch.float64) / d**0.5
+    places = torch.arange(length)
+    turned = _turn(module, ones.expand(1, 1, length, d), places)
+    exact = {}
+    layouts = [module]
+    if isinstance(settings := getattr(module, "settings", None), Rotary):
+        other = "adjacent" if settings.pairs == "halves" else "halves"
+        layouts.append(build(settings.replace(pairs=other), sizes))
+    for each in layouts:
+        exact[getattr(getattr(each, "settings", None), "pairs", name)] = _shifted(each, d, length)
+    return Encoding(name, None, {"q = k": _array(turned @ turned[0])}, "product of q and k", exact)
+
+
+def _shifted(module: Position, d: int, length: int) -> float:
+    """How much q·k changes if both positions are moved, at most."""
+    rng = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 1, d, generator=rng, dtype=torch.float64)
+    places = torch.arange(length)
+    products = []
+    for shift in SHIFTS:
+        moved = _turn(module, q.expand(1, 1, length, d), places + shift)
+        fixed = _turn(module, k.expand(1, 1, 1, d), torch.tensor([shift]))
+        products.append(moved @ fixed[0])
+    return max(float((each - products[0]).abs().max()) for each in products)
+
+
+def _turn(module: Position, x: Tensor, places: Tensor) -> Tensor:
+    """x (1, 1, time, d) rotated as at these places: (time, d)."""
+    angles = module.angles(places[None], int(places.max()) + 1, torch.float64)
+    assert angles is not None
+    return module.rotate(x, angles)[0, 0]
+
+
+def _array(values: Tensor) -> Floats:
+    return values.cpu().numpy().astype(np.float64) + 0.0  # no −0
+
+
+def _draw_stripes(stripes: Floats, axes: Any) -> None:
+    most = float(np.abs(stripes).max())
+    image = axes.imshow(
+        stripes, cmap=SHADES, vmin=-most, vmax=most, aspect="auto", interpolation="nearest", rasterized=True
+    )
+    axes.set_xlabel("coordinate", fontsize=9)
+    axes.set_ylabel("position", fontsize=9)
+    axes.figure.colorbar(image, ax=axes, shrink=0.85).ax.tick_params(labelsize=8)
+
+
+def _draw_curves(encoding: Encoding, axes: Any) -> None:
+    for number, (name, curve) in enumerate(encoding.curves.items()):
+        line(axes, range(len(curve)), curve, number, name)
+    axes.set_xlabel("distance", fontsize=9)
+    grid(axes)
+    if len(encoding.curves) > 1:
+        legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, columnspacing=1.0)
