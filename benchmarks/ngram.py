@@ -18,10 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.models.build import build as build_model
-from weft.models.config import AddK, KneserNey, MaximumLikelihood, NGram, StupidBackoff
+from weft.models.config import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, NGram, StupidBackoff
 from weft.models.ngram import NGram as Model
 
-SMOOTHING = {"mle": MaximumLikelihood(), "add-k": AddK(), "stupid-backoff": StupidBackoff(), "kneser-ney": KneserNey()}
+SMOOTHING = {
+    "mle": MaximumLikelihood(),
+    "add-k": AddK(),
+    "stupid-backoff": StupidBackoff(),
+    "kneser-ney": KneserNey(),
+    "modified-kneser-ney": ModifiedKneserNey(),
+}
 Tokens = NDArray[np.int32]
 
 

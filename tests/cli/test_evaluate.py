@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("labels", ["--targets", "x.txt"], "--targets x.txt: they answer the lines of --data, which isn't given"),
         ("counts", ["--data", "x", "--targets", "y"], "--targets y: this run is a language model, which"),
         ("counts", ["--figure", "x.png"], "--figure x.png: this run is a language model, which has no"),
-        ("labels", ["--figure", "x.txt"], "x.txt: a figure is written as .png or .svg"),
+        ("labels", ["--figure", "x.txt"], "x.txt: it is written as .svg, .png or .pdf"),
         ("masked", [], "this run held out nothing; name what to evaluate on with --data"),
     ],
 )

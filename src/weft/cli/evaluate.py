@@ -28,7 +28,7 @@ def evaluate(
         str, typer.Option(metavar="NAME", help="The encoding of the files of --data, such as cp1252.")
     ] = "utf-8",
     figure: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix of a classifier, .png or .svg.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix of a classifier, .svg, .png or .pdf.")
     ] = None,
     quantize: Annotated[
         str | None, typer.Option(metavar="BITS", help="Also measure smaller weights, int8 or int4.")
@@ -47,9 +47,9 @@ def evaluate(
     if quantize is not None:
         check_bits(quantize)
     if figure is not None:
-        from weft.explain.figures import check_figure
+        from weft.explain.picture import FIGURES, check_picture
 
-        check_figure(figure)
+        check_picture(figure, FIGURES)
     if more and not data:
         raise ConfigError(f"'{more[0]}': text is given with --data")
     if encoding != "utf-8" and not data:
@@ -74,9 +74,9 @@ def evaluate(
     if baseline is not None:
         metrics[BASELINE] = baseline
     if figure is not None:
-        from weft.explain.figures import confusion_matrix, save_figure
+        from weft.explain.confusion import ConfusionMatrix
 
-        save_figure(confusion_matrix(metrics["matrix"], metrics["labels"]), figure)
+        ConfusionMatrix(tuple(map(tuple, metrics["matrix"])), tuple(metrics["labels"])).save(figure)
     if as_json:
         from weft.runs.lines import record
 

@@ -3,6 +3,8 @@
 import io
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,17 +53,36 @@ class Picture(ABC):
         return [Section(self.title, self.about, self.html(), self.scripts)]
 
     def save(self, path: Path | str) -> Path:
-        """Write it as .html, .svg, .png or .pdf."""
+        """Write it as a page (.html) or a figure (.svg, .png, .pdf), whole or not at all."""
         path = Path(path)
         check_picture(path, self.suffixes)
         if path.suffix.lower() == PAGE:
-            return _written(path, lambda: write_text(path, page(self.title, self.sections())))
+            text = page(self.title, self.sections(), summary=self.about if len(self.sections()) > 1 else "")
+            return _written(path, lambda: write_text(path, text))
         return _written(path, lambda: write_bytes(path, drawn(self.figure(), path.suffix[1:].lower())))
 
     suffixes: ClassVar[tuple[str, ...]] = (PAGE, *FIGURES)
 
     def _repr_html_(self) -> str:
         return page(self.title, self.sections(), frame=True)
+
+
+@dataclass(frozen=True)
+class Album(Picture):
+    """Several pictures on one page."""
+
+    title: str
+    about: str
+    pictures: tuple[Picture, ...]
+    suffixes: ClassVar[tuple[str, ...]] = (PAGE,)
+
+    def figure(self) -> Figure:
+        """There is none."""
+        raise ConfigError(f"{self.title}: several pictures make a page, .html; one of them makes a figure")
+
+    def sections(self) -> list[Section]:
+        """Those of all pictures."""
+        return [section for picture in self.pictures for section in picture.sections()]
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -74,7 +95,8 @@ def new_figure(width: float, height: float) -> Figure:
 def check_picture(path: Path, suffixes: tuple[str, ...] = (PAGE, *FIGURES)) -> None:
     """Refuse a path where no picture of these kinds can be written."""
     if path.suffix.lower() not in suffixes:
-        raise ConfigError(f"{path}: a picture is written as {', '.join(suffixes[:-1])} or {suffixes[-1]}")
+        wanted = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
+        raise ConfigError(f"{path}: it is written as {wanted}")
     check_place(path)
 
 
@@ -100,7 +122,7 @@ def svg(figure: Figure, label: str) -> str:
     return text.replace("<svg", f'<svg class="figure" role="img" aria-label="{escaped}"', 1)
 
 
-def _written(path: Path, write: Any) -> Path:
+def _written(path: Path, write: Callable[[], object]) -> Path:
     try:
         write()
     except OSError as error:

@@ -6,43 +6,44 @@ import numpy as np
 import pytest
 
 from weft.errors import ConfigError, DataError
-from weft.explain.figures import confusion_matrix, save_figure
+from weft.explain.confusion import ConfusionMatrix
 
 
 def test_a_confusion_matrix_names_labels_and_counts(tmp_path: Path) -> None:
-    figure = confusion_matrix([[90, 10], [0, 0]], ["$no$", "yes"], title="held out")
-    (axes,) = figure.axes
+    picture = ConfusionMatrix(((90, 10), (0, 0)), ("$no$", "yes"), title="held out")
+    (axes,) = picture.figure().axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["$no$", "yes"]
     assert [text.get_text() for text in axes.texts] == ["90", "10", "0", "0"]
     assert axes.images[0].get_array().tolist() == [[0.9, 0.1], [0.0, 0.0]]
-    assert (axes.get_ylabel(), axes.get_xlabel(), axes.get_title()) == ("true", "predicted", "held out")
-    png = save_figure(figure, tmp_path / "deep" / "matrix.png")
+    assert (axes.get_ylabel(), axes.get_xlabel(), axes.get_title()) == ("actual", "predicted", "held out")
+    png = picture.save(tmp_path / "deep" / "matrix.png")
     assert png.read_bytes().startswith(b"\x89PNG")
-    svg = save_figure(figure, tmp_path / "matrix.SVG").read_text()
+    svg = picture.save(tmp_path / "matrix.SVG").read_text()
     assert "<svg" in svg
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
-    for suffix in ("png", "svg"):
+    for suffix in ("png", "svg", "pdf"):
         files = []
         for name in ("a", "b"):
-            figure = confusion_matrix(np.eye(3), ["a", "b", "c"])
-            files.append(save_figure(figure, tmp_path / f"{name}.{suffix}").read_bytes())
+            picture = ConfusionMatrix(((1, 0), (0, 1)), ("a", "b"))
+            files.append(picture.save(tmp_path / f"{name}.{suffix}").read_bytes())
         assert files[0] == files[1]
 
 
 def test_a_large_matrix_has_a_scale_in_place_of_numbers() -> None:
-    labels = [f"label {n}" for n in range(30)]
-    figure = confusion_matrix(np.random.default_rng(0).integers(0, 9, (30, 30)), labels)
+    labels = tuple(f"label {n}" for n in range(30))
+    counts = np.random.default_rng(0).integers(0, 9, (30, 30)).tolist()
+    figure = ConfusionMatrix(tuple(map(tuple, counts)), labels).figure()
     assert len(figure.axes) == 2 and not figure.axes[0].texts
     assert figure.get_size_inches().max() <= 24
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
-    figure = confusion_matrix([[1]], ["a"])
-    with pytest.raises(ConfigError, match=r"a figure is written as \.png or \.svg"):
-        save_figure(figure, tmp_path / "a.jpg")
+    picture = ConfusionMatrix(((1,),), ("a",))
+    with pytest.raises(ConfigError, match=r"a\.jpg: it is written as \.svg, \.png or \.pdf"):
+        picture.save(tmp_path / "a.jpg")
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot be written"):
-        save_figure(figure, tmp_path / "file" / "a.png")
+        picture.save(tmp_path / "file" / "a.png")
