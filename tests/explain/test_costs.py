@@ -102,6 +102,14 @@ def test_an_n_gram_has_nothing_to_count() -> None:
         step_time(build(preset("ngram-3")), 8)
 
 
+def test_lengths_that_do_not_fit_are_refused() -> None:
+    for length, why in ((0, "at least one token"), (1025, "model.context = 1024")):
+        with pytest.raises(ModelError, match=why):
+            costs(preset("gpt2"), length)
+    with pytest.raises(ModelError, match="at least 1"):
+        step_time(build(preset("gpt-tiny")), 0)
+
+
 def test_growth_follows_the_known_laws() -> None:
     found = {axis.letter: {curve.name: curve for curve in axis.curves} for axis in growth(preset("llama-7b")).axes}
     powers = {letter: [curve.power for curve in curves.values()] for letter, curves in found.items()}

@@ -35,14 +35,14 @@ def made(name: str, **changes):
 
 
 def test_all_six_stacks_are_shown() -> None:
-    found = gradient_pictures(layers=6, d_model=16, seed=3)
+    found = gradient_pictures(layers=4, d_model=8, seed=3)
     assert [(flow.placement, flow.residual) for flow in found.flows] == [
         (placement, residual) for residual in (True, False) for placement in ("pre", "post", "none")
     ]
-    assert found.flows[1] == gradient_flow("post", True, 6, 16, 3)
+    assert found.flows[1] == gradient_flow("post", True, 4, 8, 3)
     text = found.text() or ""
     assert f"{found.flows[0].full[0]:.1e}" in text
-    assert "6 layers of width 16" in text
+    assert "4 layers of width 8" in text
     assert [row[:2] for row in found.tables()[0].rows][3] == ("pre-norm", "no")
     assert found.html().count("<svg") == 4
 

@@ -41,7 +41,7 @@ def diagram(columns: Sequence[Part]) -> Figure:
     drawn = []
     for number, column in enumerate(columns):
         stack = _Column(axes, number * COLUMN, 1 if number or _reads(column) else -1)
-        what = "source tokens" if len(columns) > 1 and number == 0 else "tokens"
+        what = "source tokens" if column.parts[0].name.startswith("source") else "tokens"
         axes.text(stack.x, -0.28, what, ha="center", va="center", fontsize=9)
         stack.y = -0.1
         for part in column.parts:

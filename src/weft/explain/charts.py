@@ -1,13 +1,15 @@
 """Pictures made of a few charts: side by side in print, and one below another on a narrow page."""
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from weft.explain.picture import COLOURS, Picture, new_figure, svg
+from weft.explain.picture import COLOURS, SHADES, Picture, new_figure, svg
 from weft.explain.plan import Table
 from weft.explain.tables import html_tables, text_tables
 
@@ -85,9 +87,18 @@ def legend(axes: Any, **options: Any) -> None:
     axes.legend(frameon=False, fontsize=8.5, handlelength=2.4, **options)
 
 
+def legend_below(axes: Any) -> None:
+    """The same under the chart, where lines are everywhere in it."""
+    legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, columnspacing=1.0)
+
+
+# The page's own colours in the place of those for print; shades become mixes of the two that a page has.
+THEME = {colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)} | {
+    to_hex(SHADES(step / 255)): f"color-mix(in srgb, var(--deep) {100 * step / 255:.0f}%, var(--card))"
+    for step in range(64, 256)
+}
+
+
 def themed(figure: Figure, title: str) -> str:
     """A figure whose lines have the page's own colours, light or dark."""
-    text = svg(figure, title)
-    for number, colour in enumerate(COLOURS):
-        text = text.replace(colour, f"var(--c{number})")
-    return text
+    return re.sub(r"#[0-9a-f]{6}", lambda colour: THEME.get(colour[0], colour[0]), svg(figure, title))

@@ -154,6 +154,8 @@ HEADER = ("part", "parameters", "share", "forward", "training", "share", "bf16")
 
 def costs(model: Config, length: int | None = None) -> Costs:
     """What a model costs, part by part; for sequences of `length` tokens, or of its whole context."""
+    if length is not None and length < 1:
+        raise ModelError(f"length {length}: a sequence has at least one token")
     cost = count(model, length)
     if not cost.parameters:
         raise ModelError(f"an n-gram model has no weights to count: {cost.note}")

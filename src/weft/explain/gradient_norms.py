@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from weft.errors import DataError, ModelError
 from weft.explain.capture import capture, taps
-from weft.explain.charts import Chart, Charts, grid, legend, line
+from weft.explain.charts import Chart, Charts, grid, legend_below, line
 from weft.explain.groups import Group, grouped
 from weft.explain.plan import Table
 from weft.explain.reading import Reading
@@ -179,5 +179,7 @@ def _log(axes: Any, label: str) -> None:
     axes.set_yscale("log")
     axes.set_xlabel(label, fontsize=9)
     axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.minorticks_off()
     grid(axes)
-    legend(axes)
+    if len(axes.lines) > 1:
+        legend_below(axes)

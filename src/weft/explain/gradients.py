@@ -132,6 +132,7 @@ class GradientFlows(Charts):
         # the same axis for all four, so that they can be compared
         values = [value for flow in self.flows for value in (*flow.full, *flow.token_specific) if value > 0]
         axes.set_ylim(max(min(values), 1e-24) / 3, max(values) * 10)
+        axes.minorticks_off()
         axes.set_xlabel("layer", fontsize=9)
         axes.set_ylabel("‖gradient‖ / the top's", fontsize=9)
         grid(axes)

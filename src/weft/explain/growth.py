@@ -162,7 +162,7 @@ def _draw(axes: Any, axis: Axis) -> None:
     for number, curve in enumerate(axis.curves):
         label = f"{curve.name}: slope {curve.slope:.2f}, far out {curve.law(axis.letter)}"
         line(axes, axis.sizes, curve.values, number, label, marker="o", markersize=3)
-    axes.axvline(axis.now, color="#808080", linewidth=0.8)
+    axes.axvline(axis.now, ymax=0.68, color="#808080", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from weft.errors import ModelError
 from weft.explain.capture import capture, taps
-from weft.explain.charts import Chart, Charts, grid, legend, line
+from weft.explain.charts import Chart, Charts, grid, legend_below, line
 from weft.explain.groups import grouped
 from weft.explain.picture import SHADES
 from weft.explain.plan import Table
@@ -23,7 +23,7 @@ from weft.explain.reading import Reading
 from weft.models.base import LanguageModel, evaluating
 from weft.nn.config import Plain
 
-BINS = 60
+FEWEST_BINS, MOST_BINS = 12, 120
 TAIL = 0.005  # of the numbers at either end are not drawn: a few of them are often hundreds of times larger
 SAMPLED = 1 << 20  # numbers that are enough to know where the tails begin
 SATURATED = 0.99  # of what a sigmoid or tanh can reach
@@ -113,7 +113,7 @@ class Histograms(Charts):
         axes.xaxis.get_major_locator().set_params(integer=True)
         grid(axes)
         if len(self.entropy) > 1:
-            legend(axes)
+            legend_below(axes)
 
 
 def histograms(model: LanguageModel, reading: Reading | None = None) -> Histograms:
@@ -129,9 +129,9 @@ def histograms(model: LanguageModel, reading: Reading | None = None) -> Histogra
     return Histograms(
         title="Weights and activations",
         about=(
-            "How the numbers of every group are distributed, a line a layer, darker from the first to the last, each"
-            " scaled to its own peak; the outermost are not drawn. With a text also what passes through the layers,"
-            " how many hidden units are 0 or saturated, and how spread out attention is."
+            "How the numbers of every group are distributed, a line a layer, from the first, the faintest, to the last,"
+            " each scaled to its own peak; the outermost are not drawn. With a text also what passes through the"
+            " layers, how many hidden units are 0 or saturated, and how spread out attention is."
         ),
         weights=weights,
         activations=seen.activations,
@@ -204,10 +204,11 @@ def _histogram(values: Tensor) -> Histogram:
     mean = float(values.mean())
     deviation = float(values.std(unbiased=False)) if len(values) > 1 else 0.0
     low, high = _bounds(values)
-    counts = torch.histc(values, BINS, low, high)
+    bins = min(MOST_BINS, max(FEWEST_BINS, math.isqrt(len(values)) // 2))  # few numbers in many bins are noise
+    counts = torch.histc(values, bins, low, high)
     return Histogram(
         counts=counts.numpy().astype(np.int64),
-        edges=np.linspace(low, high, BINS + 1),
+        edges=np.linspace(low, high, bins + 1),
         numbers=len(values),
         mean=mean,
         deviation=deviation,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.config import kinds
 from weft.errors import ConfigError, ModelError, suggestion
-from weft.explain.charts import Chart, Charts, grid, legend, line
+from weft.explain.charts import Chart, Charts, grid, legend_below, line
 from weft.explain.picture import SHADES
 from weft.explain.plan import Table
 from weft.models.config import TransformerConfig
@@ -248,4 +248,4 @@ def _draw_curves(encoding: Encoding, axes: Any) -> None:
     axes.set_xlabel("distance", fontsize=9)
     grid(axes)
     if len(encoding.curves) > 1:
-        legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, columnspacing=1.0)
+        legend_below(axes)

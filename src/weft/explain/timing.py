@@ -120,6 +120,8 @@ class StepTime(Picture):
 
 def step_time(model: LanguageModel, length: int, batch: int = 1, repeats: int = REPEATS) -> StepTime:
     """Time a few forward and backward passes of a model as it stands, over random tokens; its weights don't change."""
+    if min(length, batch, repeats) < 1:
+        raise ModelError(f"{batch} × {length} tokens, {repeats} times: each has to be at least 1")
     cost = count(model.config, length)
     if not cost.parameters:
         raise ModelError("an n-gram model learns by counting; it has no training step to time")
