@@ -5,14 +5,17 @@ parameter, intercept, input and constant is a node too; edges are directed and u
 each operation is recorded as it happens, so that the graph shows what the control flow did.
 """
 
+import copy
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,43 +24,73 @@ Kind = Literal["parameter", "input", "constant", "variable"]
 # A copy is not another variable of the algorithm, and neither is a view in another shape.
 COPIES = {"clone", "_to_copy", "detach", "alias", "lift_fresh"}
 RESHAPES = {"transpose_", "t_", "squeeze_", "unsqueeze_", "as_strided_", "detach_", "swapaxes_", "swapdims_"}
+PRODUCTS = ("linear", "matmul", "addmm", "baddbmm")
 # These look at a tensor's shape and not at its numbers.
 BLANKS = ("empty", "zeros", "ones", "full", "new_")
 
 
+class Call(NamedTuple):
+    """A call of the module at `path`, of class `kind`, from inside of another call; the first one is the model's."""
+
+    path: str
+    kind: str
+    parent: int
+
+
 @dataclass(frozen=True)
 class Node:
-    """A variable: its `name`, and the `function` that computes it."""
+    """A variable: its `name`, and the `function` that computes it, within a call of a module.
+
+    `arguments` are the function's tensors by the names of its parameters, each with the node that holds its value.
+    `number` is the other operand where that is no tensor: 2 in x².
+    """
 
     kind: Kind
     function: str
     name: str
+    call: int = 0
+    shape: tuple[int, ...] = ()
+    floating: bool = True
+    arguments: tuple[tuple[str, int], ...] = ()
+    number: float | None = None
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the order they were computed, and edges (from, to) between their places in that order."""
+    """Nodes in the order they were computed, and edges (from, to) between their places in that order.
+
+    `calls` are those of modules in the order they began.
+    """
 
     nodes: list[Node]
     edges: list[tuple[int, int]]
+    calls: list[Call]
 
 
 def graph(model: nn.Module, *inputs: Any, **given: Any) -> Graph:
     """The computation graph of model(*inputs, **given). It runs the model once, as it is, without gradients.
 
-    Fused kernels are switched off where PyTorch has others, for they hide what the slides show.
+    Fused kernels are switched off where PyTorch has others, for they hide what the slides show. A model on the meta
+    device, whose weights have shapes and no numbers, is recorded too: whatever depends on them is not computed.
     """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        with _fake_weights(model):
+            return _recorded(model, _numbers(list(inputs)), _numbers(given))
+    return _recorded(model, list(inputs), given)
+
+
+def _recorded(model: nn.Module, inputs: list[Any], given: dict[str, Any]) -> Graph:
     recorder = _Recorder(model)
     fused = torch._C._get_mkldnn_enabled()
     for name, value in (inspect.signature(model.forward).bind_partial(*inputs).arguments | given).items():
         for path, tensor in _named_tensors(name, value):
-            recorder.add(tensor, Node("input", "input", path))
+            recorder.add(tensor, recorder.leaf("input", path, tensor))
     hooks = [
         hook
         for path, module in model.named_modules()
         for hook in (
-            module.register_forward_pre_hook(lambda _, given, path=path or "model": recorder.enter(path)),
-            module.register_forward_hook(lambda _, given, result, path=path or "model": recorder.leave(path, result)),
+            module.register_forward_pre_hook(lambda module, _, path=path: recorder.enter(path, module)),
+            module.register_forward_hook(lambda _, given, result, path=path: recorder.leave(path or "model", result)),
         )
     ]
     try:
@@ -69,6 +102,48 @@ def graph(model: nn.Module, *inputs: Any, **given: Any) -> Graph:
         for hook in hooks:
             hook.remove()
     return recorder.before([tensor for _, tensor in _named_tensors("", result)])
+
+
+@contextmanager
+def _fake_weights(model: nn.Module) -> Iterator[None]:
+    """A model on the meta device with weights that claim to be on the processor, so that it runs as it would there.
+
+    What depends on them has a shape and no numbers; positions, masks and token ids are still computed.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[nn.Parameter, nn.Parameter] = {}
+    held = [(module, name, p) for module in model.modules() for name, p in module.named_parameters(recurse=False)]
+    for _, _, parameter in held:
+        with mode:
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+        fakes.setdefault(parameter, nn.Parameter(empty, requires_grad=False))
+    buffers = [(m, name, b) for m in model.modules() for name, b in m.named_buffers(recurse=False) if b.is_meta]
+    try:
+        for module, name, parameter in held:
+            setattr(module, name, fakes[parameter])
+        for module, name, buffer in buffers:
+            with mode:
+                setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
+        yield
+    finally:
+        for module, name, value in [*held, *buffers]:
+            setattr(module, name, value)
+
+
+def _numbers(value: Any) -> Any:
+    """Inputs with zeros, or True, for tensors on the meta device: token ids and masks that any model can read."""
+    if isinstance(value, Tensor):
+        return torch.full(value.shape, value.dtype == torch.bool, dtype=value.dtype) if value.is_meta else value
+    if isinstance(value, dict):
+        return {key: _numbers(member) for key, member in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_numbers(member) for member in value)
+    if not any(tensor.is_meta for _, tensor in _named_tensors("", value)):
+        return value
+    changed = copy.copy(value)
+    for key, member in vars(value).items():
+        object.__setattr__(changed, key, _numbers(member))
+    return changed
 
 
 def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -98,13 +173,15 @@ class _Recorder(TorchDispatchMode):
         self.edges: list[tuple[int, int]] = []
         self.place: dict[int, int] = {}
         self.alive: list[Tensor] = []  # a storage that is freed could lend its address to another
-        self.paths: list[str] = []
+        self.calls: list[Call] = []
+        self.open: list[int] = []  # the calls that have begun and not ended
         self.counts: dict[str, int] = {}
-        self.stored: dict[int, Node] = {}
+        self.product: int | None = None  # a product of matrices that was computed just now
+        self.stored: dict[int, tuple[Kind, str, Tensor]] = {}
         for name, tensor in model.named_buffers():
-            self.stored[tensor.untyped_storage()._cdata] = Node("constant", "constant", name)
+            self.stored[tensor.untyped_storage()._cdata] = ("constant", name, tensor)
         for name, tensor in model.named_parameters():
-            self.stored[tensor.untyped_storage()._cdata] = Node("parameter", "parameter", name)
+            self.stored[tensor.untyped_storage()._cdata] = ("parameter", name, tensor)
 
     def add(self, tensor: Tensor, node: Node) -> int:
         """Add a node, and note that the tensor holds its value."""
@@ -117,15 +194,22 @@ class _Recorder(TorchDispatchMode):
         """The node of a tensor's value; what nothing has computed is a parameter or a constant."""
         key = tensor.untyped_storage()._cdata
         if key not in self.place:
-            self.add(tensor, self.stored.get(key) or Node("constant", "constant", self._fresh("constant")))
+            self.add(tensor, self.leaf(*self.stored.get(key, ("constant", self._fresh("constant"), tensor))))
         return self.place[key]
 
-    def enter(self, path: str) -> None:
-        self.paths.append(path)
+    def leaf(self, kind: Kind, name: str, tensor: Tensor) -> Node:
+        """A node that nothing computes."""
+        call = self.open[-1] if self.open else 0
+        return Node(kind, kind, name, call, tuple(tensor.shape), tensor.is_floating_point())
+
+    def enter(self, path: str, module: nn.Module) -> None:
+        """A module begins."""
+        self.calls.append(Call(path, type(module).__name__, self.open[-1] if self.open else 0))
+        self.open.append(len(self.calls) - 1)
 
     def leave(self, path: str, result: Any) -> None:
         """What a module returns (first) takes the module's name, unless a module inside it has named it."""
-        self.paths.pop()
+        self.open.pop()
         for _, tensor in islice(_named_tensors("", result), 1):
             i = self.find(tensor)
             if self.nodes[i].name.startswith(f"{path}:"):
@@ -139,29 +223,68 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         schema = func._schema
         name = schema.name.split("::")[-1]
-        used = [] if name.startswith(BLANKS) else [tensor for _, tensor in _named_tensors("", [args, kwargs])]
-        sources = list(dict.fromkeys(self.find(tensor) for tensor in used))
         result = func(*args, **kwargs)
         made = [tensor for _, tensor in _named_tensors("", result)]
+        # a parameter is a node from where its numbers are used, not from where it is looked at
+        views = bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)
+        if not schema.is_mutable and (views or not made):
+            return self._view(name, args, result)
+        used = [] if name.startswith(BLANKS) else _tensor_arguments(schema, args, kwargs)
+        arguments = tuple((role, self.find(tensor)) for role, tensor in used)
+        sources = list(dict.fromkeys(source for _, source in arguments))
         if schema.is_mutable and name not in RESHAPES:
-            arguments = zip(schema.arguments, args, strict=False)
-            written = [value for a, value in arguments if a.alias_info is not None and a.alias_info.is_write]
+            places = zip(schema.arguments, args, strict=False)
+            written = [value for a, value in places if a.alias_info is not None and a.alias_info.is_write]
             made += [tensor for _, tensor in _named_tensors("", written)]
         else:
             made = [tensor for tensor in made if tensor.untyped_storage()._cdata not in self.place]
         if not made:
-            return result
+            return self._view(name, args, result)
+        self.product = None
         if name in COPIES and sources:
             i = sources[0]
         else:
-            path = self.paths[-1] if self.paths else "model"
-            kind: Kind = "variable" if sources else "constant"
-            i = self.add(made[0], Node(kind, _plain(name), self._fresh(path)))
+            function = self._function(name, dict(used), kwargs)
+            if function == "linear" and len(arguments) == 3:  # addmm has the intercept first
+                arguments = (*arguments[1:], arguments[0])
+            call = self.open[-1] if self.open else 0
+            path = self.calls[call].path if self.calls else ""
+            node = Node(
+                "variable" if sources else "constant",
+                function,
+                self._fresh(path or "model"),
+                call,
+                tuple(made[0].shape),
+                made[0].is_floating_point(),
+                arguments,
+                _number(schema, args),
+            )
+            i = self.add(made[0], node)
+            self.product = i if function in PRODUCTS else None
             self.edges += [(source, i) for source in sources]
         for tensor in made:
             self.alive.append(tensor)
             self.place[tensor.untyped_storage()._cdata] = i
         return result
+
+    def _view(self, name: str, args: Any, result: Any) -> Any:
+        """What is no variable of its own. Products take matrices: theirs has the shape it is given right afterwards."""
+        of = self.place.get(args[0].untyped_storage()._cdata) if name in ("view", "_unsafe_view") else None
+        if of is not None and of == self.product:
+            self.nodes[of] = replace(self.nodes[of], shape=tuple(result.shape))
+        self.product = None
+        return result
+
+    def _function(self, name: str, used: dict[str, Tensor], given: dict[str, Any]) -> str:
+        """A product with a parameter that is transposed for it is a linear layer."""
+        right = used.get("mat2")
+        stored = None if right is None else self.stored.get(right.untyped_storage()._cdata)
+        if right is not None and stored is not None:
+            shape, strides = stored[2].shape, stored[2].stride()
+            if right.shape[-2:] == shape[::-1] and right.stride()[-2:] == strides[::-1]:
+                return "linear"
+        plain = _plain(name)
+        return "gelu-tanh" if plain == "gelu" and given.get("approximate") == "tanh" else plain
 
     def before(self, results: list[Tensor]) -> Graph:
         """The part of the graph that the results depend on."""
@@ -171,7 +294,22 @@ class _Recorder(TorchDispatchMode):
                 needed.add(source)
         number = {old: new for new, old in enumerate(sorted(needed))}
         edges = [(number[a], number[b]) for a, b in self.edges if b in needed]
-        return Graph([self.nodes[old] for old in number], edges)
+        nodes = [self.nodes[old] for old in number]
+        nodes = [replace(n, arguments=tuple((role, number[i]) for role, i in n.arguments)) for n in nodes]
+        return Graph(nodes, edges, self.calls)
+
+
+def _tensor_arguments(schema: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """The tensors that a function is given, by the names of its parameters."""
+    by_name = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
+    return [pair for name, value in by_name.items() for pair in _named_tensors(name, value)]
+
+
+def _number(schema: Any, args: Any) -> float | None:
+    """The second operand of a function, where it is a number."""
+    if len(args) > 1 and schema.arguments[1].name in ("other", "exponent", "value"):
+        return float(args[1]) if isinstance(args[1], int | float) and not isinstance(args[1], bool) else None
+    return None
 
 
 def _plain(name: str) -> str:
@@ -179,4 +317,5 @@ def _plain(name: str) -> str:
     if "scaled_dot_product" in name:
         return "attention"
     name = name.strip("_").removeprefix("native_").removeprefix("safe_").removeprefix("thnn_")
-    return {"mm": "matmul", "bmm": "matmul", "addmm": "linear", "baddbmm": "linear"}.get(name, name)
+    name = name.removesuffix("_forward")
+    return {"mm": "matmul", "bmm": "matmul"}.get(name, name)
