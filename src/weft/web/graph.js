@@ -24,7 +24,19 @@
     const members = groups.map(() => null);
     const inside = n => members[n] ??= groups[n][3].flatMap(child => child < first ? [child] : inside(child - first));
     const initial = new Set(groups.flatMap((group, n) => group[5] ? [n] : []));
-    let open = new Set(initial), marks = new Map(), joins = [], focused = null;
+    let open = new Set(initial), marks = new Map(), joins = [], drawn = [], focused = null;
+    const spare = document.createDocumentFragment(), known = new Map();
+    const svg = document.createElementNS(SVG, "svg"), paths = {}, layer = document.createElement("div");
+    svg.setAttribute("aria-hidden", "true");
+    for (const name of ["edge", "quiet", "near", "tip"]) {
+      paths[name] = svg.appendChild(document.createElementNS(SVG, "path"));
+      paths[name].setAttribute("class", name);
+    }
+    plane.replaceChildren(svg, layer);
+    const curve = l => {
+      const mid = (l.bend + l.straight) / 2;
+      return `M${l.x} ${l.y}V${l.bend}C${l.x} ${mid} ${l.toX} ${mid} ${l.toX} ${l.straight}V${l.toY}`;
+    };
     const style = getComputedStyle(plane), measure = document.createElement("canvas").getContext("2d");
     const widths = new Map();
     const length = (text, size) => {
@@ -75,75 +87,94 @@
         const a = showing.get(data.edges[n]), b = showing.get(data.edges[n + 1]), key = a * (first + groups.length) + b;
         if (a !== b && !seen.has(key)) { seen.add(key); edges.push([a, b]); }
       }
-      const lines = window.weftGraphLayout(top, edges), back = on("backward");
+      drawn = window.weftGraphLayout(top, edges, known);
       joins = edges;
-      const width = top.width + 2 * MARGIN, height = top.height + 2 * MARGIN;
-      const fresh = document.createDocumentFragment();
-      const frames = make("div", fresh), svg = fresh.appendChild(document.createElementNS(SVG, "svg"));
+      const width = top.width + 2 * MARGIN, height = top.height + 2 * MARGIN, back = on("backward");
       svg.setAttribute("viewBox", `${-MARGIN} ${-MARGIN} ${width} ${height}`);
       svg.setAttribute("width", width); svg.setAttribute("height", height);
-      svg.setAttribute("aria-hidden", "true");
-      const tips = new Set();
-      for (const l of lines) {
-        const path = svg.appendChild(document.createElementNS(SVG, "path")), mid = (l.bend + l.straight) / 2;
-        const quiet = back && !goes(l.source);
-        path.setAttribute("class", quiet ? "quiet" : "edge");
-        path.setAttribute("d", `M${l.x} ${l.y}V${l.bend}C${l.x} ${mid} ${l.toX} ${mid} ${l.toX} ${l.straight}V${l.toY}`);
-        path.dataset.ends = ` ${l.source} ${l.targets.join(" ")} `;
-        path.source = l.source; path.targets = l.targets;
+      const tips = new Set(), passing = [], quiet = [];
+      for (const l of drawn) {
+        const silent = back && !goes(l.source);
+        (silent ? quiet : passing).push(curve(l));
         if (!back && l.arrives) tips.add(`M${l.toX} ${l.toY}l-3 -6h6z`);
-        if (back && l.leaves && !quiet) tips.add(`M${l.x} ${l.y}l-3 6h6z`);
+        if (back && l.leaves && !silent) tips.add(`M${l.x} ${l.y}l-3 6h6z`);
       }
-      const arrows = svg.appendChild(document.createElementNS(SVG, "path"));
-      arrows.setAttribute("class", "tip");
-      arrows.setAttribute("d", [...tips].join(""));
-      const boxes = make("div", fresh);
+      paths.edge.setAttribute("d", passing.join(""));
+      paths.quiet.setAttribute("d", quiet.join(""));
+      paths.tip.setAttribute("d", [...tips].join(""));
+      paths.near.setAttribute("d", "");
+      // elements are kept from one state to the next: most of them only move
+      const before = marks, order = [];
       marks = new Map();
       const put = box => {
-        const { about } = box, at = `left:${box.x + MARGIN}px;top:${box.y + MARGIN}px;`;
-        if (box.inside) {
-          if (box !== top) {
-            make("div", frames, { class: "graph-frame", style: `${at}width:${box.width}px;height:${box.height}px` });
-            const left = box.x + MARGIN + box.titleX - 5;
-            const place = `left:${left}px;top:${box.y + MARGIN + 2}px;width:${box.port}px`;
-            const head = make("button", boxes, { type: "button", class: "graph-head", "aria-expanded": "true",
-              "data-key": box.key, style: place, tabindex: -1 }, `▾ ${about.name} · ${about.inner}`);
-            head.setAttribute("aria-label", `${about.name}, ${about.inner}, open`);
-            marks.set(box.key, { button: head, box });
-          }
-          box.inside.forEach(put);
-          return;
+        if (box !== top) {
+          const mark = markFor(box, before.get(box.key));
+          marks.set(box.key, mark);
+          order.push(...mark.parts);
         }
-        const given = { type: "button", class: `graph-box ${about.kind}`, "data-key": box.key, tabindex: -1,
-          style: `${at}width:${box.wide}px;height:${box.height}px` };
-        if (about.kind === "group") given["aria-expanded"] = "false";
-        const button = make("button", boxes, given, about.inner);
-        const spoken = [about.name, about.inner, about.kind === "variable" || about.kind === "group" ? "" : about.kind,
-          about.order ? `number ${about.order}` : "", on("shapes") ? about.shape : "", ...about.lines.slice(1)];
-        button.setAttribute("aria-label", [...new Set(spoken.filter(Boolean))].join(", "));
-        const label = make("div", boxes, { class: "graph-label", "aria-hidden": "true",
-          style: `left:${box.x + MARGIN + box.wide + 7}px;top:${box.y + MARGIN}px;height:${box.height}px` });
-        make("span", label, {}, about.name);
-        for (const line of about.lines) make("small", label, {}, line);
-        marks.set(box.key, { button, box });
+        for (const child of box.inside || []) put(child);
       };
       put(top);
       plane.style.width = `${width}px`; plane.style.height = `${height}px`;
-      plane.replaceChildren(fresh);
+      const kept = new Set(order);
+      for (const element of [...layer.children]) if (!kept.has(element)) element.remove();
+      let next = layer.firstChild;
+      for (const element of order) {
+        if (element === next) next = next.nextSibling; else layer.insertBefore(element, next);
+      }
+      for (const { button } of marks.values()) if (button.tabIndex === 0) button.tabIndex = -1;
       const entry = marks.get(focused) || marks.values().next().value;
       if (entry) entry.button.tabIndex = 0;
+    }
+
+    function markFor(box, old) {
+      const { about } = box, shape = on("shapes") ? about.shape : "";
+      const text = [about.kind, about.inner, about.name, about.order, shape, ...about.lines].join("\n");
+      const mark = old && old.text === text ? old : box.inside ? frameMark(box) : boxMark(box, shape);
+      mark.text = text;
+      mark.box = box;
+      const x = box.x + MARGIN, y = box.y + MARGIN;
+      const styles = box.inside
+        ? [`left:${x}px;top:${y}px;width:${box.width}px;height:${box.height}px`,
+          `left:${x + box.titleX - 5}px;top:${y + 2}px;width:${box.port}px`]
+        : [`left:${x}px;top:${y}px;width:${box.wide}px;height:${box.height}px`,
+          `left:${x + box.wide + 7}px;top:${y + (box.height - ROW - SMALL * about.lines.length) / 2}px`];
+      mark.parts.forEach((part, n) => {
+        if (part.where !== styles[n]) { part.where = styles[n]; part.style.cssText = styles[n]; }
+      });
+      return mark;
+    }
+
+    function frameMark({ key, about }) {
+      const frame = make("div", spare, { class: "graph-frame" });
+      const button = make("button", spare, { type: "button", class: "graph-head", "aria-expanded": "true", tabindex: -1,
+        "data-key": key, "aria-label": `${about.name}, ${about.inner}, open` }, `▾ ${about.name} · ${about.inner}`);
+      return { button, parts: [frame, button] };
+    }
+
+    function boxMark({ key, about }, shape) {
+      const kind = about.kind === "variable" || about.kind === "group" ? "" : about.kind;
+      const spoken = [about.name, about.inner, kind, about.order ? `number ${about.order}` : "", shape,
+        ...about.lines.slice(about.lines.length && (about.order || shape) ? 1 : 0)];
+      const given = { type: "button", class: `graph-box ${about.kind}`, tabindex: -1, "data-key": key,
+        "aria-label": [...new Set(spoken.filter(Boolean))].join(", ") };
+      if (about.kind === "group") given["aria-expanded"] = "false";
+      const button = make("button", spare, given, about.inner);
+      const label = make("div", spare, { class: "graph-label", "aria-hidden": "true" });
+      make("span", label, {}, about.name);
+      for (const line of about.lines) make("small", label, {}, line);
+      return { button, parts: [button, label] };
     }
 
     function select(key, move = true) {
       const mark = marks.get(key);
       if (!mark) return;
-      for (const { button } of marks.values()) button.tabIndex = -1;
+      for (const { button } of marks.values()) if (button.tabIndex === 0) button.tabIndex = -1;
       mark.button.tabIndex = 0;
       focused = key;
       if (move) mark.button.focus();
-      for (const path of plane.querySelectorAll("path[data-ends]")) {
-        path.classList.toggle("near", path.source === key || path.targets.includes(key));
-      }
+      const near = drawn.filter(l => l.source === key || l.targets.includes(key));
+      paths.near.setAttribute("d", near.map(curve).join(""));
       tell(key);
     }
 

@@ -14,7 +14,8 @@
     return v.length % 2 ? v[half] : (v[half - 1] + v[half]) / 2;
   };
 
-  function arrange(root, edges) {
+  /* `known` keeps the insides of frames from call to call: what has not changed is not laid out again. */
+  function arrange(root, edges, known) {
     const chains = new Map();
     const note = (box, chain) => {
       const mine = [...chain, box];
@@ -32,7 +33,7 @@
       push(joined, mine[same - 1].key, [a, mine[same], other[same], b]);
       for (let n = same; n < other.length - 1; n++) push(joined, other[n].key, [a, null, other[n + 1], b]);
     }
-    const lines = place(root, joined, false);
+    const lines = place(root, joined, false, known);
     const settle = (box, x, y) => {
       box.x += x; box.y += y;
       for (const child of box.inside || []) settle(child, box.x, box.y);
@@ -41,20 +42,34 @@
     return lines;
   }
 
-  function place(box, joined, frame) {
-    const within = new Map();
-    for (const child of box.inside) if (child.inside) within.set(child, place(child, joined, true));
-    const [layers, pieces] = ranked(box.inside, joined.get(box.key) || []);
-    uncross(layers, pieces);
-    spread(layers, pieces);
-    const lines = draw(box, layers, pieces, frame);
-    for (const [child, inner] of within) {
-      for (const l of inner) {
+  function place(box, joined, frame, known) {
+    const within = new Map(), links = joined.get(box.key) || [];
+    for (const child of box.inside) if (child.inside) within.set(child, place(child, joined, true, known));
+    const lines = inner(box, links, frame, known);
+    for (const [child, moved] of within) {
+      for (const l of moved) {
         l.x += child.x; l.toX += child.x; l.y += child.y; l.bend += child.y; l.straight += child.y; l.toY += child.y;
         lines.push(l);
       }
     }
     return lines;
+  }
+
+  function inner(box, links, frame, known) {
+    const state = [box.port, ...links.map(([s, a, b, t]) => `${s} ${a ? a.key : ""} ${b ? b.key : ""} ${t}`),
+      ...box.inside.map(c => [c.key, c.width, c.height, c.port, ...c.entries, "", ...c.exits].join(" "))].join("\n");
+    let found = known.get(box.key);
+    if (!found || found.state !== state) {
+      const [layers, pieces] = ranked(box.inside, links);
+      uncross(layers, pieces);
+      spread(layers, pieces);
+      const lines = draw(box, layers, pieces, frame), { width, height, titleX, entries, exits } = box;
+      found = { state, lines, box: { width, height, titleX, entries, exits }, at: box.inside.map(c => [c.x, c.y]) };
+      known.set(box.key, found);
+    }
+    Object.assign(box, found.box);
+    box.inside.forEach((child, n) => { [child.x, child.y] = found.at[n]; });
+    return found.lines.map(l => ({ ...l }));
   }
 
   function ranked(boxes, links) {
