@@ -154,6 +154,13 @@ def test_what_a_decoder_reads_of_its_source_is_inside_of_it() -> None:
     assert [child.label for child in cross.children if isinstance(child, Group)] == ["kv", "q", "out"]
 
 
+def test_what_computes_nothing_has_no_graph() -> None:
+    with pytest.raises(ModelError, match="Identity computes no tensor"):
+        graph_picture(nn.Identity(), TOKENS)
+    with pytest.raises(ModelError, match="needs a source"):
+        graph_picture(build(preset("bahdanau-tiny")), TOKENS)
+
+
 def test_steps_of_a_recurrent_decoder_stay_apart() -> None:
     found = [name for inside, name in labels(drawn("bahdanau-tiny")) if inside == "GRU"]
     assert found == ["encoder", "decoder (1)", "decoder (2)", "decoder (3)", "decoder (4)"]
@@ -327,6 +334,7 @@ def test_graphviz_source() -> None:
     assert re.findall(r'label="(.*)";', source) == ["decoder · Stack", "decoder.0 · Block"]
     ends = re.findall(r"^  (n\d+) -> (n\d+);$", source, re.M)
     assert {end for pair in ends for end in pair} == {key for key, _, _ in boxes}
+    assert "edge [dir=back, arrowsize" in replace(picture, backward=True).dot()
     assert quoted('a"\\\n') == '"a\\"\\\\\\n"'
 
 

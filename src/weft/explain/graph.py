@@ -288,7 +288,7 @@ class _Recorder(TorchDispatchMode):
 
     def before(self, results: list[Tensor]) -> Graph:
         """The part of the graph that the results depend on."""
-        needed = {self.place[tensor.untyped_storage()._cdata] for tensor in results}
+        needed = {self.find(tensor) for tensor in results}
         for source, target in reversed(self.edges):
             if target in needed:
                 needed.add(source)

@@ -84,7 +84,8 @@ class GraphPicture(Picture):
         """As Graphviz source, with a cluster for each open module."""
         nodes = self.written.graph.nodes
         labels = {place: (function(node), self._dot_name(place)) for place, node in enumerate(nodes)}
-        return graph_draw.dot(self.root, set(self.open), labels, self.written.graph.edges)
+        source = graph_draw.dot(self.root, set(self.open), labels, self.written.graph.edges)
+        return source.replace("edge [", "edge [dir=back, ", 1) if self.backward else source
 
     def _dot_name(self, place: int) -> str:
         name = self.written.names[place]
@@ -184,6 +185,8 @@ def graph_picture(
     """
     with evaluating(model):
         recorded = graph(model, *inputs, **given)
+    if not any(node.kind == "variable" for node in recorded.nodes):
+        raise ModelError(f"{type(model).__name__} computes no tensor from others; it has no computation graph")
     title = f"Computation graph of {type(model).__name__}"
     whole = GraphPicture(title, Written(recorded, names(recorded)), fold(recorded), frozenset(), shapes, backward)
     return whole.unfolded(depth, open)
