@@ -1,0 +1,351 @@
+"""What each attention head does: how widely it looks, where to, and what the model loses without it.
+
+A head is named where it does one thing by these thresholds; all are means over the tokens of the text that attend:
+
+    induction            at least 0.4 to the token after an earlier copy of this one, on random tokens given twice
+    previous token       at least 0.5 to the token before
+    same token           at least 0.5 to itself
+    first token (sink)   at least 0.5 to the first token
+    uniform              an entropy of at least 0.9 of the largest that its mask allows
+    local                a mean distance of at most 2 tokens, and of at most half of what even weights would give
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from weft.errors import ModelError, counted
+from weft.explain.attention import attention_maps
+from weft.explain.attention_figure import Kind, KindMaps
+from weft.explain.capture import Change, capture
+from weft.explain.heads_figure import COLUMNS, Table, known, page_maps, small_maps
+from weft.explain.page import template
+from weft.explain.picture import Picture
+from weft.explain.reading import Reading, SourceTokens
+from weft.models.base import LanguageModel, evaluating
+from weft.models.config import Decoder, LMHead
+from weft.models.transformer import Transformer
+
+INDUCTION, MOSTLY, UNIFORM, NEAR = 0.4, 0.5, 0.9, 2.0
+ABLATED = 128  # tokens of the text on which ablation is measured: it takes a forward pass for each head
+AT_ONCE = 1024  # tokens in a batch
+LISTED = 20
+
+
+class Head(NamedTuple):
+    """One head with its statistics; NaN where one means nothing."""
+
+    kind: Kind
+    layer: int
+    head: int
+    names: tuple[str, ...]
+    entropy: float
+    distance: float
+    first: float
+    previous: float
+    itself: float
+    induction: float
+    cost: float
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTable(Picture):
+    """Statistics of every head of a model on a text: `statistics` by kind and name, (layers, heads) each.
+
+    entropy (nats) and distance (tokens) are means over queries; first, previous and itself are mean weights; induction
+    is the score of `induction_scores`; cost is what the text loses in nats a token if the head gives zeros.
+    """
+
+    title: str
+    about: str
+    statistics: dict[Kind, dict[str, Table]]
+    names: dict[Kind, list[list[tuple[str, ...]]]]
+
+    def heads(self) -> list[Head]:
+        """All heads, the most interesting first: those whose loss costs the most, or else those that have a name."""
+        found = [
+            Head(
+                kind, layer, head, self.names[kind][layer][head], **{name: float(of[name][layer, head]) for name in of}
+            )
+            for kind, of in self.statistics.items()
+            for layer, head in np.ndindex(of["entropy"].shape)
+        ]
+        return sorted(found, key=_interest)
+
+    def named(self) -> dict[str, list[Head]]:
+        """The heads that have a name, by it."""
+        found: dict[str, list[Head]] = {}
+        for each in self.heads():
+            for name in each.names:
+                found.setdefault(name, []).append(each)
+        return found
+
+    def text(self) -> str:
+        """The first heads of the table, in 80 columns, and how many have which name."""
+        columns = known(self.statistics)
+        several = len(self.statistics) > 1
+        lines = [
+            f"{'head':<{15 if several else 6}}" + "".join(f"{_SHORT[name]:>7}" for name in columns) + "  what it does"
+        ]
+        heads = self.heads()
+        for each in heads[:LISTED]:
+            where = f"{each.kind} " if several else ""
+            cells = "".join(f"{_cell(getattr(each, name)):>7}" for name in columns)
+            line = f"{f'{where}{each.layer}.{each.head}':<{15 if several else 6}}{cells}  {', '.join(each.names)}"
+            lines.append(line if len(line) < 80 else f"{line[:78]}…")
+        if len(heads) > LISTED:
+            lines.append(f"… and {len(heads) - LISTED} more heads")
+        for line in self._named_lines():
+            lines.append(line if len(line) < 80 else f"{line[:77].rsplit(',', 1)[0]}, …")
+        return "\n".join([self.title, *lines])
+
+    def _named_lines(self) -> list[str]:
+        found = self.named()
+        several = len(self.statistics) > 1
+        lines = []
+        for name in (name for name in _ORDER if name in found):
+            where = [f"{f'{each.kind} ' if several else ''}{each.layer}.{each.head}" for each in found[name]]
+            lines.append(f"{name}: {counted(len(where), 'head')}: {', '.join(where)}")
+        return lines
+
+    def html(self) -> str:
+        """The small maps, and the table of all heads."""
+        columns = known(self.statistics)
+        cells = [(each, [_cell(getattr(each, name)) for name in columns]) for each in self.heads()]
+        several = len(self.statistics) > 1
+        return template("heads.html").render(
+            maps=page_maps(self.statistics),
+            named=self._named_lines(),
+            heads=cells[:LISTED],
+            others=cells[LISTED:],
+            columns=[COLUMNS[name] for name in columns],
+            several=several,
+        )
+
+    def figure(self) -> Figure:
+        """A small map of every statistic, layers in rows and heads in columns."""
+        return small_maps(self.statistics, self.title)
+
+
+_SHORT = {
+    **COLUMNS,
+    "distance": "dist.",
+    "first": "first",
+    "previous": "prev.",
+    "itself": "self",
+    "induction": "induc.",
+}
+_ORDER = ("induction", "previous token", "same token", "local", "uniform", "first token (sink)")
+
+
+def head_statistics(reading: Reading, ablate: bool = True) -> HeadTable:
+    """The statistics of every head while the model reads a text, and with `ablate` what the text loses without it.
+
+    Ablation takes a forward pass a head, from its layer on; of long texts it reads the first 128 tokens.
+    """
+    maps = attention_maps(reading)
+    predicts = isinstance(reading.model, Transformer) and isinstance(reading.model.config.head, LMHead)
+    costs = _ablation_costs(reading) if ablate and predicts and len(reading.ids) > 1 else {}
+    induction = None
+    if isinstance(reading.model.config, Decoder):
+        vocab_size = min(reading.tokenizer.vocab_size, reading.model.config.vocab_size)
+        induction = induction_scores(reading.model, vocab_size)
+    statistics: dict[Kind, dict[str, Table]] = {}
+    names: dict[Kind, list[list[tuple[str, ...]]]] = {}
+    for part in maps.parts:
+        of = _statistics(part)
+        empty = np.full_like(of["entropy"], np.nan)
+        of["induction"] = empty if induction is None else induction
+        of["cost"] = costs.get(part.kind, empty)
+        names[part.kind] = _names(part, of)
+        statistics[part.kind] = {name: of[name] for name in COLUMNS}
+    about = (
+        "Entropy in nats and distance in tokens are means over the tokens that attend; the shares to the first token, "
+        "the previous one and itself are mean weights."
+    )
+    if induction is not None:
+        about += (
+            " Induction is the weight on the token after an earlier copy, on random tokens given twice (Olsson et al. "
+            "2022)."
+        )
+    if costs:
+        first = f" over the first {ABLATED} tokens" if len(reading.ids) > ABLATED else ""
+        about += f" Cost is what the text loses in nats a token{first} if the head gives nothing; – is a gain."
+    return HeadTable(f"What {_count(maps.parts)} heads do", about, statistics, names)
+
+
+@torch.no_grad()
+def induction_scores(model: LanguageModel, vocab_size: int, length: int = 25, rows: int = 4, seed: int = 0) -> Table:
+    """How much each head of a decoder attends to what followed an earlier copy of the token, (layers, heads).
+
+    Random tokens of this length are given twice; the score is the mean weight from place i of the second half to place
+    i − length + 1 (Elhage et al. 2021; Olsson et al. 2022).
+    """
+    if not isinstance(model, Transformer) or not isinstance(model.config, Decoder):
+        kind = getattr(model.config, "kind", type(model).__name__)
+        raise ModelError(f"a model of kind '{kind}' has no induction score; it takes a decoder")
+    length = min(length, model.config.context // 2)
+    once = torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+    with evaluating(model) as device, capture(model, "decoder.*.attention.probabilities") as seen:
+        model.features(once.repeat(1, 2).to(device))
+    second = torch.arange(length, 2 * length)
+    scores = [each[:, :, second, second - length + 1].double().mean(dim=(0, 2)).cpu() for each in seen.values()]
+    return torch.stack(scores).numpy()
+
+
+# ---- statistics of the weights
+
+
+def _statistics(part: KindMaps) -> dict[str, Table]:
+    """Those of one kind, (layers, heads) each; places mean nothing between two texts."""
+    weights = part.weights
+    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+    found: dict[str, Table] = {
+        "entropy": -np.einsum("lhts,lhts->lh", weights, logs, dtype=np.float64) / weights.shape[2]
+    }
+    empty = np.full_like(found["entropy"], np.nan)
+    if part.kind == "cross":
+        return found | {"distance": empty, "first": empty, "previous": empty, "itself": empty}
+    T = weights.shape[2]
+    apart = _apart(T)
+    found["distance"] = np.einsum("lhts,ts->lh", weights, apart, dtype=np.float64) / T
+    if T == 1:
+        return found | {"first": empty, "previous": empty, "itself": empty}
+    # the first token of a causal model has nobody else to look at
+    later = np.arange(1, T)
+    found["first"] = weights[:, :, 1:, 0].mean(-1, dtype=np.float64)
+    found["previous"] = weights[:, :, later, later - 1].mean(-1, dtype=np.float64)
+    found["itself"] = weights[:, :, later, later].mean(-1, dtype=np.float64)
+    return found
+
+
+def _apart(T: int) -> NDArray[np.float32]:
+    places = np.arange(T, dtype=np.float32)
+    return np.abs(places[:, None] - places)
+
+
+def _names(part: KindMaps, of: dict[str, Table]) -> list[list[tuple[str, ...]]]:
+    """What each head does, by the thresholds that the file begins with."""
+    seen = (part.weights > 0).any(axis=(0, 1))  # what the mask lets a query see
+    keys = seen.sum(-1)
+    widest = np.log(keys).mean()  # the entropy of even weights
+    even = (_apart(seen.shape[0]) * seen).sum(-1) / keys if part.kind != "cross" else np.zeros(1)
+    tests = {
+        "induction": of["induction"] >= INDUCTION,
+        "previous token": of["previous"] >= MOSTLY,
+        "same token": of["itself"] >= MOSTLY,
+        "local": of["distance"] <= min(NEAR, float(even.mean()) / 2),
+        "uniform": of["entropy"] >= UNIFORM * widest if widest > 0 else np.zeros(of["entropy"].shape, bool),
+        "first token (sink)": of["first"] >= MOSTLY,
+    }
+    precise = ("previous token", "same token")
+    layers, heads = of["entropy"].shape
+    named = [
+        [tuple(name for name in _ORDER if tests[name][layer, head]) for head in range(heads)] for layer in range(layers)
+    ]
+    # a head of neighbours is local anyway
+    return [
+        [tuple(name for name in each if name != "local" or not set(precise) & set(each)) for each in row]
+        for row in named
+    ]
+
+
+# ---- ablation
+
+
+@torch.no_grad()
+def _ablation_costs(reading: Reading) -> dict[Kind, Table]:
+    """What the text loses in nats a token without each head, by kind.
+
+    Several heads are left out at once, each in a row of its own, and a decoder's layers below are not run again.
+    """
+    model = reading.model
+    assert isinstance(model, Transformer) and model.decoder is not None
+    ids, heads = reading.tokens[:, :ABLATED], model.config.attention.heads
+    calls: list[tuple[Any, ...]] = []  # what each block of the decoder was given
+    hooks = [block.register_forward_pre_hook(lambda _, given: calls.append(given)) for block in model.decoder.blocks]
+    try:
+        with evaluating(model):
+            whole = _losses(model, model.features(ids, **reading.given), ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    def again(rows: int, _: int) -> Tensor:
+        source = SourceTokens(reading.given["source"].tokens.expand(rows, -1))
+        return model.features(ids.expand(rows, -1), source=source)
+
+    def on(rows: int, layer: int) -> Tensor:
+        return _from_layer(model, calls, layer, rows)
+
+    places: dict[Kind, tuple[str, int, Callable[[int, int], Tensor]]]
+    places = {"decoder": ("decoder.{}.attention.probabilities", len(calls), on)}
+    if model.encoder is not None:
+        places["cross"] = ("decoder.{}.cross.probabilities", len(calls), on)
+        places["encoder"] = ("encoder.{}.attention.probabilities", len(model.encoder.blocks), again)
+    at_once = max(1, AT_ONCE // max(ids.shape[1], len(reading.source or ())))
+    found: dict[Kind, Table] = {}
+    with evaluating(model):
+        for kind, (name, layers, run) in places.items():
+            found[kind] = np.empty((layers, heads))
+            for layer, first in product(range(layers), range(0, heads, at_once)):
+                chosen = range(first, min(first + at_once, heads))
+                with capture(model, replace={name.format(layer): _without_each(chosen)}):
+                    features = run(len(chosen), layer)
+                found[kind][layer, first : first + at_once] = _losses(model, features, ids) - whole
+    return found
+
+
+def _without_each(heads: Sequence[int]) -> Change:
+    """A change of probabilities (rows, heads, …) that takes one head out of each row."""
+
+    def change(probabilities: Tensor) -> Tensor:
+        changed = probabilities.clone()
+        changed[torch.arange(len(heads)), list(heads)] = 0.0
+        return changed
+
+    return change
+
+
+def _from_layer(model: Transformer, calls: Sequence[tuple[Any, ...]], layer: int, rows: int) -> Tensor:
+    """Features (rows, time, d_model) of what a decoder's layer was given, read on from there in each row."""
+    assert model.decoder is not None
+    x = calls[layer][0].expand(rows, -1, -1)
+    for block, (_, where, past, source) in zip(model.decoder.blocks[layer:], calls[layer:], strict=True):
+        if source is not None:
+            keys_values, over = source
+            source = tuple(each.expand(rows, -1, -1, -1) for each in keys_values), over
+        x = block(x, where, past, source)
+    return x if model.decoder.norm is None else model.decoder.norm(x)
+
+
+def _losses(model: Transformer, features: Tensor, ids: Tensor) -> Table:
+    """Nats a token of ids (1, time) in each row of features (rows, time, d_model), row by row: logits are large."""
+    targets = ids[0, 1:]
+    return np.array([float(F.cross_entropy(model.head(row[None, :-1])[0].float(), targets)) for row in features])
+
+
+# ---- how it is shown
+
+
+def _interest(each: Head) -> tuple[float, float]:
+    """Sorts the most interesting first."""
+    by_name = min((_ORDER.index(name) for name in each.names), default=len(_ORDER) - 2.5)
+    return (by_name, each.entropy) if math.isnan(each.cost) else (-each.cost, by_name)
+
+
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3f}".replace("-", "−")
+
+
+def _count(parts: Sequence[KindMaps]) -> int:
+    return sum(part.weights.shape[0] * part.weights.shape[1] for part in parts)

@@ -1,0 +1,199 @@
+"""Statistics of heads against their definitions, and the induction head of a model that copies."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from weft.errors import ModelError
+from weft.explain.attention import attention_maps
+from weft.explain.capture import capture, without_head
+from weft.explain.heads import HeadTable, head_statistics, induction_scores
+from weft.explain.reading import Reading
+from weft.models.build import build
+from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
+from weft.nn.config import ALiBi, Attention, LayerNorm, Learned, Plain
+from weft.text.config import Char
+from weft.text.tokenizer import build_tokenizer
+
+TEXT = "the voting process is more difficult"
+SMALL = {
+    "vocab_size": 300,
+    "context": 64,
+    "layers": 2,
+    "d_model": 32,
+    "attention": Attention(heads=4),
+    "feedforward": Plain(d_ff=64),
+    "norm": LayerNorm(),
+    "position": Learned(),
+}
+SYMBOLS = 32
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(Char(), [TEXT])
+
+
+def reading(config, tokenizer, source: str | None = None) -> Reading:
+    torch.manual_seed(0)
+    model = build(config).eval()
+    with torch.no_grad():  # so that the heads differ
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    other = None if source is None else tuple(tokenizer.encode(source))
+    return Reading(model, tokenizer, tuple(tokenizer.encode(TEXT)), source=other)
+
+
+@pytest.fixture(scope="module")
+def decoder(tokenizer) -> Reading:
+    return reading(Decoder(**SMALL), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def table(decoder) -> HeadTable:
+    return head_statistics(decoder)
+
+
+def loss(model, ids, given) -> float:
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model(ids, **given)[0, :-1], ids[0, 1:]))
+
+
+def test_statistics_of_the_weights(decoder, table) -> None:
+    """In loops, token by token."""
+    (part,) = attention_maps(decoder).parts
+    T, of = len(part.queries), table.statistics["decoder"]
+    for layer, head in np.ndindex(2, 4):
+        p = part.weights[layer, head].astype(float)
+        entropy = np.mean([-sum(w * np.log(w) for w in row if w > 0) for row in p])
+        distance = np.mean([sum(p[t, s] * abs(t - s) for s in range(T)) for t in range(T)])
+        assert of["entropy"][layer, head] == pytest.approx(entropy, abs=1e-5)
+        assert of["distance"][layer, head] == pytest.approx(distance, abs=1e-4)
+        for name, weights in {
+            "first": [p[t, 0] for t in range(1, T)],
+            "previous": [p[t, t - 1] for t in range(1, T)],
+            "itself": [p[t, t] for t in range(1, T)],
+        }.items():
+            assert of[name][layer, head] == pytest.approx(np.mean(weights), abs=1e-6)
+
+
+def test_ablation_costs_what_the_loss_says(decoder, table) -> None:
+    whole = loss(decoder.model, decoder.tokens, {})
+    for layer, head in np.ndindex(2, 4):
+        with capture(decoder.model, replace={f"decoder.{layer}.attention.probabilities": without_head(head)}):
+            without = loss(decoder.model, decoder.tokens, {})
+        assert table.statistics["decoder"]["cost"][layer, head] == pytest.approx(without - whole, abs=1e-5)
+    assert [each.cost for each in table.heads()] == sorted((each.cost for each in table.heads()), reverse=True)
+    assert np.isnan(head_statistics(decoder, ablate=False).statistics["decoder"]["cost"]).all()
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in decoder.model.modules())
+
+
+def test_ablation_of_a_pair(tokenizer) -> None:
+    read = reading(EncoderDecoder(**SMALL), tokenizer, "voting more")
+    found = head_statistics(read)
+    whole = loss(read.model, read.tokens, read.given)
+    for kind, name in {
+        "encoder": "encoder.0.attention",
+        "decoder": "decoder.1.attention",
+        "cross": "decoder.0.cross",
+    }.items():
+        with capture(read.model, replace={f"{name}.probabilities": without_head(2)}):
+            without = loss(read.model, read.tokens, read.given)
+        layer = int(name.split(".")[1])
+        assert found.statistics[kind]["cost"][layer, 2] == pytest.approx(without - whole, abs=1e-5)
+    assert np.isnan(found.statistics["cross"]["previous"]).all() and found.statistics["cross"]["entropy"].shape == (
+        2,
+        4,
+    )
+    assert "cross 0.2" in found.text() and found.figure().axes and "attention to the source: cost" in found.html()
+
+
+def test_models_that_predict_no_next_word(tokenizer) -> None:
+    encoder = head_statistics(reading(Encoder(**SMALL), tokenizer))
+    assert np.isnan(encoder.statistics["encoder"]["cost"]).all() and "cost" not in encoder.text()
+    old = head_statistics(reading(Bahdanau(vocab_size=300, d_model=16), tokenizer, "more"))
+    assert list(old.statistics) == ["cross"] and old.statistics["cross"]["entropy"].shape == (1, 1)
+    with pytest.raises(ModelError, match="a model of kind 'encoder' has no induction score; it takes a decoder"):
+        induction_scores(reading(Encoder(**SMALL), tokenizer).model, 300)
+
+
+def test_heads_are_named(monkeypatch, decoder) -> None:
+    """Heads that do one thing each, drawn by hand."""
+    (part,) = attention_maps(decoder).parts
+    T = len(part.queries)
+    weights = np.zeros_like(part.weights)
+    weights[0, 0, 0, 0] = 1
+    weights[0, 0, np.arange(1, T), np.arange(T - 1)] = 1  # previous token
+    weights[0, 1, :, 0] = 1  # first token
+    weights[0, 2] = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]  # uniform
+    weights[0, 3] = np.eye(T)  # same token
+    near = np.tril(np.ones((T, T))) - np.tril(np.ones((T, T)), -4)
+    weights[1, 0] = near / near.sum(-1, keepdims=True)  # local: itself and the three before
+    weights[1, 1:] = part.weights[1, 1:]
+    drawn = attention_maps(decoder)
+    drawn = type(drawn)(drawn.title, drawn.about, (part._replace(weights=weights),))
+    monkeypatch.setattr("weft.explain.heads.attention_maps", lambda _: drawn)
+    scores = np.array([[0.1, 0.0, 0.0, 0.0], [0.0, 0.0, 0.45, 0.39]])
+    monkeypatch.setattr("weft.explain.heads.induction_scores", lambda *_: scores)
+    names = head_statistics(decoder, ablate=False).names["decoder"]
+    assert names[0] == [("previous token",), ("first token (sink)",), ("uniform",), ("same token",)]
+    assert names[1][0] == ("local",) and "induction" in names[1][2] and "induction" not in names[1][3]
+
+
+def test_text_fits_a_terminal_and_the_page_is_a_table(table) -> None:
+    text = table.text()
+    assert text.startswith("What 8 heads do") and max(map(len, text.splitlines())) < 80
+    html = table.html()
+    assert html.count("<svg") == 7 and '<th scope="row">' in html and 'aria-label="cost of 2 layers' in html
+
+
+# ---- induction
+
+
+@pytest.fixture(scope="module")
+def copier() -> nn.Module:
+    """A decoder of two layers that has learned to go on with random symbols it has seen before."""
+    torch.manual_seed(2)
+    settings = SMALL | {"vocab_size": SYMBOLS, "d_model": 64, "attention": Attention(heads=8), "position": ALiBi()}
+    model, rng = build(Decoder(**settings)), torch.Generator().manual_seed(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, betas=(0.9, 0.98))
+    for step in range(1000):
+        period = int(torch.randint(8, 17, (1,), generator=rng))
+        tokens = torch.randint(SYMBOLS, (32, period), generator=rng).repeat(1, 5)[:, :32]
+        error = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        error.backward()
+        optimizer.step()
+        if step % 50 == 49 and induction_scores(model, SYMBOLS, length=16).max() > 0.6:
+            break
+    return model.eval()
+
+
+@pytest.mark.slow
+def test_an_induction_head_is_found_and_its_loss_costs_the_most(copier, tokenizer) -> None:
+    """Costs are means over texts, for those of one text vary by more than the heads differ.
+
+    The seed matters: where training makes two induction heads (seed 1 does), one stands in for the other, and a head of
+    layer 0 that both read from costs as much.
+    """
+    scores = induction_scores(copier, SYMBOLS, length=16)
+    assert scores[0].max() < 0.2 and scores[1].max() > 0.5
+    costs = np.zeros((2, 8))
+    for seed in range(12):
+        once = torch.randint(SYMBOLS, (16,), generator=torch.Generator().manual_seed(seed))
+        found = head_statistics(Reading(copier, tokenizer, tuple(once.repeat(2).tolist())))
+        costs += found.statistics["decoder"]["cost"] / 12
+    best = int(scores[1].argmax())
+    assert "induction" in found.names["decoder"][1][best] and {each.layer for each in found.named()["induction"]} == {1}
+    assert np.unravel_index(costs.argmax(), costs.shape) == (1, best)
+    assert costs[1, best] > 1.2 * np.delete(costs.ravel(), 8 + best).max()
+
+
+def test_induction_scores_by_hand(decoder) -> None:
+    once = torch.randint(300, (3, 10), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad(), capture(decoder.model, "decoder.1.attention.probabilities") as seen:
+        decoder.model(once.repeat(1, 2))
+    p = seen["decoder.1.attention.probabilities"]
+    expected = [np.mean([p[row, head, i, i - 9] for row in range(3) for i in range(10, 20)]) for head in range(4)]
+    np.testing.assert_allclose(induction_scores(decoder.model, 300, 10, 3, seed=4)[1], expected, atol=1e-6)
