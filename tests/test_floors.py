@@ -96,7 +96,8 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
-# what need not be installed, or is on some systems only; and what is written in Triton, which comes with CUDA
+# what need not be installed, or is on some systems only; what is written in Triton, which comes with CUDA; and what
+# draws, which takes half a second to load
 OPTIONAL = {
     "fcntl",
     "gguf",
@@ -109,6 +110,7 @@ OPTIONAL = {
     "torch.utils.tensorboard",
     "triton",
     "wandb",
+    "weft.api.explain",
     "weft.decode.fast.attend",
     "weft.nn.attention_kernel",
     "weft.nn.dropout_kernel",

@@ -13,14 +13,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from weft.api.explain import architecture
     from weft.api.run import Run, load
     from weft.api.settings import beam, sampling
     from weft.api.train import prepare, resume, train
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "beam", "load", "prepare", "resume", "sampling", "train"]
+__all__ = ["Run", "__version__", "architecture", "beam", "load", "prepare", "resume", "sampling", "train"]
 
 _HOMES = {
+    "weft.api.explain": ("architecture",),
     "weft.api.run": ("Run", "load"),
     "weft.api.settings": ("beam", "sampling"),
     "weft.api.train": ("prepare", "resume", "train"),

@@ -1,4 +1,4 @@
-"""`weft plan`, `weft presets` and `weft gradients`, as a person calls them."""
+"""`weft plan` and `weft presets`, as a person calls them."""
 
 import json
 import subprocess
@@ -125,12 +125,3 @@ def test_tables_of_the_lectures(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gpt3-13b: table 2.1 prints d_model 5140" in out
     assert run(["plan", "--lecture", "opt"]) == 0
     assert "80.0" in capsys.readouterr().out
-
-
-def test_gradients(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["gradients", "--layers", "2", "--d-model", "8"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:18].split("  ")[0].strip() for line in lines[2:8]] == ["pre-norm", "post-norm", "no norm"] * 2
-    assert [line.split()[-5] for line in lines[2:8]] == ["yes"] * 3 + ["no"] * 3
-    assert run(["gradients", "--d-model", "6"]) == 2
-    assert "--d-model 6" in capsys.readouterr().err

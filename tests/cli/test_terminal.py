@@ -77,7 +77,7 @@ def test_json_has_no_nan(capsys: Capture) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["generate", "train", "translate", "plan", "gradients", "config show", "runs"])
+@pytest.mark.parametrize("command", ["generate", "train", "translate", "plan", "explain", "config show", "runs"])
 def test_help_shows_values_only_where_there_are_some(command: str, capsys: Capture) -> None:
     assert run([*command.split(), "--help"]) == 0
     out = capsys.readouterr().out

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from weft.api.export_model import export_model
-from weft.api.settings import sampling, with_defaults
+from weft.api.settings import begins, check_several, sampling, with_defaults
 from weft.config import validate
 from weft.data.config import Data
 from weft.data.shards import Side, noted_tokenizer
@@ -53,6 +53,9 @@ from weft.training.objective import Objective
 from weft.training.precision import autocast, pick_device
 from weft.training.weights import load_model
 
+if TYPE_CHECKING:
+    from weft.api.explain import Explain
+
 T = TypeVar("T", bound=Objective[Any])
 
 
@@ -71,7 +74,7 @@ class Run:
     """A trained model with all that belongs to it, read from its run's folder.
 
     Language models: generate, chat, perplexity, surprisal; write, reply, complete, candidates and bulk give more of a
-    say. What else a run has learned: classify, rate, tag, translate, embed. Any run: evaluate, results, export.
+    say. What else a run has learned: classify, rate, tag, translate, embed. Any: evaluate, explain, results, export.
     """
 
     path: Path
@@ -84,8 +87,7 @@ class Run:
         facts = [f"{self.config.model.kind} of {count(self.config.model).parameters:,} parameters"]
         if (step := best.resolve().name.removeprefix("step-")).isdecimal():
             facts.append(f"step {int(step)}")
-        metric = self.config.evaluate.metric
-        metric = "perplexity" if metric == "loss" and "perplexity" in results else metric
+        metric = "perplexity" if (own := self.config.evaluate.metric) == "loss" and "perplexity" in results else own
         if isinstance(results.get(metric), float):
             facts.append(f"{metric.replace('_', ' ')} {results[metric]:.4g}")
         return f"Run({str(self.path)!r}: {', '.join(facts)})"
@@ -278,9 +280,7 @@ class Run:
             raise self.objective.cannot("score a text")
         if Path(text).suffix and Path(text).is_file():
             log_to_stderr(f"weft: {text!r} is scored as a text; evaluate({text!r}) measures the file of that name")
-        eos = None if self.config.data.document_mask else self.tokenizer.eos_id
-        before = self.tokenizer.leading or (() if eos is None else (eos,))
-        ids = self.tokenizer.encode(text)
+        before, ids = begins(self.config, self.tokenizer), self.tokenizer.encode(text)
         length = context_window(self.model) or self.objective.length
         with autocast(self.config.precision or "fp32", device_of(self.model)):
             found = surprisals(self.model, ids, before, length)
@@ -346,21 +346,21 @@ class Run:
     def export(self, to: str, dest: Path | str, *, dtype: str | None = None) -> Path:
         """Write the run's best weights for another program, and return the place.
 
-        `to` is "hf" (a folder for transformers), "gguf" (a file for llama.cpp), "onnx" (a folder for onnxruntime) or
-        "weft" (a run of its own); `dtype` as for `weft export`.
+        `to` is "hf" (a folder), "gguf" (a file), "onnx" (a folder) or "weft" (a run); `dtype` as for `weft export`.
         """
         export_model(self.path, to, dest, dtype=dtype)
         return Path(dest)
 
+    @cached_property
+    def explain(self) -> "Explain":
+        """What can be seen inside of the model: `run.explain.attention("A text.")`, `.surprise`, `.anatomy()` …"""
+        from weft.api import explain  # loads what draws
+
+        return explain.Explain(self.config, self)
+
     def results(self) -> dict[str, Any]:
         """The metrics and samples that training ended with; empty for a run that hasn't finished."""
         return RunFolder(self.path).results()
-
-
-def check_several(texts: Sequence[Any], name: str) -> None:
-    """Refuse one text where several are asked for: its characters would each be one."""
-    if isinstance(texts, str):
-        raise ConfigError(f"{name} = {texts[:40]!r}: expected a list of texts, such as [{texts[:40]!r}]")
 
 
 def load(

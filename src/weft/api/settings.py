@@ -1,11 +1,14 @@
-"""Settings for writing, from what a person gives and what a checkpoint's makers had in mind."""
+"""What a person gives, as settings: for writing, with what a checkpoint's makers had in mind, and for texts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.config import Tree, validate
 from weft.decode.config import Beam, Rules, Sampling
+from weft.errors import ConfigError
 from weft.interop.generation import DRAWING
+from weft.recipe.config import Recipe
+from weft.text.tokenizer import Tokenizer
 
 
 def sampling(**given: Any) -> Sampling:
@@ -35,3 +38,15 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tree
 def for_beam(defaults: Mapping[str, Any]) -> Tree:
     """Those of the defaults that hold for beam search too."""
     return {key: value for key, value in defaults.items() if key in Rules.model_fields}
+
+
+def begins(recipe: Recipe, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """What stands before a text when a language model reads it: bos, or the end of the text before, as in training."""
+    eos = None if recipe.data.document_mask else tokenizer.eos_id
+    return tuple(tokenizer.leading) or (() if eos is None else (eos,))
+
+
+def check_several(texts: Sequence[Any], name: str) -> None:
+    """Refuse one text where several are asked for: its characters would each be one."""
+    if isinstance(texts, str):
+        raise ConfigError(f"{name} = {texts[:40]!r}: expected a list of texts, such as [{texts[:40]!r}]")

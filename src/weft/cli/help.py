@@ -10,6 +10,7 @@ from weft.errors import ConfigError
 
 # what people type who know other programs → what it is called here; {} stands for the words that came after it
 COMMANDS = {
+    "gradients": "explain transformer --only gradients",
     "resume": "train --resume {}",
     "continue": "train --resume {}",
     "fit": "train {}",

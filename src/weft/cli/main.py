@@ -32,7 +32,7 @@ app = typer.Typer(
 COMMANDS = {
     "Begin": "quickstart doctor",
     "Train and use a model": "train evaluate generate chat translate classify embed import_ export runs",
-    "Look and prepare": "presets plan neighbours gradients tokenize prepare",
+    "Look and prepare": "explain presets plan neighbours tokenize prepare",
 }
 for panel, names in COMMANDS.items():
     for name in names.split():

@@ -2,8 +2,10 @@
 
 import io
 import re
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -104,7 +106,7 @@ def drawn(figure: Figure, kind: str) -> bytes:
     """A figure as svg, png or pdf. The same figure gives the same bytes."""
     dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "weft", "pdf.fonttype": 42}):
+    with matplotlib.rc_context({"svg.hashsalt": "weft", "pdf.fonttype": 42}), _any_sign():
         figure.savefig(out, format=kind, dpi=150, metadata=dated)
     return out.getvalue()
 
@@ -112,7 +114,7 @@ def drawn(figure: Figure, kind: str) -> bytes:
 def svg(figure: Figure, label: str) -> str:
     """A figure as an <svg> element of a page: its text is text, and black and white are the page's own colours."""
     out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "weft", "svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.hashsalt": "weft", "svg.fonttype": "none"}), _any_sign():
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue().decode()
     text = text[text.index("<svg") :]
@@ -120,6 +122,14 @@ def svg(figure: Figure, label: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     escaped = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return text.replace("<svg", f'<svg class="figure" role="img" aria-label="{escaped}"', 1)
+
+
+@contextmanager
+def _any_sign() -> Iterator[None]:
+    """A text may hold any sign; one that no font has is drawn as a box, and needs no warning on a terminal."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
 def _written(path: Path, write: Callable[[], object]) -> Path:

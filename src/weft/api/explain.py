@@ -1,0 +1,278 @@
+"""What can be seen of a model: `run.explain` for one that is trained, `weft.architecture("gpt2")` for a preset.
+
+Each view is a picture that shows itself in a notebook and saves itself:
+
+    run.explain.attention("The cat sat on the mat.").save("attention.html")
+    weft.architecture("gpt2").anatomy().save("gpt2.pdf")
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import torch
+
+from weft.api.settings import begins
+from weft.decode.config import Branching
+from weft.decode.prompt import Prompt
+from weft.decode.tree import search_trees
+from weft.errors import ConfigError, ModelError
+from weft.explain.activations import Activations, activations
+from weft.explain.anatomy import Anatomy, anatomy
+from weft.explain.attention import AttentionMaps, attention_maps
+from weft.explain.costs import Costs, costs
+from weft.explain.count import count
+from weft.explain.gradient_norms import gradient_norms
+from weft.explain.gradients import gradient_pictures
+from weft.explain.graph_picture import GraphPicture, graph_picture
+from weft.explain.growth import Growth, growth
+from weft.explain.heads import HeadTable, head_statistics
+from weft.explain.hidden import frame_for, longest
+from weft.explain.histograms import Histograms, histograms
+from weft.explain.lens import Lens, lens
+from weft.explain.picture import Album, Picture
+from weft.explain.positions import Positions, positions
+from weft.explain.reading import Reading, SourceTokens
+from weft.explain.saliency import Saliency, saliency
+from weft.explain.schedule import Schedule, schedule_picture
+from weft.explain.search import SearchTrees
+from weft.explain.surprise import Surprise, surprise
+from weft.explain.timing import StepTime, step_time
+from weft.explain.views import OF_A_TEXT, VIEWS
+from weft.models.base import LanguageModel
+from weft.models.build import build
+from weft.models.config import Bahdanau as BahdanauConfig
+from weft.models.config import EncoderDecoder, NGram, TransformerConfig
+from weft.models.transformer import Transformer
+from weft.objectives.words import TranslationObjective
+from weft.recipe.config import Recipe
+from weft.recipe.resolve import resolve
+from weft.training import schedule
+
+if TYPE_CHECKING:
+    from weft.api.run import Run
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+SHOWN = 40  # tokens of a text that nobody chose
+FRAME = 4  # special tokens around it, at most
+GRAPH_TOKENS = 4  # that pass through a graph which no text was given for
+LARGE = 30_000_000  # parameters above which a preset isn't built, nor a step taken, just to look at it
+ABLATED_FLOPS = 2e12  # of passes with a head taken out: some seconds on two cores
+
+
+class GraphOptions(TypedDict, total=False):
+    """How a graph is shown."""
+
+    shapes: bool
+    backward: bool
+    open: str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class Explain:
+    """The views of a model, one method each; those of a text need a run, which has weights and a tokenizer.
+
+    Where a run's view of a text is given none, it takes one of the run's own.
+    """
+
+    recipe: Recipe
+    run: "Run | None" = None
+
+    # ---- of the settings
+
+    def anatomy(self) -> Anatomy:
+        """The model on one page, block by block: shapes, counts, and the source lines that compute each part."""
+        return anatomy(self.recipe.model)
+
+    def costs(self, length: int | None = None) -> Costs:
+        """Parameters, operations and bytes by component and layer, for texts of `length` tokens."""
+        return costs(self.recipe.model, length)
+
+    def growth(self) -> Growth:
+        """How the costs grow with the length, the width, the depth and the vocabulary."""
+        return growth(self.recipe.model)
+
+    def activations(self) -> Activations:
+        """Activation functions and their slopes."""
+        return activations()
+
+    def schedule(self) -> Schedule:
+        """The learning rate at each step of the recipe."""
+        if isinstance(self.recipe.model, NGram):
+            raise ModelError(f"{self.recipe.name}: an n-gram model is counted in one pass; it has no learning rate")
+        steps, lr, kind = self.recipe.steps, self.recipe.optimizer.lr, self.recipe.schedule.kind
+        if steps is None or (lr is None and kind != "noam"):
+            raise ConfigError(
+                f"{self.recipe.name}: steps and optimizer.lr are chosen when training starts; give them, such as "
+                "steps=1000 optimizer.lr=3e-4, or name a run"
+            )
+        rate = schedule.build(self.recipe.schedule, lr or 0.0, steps, getattr(self.recipe.model, "d_model", 1))
+        return schedule_picture([rate(step) for step in range(1, steps + 1)], f"Learning rate, {kind}")
+
+    def positions(self) -> Positions:
+        """The position encoding as stripes and against distance: a run's own, or the one that the settings name."""
+        model = self.recipe.model
+        if not isinstance(model, TransformerConfig):
+            raise ConfigError(f"{self.recipe.name}: a model of kind '{model.kind}' reads in order, without positions")
+        own = None if self.run is None else self.run.model
+        return positions(own if isinstance(own, Transformer) else model, min(128, model.longest or 128))
+
+    def gradients(self, text: str | None = None, *, target: str | None = None) -> Picture:
+        """The gradient's norm by layer: of a run on a text; else of untrained stacks, pre-norm, post-norm, skips or not
+        (Xiong et al. 2020)."""
+        return gradient_pictures() if self.run is None else gradient_norms(self.reading(text, target))
+
+    # ---- of the model
+
+    @cached_property
+    def model(self) -> LanguageModel:
+        """The run's model; of a preset one with fresh weights."""
+        if self.run is not None:
+            return self.run.model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.seed)
+            return build(self.recipe.model)
+
+    def timing(self, length: int | None = None, *, batch: int = 1) -> StepTime:
+        """The time of a real training step beside what its operations and bytes predict."""
+        longest = getattr(self.recipe.model, "context", 256)
+        return step_time(self.model, length or min(128, longest), batch)
+
+    def weights(self, text: str | None = None, *, target: str | None = None) -> Histograms:
+        """Histograms of the weights, and with a run of the activations on a text."""
+        return histograms(self.model, None if self.run is None else self.reading(text, target))
+
+    def graph(
+        self, text: str | None = None, *, target: str | None = None, **shown: Unpack[GraphOptions]
+    ) -> GraphPicture:
+        """The computation graph, folded by module; of a preset for a few tokens, without any weights.
+
+        `shapes=True` shows those of all tensors, `backward=True` the backward pass with its formulas, and `open` names
+        what is shown unfolded, such as "decoder.0".
+        """
+        if self.run is not None:
+            reading = self.reading(text, target, GRAPH_TOKENS if text is None else None)
+            return graph_picture(self.run.model, reading.tokens, **shown, **reading.given)
+        with torch.device("meta"):
+            model, tokens = build(self.recipe.model), torch.zeros(1, GRAPH_TOKENS, dtype=torch.long)
+        both = isinstance(self.recipe.model, EncoderDecoder | BahdanauConfig)
+        given: dict[str, Any] = {"source": SourceTokens(tokens)} if both else {}
+        return graph_picture(model.eval(), tokens, **shown, **given)
+
+    # ---- of a text
+
+    def attention(self, text: str | None = None, *, target: str | None = None) -> AttentionMaps:
+        """Who looks at whom: the probabilities of every head. `.head`, `.follow` and `.rollout` show parts of it."""
+        return attention_maps(self.reading(text, target))
+
+    def heads(self, text: str | None = None, *, target: str | None = None, ablate: bool = True) -> HeadTable:
+        """What each head does, and with `ablate` what the text costs without it, in nats per token."""
+        return head_statistics(self.reading(text, target), ablate)
+
+    def surprise(self, text: str | None = None, *, target: str | None = None, top: int = 5) -> Surprise:
+        """The surprisal of each token, and the `top` tokens that were expected."""
+        return surprise(self.reading(text, target), top)
+
+    def lens(self, text: str | None = None, *, target: str | None = None) -> Lens:
+        """What each layer would predict (the logit lens)."""
+        return lens(self.reading(text, target))
+
+    def saliency(self, text: str | None = None, *, target: str | None = None, place: int = -1) -> Saliency:
+        """Which tokens the prediction after `place` depends on, by its gradient."""
+        return saliency(self.reading(text, target), place)
+
+    def search(self, text: str | None = None, *, settings: Branching | None = None) -> SearchTrees:
+        """Greedy search, beam search and samples for a few tokens after a text, as trees."""
+        run = self._trained("search")
+        reading = self.reading(text, "", SHOWN)
+        if reading.source is None:
+            prompt, source = Prompt.of(run.tokenizer, run.tokenizer.decode(reading.ids[reading.before :])), None
+        else:
+            prompt, source = Prompt.of(reading.tokenizer, list(reading.ids[:1])), reading.given["source"]
+        trees = search_trees(run.model, prompt, settings, source)
+        return SearchTrees("".join(reading.source_pieces or reading.pieces[reading.before :]), tuple(trees))
+
+    def reading(self, text: str | None = None, target: str | None = None, most: int | None = None) -> Reading:
+        """A text as the run's model reads it, with what stands around it there; its first `most` tokens.
+
+        An encoder–decoder reads it and writes `target`, or what it writes of its own.
+        """
+        run = self._trained("a text")
+        if text is None:
+            text, fits = self._own_text(), longest(run.model)
+            most = min(most or SHOWN, SHOWN if fits is None else fits - FRAME)
+        if isinstance(run.objective, TranslationObjective):
+            return self._pair(run.objective, text, target)
+        if target:
+            raise ConfigError(f"target: {run.path} is {run.config.objective.makes}, which reads one text")
+        ids = run.tokenizer.encode(text)[:most]
+        if run.config.objective.continues:
+            before = begins(run.config, run.tokenizer)
+            return Reading(run.model, run.tokenizer, (*before, *ids), len(before))
+        framed = frame_for(run.model)(run.tokenizer, ids, None)
+        return Reading(run.model, run.tokenizer, tuple(framed.ids), framed.before)
+
+    def _pair(self, objective: TranslationObjective[Any], text: str, target: str | None) -> Reading:
+        run = self._trained("a text")
+        if target is None:
+            target = objective.translate(run.model, [text])[0]
+        source, own = objective.tokenizers.source, objective.tokenizers.target
+        read = (*source.encode(text), source.need("eos"))
+        ids = (own.need("bos"), *own.encode(target), *((own.need("eos"),) if target else ()))
+        return Reading(run.model, own, ids, 1, read, source)
+
+    def _own_text(self) -> str:
+        """A text that the run has written, or one that it held out."""
+        run = self._trained("a text")
+        results = run.results()
+        rows, samples = results.get("table") or [], results.get("samples") or []
+        if len(rows) > 1:
+            return rows[1][0]
+        return next((each for each in samples if each.strip()), SENTENCE)
+
+    def _trained(self, what: str) -> "Run":
+        if self.run is None:
+            raise ConfigError(
+                f"{what}: '{self.recipe.name}' has no weights yet; train it, and name its run: weft explain RUN"
+            )
+        return self.run
+
+    # ---- all of it
+
+    def all(self, text: str | None = None, *, target: str | None = None) -> Album:
+        """One page with every view that a model of this kind has."""
+        reading = None if self.run is None else self.reading(text, target)
+        pictures = []
+        for name in VIEWS:
+            given = {"text": text, "target": target} if reading is not None and name in OF_A_TEXT else {}
+            try:
+                pictures.append(self._view(name, given))
+            except (ModelError, ConfigError):
+                continue  # it says why this model has no such view
+        kind = f"{self.recipe.model.kind}, {count(self.recipe.model).parameters:,} parameters"
+        shown = "" if reading is None else f"; the text: {''.join(reading.pieces[reading.before :])[:80]}"
+        return Album(self.recipe.name, kind + shown, tuple(pictures))
+
+    def _view(self, name: str, given: dict[str, Any]) -> Picture:
+        """One view of the page; what would keep its reader waiting for minutes is left out."""
+        large = count(self.recipe.model).parameters > LARGE
+        if large and (name == "timing" or (name == "weights" and self.run is None)):
+            raise ModelError("too large to be built just to be looked at")
+        if name == "search":
+            return self.search(given.get("text"))
+        if name == "heads":
+            return self.heads(**given, ablate=self._can_ablate())
+        view: Callable[..., Picture] = getattr(self, name)
+        return view(**given)
+
+    def _can_ablate(self) -> bool:
+        """Whether taking out each head in turn takes seconds."""
+        model = self.recipe.model
+        heads = model.attention.heads * model.layers if isinstance(model, TransformerConfig) else 0
+        return heads * count(model, 1).forward * SHOWN <= ABLATED_FLOPS
+
+
+def architecture(source: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Explain:
+    """What can be seen of a preset or a recipe before it is trained, by its name; `changes` as for `train`."""
+    return Explain(resolve(source, changes))

@@ -1,0 +1,126 @@
+"""`weft explain`: see inside a model."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli import options
+from weft.cli.loading import loading
+from weft.cli.terminal import echo
+from weft.explain.views import OF_A_TEXT, VIEWS
+
+if TYPE_CHECKING:
+    from weft.api.explain import Explain
+    from weft.explain.picture import Picture
+
+What = StrEnum("What", list(VIEWS))  # type: ignore[misc]
+OF_A_GRAPH = ("shapes", "backward", "open")
+OF_ATTENTION = ("layer", "head", "word")
+
+
+def explain(
+    context: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|PRESET",
+            help="A run's folder; a preset or recipe, which has no weights yet; or mlp, the lectures' small network.",
+            autocompletion=options.complete_recipes,
+        ),
+    ],
+    changes: options.Changes = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The text to look at.", show_default="one of the run's own")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="For a translator, the text that it writes.", show_default="its own"),
+    ] = None,
+    only: Annotated[
+        What | None, typer.Option(metavar="WHAT", help="One view: " + ", ".join(VIEWS) + ".", show_default="all")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="Attention: one layer, counted from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="Attention: one head of it.")] = None,
+    word: Annotated[str | None, typer.Option(metavar="WORD", help="Attention: what this word attends to.")] = None,
+    shapes: Annotated[bool, typer.Option("--shapes", help="Graph: the shape of each tensor.")] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Graph: the backward pass, with its formulas.")] = False,
+    open: Annotated[
+        str | None, typer.Option(metavar="MODULE", help="Graph: show what is inside of it, such as decoder.0.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A page, .html; of one view also .svg, .png or .pdf, of a graph .dot.",
+            show_default="explain.html in the run's folder, or here; one view is printed",
+        ),
+    ] = None,
+) -> None:
+    """Look inside a model: attention, surprise, gradients, costs, the computation graph …"""
+    from weft.errors import ConfigError
+    from weft.runs.folder import RunFolder
+
+    is_run = RunFolder(source).config.is_file()
+    lecture = source == "mlp" and not is_run
+    asked = {name: context.params[name] for name in (*OF_ATTENTION, *OF_A_GRAPH)}
+    chosen = {name: value for name, value in asked.items() if value is not None and value is not False}
+    for name, value in chosen.items():
+        view = "graph" if name in OF_A_GRAPH else "attention"
+        if only != view and not (lecture and name in ("shapes", "backward")):
+            flag = f"--{name}" if value is True else f"--{name} {value}"
+            raise ConfigError(f"{flag}: it belongs to --only {view}")
+    if only is not None and only not in OF_A_TEXT and (text or target):
+        raise ConfigError(f"--{'text' if text else 'target'}: --only {only} shows no text; leave it out")
+    if is_run and changes:
+        raise ConfigError(f"'{changes[0]}': a run is shown as it is; changes are for presets and recipes")
+    with loading():
+        from torch import float32
+
+        from weft.api.explain import architecture
+        from weft.api.run import load
+        from weft.explain.graph_picture import lecture_mlp
+        from weft.explain.picture import check_picture
+
+    if out is not None:
+        check_picture(out, ALL if only is not None or lecture else (".html",))
+    if lecture:
+        if only not in (None, "graph"):
+            raise ConfigError(f"--only {only}: mlp is the lectures' small network, of which there is a graph alone")
+        picture: Picture = lecture_mlp(shapes=shapes, backward=backward)
+    else:
+        explained = load(source, dtype=float32).explain if is_run else architecture(source, changes or [])
+        given = {"text": text, "target": target} if only is None or only in OF_A_TEXT else {}
+        picture = _picture(explained, only, given, chosen)
+    told = picture.text() if only is not None or lecture else None
+    if out is None and told is not None:
+        echo(told)
+        return
+    place = out or (RunFolder(source).path if is_run else Path()) / "explain.html"
+    echo(f"{picture.title}: {picture.save(place)}")
+
+
+ALL = (".html", ".svg", ".png", ".pdf", ".dot")
+
+
+def _picture(explained: "Explain", only: str | None, given: dict[str, Any], chosen: dict[str, Any]) -> "Picture":
+    """The view that was asked for."""
+    from weft.errors import ConfigError
+
+    if only is None:
+        return explained.all(**given)
+    if only == "graph":
+        return explained.graph(**given, **chosen)
+    if only == "search":
+        return explained.search(given["text"])
+    if only != "attention" or not chosen:
+        view = getattr(explained, only)
+        return view(**given)
+    maps = explained.attention(**given)
+    if "word" in chosen:
+        return maps.follow(chosen["word"], chosen.get("layer", 0), chosen.get("head"))
+    if len(chosen) < 2:
+        one, other = ("layer", "head") if "layer" in chosen else ("head", "layer")
+        raise ConfigError(f"--{one} {chosen[one]}: give --{other} as well, or --word to follow through all heads")
+    return maps.head(chosen["layer"], chosen["head"])

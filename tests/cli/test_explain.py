@@ -1,0 +1,133 @@
+"""`weft explain`, as a person calls it: the views of every kind of model, the lectures' facts, and mistakes."""
+
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.cli.main import run
+from weft.errors import ConfigError
+from weft.explain.views import VIEWS
+
+RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"
+TEXT = "the cat sat"
+# what each kind of model has nothing to show of
+LACKING = {
+    "gpt": set(),
+    "bahdanau": {"lens", "positions"},
+    "pairs": set(),
+    "masked-next": {"search"},
+    "classify": {"search", "surprise", "lens", "saliency"},
+    "lstm": {"attention", "heads", "lens", "positions"},
+    "ngram": set(VIEWS) - {"anatomy", "surprise", "search", "activations", "graph"},
+}
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_every_kind_of_model(name: str, capsys: Capture, tmp_path: Path) -> None:
+    """What a model has is printed or drawn; of what it doesn't have, one line says why. The page holds the former."""
+    shown = []
+    for view in VIEWS:
+        code = run(["explain", str(RUNS / name), "--only", view, *(["--out", str(tmp_path / "a.svg")])])
+        out, err = capsys.readouterr()
+        assert code == (2 if view in LACKING[name] else 0), (view, err)
+        assert (len(err.splitlines()) == 1) == (view in LACKING[name]), (view, err)
+        if code == 0:
+            assert (tmp_path / "a.svg").read_text().count("<svg") == 1
+            shown.append(out.split(": ")[0])
+    assert run(["explain", str(RUNS / name), "--out", str(tmp_path / "all.html")]) == 0
+    page = (tmp_path / "all.html").read_text()
+    assert page.count("<section") == len(shown)
+    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["transformer", "--only", "positions"], "1  0.8415   0.5403   0.0100  1.0000"),  # F6
+        (["llama-tiny", "--only", "positions"], "depends\non m − n only"),  # F7
+        (["gpt2", "--only", "costs"], "39.8%"),  # F16; the slide's own sizes: weft plan --lecture opt
+        (["mlp", "--backward"], "g_a = g_z ⊙ z ⊙ (1 − z)"),  # F24
+        (["gpt2", "--only", "anatomy"], "d_k = 64"),  # F26
+        (["transformer", "--only", "gradients"], "no norm    no"),  # F27
+        (["transformer", "--only", "schedule", "steps=10", "schedule.kind=noam"], "10"),
+        (["gpt3-175b", "--only", "anatomy"], "174,604,259,328"),
+    ],
+)
+def test_a_fact_is_one_command(words: list[str], expected: str, capsys: Capture) -> None:
+    assert run(["explain", *words]) == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_a_head_and_a_word(capsys: Capture, tmp_path: Path) -> None:
+    of = ["explain", str(RUNS / "gpt"), "--only", "attention", "--text", TEXT]
+    for more, name in ((["--layer", "0", "--head", "0"], "head.png"), (["--word", "cat"], "word.pdf")):
+        assert run([*of, *more, "--out", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 1000
+    assert (
+        run(
+            [
+                "explain",
+                str(RUNS / "gpt"),
+                "--only",
+                "graph",
+                "--shapes",
+                "--open",
+                "decoder.0",
+                "--out",
+                str(tmp_path / "g.dot"),
+            ]
+        )
+        == 0
+    )
+    assert (tmp_path / "g.dot").read_text().startswith("digraph")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["{gpt}", "--only", "attention", "--layer", "9", "--head", "0"], "--layer 9: this model has"),
+        (["{gpt}", "--only", "attention", "--layer", "0", "--head", "7"], "--head 7: this model has"),
+        (["{gpt}", "--only", "attention", "--layer", "0"], "--layer 0: give --head as well"),
+        (["{gpt}", "--only", "attention", "--text", TEXT, "--word", "dog"], "dog"),
+        (["{gpt}", "--only", "surprise", "--text", "cat " * 500], "the model reads"),
+        (["{gpt}", "--only", "surprise", "--text", ""], "empty"),
+        (["{gpt}", "--layer", "0"], "--layer 0: it belongs to --only attention"),
+        (["{gpt}", "--only", "costs", "--shapes"], "--shapes: it belongs to --only graph"),
+        (["{gpt}", "--only", "costs", "--text", TEXT], "--text: --only costs shows no text"),
+        (["{gpt}", "--only", "attention", "--target", TEXT], "target: "),
+        (["{gpt}", "model.layers=3"], "a run is shown as it is"),
+        (["{gpt}", "--out", "a.png"], "a.png: it is written as .html"),
+        (["{gpt}", "--only", "costs", "--out", "a.jpg"], "a.jpg: it is written as"),
+        (["{gpt}", "--only", "heat"], "--only"),
+        (["{ngram}", "--only", "attention"], "a model of kind 'ngram' has no attention"),
+        (["gpt2", "--only", "attention"], "'gpt2' has no weights yet"),
+        (["gpt-tiny", "--only", "schedule"], "steps=1000 optimizer.lr=3e-4"),
+        (["gtp2"], "gtp2"),
+        (["mlp", "--only", "costs"], "mlp is the lectures' small network"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], told: str, capsys: Capture, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    assert (
+        run(
+            [
+                "explain",
+                *(word.format(gpt=RUNS / "gpt", ngram=RUNS / "ngram") if "{" in word else word for word in words),
+            ]
+        )
+        == 2
+    )
+    out, err = capsys.readouterr()
+    assert not out and told in err and len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_from_python() -> None:
+    explain = weft.load(RUNS / "gpt").explain
+    maps = explain.attention(TEXT)
+    assert maps.part().weights.ndim == 4 and "<iframe" in maps._repr_html_()
+    assert weft.architecture("gpt2", {"model.layers": 3}).costs().text()
+    with pytest.raises(ConfigError, match="has no weights yet"):
+        weft.architecture("gpt2").surprise("A text.")
