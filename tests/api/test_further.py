@@ -165,7 +165,7 @@ def test_a_run_that_patience_ended_is_extended_with_more_of_it(base: Path, tmp_p
         ("evaluate.metric=perplexity", "evaluate.metric: can't change within a run"),
         ("step=9", "step: unknown key; did you mean 'steps'?"),
         ("steps=many", "steps = 'many': expected a whole number"),
-        ("other.txt", "goes on with that run's own recipe and text; give nothing else, or steps=3000"),
+        ("other.txt", "continues with that run's own recipe and text; give nothing else, or steps=3000"),
     ],
 )
 def test_what_would_make_it_another_run_is_refused(

@@ -149,8 +149,17 @@ def test_a_run_is_never_overwritten(folder: Path, capsys: Capture) -> None:
     (folder / "runs" / "old" / "config.toml").write_text("name = 'old'\n")
     (folder / "book.txt").write_text(TEXT * 30)
     line = mistake(capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "runs/old")
-    assert "a run is already here; go on with `weft train --resume runs/old`" in line
+    assert "a run is already here; continue it with `weft train --resume runs/old`" in line
     assert (folder / "runs" / "old" / "config.toml").read_text() == "name = 'old'\n"
+
+
+def test_a_refused_start_leaves_no_folder(folder: Path, capsys: Capture) -> None:
+    mistake(capsys, "train", "gpt-tiny", "--data", "none.txt")
+    mistake(capsys, "train", "gpt-tiny", "--data", "none.txt", "--run", "far/away/run")
+    assert list(folder.iterdir()) == []
+    (folder / "runs" / "other").mkdir(parents=True)
+    mistake(capsys, "train", "gpt-tiny", "--data", "none.txt")
+    assert [path.name for path in folder.rglob("*")] == ["runs", "other"]
 
 
 def test_a_folder_with_other_things_is_left_alone(folder: Path, capsys: Capture) -> None:

@@ -1,5 +1,6 @@
 """What a terminal of 80 columns shows: every word whole, every command on one line, and a sign of life."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli import columns
-from weft.cli.main import app, run
+from weft.cli.main import COMMANDS, app, run
 from weft.config import merge, validate
 from weft.models.presets import PRESETS
 from weft.recipe.config import Recipe
@@ -86,6 +87,22 @@ def test_help_shows_values_only_where_there_are_some(command: str, capsys: Captu
     assert "--help" in out
 
 
+EVERY = [word.rstrip("_") for names in COMMANDS.values() for word in names.split()]
+
+
+@pytest.mark.parametrize("command", [*EVERY, "config show", "config schema"])
+def test_help_reads_as_prose(command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paragraphs fill their lines, whatever the source's line breaks; braces don't surround what must be given."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*command.split(), "--help"]) == 0
+    usage, *prose = capsys.readouterr().out.partition("╭")[0].strip().splitlines()
+    assert "{" not in usage
+    assert max(map(len, (usage, *prose))) <= 80
+    for line, following in itertools.pairwise(each.strip() for each in prose):
+        if line and following:
+            assert len(line) + 1 + len(following.split()[0]) > 78, f"a break after {line!r}"
+
+
 def test_what_is_chosen_from_the_text_is_named(capsys: Capture) -> None:
     assert run(["config", "show", "gpt-tiny"]) == 0
     text = capsys.readouterr().out
@@ -148,13 +165,13 @@ def test_a_sign_of_life_before_torch_is_loaded() -> None:
 def test_messages_break_between_words_and_never_inside_a_command(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "weft: runs/x: a run is already here; go on with `weft train --resume runs/x`, or choose another"
+    line = "weft: runs/x: a run is already here; continue it with `weft train --resume runs/x`, or choose another"
     columns.log(line)
     assert capsys.readouterr().err == f"{line}\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
     columns.log(line)
     assert capsys.readouterr().err.splitlines() == [
-        "weft: runs/x: a run is already here; go on with",
+        "weft: runs/x: a run is already here; continue it with",
         "  `weft train --resume runs/x`, or choose another",
     ]

@@ -306,5 +306,5 @@ def test_what_the_vocabulary_cannot_spell_is_refused() -> None:
     with pytest.raises(ModelError, match="no token of this vocabulary can begin a text"):
         complete(model_for(words), words, [""], Sampling(), grammar=regex(words, "four"))
     dead = regex(words, "one four")
-    with pytest.raises(ModelError, match="no token of this vocabulary can go on with it"):
+    with pytest.raises(ModelError, match="no token of this vocabulary can continue it"):
         complete(model_for(words), words, [""], Sampling(), grammar=dead)

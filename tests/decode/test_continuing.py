@@ -111,7 +111,7 @@ def test_patterns_know_whether_the_text_has_begun(kind: str) -> None:
 
 
 def test_a_word_after_a_prompt_begins_with_a_space() -> None:
-    with pytest.raises(ModelError, match="go on with a prompt; its words begin with a space"):
+    with pytest.raises(ModelError, match="continue a prompt, whose words begin with a space"):
         regex(MAKERS["word"](), "cat").begin(True)
     with pytest.raises(ModelError, match="no token of this vocabulary can begin a text"):
         regex(MAKERS["word"](), " cat").begin(False)

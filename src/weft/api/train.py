@@ -115,7 +115,7 @@ def train(
 def resume(run: Path | str, *, changes: Sequence[str] | Mapping[str, Any] = (), log: Log = log_to_stderr) -> Run:
     """Continue an interrupted run, as if it had never stopped; with as many processes as there are this time.
 
-    `changes` let it go on longer, a finished run too: {"steps": 3000}; and evaluate, save or log at other steps.
+    `changes` let it train for longer, a finished run too: {"steps": 3000}; and evaluate, save or log at other steps.
     """
     ranks = join()
     if not ranks.leads:
@@ -156,8 +156,8 @@ def _refuse_run_alone(source: str, changes: Sequence[str] | Mapping[str, Any], s
     above = changed_tables(changes)
     if is_run(source) and "init" not in above and not continues(source, above, sources):
         raise ConfigError(
-            f"{source}: a run; to train its weights further on other text: weft train {source} --data FILE; to go on "
-            f"with it: weft train --resume {source}; to repeat it: weft train {Path(source) / 'config.toml'}"
+            f"{source}: a run; to train its weights further on other text: weft train {source} --data FILE; to "
+            f"continue it: weft train --resume {source}; to repeat it: weft train {Path(source) / 'config.toml'}"
         )
 
 
@@ -175,7 +175,7 @@ def _extend(
     patience = longer.evaluate.patience
     if news and patience is not None and notes.get("worse", 0) >= patience and step < longer.steps:
         raise ConfigError(
-            f"evaluate.patience = {patience}: it ended the run after step {step}; to go on, give a larger one as well"
+            f"evaluate.patience = {patience}: it ended the run after step {step}; to continue, give a larger one as well"
         )
     if not news:
         return recipe

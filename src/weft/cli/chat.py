@@ -35,7 +35,7 @@ def chat(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="The longest reply (default: 200).")] = None,
     no_slide: Annotated[
-        bool, typer.Option("--no-slide", help="End a reply where the model's window is full; else it goes on.")
+        bool, typer.Option("--no-slide", help="End a reply where the model's window is full; else it continues.")
     ] = False,
     seed: Annotated[
         int | None, typer.Option(help="The same seed and the same words give the same replies (default: 0).")
@@ -46,7 +46,7 @@ def chat(
 ) -> None:
     """Talk to a model, line by line; from a pipe, each line gets a reply.
 
-    A tokenizer with a chat template frames the turns; without one the model goes on with the text so far. An imported
+    A tokenizer with a chat template frames the turns; without one the model continues the text so far. An imported
     checkpoint replies as its generation_config.json has it, where no option says otherwise.
     """
     with loading():
@@ -75,7 +75,7 @@ def chat(
     terminal = sys.stdin.isatty()
     if terminal:
         templated = loaded.tokenizer.chat_template is not None
-        frame = "with its chat template" if templated else "going on with the text so far"
+        frame = "with its chat template" if templated else "continuing the text so far"
         echo(f"{loaded.path}, {frame}. /help lists what else there is.", err=True)
     for line in _lines(terminal):
         if line.startswith("/"):

@@ -15,10 +15,11 @@ def classify(
         str, typer.Argument(metavar="FILE", help="Texts: one a line, or a row of .jsonl, .csv, .tsv or .parquet.")
     ] = "-",
     column: Annotated[
-        str | None, typer.Option(help="The column that holds the text; the training column if not given.")
+        str | None,
+        typer.Option(metavar="NAME", help="The column that holds the text; the training column if not given."),
     ] = None,
     second: Annotated[
-        str | None, typer.Option(help="The column of the other text, where pairs are classified.")
+        str | None, typer.Option(metavar="NAME", help="The column of the other text, where pairs are classified.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Lines of JSON, with the probability of every label or tag.")

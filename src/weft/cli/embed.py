@@ -17,10 +17,15 @@ def embed(
     ] = "-",
     pooling: Annotated[
         str | None,
-        typer.Option(help="mean, first or last: which tokens' vectors make a text's. The run's own way if not given."),
+        typer.Option(
+            metavar="WAY",
+            help="mean, first or last: which tokens' vectors make a text's. The run's own way if not given.",
+        ),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Don't scale the vectors to length 1.")] = False,
-    column: Annotated[str, typer.Option(help="The column that holds the text, where there are columns.")] = "text",
+    column: Annotated[
+        str, typer.Option(metavar="NAME", help="The column that holds the text, where there are columns.")
+    ] = "text",
     batch: Annotated[int, typer.Option(min=1, help="Texts read at a time.")] = 32,
     out: Annotated[
         Path | None, typer.Option(help="vectors.npy, or .jsonl with each text. Lines of JSON on stdout if not given.")

@@ -74,7 +74,7 @@ def generate(
         bool,
         typer.Option(
             "--no-slide",
-            help="Stop where the model's window is full; else the text goes on over its last tokens.",
+            help="Stop where the model's window is full; else the text continues over its last tokens.",
             rich_help_panel=RULES,
         ),
     ] = False,

@@ -1,5 +1,6 @@
 """How commands explain themselves: help that is quick to read, and advice where a word means nothing here."""
 
+import inspect
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -63,6 +64,10 @@ OPTIONS = {
 class Command(TyperCommand):
     """A command whose help leaves out what only its parser needs."""
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.help = _paragraphs(self.help or "")
+
     def get_params(self, ctx: Any) -> list[Any]:
         """The arguments and options, each with what a person has to write."""
         return [_plain(param) for param in super().get_params(ctx)]
@@ -92,6 +97,9 @@ def _plain(param: Any) -> Any:
             param.metavar = word
     else:
         param.display_type_rich = _nothing  # the argument's own name says it
+        param.show_default = param.show_default and param.default != "-"  # the help says that it is standard input
+        if param.required:  # braces would mean a choice
+            param.get_usage_pieces = lambda ctx: [f"{param.metavar}{'...' if param.nargs != 1 else ''}"]
     if hasattr(param, "min"):
         param.min = param.max = None  # for the help alone; a value out of range is refused with the range
     return param
@@ -102,6 +110,12 @@ VALUES = {"int": "N", "float": "X", "str": "TEXT", "list[str]": "TEXT", "Path": 
 
 def _type(param: Any) -> str:
     return param.bare_type() if hasattr(param, "bare_type") else ""
+
+
+def _paragraphs(text: str) -> str:
+    """A docstring whose paragraphs are lines, so that the terminal wraps them; indented lines stay as they are."""
+    blocks = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(block if block.startswith(" ") else block.replace("\n", " ") for block in blocks)
 
 
 def _nothing(ctx: Any) -> None:

@@ -22,27 +22,35 @@ def plan(
     ] = None,
     changes: options.Changes = None,
     device: Annotated[
-        str, typer.Option(help="b200 h200 h100 a100 a10 v100 l40s l4 rtx4090 rtx3090 mi300x cpu")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="b200, h200, h100, a100, a10, v100, l40s, l4, rtx4090, rtx3090, mi300x or cpu.",
+        ),
     ] = "h100",
     gpus: Annotated[int, typer.Option(min=1, help="How many; weights, gradients and optimizer are split.")] = 1,
     tokens: Annotated[
         str | None,
         typer.Option(
-            help="Tokens to train on: 300B, 1.5T, 3e11.", show_default="the recipe's steps, or 20 per parameter"
+            metavar="N",
+            help="Tokens to train on: 300B, 1.5T, 3e11 (default: the recipe's steps, or 20 per parameter).",
         ),
     ] = None,
     mfu: Annotated[float, typer.Option(help="The share of the device's peak that training reaches.")] = 0.4,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences per step.", show_default="the recipe's, or 32 per GPU")
+        int | None, typer.Option(min=1, help="Sequences per step (default: the recipe's, or 32 per GPU).")
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per sequence.", show_default="the recipe's, or the context")
+        int | None, typer.Option(min=1, help="Tokens per sequence (default: the recipe's, or the context).")
     ] = None,
     precision: Annotated[
         Precision | None,
-        typer.Option(help="Number format of matrix products.", show_default="the recipe's, or bf16"),
+        typer.Option(metavar="TYPE", help="Number format: bf16, tf32 or fp32 (default: the recipe's, or bf16)."),
     ] = None,
-    lecture: Annotated[Lecture | None, typer.Option(help="Show a table of the lectures beside weft's count.")] = None,
+    lecture: Annotated[
+        Lecture | None,
+        typer.Option(metavar="NAME", help="Show a lecture's table, gpt3 or opt, beside weft's own count."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Count parameters, operations, memory, time and energy from the settings alone."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def prepare(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE...", help="Files, folders, globs, '-', builtin:python or hub names."),
+        typer.Argument(metavar="SOURCE", help="Files, folders, globs, '-', builtin:python or hub names."),
     ],
     out: Annotated[Path, typer.Option(help="The folder to write; an unfinished one is continued.")],
     tokenizer: Annotated[
@@ -27,7 +27,8 @@ def prepare(
         str, typer.Option(metavar="SHARE|SOURCE", help="The share to hold out (0: none), or a source of its own.")
     ] = "0.1",
     column: Annotated[
-        str | None, typer.Option(help="The column of JSONL, CSV or Parquet that holds the text (default: text).")
+        str | None,
+        typer.Option(metavar="NAME", help="The column of JSONL, CSV or Parquet that holds the text (default: text)."),
     ] = None,
     encoding: Annotated[str, typer.Option(metavar="NAME", help="The encoding of the files, such as cp1252.")] = "utf-8",
 ) -> None:

@@ -24,7 +24,8 @@ def tokenize(
         ),
     ] = "bpe",
     data: Annotated[
-        list[str] | None, typer.Option(help="Text to train the tokenizer on; built-in documentation if not given.")
+        list[str] | None,
+        typer.Option(metavar="SOURCE", help="Text to train the tokenizer on; built-in documentation if not given."),
     ] = None,
     vocab: Annotated[
         int | None, typer.Option(help="Vocabulary size of a tokenizer that is trained (8192 for subwords).", min=1)

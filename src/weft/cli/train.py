@@ -60,7 +60,8 @@ def train(
 
     Ctrl-C saves the run before it stops; --resume continues it. A run in place of a recipe, with other text as --data,
     is fine-tuned: its weights are trained further in a run of their own. On several GPUs, start it with torchrun:
-    torchrun --nproc-per-node 4 --no-python -- weft train ...
+
+      torchrun --nproc-per-node 4 --no-python -- weft train ...
     """
     with loading():
         from weft.api import train as api
@@ -79,7 +80,7 @@ def train(
     if resume is not None:
         if sources or targets or on_error or run is not None:
             raise ConfigError(
-                f"--resume {resume} goes on with that run's own recipe and text; give nothing else, or steps=3000 to "
+                f"--resume {resume} continues with that run's own recipe and text; give nothing else, or steps=3000 to "
                 f"train it for longer; on other text: weft train {resume} --data FILE"
             )
         done = api.resume(resume, changes=changes, log=columns.log)

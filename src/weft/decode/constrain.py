@@ -40,7 +40,7 @@ class Grammar:
         """For a text that is about to be written; after a prompt it goes on with a text that has `begun`."""
         constraint = Constraint(self, self._matcher.deep_copy(), begun)
         if not bool(constraint.mask().any()):
-            where = "go on with a prompt; its words begin with a space" if begun else "begin a text"
+            where = "continue a prompt, whose words begin with a space" if begun else "begin a text"
             raise ModelError(f"{self.name}: no token of this vocabulary can {where}")
         return constraint
 
@@ -104,7 +104,7 @@ class Constraint:
     def allowed(self) -> Tensor:
         """(V,) on the CPU, True where a token may follow; a ModelError where none can, though the text isn't over."""
         if not bool(self.mask().any()):
-            raise ModelError(f"{self.grammar.name}: no token of this vocabulary can go on with it")
+            raise ModelError(f"{self.grammar.name}: no token of this vocabulary can continue it")
         return self.mask()
 
     def mask(self) -> Tensor:

@@ -113,7 +113,7 @@ class Heartbeat:
         if self.rank == (1 if rank == 0 else 0):
             minutes = f"{self.patience / 60:g} minutes" if self.patience >= 60 else f"{self.patience:g} seconds"
             lead = ", which leads," if rank == 0 else ""
-            line = f"error: process {rank} of {self.ranks}{lead} {what} for {minutes}; stopping (resume goes on from "
+            line = f"error: process {rank} of {self.ranks}{lead} {what} for {minutes}; stopping (resume continues from "
             sys.stderr.write(f"{line}the last checkpoint; {VARIABLE} sets another time, in seconds)\n")
         sys.stderr.flush()
         sys.stdout.flush()

@@ -285,7 +285,7 @@ def newest_good(folder: Path) -> tuple[Path, list[str]]:
 def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
     """What `use` makes of the checkpoint asked for, or of the newest in which it finds no damage; and that damage."""
     if not folder.is_dir():
-        raise RunError(f"{folder.parent}: no checkpoint yet; go on with `weft train --resume {folder.parent}`")
+        raise RunError(f"{folder.parent}: no checkpoint yet; continue with `weft train --resume {folder.parent}`")
     found, damage = standing(folder), dict[str, None]()  # in order, each once
     order = found[::-1]
     if which == "best" and found:
@@ -302,7 +302,7 @@ def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T
         except DamageError as error:
             damage[str(error)] = None
     if not damage:
-        raise RunError(f"{folder}: no checkpoint here yet; go on with `weft train --resume {folder.parent}`")
+        raise RunError(f"{folder}: no checkpoint here yet; continue with `weft train --resume {folder.parent}`")
     raise RunError(f"{folder}: no checkpoint can be read: {'; '.join(damage)}")
 
 

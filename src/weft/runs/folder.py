@@ -18,7 +18,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ def claimed(path: Path | str) -> Iterator[RunFolder]:
     run = RunFolder(path)
     with writing(run.path):
         _refuse_run(run)
-        there = run.path.exists()
+        missing = [place for place in (run.path, *run.path.parents) if not place.exists()]
         run.path.mkdir(parents=True, exist_ok=True)
         entries = {entry.name for entry in run.path.iterdir()}
         known = BEFORE_START if LOCK in entries else set()  # without it, nothing in here is ours
@@ -126,28 +126,28 @@ def claimed(path: Path | str) -> Iterator[RunFolder]:
             yield run
         except BaseException:
             if not run.config.exists():
-                _clear(run, folder_too=not there or bool(entries))
+                _clear(run, missing or ([run.path] if entries else []))
             raise
 
 
 def _refuse_run(run: RunFolder) -> None:
     if run.config.exists():
         raise RunError(
-            f"{run.path}: a run is already here; go on with `weft train --resume {run.path}`, "
+            f"{run.path}: a run is already here; continue it with `weft train --resume {run.path}`, "
             "or choose another folder with --run"
         )
 
 
-def _clear(run: RunFolder, folder_too: bool) -> None:
-    """Remove what a start has made before its first step, and the folder if nothing else is in it."""
+def _clear(run: RunFolder, folders: Sequence[Path]) -> None:
+    """Remove what a start has made before its first step, and those folders, inside out, that hold nothing else."""
     for place in (run.path / name for name in BEFORE_START | {LOCK}):
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place, ignore_errors=True)
         else:
             place.unlink(missing_ok=True)
-    if folder_too:
-        with suppress(OSError):  # there is something else
-            run.path.rmdir()
+    with suppress(OSError):  # there is something else
+        for folder in folders:
+            folder.rmdir()
 
 
 @contextmanager

@@ -302,7 +302,7 @@ class Loop:
         self.run.event("interrupted", step=state.step, signal=interrupted.signal)
         self.worker.log(
             f"stopped after step {state.step} of {self.recipe.steps}, saved; "
-            f"go on with `weft train --resume {self.run.path}`"
+            f"continue with `weft train --resume {self.run.path}`"
         )
         if interrupted.signal == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)

@@ -64,7 +64,7 @@ class Saver:
         """A message about a write that has failed since the last call, without waiting for one in flight."""
         if self._unreported:
             self._unreported = False
-            return f"{self._failure}; training goes on, and the next checkpoint may succeed"
+            return f"{self._failure}; training continues, and the next checkpoint may succeed"
         return None
 
     def finish(self) -> None:
@@ -73,4 +73,4 @@ class Saver:
         if self._failure is not None:
             standing = checkpoint.standing(self._run.checkpoints)
             left = f"the newest whole checkpoint is {standing[-1].name}" if standing else "no checkpoint was written"
-            raise RunError(f"{self._failure}; {left}; `weft train --resume {self._run.path}` goes on from there")
+            raise RunError(f"{self._failure}; {left}; `weft train --resume {self._run.path}` continues from there")
