@@ -1,6 +1,9 @@
 """A progress bar with its rate and the time left: on standard error, and only where that is a terminal."""
 
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -23,11 +26,23 @@ from weft.untrusted import printable
 Advance = Callable[[int], None]
 Log = Callable[[str], None]
 DRAWN = 0.1  # seconds between two drawings: what advances a million times a second need not be drawn so often
+# a command in a sentence: in quotes, or with options, paths, assignments and words in capitals behind it
+COMMAND = re.compile(r"`[^`]*`|\bweft [a-z]+(?: (?:[^\s;,]*[-/=._\d][^\s;,]*|[A-Z]+)(?![^\s;,]))+")
 
 
 def log_to_stderr(line: str) -> None:
-    """A message for a person, kept away from results on standard output."""
-    print(printable(line), file=sys.stderr, flush=True)
+    """A message for a person, kept away from results on standard output: one line in a pipe, wrapped on a terminal."""
+    line = printable(line)
+    print(wrapped(line) if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
+
+
+def wrapped(line: str) -> str:
+    """A message as lines that fit the terminal, broken between words but not inside a command."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    width = max(20, shutil.get_terminal_size().columns)
+    whole = COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line)
+    parts = textwrap.wrap(whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(parts).replace("\0", " ")
 
 
 @cache
@@ -61,7 +76,7 @@ class Bar:
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""
-        self._progress.console.print(printable(line), highlight=False, markup=False)
+        self._progress.console.print(wrapped(printable(line)), highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

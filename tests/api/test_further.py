@@ -149,7 +149,7 @@ def test_a_run_that_patience_ended_is_extended_with_more_of_it(base: Path, tmp_p
     assert isinstance(ended, int) and ended < 20
     config = (tmp_path / "run/config.toml").read_bytes()
     with pytest.raises(
-        ConfigError, match=rf"evaluate\.patience = 1: it ended the run after step {ended}; to go on, give"
+        ConfigError, match=rf"evaluate\.patience = 1: it ended the run after step {ended}; to continue, give"
     ):
         weft.resume(tmp_path / "run", changes=["steps=30"])
     assert (tmp_path / "run/config.toml").read_bytes() == config

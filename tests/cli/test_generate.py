@@ -199,7 +199,7 @@ def test_a_text_longer_than_the_window_goes_on(
 ) -> None:
     """It is as long as was asked for, also after a prompt that is longer than the window, and one line says so."""
     loaded = weft.load(small)
-    rest = "than the model's window of 16 tokens and went on over the last of them; --no-slide stops there\n"
+    rest = "than the model's window of 16 tokens and continued over the last of them; --no-slide stops there\n"
     for prompt in ("The", "The cat follows my friend."):
         words = ["--prompt", prompt, "--max-tokens", "60", "--min-tokens", "60"]
         settings = weft.sampling(max_tokens=60, min_tokens=60)
@@ -214,7 +214,7 @@ def test_a_text_longer_than_the_window_goes_on(
     assert shown.err == f"weft: 3 of 3 texts are longer {rest}"
     assert all(each["slid"] for each in json.loads(shown.out)["completions"])
     _, err = talk(monkeypatch, capsys, small, "The\nA\n", "--max-tokens", "40", "--seed", "2")
-    assert err.count("went on over the last of them") == 1
+    assert err.count("continued over the last of them") == 1
     assert mistake(capsys, "generate", str(small), *words, "--no-slide").endswith("the model reads at most 16")
 
 

@@ -55,6 +55,7 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["train", "steps=5", "--data", "book.txt"], "train what? give a preset or a recipe"),
         (["train", "lama-tiny"], "'lama-tiny': no such recipe or preset; did you mean 'llama-tiny'"),
         (["train", "llama-tiny", "modl.layers=3"], "modl.layers: unknown key; it is 'model.layers' here"),
         (["train", "llama-tiny", "model.layrs=3"], "model.layrs: unknown key; did you mean 'model.layers'?"),
@@ -123,8 +124,9 @@ def test_advice_about_files_and_columns(folder: Path, capsys: Capture) -> None:
     (folder / "old name.txt").write_bytes("Größe und Übermut\n".encode("latin1") * 50)
     line = mistake(capsys, "train", "gpt-tiny", "--data", "old name.txt")
     assert line.endswith(
-        "old name.txt: not valid UTF-8 at byte 2 (0xf6); it looks like cp1252: set data.encoding=cp1252 (weft prepare, "
-        "evaluate: --encoding cp1252), or save it as UTF-8: iconv -f cp1252 -t utf-8 'old name.txt' > utf-8.txt"
+        "old name.txt: not valid UTF-8 at byte 2 (0xf6); it looks like cp1252: set data.encoding=cp1252 for all files "
+        "(weft prepare, evaluate: --encoding cp1252), or save it as UTF-8: "
+        "iconv -f cp1252 -t utf-8 'old name.txt' > utf-8.txt"
     )
     line = mistake(capsys, "train", "gpt-tiny", "--data", "old name.txt", "data.encoding=cp12522")
     assert line == "data.encoding: 'cp12522' is no encoding; did you mean cp1252?"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from weft import progress
 from weft.cli import columns
 from weft.cli.main import COMMANDS, app, run
 from weft.config import merge, validate
@@ -166,12 +167,31 @@ def test_messages_break_between_words_and_never_inside_a_command(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = "weft: runs/x: a run is already here; continue it with `weft train --resume runs/x`, or choose another"
-    columns.log(line)
+    progress.log_to_stderr(line)
     assert capsys.readouterr().err == f"{line}\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
-    columns.log(line)
+    progress.log_to_stderr(line)
     assert capsys.readouterr().err.splitlines() == [
         "weft: runs/x: a run is already here; continue it with",
         "  `weft train --resume runs/x`, or choose another",
     ]
+    progress.log_to_stderr("a run; to train its weights further: weft train runs/x --data FILE; to continue it, others")
+    assert capsys.readouterr().err.splitlines() == [
+        "a run; to train its weights further:",
+        "  weft train runs/x --data FILE; to continue it, others",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_lines_above_a_progress_bar_break_like_any_other(
+    width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    with progress.drawn("training", 2) as bar:
+        assert bar is not None
+        bar.print("a checkpoint could not be written; `weft train --resume runs/x` continues from the last one")
+    lines = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err).replace("\r", "\n").splitlines()
+    assert any("weft train --resume runs/x" in line for line in lines)
+    assert max(map(len, lines)) <= width

@@ -412,3 +412,23 @@ def test_bytes_that_an_encoding_does_not_have_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n")
     with pytest.raises(DataError, match=r"a\.png: looks like a PNG image, not text$"):
         list(read([str(tmp_path / "a.png")], encoding="latin1"))
+
+
+def test_tables_without_the_column_are_left_out_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program's settings and figures among its code; named alone, or where nothing else is there, they are errors."""
+    (tmp_path / "app.py").write_text("print('on')\n")
+    (tmp_path / "prices.csv").write_text("item,price\napple,1\n")
+    (tmp_path / "settings.json").write_text('{"debug": true}')
+    (tmp_path / "tsconfig.json").write_text("// comment\n{}")
+    (tmp_path / "said.csv").write_text("text\nhello\n")
+    assert texts(tmp_path) == ["print('on')\n", "hello"]
+    why = "prices.csv, settings.json (no column 'text'; data.column names another); tsconfig.json (no rows of text)"
+    assert left_out([str(tmp_path)], "text") == [f"{tmp_path}: left out {why}"]
+    assert why in " ".join(capsys.readouterr().err.split())
+    assert len(files([str(tmp_path)])) == 5  # rows of other columns are looked for elsewhere
+    with pytest.raises(DataError, match=r"no column 'text'; its columns: item, price"):
+        texts(tmp_path / "prices.csv")
+    for name in ("app.py", "said.csv", "tsconfig.json"):
+        (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=r"prices\.csv: no column 'text'; its columns: item, price"):
+        texts(tmp_path)

@@ -134,7 +134,7 @@ def test_a_terminal_shows_a_bar_and_a_file_shows_lines(  # type: ignore[no-untyp
     assert "bits per byte, give or take a fifth" in lines[1]
     assert lines[2].startswith("pre-flight: a step, an evaluation and a checkpoint")
     assert any(line.startswith("step 3/12 · loss ") and " left" in line for line in lines)
-    assert any("validation loss" in line and "best so far" in line for line in lines)
+    assert any("validation loss" in line and "(best)" in line for line in lines)
 
     screen = io.StringIO()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

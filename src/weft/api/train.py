@@ -175,7 +175,7 @@ def _extend(
     patience = longer.evaluate.patience
     if news and patience is not None and notes.get("worse", 0) >= patience and step < longer.steps:
         raise ConfigError(
-            f"evaluate.patience = {patience}: it ended the run after step {step}; to continue, give a larger one as well"
+            f"evaluate.patience = {patience}: it ended the run after step {step}; to continue, give a larger one"
         )
     if not news:
         return recipe
@@ -214,7 +214,8 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     device = pick_device().type
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
     recipe = recipe.replace(tokenizer=config.model_dump(mode="json", exclude_none=True))
-    for line in left_out(recipe.data.all_sources):
+    column = recipe.data.column if recipe.objective.reads != "rows" else None
+    for line in left_out(recipe.data.all_sources, column, recipe.data.encoding):
         folder.event("left out", line=line)
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     settled, more = settle(recipe, facts, device)

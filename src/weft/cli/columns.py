@@ -1,7 +1,6 @@
 """Tables as plain text in columns, quick to print: whole in a pipe, and fitted to the width of a terminal."""
 
 import json
-import re
 import shutil
 import sys
 import textwrap
@@ -12,7 +11,6 @@ from typing import Any
 import typer
 
 from weft.cli.terminal import shown
-from weft.untrusted import printable
 
 NARROWEST = 16  # characters that a column of text is left with, whatever the terminal's width
 WRAPPED = 36  # a column that is wider may be wrapped, so it need not be left out
@@ -99,19 +97,6 @@ def print_wrapped(text: str, **style: Any) -> None:
 def terminal_width() -> int | None:
     """The columns of the terminal that standard output is; None where it isn't one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def log(line: str) -> None:
-    """A message on standard error: one line in a pipe; on a terminal wrapped between words, not inside `a command`."""
-    line = printable(line)
-    if not sys.stderr.isatty():
-        print(line, file=sys.stderr, flush=True)
-        return
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    whole = re.sub(r"`[^`]*`", lambda command: command[0].replace(" ", "\u00a0"), line)
-    width = max(20, shutil.get_terminal_size().columns)
-    parts = textwrap.wrap(whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    print("\n".join(parts).replace("\u00a0", " "), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:

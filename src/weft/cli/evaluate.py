@@ -108,7 +108,7 @@ def _show(measured: dict[str, dict[str, Any]]) -> None:
             shown = ".4%" if metric(key).format.endswith("%") else ".4f"
             cells = [format(metrics[key], shown) for metrics in measured.values() if key in metrics]
             cost = [f"{last[key] / value - 1:+.2%}"] if several and key in last and value else []
-            title = "" if key == BASELINE else metric(key).title  # beside the value, where there is space for it
+            title = "baseline" if key == BASELINE else metric(key).title  # what it is stands beside the value
             rows.append([title, *cells, *cost, UNITS.get(key, "") if text else ""])
         elif isinstance(value, str):
             rows.append([key.replace("_", " "), value, ""])

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from weft import __version__
-from weft.cli import columns, config
+from weft.cli import config
 from weft.cli.help import Command, Group, unknown_option
 
 app = typer.Typer(
@@ -120,7 +120,9 @@ def _failed(error: Exception, arguments: list[str]) -> int:
     if line is None or os.environ.get("WEFT_DEBUG"):
         raise error
     if line:
-        columns.log(f"weft: {line}")
+        from weft.progress import log_to_stderr
+
+        log_to_stderr(f"weft: {line}")
     return 2
 
 

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import columns
 from weft.cli.loading import loading
 from weft.cli.terminal import shown
 
@@ -30,7 +29,7 @@ def quickstart(
     from weft.cli.train import summarise
 
     folder = run or api.free_folder(RUN)
-    done = api.train("quickstart", run=folder, changes=changes or [], log=columns.log)
+    done = api.train("quickstart", run=folder, changes=changes or [])
     console = Console(highlight=False)
     console.print("\n[bold]three texts it made up[/bold]")
     for number, sample in enumerate(done.results()["samples"], 1):

@@ -69,7 +69,7 @@ def train(
     from weft.parallel.ranks import join
 
     # `--data *.txt` arrives as --data a.txt b.txt …: words that assign nothing are further sources
-    if resume is not None and recipe is not None:
+    if recipe is not None and (resume is not None or ("=" in recipe and not Path(recipe).exists())):
         words, recipe = [recipe, *(words or [])], None
     changes = [word for word in words or [] if "=" in word]
     sources = [*(data or []), *(word for word in words or [] if "=" not in word)]
@@ -83,13 +83,13 @@ def train(
                 f"--resume {resume} continues with that run's own recipe and text; give nothing else, or steps=3000 to "
                 f"train it for longer; on other text: weft train {resume} --data FILE"
             )
-        done = api.resume(resume, changes=changes, log=columns.log)
+        done = api.resume(resume, changes=changes)
     elif recipe is None:
         raise ConfigError("train what? give a preset or a recipe, for instance: weft train gpt-tiny --data book.txt")
     elif sources and not data:
         raise ConfigError(f"'{sources[0]}': an override is written key=value; text is given with --data")
     else:
-        done = api.train(recipe, data=sources, run=run, changes=changes, log=columns.log)
+        done = api.train(recipe, data=sources, run=run, changes=changes)
     if join().leads and as_json:
         columns.print_json({"run": str(done.path), **done.results()})
     elif join().leads:

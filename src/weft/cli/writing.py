@@ -39,7 +39,7 @@ class Remarks:
         """Write to stderr what became of them, if anything did."""
         if self.slid:
             which = "the text is" if self.seen == 1 else f"{self.slid} of {self.seen} texts are"
-            line = f"longer than the model's window of {self.window} tokens and went on over the last of them"
+            line = f"longer than the model's window of {self.window} tokens and continued over the last of them"
             echo(f"weft: {which} {line}; --no-slide stops there", err=True)
         if self.full:
             which = "" if self.seen == 1 else f"{self.full} of {self.seen} texts "

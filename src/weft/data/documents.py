@@ -49,7 +49,7 @@ def read(
 ) -> Iterator[Document]:
     """The documents of all sources, in order. What can't be read raises DataError when the iterator gets there."""
     found = False
-    for name in files(sources):
+    for name in files(sources, column, encoding):
         held = False
         for document in _read_one(name, column, section, encoding):
             held = True
@@ -64,17 +64,18 @@ def read(
 # ---- which files a source stands for
 
 
-def files(sources: Sequence[str]) -> list[str]:
+def files(sources: Sequence[str], column: str | None = None, encoding: str = "utf-8") -> list[str]:
     """The single files (or `-`, `builtin:…`, `hub:…` names) that the sources stand for, in reading order.
 
-    What a folder or a pattern names besides is left out, with a warning.
+    What a folder or a pattern names besides is left out, with a warning; where the text of tables is in a `column`, so
+    are tables without it, such as the settings of a program among its code.
     """
-    return [name for source in sources for name in _expand(source)]
+    return [name for source in sources for name in _expand(source, column, encoding)]
 
 
-def left_out(sources: Sequence[str]) -> list[str]:
+def left_out(sources: Sequence[str], column: str | None = None, encoding: str = "utf-8") -> list[str]:
     """A line for each folder and pattern among the sources of which something isn't read: what, and why."""
-    found = ((source, _search(source)[1]) for source in sources)
+    found = ((source, _search(source, column, encoding)[1]) for source in sources)
     return [_left_out(source, others) for source, others in found if others]
 
 
@@ -89,8 +90,20 @@ def _named(others: Mapping[str, Sequence[str]]) -> str:
     )
 
 
-def _search(source: str) -> tuple[list[str], dict[str, list[str]]]:
+def _search(source: str, column: str | None, encoding: str) -> tuple[list[str], dict[str, list[str]]]:
     """The files that a folder or a pattern stands for; and for each reason to leave something out, the names."""
+    found, others = _named_by(source)
+    tables = [path for path in found if column is not None and format_of(path) in TABLES]
+    reasons = {path: why for path in tables if (why := _no_texts(path, column or "", encoding)) is not None}
+    if not reasons or len(reasons) == len(found):
+        return found, others  # where none has the column, reading the first one says which there are
+    for path, why in reasons.items():
+        others.setdefault(why, []).append(os.path.relpath(path, source) if os.path.isdir(source) else path)
+    return [path for path in found if path not in reasons], others
+
+
+def _named_by(source: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The same, whatever tables hold."""
     if source == "-" or source.startswith(("builtin:", "hub:")):
         return [], {}
     if os.path.isdir(source):
@@ -110,11 +123,11 @@ def _search(source: str) -> tuple[list[str], dict[str, list[str]]]:
     return found, others
 
 
-def _expand(source: str) -> list[str]:
+def _expand(source: str, column: str | None, encoding: str) -> list[str]:
     if source == "-" or source.startswith(("builtin:", "hub:")):
         return [source]
     if os.path.isdir(source):
-        found, others = _search(source)
+        found, others = _search(source, column, encoding)
         if not found and os.path.exists(os.path.join(source, "plan.json")):
             raise DataError(f"{source}: already prepared tokens, not text; train on them with data.prepared={source}")
         if not found:
@@ -128,7 +141,7 @@ def _expand(source: str) -> list[str]:
             raise DataError(f"{source}: {what}, not text")
         return [source]
     if glob.has_magic(source):
-        matches, others = _search(source)
+        matches, others = _search(source, column, encoding)
         if not matches:
             raise DataError(f"{source}: no file {'that matches is text' if 'not text' in others else 'matches'}")
         if others:
@@ -197,6 +210,19 @@ def _no_text(path: str) -> str | None:
 def _seen(path: str, _size: int, _changed: int) -> str | None:
     """The same, remembered while a file stays as it is: sources are listed more than once."""
     return what_is_no_text(path)
+
+
+def _no_texts(path: str, column: str, encoding: str) -> str | None:
+    """Why a table has no text for us, by its first row; None where it has, or where reading it says what is wrong."""
+    try:
+        for number, row in records(path, [column], encoding=encoding):
+            _field(row, column, f"{path}:{number}")
+            break
+    except MissingColumnError:
+        return f"no column '{column}'; data.column names another"
+    except DataError:
+        return "no rows of text" if format_of(path) == ".json" else None
+    return None
 
 
 def _made_by_weft(folder: str, names: Sequence[str]) -> bool:

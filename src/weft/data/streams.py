@@ -178,7 +178,7 @@ def _other_encoding(name: str, encoding: str) -> str:
     """How a file in another encoding is read, and the command that makes UTF-8 of it."""
     source = "FILE" if name == "-" else shlex.quote(name)
     return (
-        f"set data.encoding={encoding} (weft prepare, evaluate: --encoding {encoding}), "
+        f"set data.encoding={encoding} for all files (weft prepare, evaluate: --encoding {encoding}), "
         f"or save it as UTF-8: iconv -f {ICONV.get(encoding, encoding)} -t utf-8 {source} > utf-8.txt"
     )
 

@@ -122,5 +122,5 @@ class LiveReport:
 
 
 def _printed(values: Mapping[str, float], better: bool) -> str:
-    metrics = " · ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in values.items())
-    return f"validation {metrics}{' (best so far)' if better else ''}"
+    metrics = " · ".join(f"{metric(key).title} {value:{metric(key).format}}" for key, value in values.items())
+    return f"validation {metrics}{' (best)' if better else ''}"
