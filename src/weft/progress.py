@@ -26,8 +26,9 @@ from weft.untrusted import printable
 Advance = Callable[[int], None]
 Log = Callable[[str], None]
 DRAWN = 0.1  # seconds between two drawings: what advances a million times a second need not be drawn so often
-# a command in a sentence: in quotes, or with options, paths, assignments and words in capitals behind it
-COMMAND = re.compile(r"`[^`]*`|\bweft [a-z]+(?: (?:[^\s;,]*[-/=._\d][^\s;,]*|[A-Z]+)(?![^\s;,]))+")
+# what no line breaks: a number and its unit; a command in quotes, or with options, paths, assignments and words in
+# capitals behind it
+WHOLE = re.compile(r"\d (?:s|[KMG]i?B)\b|`[^`]*`|\bweft [a-z]+(?: (?:[^\s;,]*[-/=._\d][^\s;,]*|[A-Z]+)(?![^\s;,]))+")
 
 
 def log_to_stderr(line: str) -> None:
@@ -40,8 +41,8 @@ def wrapped(line: str) -> str:
     """A message as lines that fit the terminal, broken between words but not inside a command."""
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     width = max(20, shutil.get_terminal_size().columns)
-    whole = COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line)
-    parts = textwrap.wrap(whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    joined = WHOLE.sub(lambda whole: whole[0].replace(" ", "\0"), line)
+    parts = textwrap.wrap(joined, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return "\n".join(parts).replace("\0", " ")
 
 

@@ -106,7 +106,7 @@ def test_rated_pairs(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     file.write_text("frog\tbank\t2\nriver\tbank\t8\nfrog\triver\t5\nfrog\ttadpole\t9\n")
     assert run(["neighbours", str(trained), "--pairs", str(file)]) == 0
     out = capsys.readouterr().out
-    assert "over 3 pairs" in out and "1 pairs left out: 1 words have no vector (tadpole)" in out
+    assert "over 3 pairs" in out and "1 pair left out: 1 word without a vector (tadpole)" in out
     assert run(["neighbours", str(trained), "--pairs", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["missing"] == ["tadpole"]
 

@@ -55,6 +55,15 @@ def test_a_figure_has_a_place_before_anything_is_evaluated(folder: Path, capsys:
     assert "is not a folder" in shown.err and shown.out == ""
 
 
+def test_columns_of_other_names_are_to_be_renamed(folder: Path, capsys: Capture) -> None:
+    (folder / "other.tsv").write_text("comment\tlabel\nthe frog\t1\n")
+    (folder / "texts.csv").write_text("comment\nthe frog\n")
+    for name, data in (("labels", "other.tsv"), ("masked", "texts.csv")):
+        capsys.readouterr()
+        assert run(["evaluate", str(folder / name), "--data", str(folder / data)]) == 2
+        assert capsys.readouterr().err.endswith("; this run reads 'text', so rename the column\n")
+
+
 def test_text_that_was_not_learned_from(folder: Path, capsys: Capture) -> None:
     assert run(["evaluate", str(folder / "masked"), "--data", str(folder / "book.txt")]) == 0
     assert "loss" in capsys.readouterr().out

@@ -132,6 +132,12 @@ def test_advice_about_files_and_columns(folder: Path, capsys: Capture) -> None:
     assert line == "data.encoding: 'cp12522' is no encoding; did you mean cp1252?"
 
 
+def test_a_row_that_is_broken_names_the_way_round_it(folder: Path, capsys: Capture) -> None:
+    (folder / "a.csv").write_text("text,label\nfine,1\n" + "bad\n" + "good,0\n")
+    line = mistake(capsys, "train", "bert-tiny", "objective=classify", "--data", "a.csv")
+    assert line.endswith("a.csv:3: has 1 field, the header has 2; data.on_error=skip leaves such rows out")
+
+
 def test_a_recipe_that_is_no_toml(folder: Path, capsys: Capture) -> None:
     (folder / "bad.toml").write_text("steps = ")
     assert mistake(capsys, "train", "bad.toml", "--data", "x").startswith("bad.toml: not valid TOML")

@@ -176,6 +176,8 @@ def test_messages_break_between_words_and_never_inside_a_command(
         "weft: runs/x: a run is already here; continue it with",
         "  `weft train --resume runs/x`, or choose another",
     ]
+    progress.log_to_stderr("pre-flight: a step, an evaluation and a check took no more 0.7 s, so")
+    assert capsys.readouterr().err.splitlines()[0].endswith("no more")
     progress.log_to_stderr("a run; to train its weights further: weft train runs/x --data FILE; to continue it, others")
     assert capsys.readouterr().err.splitlines() == [
         "a run; to train its weights further:",

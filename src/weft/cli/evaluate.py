@@ -41,7 +41,8 @@ def evaluate(
 
         from weft.api.run import load
         from weft.decode.fast.quantize import check_bits
-    from weft.errors import ConfigError
+    from weft.data.rows import MissingColumnError
+    from weft.errors import ConfigError, DataError
 
     more = context.args  # `--data *.txt` arrives as --data a.txt b.txt …
     if quantize is not None:
@@ -65,7 +66,10 @@ def evaluate(
     if quantize is not None and not (objective.continues and objective.reads == "text"):
         raise ConfigError(f"--quantize {quantize}: evaluated for language models only")
     sources = [*(data or []), *more] or None
-    metrics = loaded.evaluate(sources, targets or (), stride=stride, encoding=encoding)
+    try:
+        metrics = loaded.evaluate(sources, targets or (), stride=stride, encoding=encoding)
+    except MissingColumnError as error:
+        raise DataError(f"{error.line}; this run reads '{error.column}', so rename the column") from None
     measured = {"": metrics}
     if quantize is not None:
         loaded.quantize(quantize)

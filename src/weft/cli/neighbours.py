@@ -84,6 +84,7 @@ def _marked(sentences: list[str], place: tuple[int, int, int, str]) -> str:
 def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from weft.errors import counted
     from weft.evaluate.similarity import read_pairs, similarity
     from weft.explain.neighbours import word_vector
     from weft.runs.lines import record
@@ -95,4 +96,5 @@ def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
     echo(f"Spearman {found.spearman:.4f}, Pearson {found.pearson:.4f} over {found.pairs} pairs")
     if found.missing:
         shown = ", ".join(found.missing[:8]) + (", …" if len(found.missing) > 8 else "")
-        echo(f"{found.left_out} pairs left out: {len(found.missing)} words have no vector ({shown})")
+        words = f"{counted(len(found.missing), 'word')} without a vector ({shown})"
+        echo(f"{counted(found.left_out, 'pair')} left out: {words}")

@@ -49,6 +49,8 @@ def read(
 ) -> Iterator[Document]:
     """The documents of all sources, in order. What can't be read raises DataError when the iterator gets there."""
     found = False
+    for line in left_out(sources, column, encoding):
+        warn(line)
     for name in files(sources, column, encoding):
         held = False
         for document in _read_one(name, column, section, encoding):
@@ -67,8 +69,8 @@ def read(
 def files(sources: Sequence[str], column: str | None = None, encoding: str = "utf-8") -> list[str]:
     """The single files (or `-`, `builtin:…`, `hub:…` names) that the sources stand for, in reading order.
 
-    What a folder or a pattern names besides is left out, with a warning; where the text of tables is in a `column`, so
-    are tables without it, such as the settings of a program among its code.
+    What a folder or a pattern names besides is left out; where the text of tables is in a `column`, so are tables
+    without it, such as the settings of a program among its code.
     """
     return [name for source in sources for name in _expand(source, column, encoding)]
 
@@ -133,8 +135,6 @@ def _expand(source: str, column: str | None, encoding: str) -> list[str]:
         if not found:
             inside = f" ({_named(others)})" if others else ""
             raise DataError(f"{source}: contains no text{inside}")
-        if others:
-            warn(_left_out(source, others))
         return found
     if os.path.exists(source):
         if (what := _no_text(source)) is not None:
@@ -144,8 +144,6 @@ def _expand(source: str, column: str | None, encoding: str) -> list[str]:
         matches, others = _search(source, column, encoding)
         if not matches:
             raise DataError(f"{source}: no file {'that matches is text' if 'not text' in others else 'matches'}")
-        if others:
-            warn(_left_out(source, others))
         return matches
     if _names_hub(source):
         return [f"hub:{source}"]
@@ -278,7 +276,8 @@ def _read_one(name: str, column: str, section: int, encoding: str) -> Iterator[D
             for number, row in records(name, [column], encoding=encoding):
                 yield from _sections_of(_field(row, column, f"{name}:{number}"), name)
         except MissingColumnError as error:
-            raise DataError(f"{error}; choose one with data.column=NAME (weft prepare: --column NAME)") from None
+            advice = "choose one with data.column=NAME (weft prepare: --column NAME)"
+            raise MissingColumnError(error.line, column, advice) from None
     else:
         yield from _cut(blocks(name, encoding), name, section)
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from weft.data.streams import ROW_LIMIT, characters, check_unpacked, format_of, lines, seekable
-from weft.errors import DataError
+from weft.errors import DataError, counted
 from weft.untrusted import refuse_beyond
 
 BATCH = 256  # rows of a Parquet file that are read at once
@@ -30,12 +30,16 @@ class Malformed:
     reason: str
 
 
-class MissingColumnError(DataError):
-    """A column that a table doesn't have; whoever asked for it knows the setting that names another."""
+class RowError(DataError):
+    """A row that can't be read, though those after it may be."""
 
-    def __init__(self, line: str, column: str):
-        super().__init__(line)
-        self.column = column
+
+class MissingColumnError(DataError):
+    """A column that a table doesn't have; whoever asked for it knows the setting that names another: its `advice`."""
+
+    def __init__(self, line: str, column: str, advice: str = ""):
+        super().__init__(f"{line}; {advice}" if advice else line)
+        self.line, self.column = line, column
 
     @classmethod
     def among(cls, column: str, known: Iterable[str], where: str = "") -> "MissingColumnError":
@@ -182,7 +186,7 @@ def _table(name: str, columns: Sequence[str], encoding: str) -> Iterator[tuple[i
             elif numbered:
                 yield rows.line_num, Malformed(f"does not have the {len(header)} fields of the first line")
             else:
-                yield rows.line_num, Malformed(f"has {len(row)} fields, the header has {len(header)}")
+                yield rows.line_num, Malformed(f"has {counted(len(row), 'field')}, the header has {len(header)}")
     except csv.Error as error:
         raise DataError(f"{name}: line {rows.line_num} cannot be read as a table: {error}") from None
 

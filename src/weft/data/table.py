@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-from weft.data.documents import files, no_such_file
+from weft.data.documents import files, left_out, no_such_file
 from weft.data.messages import conversation
-from weft.data.rows import TABLES, Malformed, MissingColumnError, records
+from weft.data.rows import TABLES, Malformed, MissingColumnError, RowError, records
 from weft.data.shards import Side
 from weft.data.streams import format_of, lines
 from weft.errors import DataError, suggestion
 from weft.files import is_text
+from weft.progress import warn
 from weft.text import builtin, tasks
 
 # text: some text; optional: text, or nothing; label: a name, or a whole number; number: any; words: a list of words,
@@ -73,7 +74,7 @@ class Skipped:
     def __str__(self) -> str:
         reasons = sorted(self.counts, key=lambda reason: -self.counts[reason])
         parts = [f"{self.counts[reason]} × {reason} (first: {self.first[reason]})" for reason in reasons]
-        return f"{self.total} {'row was' if self.total == 1 else 'rows were'} left out: {', '.join(parts)}"
+        return f"{self.total} {'row was' if self.total == 1 else 'rows were'} left out: {'; '.join(parts)}"
 
 
 def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None = None) -> Iterator[Row]:
@@ -92,7 +93,7 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
             if source.on_error == "stop":
                 line = f"{where}: {error}"
                 raise (
-                    MissingColumnError(line, error.column) if isinstance(error, MissingColumnError) else DataError(line)
+                    MissingColumnError(line, error.column) if isinstance(error, MissingColumnError) else RowError(line)
                 ) from None
             skipped.add(str(error), where)
             continue
@@ -134,6 +135,8 @@ def has_lines(name: str) -> bool:
 
 
 def _records(source: RowSource, side: Side) -> Iterator[tuple[str, Any]]:
+    for line in left_out(source.sources):
+        warn(line)
     for name in files(source.sources):
         for number, record in _file(name, source, side):
             yield f"{name}:{number}", record

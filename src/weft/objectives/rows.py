@@ -17,7 +17,7 @@ from weft.data.batch import Batch, framed
 from weft.data.bucket import Buckets
 from weft.data.examples import Examples, encode_rows, verify_files, write_sides
 from weft.data.labels import Labels
-from weft.data.rows import MissingColumnError
+from weft.data.rows import MissingColumnError, RowError
 from weft.data.shards import Side
 from weft.data.split import split_rows
 from weft.data.table import Kind, Row, RowSource, Skipped
@@ -132,7 +132,7 @@ class RowObjective(ExampleObjective[S]):
         examples = encode_rows(self._counted(self._rows(skipped), read), self.encode)
         write_sides({side: self._file(side) for side in self._sides}, examples, notes=notes, labels=fields)
         if skipped.total:
-            log(f"rows that could not be read: {skipped}")
+            log(f"{skipped}")
             self.folder.event("skipped", rows=skipped.total, reasons=skipped.counts, first=skipped.first)
         names = tuple(self.label_ids.names) if fields else None
         if names is not None and len(names) < 2:
@@ -163,7 +163,9 @@ class RowObjective(ExampleObjective[S]):
         except MissingColumnError as error:
             names = (key for key in type(self.settings).model_fields if getattr(self.settings, key) == error.column)
             key = next(names, "columns")
-            raise DataError(f"{error}; choose one with objective.{key}=NAME") from None
+            raise MissingColumnError(error.line, error.column, f"choose one with objective.{key}=NAME") from None
+        except RowError as error:
+            raise DataError(f"{error}; data.on_error=skip leaves such rows out") from None
 
     # ---- batches
 

@@ -64,7 +64,7 @@ class Evaluation:
         if better:
             state.best, state.best_step = values[self.recipe.evaluate.metric], state.step
         state.worse = 0 if better else state.worse + 1
-        display.line(f"step {state.step}: {_printed(values, better)}")
+        display.line(f"step {state.step}: {_printed(values, self.recipe.evaluate.metric, better)}")
         return better
 
     def _sample(self, state: TrainingState) -> None:
@@ -91,7 +91,7 @@ class Evaluation:
         if better:
             checkpoint.link(self.run.checkpoints, "best", path)
         self.run.event("averaged", steps=over, best=better, **values)
-        display.line(f"mean of {len(over)} checkpoints: {_printed(values, better)}")
+        display.line(f"mean of {len(over)} checkpoints: {_printed(values, self.recipe.evaluate.metric, better)}")
 
     def _better(self, values: Mapping[str, float], best: float | None) -> bool:
         """Whether `evaluate.metric` is the best so far."""
@@ -121,6 +121,8 @@ class LiveReport:
                 self._run.event("report failed", reason=f"{type(error).__name__}: {error}")
 
 
-def _printed(values: Mapping[str, float], better: bool) -> str:
-    metrics = " · ".join(f"{metric(key).title} {value:{metric(key).format}}" for key, value in values.items())
+def _printed(values: Mapping[str, float], decides: str, better: bool) -> str:
+    """The first metrics on a line of a terminal, and the one that `decides`; the report has all."""
+    shown = [key for place, key in enumerate(values) if place < 3 or key == decides]
+    metrics = " · ".join(f"{metric(key).title} {values[key]:{metric(key).format}}" for key in shown)
     return f"validation {metrics}{' (best)' if better else ''}"
