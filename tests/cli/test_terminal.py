@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft import progress
-from weft.cli import columns
+from weft.cli import columns, terminal
 from weft.cli.main import COMMANDS, app, run
 from weft.config import merge, validate
 from weft.models.presets import PRESETS
@@ -197,3 +197,12 @@ def test_lines_above_a_progress_bar_break_like_any_other(
     lines = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err).replace("\r", "\n").splitlines()
     assert any("weft train --resume runs/x" in line for line in lines)
     assert max(map(len, lines)) <= width
+
+
+def test_replies_break_between_words_and_lose_nothing() -> None:
+    text = "A reply  that comes\nin parts, one aftertheotherandthisonetoolong for a line."
+    for size in (1, 3, 100):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        lines = "".join(terminal.broken_between_words(iter(parts), 16)).split("\n")
+        assert "".join(lines) == text.replace("\n", "")
+        assert [line.strip() for line in lines[:3]] == ["A reply  that", "comes", "in parts, one"]

@@ -9,7 +9,7 @@ import typer
 
 from weft.cli import options
 from weft.cli.loading import loading
-from weft.cli.terminal import echo, write
+from weft.cli.terminal import broken_between_words, echo, terminal_width, write
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -20,7 +20,8 @@ LONGEST_REPLY = 200  # tokens
 HELP = """/reset          forget what was said
 /system TEXT    set the system prompt; without a text, remove it
 /help           this list
-/quit           leave, as Ctrl-D does; Ctrl-C stops a reply"""
+/quit           leave, as exit and Ctrl-D do; Ctrl-C stops a reply"""
+LEAVE = ("/quit", "/exit", "/bye", "exit", "quit")  # on a terminal; in a pipe the bare words are said to the model
 
 
 def chat(
@@ -76,8 +77,10 @@ def chat(
     if terminal:
         templated = loaded.tokenizer.chat_template is not None
         frame = "with its chat template" if templated else "continuing the text so far"
-        echo(f"{loaded.path}, {frame}. /help lists what else there is.", err=True)
+        echo(f"{loaded.path}, {frame}; /help lists the commands, /quit leaves", err=True)
     for line in _lines(terminal):
+        if terminal and line.strip().lower() in LEAVE:
+            return
         if line.startswith("/"):
             if not _command(line, messages):
                 return
@@ -152,19 +155,25 @@ def _command(line: str, messages: list[dict[str, str]]) -> bool:
                 *(message for message in messages if message["role"] != "system"),
             ]
         case _:
-            echo(f"{word}: {suggestion(word, ['/help', '/reset', '/system', '/quit'])}", err=True)
+            echo(f"{word}: no such command; {suggestion(word, ['/help', '/reset', '/system', '/quit'])}", err=True)
     return True
 
 
 def _reply(run: "Run", messages: list[dict[str, str]], line: str, settings: "Sampling", remarks: "Remarks") -> None:
     """Write a reply as it comes. Ctrl-C ends it where it is, and what was written stays part of the conversation."""
     reply, said = "", {"role": "user", "content": line}
-    try:
+
+    def texts() -> Iterator[str]:
+        nonlocal reply
         for chunk in run.reply([*messages, said], settings):
             reply += chunk.text
-            write(chunk.text)
+            yield chunk.text
             if chunk.finish is not None:
                 remarks.look(reply, chunk.tokens, chunk.finish, chunk.slid)
+
+    try:
+        for text in texts() if (width := terminal_width()) is None else broken_between_words(texts(), width):
+            write(text)
     except KeyboardInterrupt:
         echo(" …", nl=False)
     messages += [said, {"role": "assistant", "content": reply}]

@@ -1,8 +1,6 @@
 """Tables as plain text in columns, quick to print: whole in a pipe, and fitted to the width of a terminal."""
 
 import json
-import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -10,7 +8,7 @@ from typing import Any
 
 import typer
 
-from weft.cli.terminal import shown
+from weft.cli.terminal import shown, terminal_width
 
 NARROWEST = 16  # characters that a column of text is left with, whatever the terminal's width
 WRAPPED = 36  # a column that is wider may be wrapped, so it need not be left out
@@ -92,11 +90,6 @@ def print_wrapped(text: str, **style: Any) -> None:
     width = max(20, min(terminal_width() or WIDEST, WIDEST))
     for line in textwrap.wrap(shown(text), width, break_long_words=False, break_on_hyphens=False):
         typer.secho(line, **style)
-
-
-def terminal_width() -> int | None:
-    """The columns of the terminal that standard output is; None where it isn't one."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_json(value: Any) -> None:
