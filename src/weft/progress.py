@@ -28,7 +28,10 @@ Log = Callable[[str], None]
 DRAWN = 0.1  # seconds between two drawings: what advances a million times a second need not be drawn so often
 # what no line breaks: a number and its unit; a command in quotes, or with options, paths, assignments and words in
 # capitals behind it
-WHOLE = re.compile(r"\d (?:s|[KMG]i?B)\b|`[^`]*`|\bweft [a-z]+(?: (?:[^\s;,]*[-/=._\d][^\s;,]*|[A-Z]+)(?![^\s;,]))+")
+WHOLE = re.compile(
+    r"\d (?:s|[KMG]i?B)\b|`[^`]*`|"
+    r"\bweft (?:(?:runs|config) )?[a-z]+(?: (?:[^\s;,]*[-/=._\d][^\s;,]*|[A-Z]+)(?![^\s;,]))+"
+)
 
 
 def log_to_stderr(line: str) -> None:

@@ -56,6 +56,8 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
     ("words", "line"),
     [
         (["train", "steps=5", "--data", "book.txt"], "train what? give a preset or a recipe"),
+        (["generate", "x", "--temp", "1"], "no such option: --temp; it is --temperature here"),
+        (["generate", "x", "y"], "unexpected argument: y"),
         (["train", "lama-tiny"], "'lama-tiny': no such recipe or preset; did you mean 'llama-tiny'"),
         (["train", "llama-tiny", "modl.layers=3"], "modl.layers: unknown key; it is 'model.layers' here"),
         (["train", "llama-tiny", "model.layrs=3"], "model.layrs: unknown key; did you mean 'model.layers'?"),
@@ -150,6 +152,14 @@ def test_a_folder_that_cannot_be_written(folder: Path, capsys: Capture) -> None:
     assert "cannot be written: Not a directory" in mistake(
         capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "file/run"
     )
+
+
+def test_a_run_by_its_bare_name_or_misspelled(folder: Path, capsys: Capture) -> None:
+    (folder / "runs" / "old").mkdir(parents=True)
+    (folder / "runs" / "old" / "config.toml").write_text("name = 'old'\n")
+    assert mistake(capsys, "generate", "old").endswith("old: not a run: no such folder; did you mean runs/old?")
+    assert mistake(capsys, "evaluate", "runs/odl").endswith("no such folder; did you mean runs/old?")
+    assert mistake(capsys, "evaluate", "zebra").endswith("not a run: no such folder")
 
 
 def test_a_run_is_never_overwritten(folder: Path, capsys: Capture) -> None:

@@ -38,7 +38,7 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
     to: fp32, fp16 or bf16 for hf; f32, f16, bf16, q8_0, q4_k or q4_0 for gguf. Without it they keep their own.
     """
     if to not in FORMATS:
-        raise InteropError(f"--to {to}: {suggestion(to, FORMATS)}")
+        raise InteropError(f"--to {to}: no such format; {suggestion(to, FORMATS)}")
     known = FORMATS[to]
     if dtype is not None and isinstance(known.dtypes, str):
         raise InteropError(f"--dtype {dtype}: {known.dtypes}; leave it out")

@@ -51,6 +51,8 @@ OPTIONS = {
     "--dataset": "--data",
     "--max-new-tokens": "--max-tokens",
     "--max-length": "--max-tokens",
+    "--temp": "--temperature",
+    "--tokens": "--max-tokens",
     "--num-samples": "--n",
     "--num-return-sequences": "--n",
     "--num-beams": "--beam",

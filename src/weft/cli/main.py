@@ -166,6 +166,7 @@ WORDS = {
     r"Input should be a valid integer.*": "expected a whole number",
     r"Input should be a valid number.*": "expected a number",
     r"Input should be ": "expected ",
+    r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)": r"unexpected argument: \1",
     r" \(Possible options: (.*)\)": r"; did you mean \1?",
     r"\. Did you mean": "; did you mean",
 }

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -202,5 +203,13 @@ def open_run(path: Path | str) -> RunFolder:
     run = RunFolder(path)
     if not run.config.is_file():
         known = "no such folder" if not run.path.exists() else "there is no config.toml in it"
-        raise RunError(f"{run.path}: not a run: {known}")
+        raise RunError(f"{run.path}: not a run: {known}{_nearby(run.path)}")
     return run
+
+
+def _nearby(path: Path) -> str:
+    """The runs that may be meant: those in the same folder and in runs/, by their names."""
+    places = [place.parent for folder in {path.parent, Path("runs")} for place in folder.glob("*/config.toml")]
+    near = get_close_matches(path.name, {place.name for place in places}, n=3)
+    found = sorted(str(place) for place in places if place.name in near)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
