@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from weft.cli import columns, options
+from weft.explain.devices import MFU
 
 Lecture = StrEnum("Lecture", ["gpt3", "opt"])  # tables that can be shown beside weft's own count
 Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
@@ -36,7 +37,7 @@ def plan(
             help="Tokens to train on: 300B, 1.5T, 3e11 (default: the recipe's steps, or 20 per parameter).",
         ),
     ] = None,
-    mfu: Annotated[float, typer.Option(help="The share of the device's peak that training reaches.")] = 0.4,
+    mfu: Annotated[float, typer.Option(help="The share of the device's peak that training reaches.")] = MFU,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences per step (default: the recipe's, or 32 per GPU).")
     ] = None,
@@ -59,7 +60,7 @@ def plan(
     if lecture is not None:
         if source is not None:
             raise ConfigError(f"--lecture {lecture} shows a fixed table; leave out '{source}'")
-        if (device, gpus, mfu) != ("h100", 1, 0.4) or tokens or batch or length or precision or as_json:
+        if (device, gpus, mfu) != ("h100", 1, MFU) or tokens or batch or length or precision or as_json:
             raise ConfigError(
                 f"--lecture {lecture} shows a fixed table, which no other option changes; leave the others out"
             )

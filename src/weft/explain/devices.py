@@ -30,6 +30,9 @@ def _device(
     return Device(title, bf16, tf32, fp32, round(gigabytes * 1e9), terabytes_s * 1e12, watts)
 
 
+MFU = 0.4  # the share of the peak that training is assumed to reach
+
+
 # TFLOP/s in bf16, tf32 and fp32, GB, TB/s, W; V100 has neither bf16 nor tf32: products in fp16, and in fp32
 DEVICES = {
     "b200": _device("NVIDIA B200", (2250, 1125, 75), 180, 7.7, 1000),
@@ -57,4 +60,5 @@ def device_named(name: str) -> Device:
 def device_called(name: str) -> Device | None:
     """The device that a driver calls `name` ("NVIDIA GeForce RTX 4090"), if the table has it."""
     plain = name.lower().replace("rtx ", "rtx")
-    return next((device for key, device in DEVICES.items() if re.search(rf"{key}(?!\d)", plain)), None)
+    known = {key: device for key, device in DEVICES.items() if key != "cpu"}  # whose speed is assumed
+    return next((device for key, device in known.items() if re.search(rf"{key}(?!\d)", plain)), None)

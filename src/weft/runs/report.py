@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment
 
 from weft.explain.count import count
+from weft.explain.devices import MFU, device_called
 from weft.explain.memory import Workload, training_memory
 from weft.explain.units import byte_size, short
 from weft.files import write_text
@@ -89,7 +90,10 @@ def page(run: RunFolder) -> str:
 
 def _summary(record: Record, start: dict[str, Any]) -> str:
     resumed = len(record.all("resume"))
-    words = [f"started {start.get('time', '?')}", f"on {start.get('device', 'an unknown device')}"]
+    words = [
+        f"started {str(start.get('time', '?'))[:16].replace('T', ' ')}",
+        f"on {start.get('device', 'an unknown device')}",
+    ]
     if resumed:
         words.append(f"resumed {resumed} time{'s' if resumed > 1 else ''}")
     return ", ".join([*words, _state(record)])
@@ -223,11 +227,22 @@ def _cost(record: Record) -> list[tuple[str, str, str]]:
     ]
     if record.seconds:
         rows.append(("speed", "", f"{_flop(read * each / record.seconds)} per second"))
-        rows.append(("time in steps", "", _duration(record.seconds)))
+        rows.append(("time in steps", _expected(record, tokens * each), _duration(record.seconds)))
     evaluating = sum(event.get("seconds", 0.0) for event in record.all("evaluation"))
     if evaluating:
         rows.append(("time in evaluations", "", _duration(evaluating)))
     return rows
+
+
+def _expected(record: Record, operations: float) -> str:
+    """How long so many operations take where the device's speed is known, at `weft plan`'s share of it."""
+    start = record.last("start")
+    device = device_called(str(start.get("device", "")))
+    if device is None or not operations:
+        return ""
+    processes = start.get("processes")
+    speed = MFU * device.peak(record.recipe.precision or "bf16") * (processes if isinstance(processes, int) else 1)
+    return f"{_duration(operations / speed)} at {MFU:.0%} of the peak"
 
 
 def _flop(operations: float) -> str:
@@ -262,4 +277,6 @@ def _provenance(start: dict[str, Any]) -> list[tuple[str, str]]:
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return "{} min {} s".format(*divmod(int(seconds), 60))
     return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 86400:.1f} days"
