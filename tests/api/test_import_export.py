@@ -165,6 +165,22 @@ def test_a_run_of_its_own_does_what_it_learned(tmp_path: Path, capsys: Capture) 
     assert "this run held out nothing; name what to evaluate on with --data" in capsys.readouterr().err
 
 
+def test_the_opinions_that_weft_learned_are_a_bert_elsewhere(tmp_path: Path) -> None:
+    """The recipe `sentiment` has BERT's shape: transformers gives the probabilities that weft does."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    small = ["steps=2", "schedule.warmup=1", "batch.size=4", "evaluate.tokens=64"]
+    run = weft.train("sentiment", run=tmp_path / "run", changes=small, log=lambda line: None)
+    run.export("hf", tmp_path / "hf")
+    text = "the film was not good"
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    read = AutoTokenizer.from_pretrained(tmp_path / "hf")(text, return_tensors="pt")
+    with torch.no_grad():
+        share = theirs(**read).logits.softmax(-1).max().item()
+    (predicted,) = run.classify([text])
+    assert max(predicted.values()) == pytest.approx(share, abs=1e-4)
+
+
 @pytest.mark.parametrize("case", ["bert-labels", "marian", "bert-headless", "bert-tags", "bert-masked"])
 def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
     name, settings = CASES[case]

@@ -53,7 +53,7 @@ def _list(folder: Path, as_json: bool) -> None:
     elif found:
         header = ("run", "objective", "model", "steps", "best", "size", "age", "state")
         problems = [f"{row.name}: {row.problem}" for row in found if row.problem]
-        shown, cells, remarks = columns.without((5, 6, 1), header, list(map(_cells, found)))
+        shown, cells, remarks = columns.without((5, 6, 1, 2), header, list(map(_cells, found)))
         columns.show(shown, cells, remarks=[*problems, *remarks], text=(0, 1, 2, 4, 7))
     else:
         typer.echo(f"no runs in {folder}")

@@ -286,7 +286,7 @@ def _schedule_problems(recipe: Recipe) -> Iterator[str]:
         if lr is not None:
             yield f"optimizer.lr = {lr}: the noam schedule sets the rate; use schedule.scale instead"
     elif recipe.steps is not None and (schedule.warmup or 0) > recipe.steps:
-        yield f"schedule.warmup = {schedule.warmup} is longer than the {recipe.steps} steps"
+        yield f"schedule.warmup = {schedule.warmup} is longer than the {recipe.steps} steps; set it lower too"
 
 
 def _batch_problems(recipe: Recipe) -> Iterator[str]:
