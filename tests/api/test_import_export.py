@@ -346,7 +346,10 @@ MISTAKES = {
     "taken": (["import", "{tmp}/theirs", "{tmp}/taken"], r"taken: already exists and is not an empty folder"),
     "cut short": (["import", "{tmp}/short", "{tmp}/run"], r"not a whole safetensors file"),
     "no run": (["export", "{tmp}/theirs", "{tmp}/run", "--to", "hf"], r"not a run"),
-    "unknown format": (["export", "{tmp}/ours", "{tmp}/run", "--to", "gg"], r"--to gg: did you mean 'gguf'\?$"),
+    "unknown format": (
+        ["export", "{tmp}/ours", "{tmp}/run", "--to", "gg"],
+        r"--to gg: no such format; did you mean 'gguf'",
+    ),
     "unknown type": (["export", "{tmp}/ours", "{tmp}/run", "--to", "hf", "--dtype", "int3"], r"--dtype int3: "),
     "dest taken": (
         ["export", "{tmp}/ours", "{tmp}/taken", "--to", "hf"],

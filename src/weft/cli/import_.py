@@ -26,8 +26,6 @@ def import_(
     """Turn a model that was trained elsewhere into a run. Nothing in its files is executed."""
     with loading():
         from weft.api.import_model import import_model
-        from weft.objectives import table as objectives
-        from weft.objectives.chat import Chat
     from weft.explain.count import count
 
     folder, bundle = import_model(source, run, tokenizer=tokenizer)
@@ -35,6 +33,5 @@ def import_(
     echo(f"{folder.path}: from {bundle.origin}")
     parameters = count(bundle.model).parameters
     echo(f"{parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens, {bundle.model.kind}")
-    objective = objectives.build(folder.recipe(), folder)
-    talks = objective.settings.continues and bundle.tokenizer.chat_template is not None
-    echo(f"use       {(Chat if talks else objective).usage.format(run=folder.path)}")
+    if bundle.model.kind == "decoder" and bundle.tokenizer.chat_template is not None:
+        echo(f"use       weft chat {folder.path}")
