@@ -38,7 +38,7 @@ def test_every_kind_of_model(name: str, capsys: Capture, tmp_path: Path) -> None
             shown.append(out.split(": ")[0])
     assert run(["explain", str(RUNS / name), "--out", str(tmp_path / "all.html")]) == 0
     page = (tmp_path / "all.html").read_text()
-    assert page.count("<section") == len(shown)
+    assert page.count("<section") >= len(shown) > 3
     assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
 
 

@@ -106,7 +106,8 @@ def test_penalties_and_bans_by_command(trained: Path, capsys: Capture) -> None:
     assert not {"e", "a"} & set(banned)
     apart = written(capsys, trained, "--prompt", "The ", "--max-tokens", "20", "--presence-penalty", "90", "--json")
     alone = json.loads(apart)["completions"][0]["text"]
-    assert len(set(alone)) == len(alone)
+    spelled = alone.replace("\ufffd", "")  # bytes that are no character look alike
+    assert len(set(spelled)) == len(spelled)
     for option in ("--repetition-penalty=3", "--frequency-penalty=2", "--typical=0.3"):
         assert written(capsys, trained, *words, option) != written(capsys, trained, *words)
 

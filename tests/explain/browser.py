@@ -15,12 +15,13 @@ OFFLINE = ("--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:9"
 def evaluate(page: Path, script: str, width: int = 1280, dark: bool = False) -> Any:
     """What `script`, the body of an async function, returns once the page has loaded, through JSON.
 
-    It has `requests`, what the page asked for beside itself, and `clicked(element)`: the milliseconds from a click to
-    the next picture.
+    It has `requests`, what the page asked for beside itself, `errors`, what went wrong in its own scripts, and
+    `clicked(element)`: the milliseconds from a click until the page is laid out again.
     """
     assert CHROMIUM is not None
     copy = page.with_suffix(".tested.html")
-    copy.write_text(page.read_text("utf-8") + HARNESS.replace("BODY", script), encoding="utf-8")
+    text = page.read_text("utf-8").replace("<head>", f"<head>{ERRORS}", 1)
+    copy.write_text(text + HARNESS.replace("BODY", script), encoding="utf-8")
     outer = page.with_suffix(".outer.html")  # a window has a least width; a frame has none
     outer.write_text(
         f'<body style="margin:0"><iframe id="f" src="{copy.name}" style="width:{width}px;height:2000px;border:0">'
@@ -37,6 +38,7 @@ def evaluate(page: Path, script: str, width: int = 1280, dark: bool = False) -> 
     return found["value"]
 
 
+ERRORS = "<script>var errors = []; addEventListener('error', e => errors.push(String(e.message)));</script>"
 HARNESS = """
 <script>
 addEventListener("load", async () => {

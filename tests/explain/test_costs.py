@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from weft.explain.opt_sizes import opt_shares
 
 from weft.errors import ModelError
 from weft.explain.costs import costs
@@ -143,13 +142,6 @@ def test_odd_sizes_grow_only_to_whole_ones() -> None:
         norm=RMSNorm(), position=Rotary(),
     )  # fmt: skip
     assert [axis.sizes[0] for axis in growth(model).axes if axis.letter == "d"] == [36]
-
-
-def test_opt_stands_beside_the_slide() -> None:
-    found = opt_shares()
-    assert found.ours.sum(axis=1) == pytest.approx(100.0)
-    assert found.slide[-1].tolist() == [17, 80, 3.3, 0.3]
-    assert "64.7 | 80.0" in (found.text() or "")
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "bahdanau-tiny", "vaswani-tiny"])

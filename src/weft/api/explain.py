@@ -6,8 +6,9 @@ Each view is a picture that shows itself in a notebook and saves itself:
     weft.architecture("gpt2").anatomy().save("gpt2.pdf")
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -17,13 +18,13 @@ from weft.api.settings import begins
 from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
-from weft.errors import ConfigError, ModelError
+from weft.errors import ConfigError, ModelError, RunError
 from weft.explain.activations import Activations, activations
 from weft.explain.anatomy import Anatomy, anatomy
 from weft.explain.attention import AttentionMaps, attention_maps
 from weft.explain.costs import Costs, costs
 from weft.explain.count import count
-from weft.explain.gradient_norms import gradient_norms
+from weft.explain.gradient_norms import gradient_history, gradient_norms
 from weft.explain.gradients import gradient_pictures
 from weft.explain.graph_picture import GraphPicture, graph_picture
 from weft.explain.growth import Growth, growth
@@ -40,15 +41,20 @@ from weft.explain.search import SearchTrees
 from weft.explain.surprise import Surprise, surprise
 from weft.explain.timing import StepTime, step_time
 from weft.explain.views import OF_A_TEXT, VIEWS
-from weft.models.base import LanguageModel
+from weft.models.bahdanau import Bahdanau
+from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
 from weft.models.config import EncoderDecoder, NGram, TransformerConfig
+from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
 from weft.objectives.words import TranslationObjective
 from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
+from weft.runs import checkpoint
+from weft.runs.folder import RunFolder
 from weft.training import schedule
+from weft.training.weights import first_model
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -119,9 +125,30 @@ class Explain:
         return positions(own if isinstance(own, Transformer) else model, min(128, model.longest or 128))
 
     def gradients(self, text: str | None = None, *, target: str | None = None) -> Picture:
-        """The gradient's norm by layer: of a run on a text; else of untrained stacks, pre-norm, post-norm, skips or not
-        (Xiong et al. 2020)."""
-        return gradient_pictures() if self.run is None else gradient_norms(self.reading(text, target))
+        """The gradient's norm by layer: of a run on a text, from its first weights on; else of untrained stacks,
+        pre-norm, post-norm, with skips and without (Xiong et al. 2020)."""
+        if self.run is None:
+            return gradient_pictures()
+        reading = self.reading(text, target)
+        stages = {name: gradient_norms(replace(reading, model=model)) for name, model in self._stages(self.run)}
+        stages["best"] = gradient_norms(reading)
+        return gradient_history(stages) if len(stages) > 1 else stages["best"]
+
+    def _stages(self, run: "Run") -> Iterator[tuple[str, LanguageModel]]:
+        """The model before its first step, and at the checkpoints that are left, unless it is large."""
+        paths = checkpoint.standing(RunFolder(run.path).checkpoints)
+        known = (Transformer, Recurrent, Bahdanau)
+        if not paths or self.recipe.adapter is not None or not isinstance(run.model, known) or self._large:
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.seed)
+            yield "at first", first_model(self.recipe).to(device_of(run.model))
+        for path in paths:
+            model = build(self.recipe.model)
+            with suppress(RunError):  # whoever loads the run has heard of damage
+                checkpoint.verify(path)
+                checkpoint.load_weights(path, model)
+                yield f"step {checkpoint.step_of(path)}", model.to(device_of(run.model))
 
     # ---- of the model
 
@@ -178,9 +205,12 @@ class Explain:
         """What each layer would predict (the logit lens)."""
         return lens(self.reading(text, target))
 
-    def saliency(self, text: str | None = None, *, target: str | None = None, place: int = -1) -> Saliency:
-        """Which tokens the prediction after `place` depends on, by its gradient."""
-        return saliency(self.reading(text, target), place)
+    def saliency(self, text: str | None = None, *, target: str | None = None, place: int | None = None) -> Saliency:
+        """Which tokens the prediction after `place` depends on, by its gradient; by default the last prediction."""
+        reading = self.reading(text, target)
+        # a translation's last token is its end, after which nothing is predicted
+        last = -1 if reading.source is None or len(reading.ids) < 2 else -2
+        return saliency(reading, last if place is None else place)
 
     def search(self, text: str | None = None, *, settings: Branching | None = None) -> SearchTrees:
         """Greedy search, beam search and samples for a few tokens after a text, as trees."""
@@ -256,8 +286,7 @@ class Explain:
 
     def _view(self, name: str, given: dict[str, Any]) -> Picture:
         """One view of the page; what would keep its reader waiting for minutes is left out."""
-        large = count(self.recipe.model).parameters > LARGE
-        if large and (name == "timing" or (name == "weights" and self.run is None)):
+        if self._large and (name == "timing" or (name == "weights" and self.run is None)):
             raise ModelError("too large to be built just to be looked at")
         if name == "search":
             return self.search(given.get("text"))
@@ -265,6 +294,10 @@ class Explain:
             return self.heads(**given, ablate=self._can_ablate())
         view: Callable[..., Picture] = getattr(self, name)
         return view(**given)
+
+    @property
+    def _large(self) -> bool:
+        return count(self.recipe.model).parameters > LARGE
 
     def _can_ablate(self) -> bool:
         """Whether taking out each head in turn takes seconds."""

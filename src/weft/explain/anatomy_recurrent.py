@@ -22,6 +22,7 @@ SMOOTHED = {
     "add-k": "p(w | c) = (n(c w) + k) / (n(c) + kV)",
     "stupid-backoff": "s(w | c) = n(c w) / n(c), or α · s(w | shorter c) where that is 0",
     "kneser-ney": "p(w | c) = max(n(c w) − d, 0) / n(c) + λ(c) · p(w | shorter c)",
+    "modified-kneser-ney": "p(w | c) = max(n(c w) − d, 0) / n(c) + λ(c) · p(w | shorter c); d is d₁, d₂ or d₃₊",
 }
 
 

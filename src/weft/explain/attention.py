@@ -32,6 +32,7 @@ from weft.explain.attention_figure import (
 )
 from weft.explain.attention_page import part_of_page
 from weft.explain.capture import capture
+from weft.explain.page import Section
 from weft.explain.picture import Picture
 from weft.explain.reading import WHITE, Reading
 from weft.models.base import LanguageModel, evaluating
@@ -123,6 +124,11 @@ class AttentionMaps(Picture):
     def html(self) -> str:
         """The part of a page in which a kind, a layer, a head and a token are chosen."""
         return part_of_page(self.parts)
+
+    def sections(self) -> list[Section]:
+        """This, and where there are layers of self-attention their rollout."""
+        stacked = any(part.kind != "cross" and len(part.weights) > 1 for part in self.parts)
+        return [*super().sections(), *(self.rollout().sections() if stacked else [])]
 
     def text(self) -> str:
         """The tokens that get the most attention, layer by layer."""

@@ -81,6 +81,40 @@ class GradientNorms(Charts):
         _log(axes, "layer")
 
 
+@dataclass(frozen=True)
+class GradientHistory(Charts):
+    """The gradient of one model on one text at several stages of its training, and in full at the last of them."""
+
+    title: str
+    about: str
+    stages: dict[str, GradientNorms]
+
+    def charts(self) -> list[Chart]:
+        """The residual stream at each stage; of the last one the parameters too."""
+        last = list(self.stages.values())[-1]
+        drawn = [Chart("of the residual stream", self._streams)] if last.stream else []
+        return [*drawn, *(chart._replace(title=f"{chart.title}, now") for chart in last.charts()[len(drawn) :])]
+
+    def tables(self) -> list[Table]:
+        """The residual stream, a line a layer and a column a stage; then the last stage in full."""
+        last = list(self.stages.values())[-1]
+        rows = [(layer, *(f"{stage.stream[layer]:.2e}" for stage in self.stages.values())) for layer in last.stream]
+        rows.append(("loss", *(f"{stage.loss:.3f}" for stage in self.stages.values())))
+        over = Table(("layer", *self.stages), rows, "Norm of the gradient in the residual stream")
+        return [*([over] if last.stream else []), *last.tables()]
+
+    def _streams(self, axes: Any) -> None:
+        for number, (name, stage) in enumerate(self.stages.items()):
+            line(axes, range(len(stage.stream)), list(stage.stream.values()), number, name, marker="o", markersize=3)
+        _log(axes, "after so many layers")
+
+
+def gradient_history(stages: dict[str, GradientNorms]) -> GradientHistory:
+    """Stages by name, in their order."""
+    last = list(stages.values())[-1]
+    return GradientHistory(last.title, f"{last.about} Each line is one stage of training.", stages)
+
+
 def gradient_norms(reading: Reading) -> GradientNorms:
     """The norms of the loss's gradient, of a model as it stands, trained or fresh; nothing in it is changed."""
     model = reading.model

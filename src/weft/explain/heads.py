@@ -180,7 +180,8 @@ def head_statistics(reading: Reading, ablate: bool = True) -> HeadTable:
     if costs:
         first = f" over the first {ABLATED} tokens" if len(reading.ids) > ABLATED else ""
         about += f" Cost is what the text loses in nats a token{first} if the head gives nothing; – is a gain."
-    return HeadTable(f"What {_count(maps.parts)} heads do", about, statistics, names)
+    heads = _count(maps.parts)
+    return HeadTable("What the head does" if heads == 1 else f"What {heads} heads do", about, statistics, names)
 
 
 @torch.no_grad()

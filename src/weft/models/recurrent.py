@@ -5,6 +5,8 @@
 (Elman 1990; Mikolov et al. 2010), or LSTM or GRU cells in the place of σ(…).
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +16,7 @@ from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Recurrent as RecurrentConfig
 from weft.nn.dropout import Dropout
 from weft.nn.loss import Readout
-from weft.nn.recurrent import Layers, dropout_between, parts, read, read_documents, read_on, recurrence
+from weft.nn.recurrent import Between, Layers, dropout_between, parts, read, read_documents, read_on, recurrence
 
 
 class HiddenStates(State):
@@ -93,7 +95,7 @@ class Recurrent(LanguageModel):
         inputs = self.dropout(self.embedding(tokens))
         between = dropout_between(self.recurrence, self.config.variational)
         hidden = (
-            read_on(self.recurrence, inputs, between)
+            _read_on(self.recurrence, inputs, between)
             if documents is None
             else read_documents(self.recurrence, inputs, documents, between)
         )
@@ -131,3 +133,14 @@ class Recurrent(LanguageModel):
     def _refuse(self, source: Source | None) -> None:
         if source is not None:
             raise ModelError(f"{self._name()} continues a text and cannot read a source; 'bahdanau' can")
+
+
+def _read_on(stack: nn.RNNBase, inputs: Tensor, between: Between | None) -> Tensor:
+    return read_on(stack, inputs, between)
+
+
+@cache
+def keep_states_out_of_graphs() -> None:
+    """Have torch.compile leave the states alone that are carried from row to row: each step has others."""
+    global _read_on
+    _read_on = torch.compiler.disable(_read_on)

@@ -311,8 +311,10 @@ class _Heads(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
-        """The formula; the probabilities pass through `weights`."""
-        raise AssertionError("only attention that always takes the formula has one of its own")
+        """`reference_attention` with dropout; the probabilities pass through `weights`."""
+        return reference_attention(
+            qkv, self.scale, where.dense(), lambda weights: self.drop(self.weights(weights), dropout)
+        )[0]
 
     def watched(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor | None:
         """The probabilities by the formula pass through `weights`, where hooks see them.
@@ -365,7 +367,8 @@ class SelfAttention(_Heads):
 
     def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
         """The reference path; with relative vectors, softmax(q(k + a_k)ᵀ)(v + a_v) (Shaw et al. 2018, eq. 3–4)."""
-        assert self.relative_keys is not None and self.relative_values is not None
+        if self.relative_keys is None or self.relative_values is None:
+            return super().reference(qkv, where, dropout)
         q, k, v = qkv.repeated()
         distances = where.position.distances(where.queries, where.keys)
         assert distances is not None

@@ -191,7 +191,6 @@ def carrying(state: Tensor | None) -> Iterator[Carried]:
         _Now.carried = before
 
 
-@torch.compiler.disable
 def read_on(stack: nn.RNNBase, inputs: Tensor, between: Between | None = None) -> Tensor:
     """Hidden states (batch, time, d_model) of inputs (batch, time, d_input): from zeros, or as `carrying` says."""
     carried = _Now.carried

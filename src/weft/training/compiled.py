@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.models.base import LanguageModel
+from weft.models.recurrent import keep_states_out_of_graphs
 from weft.models.transformer import Transformer, keep_blocks_out_of_graphs
 from weft.recipe.config import SettledRecipe
 from weft.training.loader import Loader
@@ -24,6 +25,7 @@ class Compiled:
 
     def __init__(self, model: LanguageModel, capture: bool):
         keep_blocks_out_of_graphs()
+        keep_states_out_of_graphs()
         self.plain = torch.compile(model.features)
         self.captured = torch.compile(model.features, mode="reduce-overhead") if capture else None
         self.whole = True  # whether the coming step is one forward and one backward pass

@@ -1,0 +1,62 @@
+"""The pages of `weft explain` in a browser without a network: they ask for nothing, and all of it works."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.explain.browser import CHROMIUM, evaluate
+
+import weft
+from weft.explain.attention import AttentionMaps
+from weft.explain.attention_figure import KindMaps
+from weft.explain.graph_picture import lecture_mlp
+
+RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"
+MOST = 3_000_000  # bytes of a page
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+
+LOOKED = """
+const named = element => (element.getAttribute("aria-label") || element.textContent.trim() || element.title
+  || (element.labels && element.labels.length) || element.getAttribute("aria-labelledby"));
+const controls = [...document.querySelectorAll("button, select, input, [role=button], [tabindex='0']")];
+const clicks = [];
+const buttons = controls.filter(each => each.tagName === "BUTTON").slice(0, 12);
+for (const element of buttons) clicks.push(await clicked(element));
+for (const details of document.querySelectorAll("details")) details.open = true;
+return { requests, errors, controls: controls.length, clicks: clicks.length,
+         nameless: controls.filter(each => !named(each)).map(each => each.outerHTML.slice(0, 120)),
+         wide: document.documentElement.scrollWidth - innerWidth,
+         pictures: [...document.querySelectorAll("svg, canvas")].filter(each => !each.closest("button")
+           && each.getAttribute("role") && !named(each)).length };
+"""
+
+
+def check(page: Path, width: int, dark: bool) -> None:
+    found: dict[str, Any] = evaluate(page, LOOKED, width, dark)
+    assert found["requests"] == [] and found["errors"] == [] and found["nameless"] == []
+    assert found["wide"] <= 0, f"{found['wide']} px wider than the window"
+    assert found["pictures"] == 0
+    assert page.stat().st_size <= MOST
+
+
+@pytest.mark.parametrize(("name", "width", "dark"), [("gpt", 390, False), ("pairs", 1280, True)])
+def test_a_run_on_one_page(name: str, width: int, dark: bool, tmp_path: Path) -> None:
+    weft.load(RUNS / name).explain.all().save(tmp_path / "page.html")
+    check(tmp_path / "page.html", width, dark)
+
+
+def test_many_heads_and_tokens_fit(tmp_path: Path) -> None:
+    """12 layers × 12 heads × 128 tokens of random attention, the hardest to pack."""
+    weights = np.tril(np.random.default_rng(0).random((12, 12, 128, 128), dtype=np.float32))
+    weights /= weights.sum(-1, keepdims=True)
+    tokens = [f"word{n}" for n in range(128)]
+    maps = AttentionMaps("Attention", "", (KindMaps("decoder", weights, tokens, tokens),))
+    maps.save(tmp_path / "maps.html")
+    check(tmp_path / "maps.html", 390, True)
+
+
+def test_a_graph_opens_and_closes(tmp_path: Path) -> None:
+    lecture_mlp().save(tmp_path / "mlp.html")
+    check(tmp_path / "mlp.html", 390, False)
