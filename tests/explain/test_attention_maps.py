@@ -106,6 +106,7 @@ def test_models_without_attention(config, tokenizer) -> None:
         attention_maps(reading(config, tokenizer))
 
 
+@pytest.mark.slow
 def test_bahdanau_that_copies_looks_along_the_diagonal(tokenizer) -> None:
     """Rows are named by what is written, so that a copy is a diagonal with the same token on both sides."""
     torch.manual_seed(0)

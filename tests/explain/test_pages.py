@@ -41,10 +41,14 @@ def check(page: Path, width: int, dark: bool) -> None:
     assert page.stat().st_size <= MOST
 
 
-@pytest.mark.parametrize(("name", "width", "dark"), [("gpt", 390, False), ("pairs", 1280, True)])
-def test_a_run_on_one_page(name: str, width: int, dark: bool, tmp_path: Path) -> None:
-    weft.load(RUNS / name).explain.all().save(tmp_path / "page.html")
-    check(tmp_path / "page.html", width, dark)
+def test_a_run_on_one_page(tmp_path: Path) -> None:
+    weft.load(RUNS / "gpt").explain.all().save(tmp_path / "page.html")
+    check(tmp_path / "page.html", 390, dark=False)
+
+
+def test_attention_of_three_kinds(tmp_path: Path) -> None:
+    weft.load(RUNS / "pairs").explain.attention().save(tmp_path / "page.html")
+    check(tmp_path / "page.html", 1280, dark=True)
 
 
 def test_many_heads_and_tokens_fit(tmp_path: Path) -> None:
