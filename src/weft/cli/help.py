@@ -134,6 +134,10 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
     for other in (name.replace("_", "-"), OPTIONS.get(name.replace("_", "-"), "")):
         if other in options:
             return f"no such option: {name}; it is {other} here"
+    words = [param.metavar or "" for param in params if not param.opts[0].startswith("-")]
+    for word in (name, OPTIONS.get(name, "")):
+        if word.lstrip("-").upper() in words:
+            return f"no such option: {name}; write it without one: {error.ctx.command_path} {' '.join(words)}"
     if any(param.metavar == "KEY=VALUE" for param in params):
         key = _recipe_key(name.lstrip("-").replace("-", "_"))
         if key is not None:
