@@ -1,5 +1,6 @@
 """`weft explain`, as a person calls it: the views of every kind of model, the lectures' facts, and mistakes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,11 @@ import pytest
 import weft
 from weft.cli.main import run
 from weft.errors import ConfigError, WeftError
+from weft.explain.attention import AttentionMaps
+from weft.explain.gradient_norms import GradientNorms
+from weft.explain.surprise import Surprise
 from weft.explain.views import VIEWS
+from weft.objectives.words import TranslationObjective
 
 RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"
 TEXT = "the cat sat"
@@ -139,3 +144,35 @@ def test_from_python() -> None:
     assert weft.architecture("gpt2", {"model.layers": 3}).costs().text()
     with pytest.raises(ConfigError, match="has no weights yet"):
         weft.architecture("gpt2").surprise("A text.")
+
+
+def test_a_long_text_is_continued_from_its_end() -> None:
+    run_ = weft.load(RUNS / "ngram")
+    text = "the cat sat on the mat. " * 10
+    greedy = run_.explain.search(text).trees[0]
+    assert greedy.written[0].text == run_.generate(text, temperature=0, max_tokens=3)
+
+
+def test_a_page_draws_and_writes_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    for kind in (AttentionMaps, Surprise):
+        html = kind.html
+        monkeypatch.setattr(kind, "html", lambda self, html=html: drawn.append(self.title) or html(self))
+    translate = TranslationObjective.translate
+    monkeypatch.setattr(
+        TranslationObjective, "translate", lambda *given: drawn.append("translation") or translate(*given)
+    )
+    page = weft.load(RUNS / "pairs").explain.all()
+    assert drawn == ["translation"]
+    page.save(tmp_path / "page.html")
+    assert len(drawn) == 3 and len(set(drawn)) == 3
+
+
+def test_gradients_of_a_run_from_its_first_weights_on(tmp_path: Path) -> None:
+    """An imported model was never untrained here."""
+    shutil.copytree(RUNS / "gpt", tmp_path / "run", symlinks=True)
+    own = weft.load(tmp_path / "run").explain.gradients(TEXT)
+    assert next(iter(own.stages)) == "at first" and list(own.stages)[-1] == "best"
+    assert own.stages["best"].loss != own.stages["at first"].loss
+    (tmp_path / "run" / "origin").mkdir()
+    assert isinstance(weft.load(tmp_path / "run").explain.gradients(TEXT), GradientNorms)

@@ -18,7 +18,7 @@ from weft.api.settings import begins
 from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
-from weft.errors import ConfigError, ModelError, RunError
+from weft.errors import ConfigError, ModelError, RunError, WeftError
 from weft.explain.activations import Activations, activations
 from weft.explain.anatomy import Anatomy, anatomy
 from weft.explain.attention import AttentionMaps, attention_maps
@@ -28,7 +28,7 @@ from weft.explain.gradient_norms import gradient_history, gradient_norms
 from weft.explain.gradients import gradient_pictures
 from weft.explain.graph_picture import GraphPicture, graph_picture
 from weft.explain.growth import Growth, growth
-from weft.explain.heads import HeadTable, head_statistics
+from weft.explain.heads import ABLATED, HeadTable, head_statistics
 from weft.explain.hidden import frame_for, longest
 from weft.explain.histograms import Histograms, histograms
 from weft.explain.lens import Lens, lens
@@ -41,12 +41,10 @@ from weft.explain.search import SearchTrees
 from weft.explain.surprise import Surprise, surprise
 from weft.explain.timing import StepTime, step_time
 from weft.explain.views import OF_A_TEXT, VIEWS
-from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
 from weft.models.config import EncoderDecoder, NGram, TransformerConfig
-from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
 from weft.objectives.words import TranslationObjective
 from weft.recipe.config import Recipe
@@ -54,7 +52,6 @@ from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.training import schedule
-from weft.training.weights import first_model
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -130,20 +127,20 @@ class Explain:
         if self.run is None:
             return gradient_pictures()
         reading = self.reading(text, target)
+        now = gradient_norms(reading)
         stages = {name: gradient_norms(replace(reading, model=model)) for name, model in self._stages(self.run)}
-        stages["best"] = gradient_norms(reading)
-        return gradient_history(stages) if len(stages) > 1 else stages["best"]
+        return gradient_history({**stages, "best": now}) if stages else now
 
     def _stages(self, run: "Run") -> Iterator[tuple[str, LanguageModel]]:
-        """The model before its first step, and at the checkpoints that are left, unless it is large."""
-        paths = checkpoint.standing(RunFolder(run.path).checkpoints)
-        known = (Transformer, Recurrent, Bahdanau)
-        if not paths or self.recipe.adapter is not None or not isinstance(run.model, known) or self._large:
+        """The model before its first step, and at the other checkpoints that are left, unless it is large or was
+        trained elsewhere."""
+        folder = RunFolder(run.path)
+        if self._large or self.recipe.adapter is not None or folder.origin.is_dir():
             return
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.recipe.seed)
-            yield "at first", first_model(self.recipe).to(device_of(run.model))
-        for path in paths:
+        if self.recipe.init is None:
+            yield "at first", self._fresh().to(device_of(run.model))
+        best = (folder.checkpoints / "best").resolve()
+        for path in (path for path in checkpoint.standing(folder.checkpoints) if path.resolve() != best):
             model = build(self.recipe.model)
             with suppress(RunError):  # whoever loads the run has heard of damage
                 checkpoint.verify(path)
@@ -155,16 +152,17 @@ class Explain:
     @cached_property
     def model(self) -> LanguageModel:
         """The run's model; of a preset one with fresh weights."""
-        if self.run is not None:
-            return self.run.model
+        return self._fresh() if self.run is None else self.run.model
+
+    def _fresh(self) -> LanguageModel:
+        """The model as training would begin with it."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.seed)
             return build(self.recipe.model)
 
     def timing(self, length: int | None = None, *, batch: int = 1) -> StepTime:
         """The time of a real training step beside what its operations and bytes predict."""
-        longest = getattr(self.recipe.model, "context", 256)
-        return step_time(self.model, length or min(128, longest), batch)
+        return step_time(self.model, length or min(128, getattr(self.recipe.model, "context", 128)), batch)
 
     def weights(self, text: str | None = None, *, target: str | None = None) -> Histograms:
         """Histograms of the weights, and with a run of the activations on a text."""
@@ -179,7 +177,7 @@ class Explain:
         what is shown unfolded, such as "decoder.0".
         """
         if self.run is not None:
-            reading = self.reading(text, target, GRAPH_TOKENS if text is None else None)
+            reading = self.reading(self._text(text, GRAPH_TOKENS), target)
             return graph_picture(self.run.model, reading.tokens, **shown, **reading.given)
         with torch.device("meta"):
             model, tokens = build(self.recipe.model), torch.zeros(1, GRAPH_TOKENS, dtype=torch.long)
@@ -214,29 +212,24 @@ class Explain:
 
     def search(self, text: str | None = None, *, settings: Branching | None = None) -> SearchTrees:
         """Greedy search, beam search and samples for a few tokens after a text, as trees."""
-        run = self._trained("search")
-        reading = self.reading(text, "", SHOWN)
-        if reading.source is None:
-            prompt, source = Prompt.of(run.tokenizer, run.tokenizer.decode(reading.ids[reading.before :])), None
-        else:
-            prompt, source = Prompt.of(reading.tokenizer, list(reading.ids[:1])), reading.given["source"]
-        trees = search_trees(run.model, prompt, settings, source)
-        return SearchTrees("".join(reading.source_pieces or reading.pieces[reading.before :]), tuple(trees))
+        run, text = self._trained("search"), self._text(text)
+        prompt, source = Prompt.of(run.tokenizer, text), None
+        if isinstance(run.objective, TranslationObjective):
+            reading = self.reading(text, "")
+            prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.given["source"]
+        return SearchTrees(text, tuple(search_trees(run.model, prompt, settings, source)))
 
-    def reading(self, text: str | None = None, target: str | None = None, most: int | None = None) -> Reading:
-        """A text as the run's model reads it, with what stands around it there; its first `most` tokens.
+    def reading(self, text: str | None = None, target: str | None = None) -> Reading:
+        """A text as the run's model reads it, with what stands around it there.
 
         An encoder–decoder reads it and writes `target`, or what it writes of its own.
         """
-        run = self._trained("a text")
-        if text is None:
-            text, fits = self._own_text(), longest(run.model)
-            most = min(most or SHOWN, SHOWN if fits is None else fits - FRAME)
+        run, text = self._trained("a text"), self._text(text)
         if isinstance(run.objective, TranslationObjective):
             return self._pair(run.objective, text, target)
         if target:
             raise ConfigError(f"target: {run.path} is {run.config.objective.makes}, which reads one text")
-        ids = run.tokenizer.encode(text)[:most]
+        ids = run.tokenizer.encode(text)
         if run.config.objective.continues:
             before = begins(run.config, run.tokenizer)
             return Reading(run.model, run.tokenizer, (*before, *ids), len(before))
@@ -252,14 +245,18 @@ class Explain:
         ids = (own.need("bos"), *own.encode(target), *((own.need("eos"),) if target else ()))
         return Reading(run.model, own, ids, 1, read, source)
 
-    def _own_text(self) -> str:
-        """A text that the run has written, or one that it held out."""
+    def _text(self, text: str | None, most: int = SHOWN) -> str:
+        """The text to look at: where none is given, the first tokens of one that the run held out or has written."""
         run = self._trained("a text")
-        results = run.results()
-        rows, samples = results.get("table") or [], results.get("samples") or []
-        if len(rows) > 1:
-            return rows[1][0]
-        return next((each for each in samples if each.strip()), SENTENCE)
+        if text is not None:
+            return text
+        rows, samples = (run.results().get(name) or [] for name in ("table", "samples"))
+        own = rows[1][0] if len(rows) > 1 else next((each for each in samples if each.strip()), SENTENCE)
+        if isinstance(run.objective, TranslationObjective):
+            return own
+        fits, spans = longest(run.model), run.tokenizer.token_spans(own)
+        few = spans[: most if fits is None else min(most, fits - FRAME)]
+        return own[: few[-1].end] if few else own
 
     def _trained(self, what: str) -> "Run":
         if self.run is None:
@@ -272,17 +269,20 @@ class Explain:
 
     def all(self, text: str | None = None, *, target: str | None = None) -> Album:
         """One page with every view that a model of this kind has."""
-        reading = None if self.run is None else self.reading(text, target)
+        of_a_text: dict[str, Any] = {}
+        if self.run is not None:
+            text = self._text(text)
+            if isinstance(self.run.objective, TranslationObjective) and target is None:
+                target = self.run.translate([text])[0]  # once for all views
+            self.reading(text, target)  # a text that can't be read has no page
+            of_a_text = {"text": text, "target": target}
         pictures = []
         for name in VIEWS:
-            given = {"text": text, "target": target} if reading is not None and name in OF_A_TEXT else {}
-            try:
-                pictures.append(self._view(name, given))
-            except (ModelError, ConfigError):
-                continue  # it says why this model has no such view
+            with suppress(WeftError):  # it says why this model, or this text, has no such view
+                pictures.append(self._view(name, of_a_text if name in OF_A_TEXT else {}))
         kind = f"{self.recipe.model.kind}, {count(self.recipe.model).parameters:,} parameters"
-        shown = "" if reading is None else f"; the text: {''.join(reading.pieces[reading.before :])[:80]}"
-        return Album(self.recipe.name, kind + shown, tuple(pictures))
+        shown = "; ".join(f"the {name}: {words[:80]}" for name, words in of_a_text.items() if words)
+        return Album(self.recipe.name, "; ".join(filter(None, (kind, shown))), tuple(pictures))
 
     def _view(self, name: str, given: dict[str, Any]) -> Picture:
         """One view of the page; what would keep its reader waiting for minutes is left out."""
@@ -303,7 +303,7 @@ class Explain:
         """Whether taking out each head in turn takes seconds."""
         model = self.recipe.model
         heads = model.attention.heads * model.layers if isinstance(model, TransformerConfig) else 0
-        return heads * count(model, 1).forward * SHOWN <= ABLATED_FLOPS
+        return heads * count(model, 1).forward * ABLATED <= ABLATED_FLOPS
 
 
 def architecture(source: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Explain:

@@ -59,7 +59,8 @@ class Picture(ABC):
         path = Path(path)
         check_picture(path, self.suffixes)
         if path.suffix.lower() == PAGE:
-            text = page(self.title, self.sections(), summary=self.about if len(self.sections()) > 1 else "")
+            sections = self.sections()
+            text = page(self.title, sections, summary=self.about if len(sections) > 1 else "")
             return _written(path, lambda: write_text(path, text))
         return _written(path, lambda: write_bytes(path, drawn(self.figure(), path.suffix[1:].lower())))
 
