@@ -11,9 +11,8 @@ from weft.explain.anatomy_diagram import diagram
 from weft.explain.anatomy_parts import Part
 from weft.explain.anatomy_recurrent import bahdanau_columns, ngram_columns, recurrent_columns
 from weft.explain.anatomy_transformer import transformer_columns
-from weft.explain.charts import themed
 from weft.explain.page import template
-from weft.explain.picture import Picture
+from weft.explain.picture import Picture, svg
 from weft.explain.tables import WIDTH
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
@@ -47,7 +46,7 @@ class Anatomy(Picture):
     def html(self) -> str:
         """The diagram, and a card for each part with the lines of weft that compute it."""
         drawn = [
-            Markup(themed(diagram((part,)), f"{part.name}: boxes from the tokens below to the output above"))
+            Markup(svg(diagram((part,)), f"{part.name}: boxes from the tokens below to the output above"))
             for part in self.columns
         ]
         return template("anatomy.html").render(

@@ -1,15 +1,13 @@
 """Pictures made of a few charts: side by side in print, and one below another on a narrow page."""
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from weft.explain.picture import COLOURS, SHADES, Picture, new_figure, svg
+from weft.explain.picture import COLOURS, Picture, new_figure, svg
 from weft.explain.plan import Table
 from weft.explain.tables import html_tables, text_tables
 
@@ -49,7 +47,7 @@ class Charts(Picture):
 
     def html(self) -> str:
         """Every chart by itself, so that a narrow page shows them in full size, and the tables."""
-        drawn = [Markup(themed(self._alone(chart), chart.title)) for chart in self.charts()]
+        drawn = [Markup(svg(self._alone(chart), chart.title)) for chart in self.charts()]
         charts = Markup('<div class="charts cost-charts">{}</div>').format(Markup("").join(drawn))
         return charts + html_tables(self.tables())
 
@@ -90,15 +88,3 @@ def legend(axes: Any, **options: Any) -> None:
 def legend_below(axes: Any) -> None:
     """The same under the chart, where lines are everywhere in it."""
     legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, columnspacing=1.0)
-
-
-# The page's own colours in the place of those for print; shades become mixes of the two that a page has.
-THEME = {colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)} | {
-    to_hex(SHADES(step / 255)): f"color-mix(in srgb, var(--deep) {100 * step / 255:.0f}%, var(--card))"
-    for step in range(64, 256)
-}
-
-
-def themed(figure: Figure, title: str) -> str:
-    """A figure whose lines have the page's own colours, light or dark."""
-    return re.sub(r"#[0-9a-f]{6}", lambda colour: THEME.get(colour[0], colour[0]), svg(figure, title))

@@ -14,7 +14,7 @@ from weft.explain.capture import capture, taps
 from weft.explain.charts import Chart, Charts, grid, legend_below, line
 from weft.explain.groups import Group, grouped
 from weft.explain.plan import Table
-from weft.explain.reading import Reading
+from weft.explain.reading import Reading, predicts_words
 from weft.models.base import evaluating
 from weft.models.config import Encoder
 from weft.models.ngram import NGram
@@ -150,7 +150,7 @@ def gradient_norms(reading: Reading) -> GradientNorms:
 def _loss(reading: Reading) -> tuple[Tensor, str]:
     """What is derived, and what it is called."""
     model, tokens = reading.model, reading.tokens
-    if not hasattr(model, "readout") or not _predicts_words(model):
+    if not predicts_words(model):
         features = model.features(tokens, **reading.given)
         direction = torch.randn(features.shape, generator=torch.Generator().manual_seed(0)).to(features)
         return (
@@ -175,11 +175,6 @@ def _masked_loss(reading: Reading) -> tuple[Tensor, str]:
     words = out.words if hasattr(out, "words") else out
     what = f"−log p of every {MASKED}th token, {'masked' if mask is not None else 'not masked'}, the mean in nats"
     return F.cross_entropy(words[chosen].float(), tokens[chosen]), what
-
-
-def _predicts_words(model: Any) -> bool:
-    kind = getattr(getattr(model.config, "head", None), "kind", "lm")
-    return kind in ("lm", "mlm", "mlm+nsp")
 
 
 @contextmanager

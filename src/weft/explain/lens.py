@@ -23,12 +23,11 @@ from weft.explain.page import data, template
 from weft.explain.picture import SHADES, Picture, new_figure
 from weft.explain.reading import Reading, pieces
 from weft.explain.shaded import DARKEST, drawable, families, percent, width_of
-from weft.explain.surprise import Guess, predicts_masked
+from weft.explain.surprise import HEAD_ELEMENTS, Guess, predicts_masked
 from weft.models.base import evaluating
 from weft.models.transformer import Stack, Transformer
 from weft.text.tokenizer import Tokenizer
 
-HEAD_ELEMENTS = 1 << 24  # logits that are held at a time
 MOST = 96  # places of a page that nobody chose
 COLUMNS, ROWS = 16, 33  # of a figure
 CELL, SIZE = 0.66, 6.5  # inches, points

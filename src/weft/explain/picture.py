@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 
 from weft.errors import ConfigError, DataError
@@ -26,6 +26,17 @@ PAGE = ".html"
 SHADES = LinearSegmentedColormap.from_list("weft", ["#ffffff", "#0b3a63"])
 # Lines and bars, told apart by lightness as well; the first ones of the page's (web/page.css).
 COLOURS = ("#2f6f9f", "#c4562a", "#4f8a4b", "#7a5aa6")
+
+
+# The page's own colours in the place of those for print; shades become mixes of the two that a page has.
+THEME = {
+    "#000000": "currentColor",
+    **{colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)},
+    **{
+        to_hex(SHADES(step / 255)): f"color-mix(in srgb, var(--deep) {100 * step / 255:.0f}%, var(--card))"
+        for step in range(64, 256)
+    },
+}
 
 
 class Picture(ABC):
@@ -113,13 +124,13 @@ def drawn(figure: Figure, kind: str) -> bytes:
 
 
 def svg(figure: Figure, label: str) -> str:
-    """A figure as an <svg> element of a page: its text is text, and black and white are the page's own colours."""
+    """A figure as an <svg> element of a page: its text is text, and its colours are the page's own, light or dark."""
     out = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "weft", "svg.fonttype": "none"}), _any_sign():
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue().decode()
     text = text[text.index("<svg") :]
-    text = re.sub(r"#000000|#262626", "currentColor", text)
+    text = re.sub(r"#[0-9a-f]{6}", lambda colour: THEME.get(colour[0], colour[0]), text)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     escaped = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return text.replace("<svg", f'<svg class="figure" role="img" aria-label="{escaped}"', 1)

@@ -11,6 +11,8 @@ from torch import Tensor
 from weft.errors import DataError
 from weft.explain.hidden import longest
 from weft.models.base import LanguageModel, device_of
+from weft.models.heads import PretrainingPair, Words
+from weft.models.transformer import Transformer
 from weft.text.tokenizer import Tokenizer
 
 WHITE = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": "␣"}
@@ -67,6 +69,11 @@ class Reading:
         if self.source is None:
             return {}
         return {"source": SourceTokens(torch.tensor([self.source], device=device_of(self.model)))}
+
+
+def predicts_words(model: LanguageModel) -> bool:
+    """Whether a model's head gives every token of the vocabulary a score."""
+    return not isinstance(model, Transformer) or isinstance(model.output, Words | PretrainingPair)
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -19,10 +19,9 @@ from torch.nn import functional as F
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.picture import Picture
-from weft.explain.reading import Reading, pieces
+from weft.explain.reading import Reading, pieces, predicts_words
 from weft.explain.shaded import Measure, Table, Token, Told, lines_figure, percent, running, shaded_html
 from weft.models.base import LanguageModel, evaluating
-from weft.models.heads import PretrainingPair, Words
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
 
@@ -195,7 +194,7 @@ def predicts_masked(model: LanguageModel) -> bool:
     """Whether a model predicts masked words, and not the next one. One that predicts no words at all is refused."""
     if not isinstance(model, Transformer):
         return False
-    if not isinstance(model.output, Words | PretrainingPair):
+    if not predicts_words(model):
         raise ModelError(f"a head of kind '{model.config.head.kind}' predicts no words; it takes a language model's")
     return model.decoder is None
 
