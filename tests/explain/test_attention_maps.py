@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from tests.explain.small import small
 from torch import nn
 
 from weft.errors import ConfigError, DataError, ModelError
@@ -20,21 +21,11 @@ from weft.explain.capture import capture
 from weft.explain.reading import Reading, SourceTokens
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder, NGram, Recurrent
-from weft.nn.config import Attention, LayerNorm, Learned, Plain
 from weft.text.config import Char
 from weft.text.tokenizer import build_tokenizer
 
 TEXT = "it is making the voting process more difficult"
-SMALL = {
-    "vocab_size": 300,
-    "context": 600,
-    "layers": 3,
-    "d_model": 32,
-    "attention": Attention(heads=4),
-    "feedforward": Plain(d_ff=64),
-    "norm": LayerNorm(),
-    "position": Learned(),
-}
+SMALL = small(300, context=600, layers=3)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.explain.small import small
 
 from weft.decode.config import Sampling
 from weft.decode.generate import generate
@@ -13,18 +14,9 @@ from weft.explain.capture import capture, without_head
 from weft.explain.reading import SourceTokens
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
-from weft.nn.config import ALiBi, Attention, LayerNorm, Learned, Plain, Relative, RMSNorm, Rotary
+from weft.nn.config import ALiBi, Attention, Relative, RMSNorm, Rotary
 
-SMALL = {
-    "vocab_size": 40,
-    "context": 64,
-    "layers": 2,
-    "d_model": 32,
-    "attention": Attention(heads=4),
-    "feedforward": Plain(d_ff=64),
-    "norm": LayerNorm(),
-    "position": Learned(),
-}
+SMALL = small(40)
 GPT = Decoder(**SMALL)
 DECODERS = {
     "gpt": GPT,

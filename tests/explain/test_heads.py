@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.explain.small import small
 from torch import nn
 
 from weft.errors import ModelError
@@ -12,21 +13,12 @@ from weft.explain.heads import HeadTable, head_statistics, induction_scores
 from weft.explain.reading import Reading
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
-from weft.nn.config import ALiBi, Attention, LayerNorm, Learned, Plain
+from weft.nn.config import ALiBi, Attention
 from weft.text.config import Char
 from weft.text.tokenizer import build_tokenizer
 
 TEXT = "the voting process is more difficult"
-SMALL = {
-    "vocab_size": 300,
-    "context": 64,
-    "layers": 2,
-    "d_model": 32,
-    "attention": Attention(heads=4),
-    "feedforward": Plain(d_ff=64),
-    "norm": LayerNorm(),
-    "position": Learned(),
-}
+SMALL = small(300)
 SYMBOLS = 32
 
 

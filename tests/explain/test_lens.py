@@ -6,27 +6,19 @@ import re
 import numpy as np
 import pytest
 import torch
+from tests.explain.small import small
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.lens import lens
 from weft.explain.reading import Reading
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, PretrainingHead, Recurrent
-from weft.nn.config import Attention, LayerNorm, Learned, Plain, RMSNorm, Rotary
+from weft.nn.config import RMSNorm, Rotary
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer(Byte())
-SMALL = {
-    "vocab_size": TOKENIZER.vocab_size + 3,
-    "context": 128,
-    "layers": 3,
-    "d_model": 32,
-    "attention": Attention(heads=4),
-    "feedforward": Plain(d_ff=64),
-    "norm": LayerNorm(),
-    "position": Learned(),
-}
+SMALL = small(TOKENIZER.vocab_size + 3, context=128, layers=3)
 GPT = Decoder(**SMALL)
 MODELS = {
     "gpt": GPT,

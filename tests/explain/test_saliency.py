@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from tests.explain.small import small
 
 from weft.errors import DataError, ModelError
 from weft.explain.capture import capture
@@ -13,22 +14,13 @@ from weft.explain.reading import Reading
 from weft.explain.saliency import saliency
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder, NGram, Recurrent
-from weft.nn.config import Attention, LayerNorm, Learned, Plain, RMSNorm, Rotary
+from weft.nn.config import Attention, Plain, RMSNorm, Rotary
 from weft.text.config import Byte, Specials
 from weft.text.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer(Byte(specials=Specials(cls="<cls>", sep="<sep>", mask="<mask>")))
 V = TOKENIZER.vocab_size
-SMALL = {
-    "vocab_size": V,
-    "context": 32,
-    "layers": 2,
-    "d_model": 8,
-    "attention": Attention(heads=2),
-    "feedforward": Plain(d_ff=16),
-    "norm": LayerNorm(),
-    "position": Learned(),
-}
+SMALL = small(V, context=32, d_model=8, attention=Attention(heads=2), feedforward=Plain(d_ff=16))
 MODELS = {
     "gpt": Decoder(**SMALL),
     "llama": Decoder(**{**SMALL, "position": Rotary(), "norm": RMSNorm(), "embedding_scale": True}),

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tests.explain.small import small
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.evaluate.surprisal import surprisals
@@ -28,23 +29,14 @@ from weft.models.config import (
     PretrainingHead,
     Recurrent,
 )
-from weft.nn.config import Attention, LayerNorm, Learned, Plain, RMSNorm, Rotary
+from weft.nn.config import RMSNorm, Rotary
 from weft.text.config import Byte, Specials
 from weft.text.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer(Byte(specials=Specials(bos="<s>", eos="</s>", mask="<mask>", cls="<cls>", sep="<sep>")))
 V = TOKENIZER.vocab_size
 TEXT = "A word,\n\nand 😀 <b>$x$</b>"
-SMALL = {
-    "vocab_size": V,
-    "context": 64,
-    "layers": 2,
-    "d_model": 32,
-    "attention": Attention(heads=4),
-    "feedforward": Plain(d_ff=64),
-    "norm": LayerNorm(),
-    "position": Learned(),
-}
+SMALL = small(V)
 GPT = Decoder(**SMALL)
 
 
