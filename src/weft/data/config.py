@@ -96,7 +96,8 @@ class Data(Config):
 
     All three may be absent in a recipe that is meant for any text; the command line then names the sources.
     Files are read in one `encoding`, utf-8 unless it is named.
-    With `document_mask` no token attends to another document in its window, and positions restart in each.
+    With `document_mask` no token attends to another document in its window, and positions restart in each. Of each part
+    at most the first `tokens` tokens are trained on, for instance to see what more text is worth.
 
     Where rows are read, `targets` are text files whose lines answer those of `sources`, file by file; and rows that
     can't be read are an error, or skipped and counted (`on_error`).
@@ -110,6 +111,7 @@ class Data(Config):
     encoding: Annotated[str, AfterValidator(_known_encoding)] = "utf-8"
     validation: Split = HashSplit()
     document_mask: bool = False
+    tokens: Annotated[int, Field(ge=1)] | None = None
     on_error: Literal["stop", "skip"] = "stop"
 
     @model_validator(mode="after")

@@ -112,6 +112,21 @@ class Tokens:
             out[at] = documents[section]
         return out
 
+    def first(self, tokens: int) -> "Tokens":
+        """The first so many tokens. The bytes of a section that is cut are counted in proportion."""
+        shards, sections = [], []
+        for shard, start, table in zip(self._shards, self._starts[:-1].tolist(), self._sections, strict=True):
+            kept = min(len(shard), tokens - start)
+            if kept <= 0:
+                break
+            begins = table[:, table[0] < kept].copy()
+            last = begins.shape[1] - 1
+            end = int(table[0, last + 1]) if last + 1 < table.shape[1] else len(shard)
+            begins[1, last] = begins[1, last] * (kept - int(begins[0, last])) // max(1, end - int(begins[0, last]))
+            shards.append(shard[:kept])
+            sections.append(begins)
+        return Tokens(shards, sections)
+
     def _spans(self, start: int, length: int) -> list[tuple[int, slice, slice]]:
         """(shard, where in the shard, where in the result) for each shard that the range touches."""
         assert 0 <= start <= start + length <= len(self), f"{start} + {length} of {len(self)} tokens"

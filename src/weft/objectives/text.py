@@ -40,7 +40,7 @@ class TextObjective(Objective[S]):
         for part, place in zip(data.parts, self._places(), strict=True):
             if part.prepared is None:
                 prepare_shards(data.text(part), place, self.tokenizer)
-        return self.facts(sum(shards.train.bytes for shards in self.corpora))
+        return self.facts(sum(text.bytes for text in self.tokens("train")))
 
     def _places(self) -> list[Path]:
         """Where each part's tokens are: the prepared folder it names, or one inside the run."""
@@ -68,7 +68,9 @@ class TextObjective(Objective[S]):
     def tokens(self, side: Side) -> list[Tokens]:
         """The tokens of one side, part by part."""
         if side == "train":
-            return [shards.train for shards in self.corpora]
+            most = self.recipe.data.tokens
+            texts = [shards.train for shards in self.corpora]
+            return texts if most is None else [text.first(most) for text in texts]
         return [shards.validation for shards in self.corpora if shards.validation is not None]
 
     @property

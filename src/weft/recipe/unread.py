@@ -56,6 +56,8 @@ def _of_the_data(recipe: Recipe) -> Iterator[str]:
     if objective.reads != "text" and (data.prepared is not None or data.mixture):
         which = "data.prepared" if data.prepared is not None else "data.mixture"
         yield f"{which}: objective '{objective.kind}' reads {objective.reads}; name their files in data.sources"
+    if data.tokens is not None and objective.reads != "text":
+        yield f"data.tokens = {data.tokens}: objective '{objective.kind}' reads {objective.reads}; leave it out"
     if data.document_mask and (objective.reads != "text" or objective.kind == "spans"):
         yield f"data.document_mask: objective '{objective.kind}' packs no documents into one row; leave it out"
     if data.parts and all(part.prepared is not None for part in data.parts) and data.validation != HashSplit():
