@@ -35,6 +35,10 @@ class DamageError(RunError):
     """A checkpoint that is no longer what was written; an older one may serve."""
 
 
+class DivergedError(RunError):
+    """Training went wrong again and again, whatever was tried."""
+
+
 class InteropError(WeftError):
     """A model in another program's format that cannot be read, or one that such a format cannot hold."""
 

@@ -5,7 +5,7 @@ Text, training, evaluation and the report are put together here; the commands pa
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from weft.data.split import train_texts
 from weft.errors import ConfigError, DataError, RunError, TokenizerError, WeftError
 from weft.models.base import device_of
 from weft.objectives import table as objectives
-from weft.parallel.ranks import Ranks, join
+from weft.parallel.ranks import ALONE, Ranks, join
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Constant, Noam, Recipe, SettledRecipe
 from weft.recipe.objective import Chat
@@ -109,7 +109,7 @@ def train(
         worker = Worker(ranks=ranks, log=log)
         notes = {"command": command, "choices": [[choice.key, str(choice.value), choice.why] for choice in choices]}
         start.train(settled, folder, objective, worker, notes)
-        return _finish(settled, folder, objective, ranks)
+        return finish(settled, folder, objective, ranks)
 
 
 def resume(run: Path | str, *, changes: Sequence[str] | Mapping[str, Any] = (), log: Log = log_to_stderr) -> Run:
@@ -133,7 +133,7 @@ def resume(run: Path | str, *, changes: Sequence[str] | Mapping[str, Any] = (), 
             check_lines(folder, recipe, checkpoint.step_of(found[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
         start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
-        return _finish(recipe, folder, objective, ranks)
+        return finish(recipe, folder, objective, ranks)
 
 
 def free_folder(wanted: Path) -> Path:
@@ -229,22 +229,7 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
     objective = objectives.build(recipe, folder)
     config, choices = _tokenizer_settings(recipe, objective, device)
     side: Literal["target"] | None = None if recipe.source_tokenizer is None else "target"
-    if choices and choices[-1].key == "tokenizer.vocab_size":  # our choice; a short text may support fewer
-        chosen: int = choices[-1].value
-        config = config.replace(vocab_size=None)
-        # a text for which a small vocabulary was chosen is some megabytes long: held, it is read once
-        texts = list(_texts(objective, side)) if chosen < DEFAULT_SIZE else _texts(objective, side)
-        try:
-            target = build_tokenizer(config, texts, most=chosen)
-        except TokenizerError:
-            if chosen >= DEFAULT_SIZE:
-                raise
-            target = build_tokenizer(config, texts)  # it has more characters than were chosen
-        config = config.replace(vocab_size=target.vocab_size)
-        if target.vocab_size != chosen:
-            choices[-1] = Choice("tokenizer.vocab_size", target.vocab_size, "all that this text supports")
-    else:
-        target = build_tokenizer(config, _texts(objective, side))
+    target, config, choices = trained_tokenizer(config, choices, lambda: _texts(objective, side))
     if recipe.init is not None and target.fingerprint != Tokenizer.load(recipe.init).fingerprint:
         raise ConfigError(
             f"tokenizer: another one than that of init = '{recipe.init}', whose weights know only their own tokens; "
@@ -258,6 +243,30 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
         source = build_tokenizer(recipe.source_tokenizer, _texts(objective, "source"))
         source.save(folder.source_tokenizer)
     return config, choices, Tokenizers(target, source)
+
+
+def trained_tokenizer(
+    config: TokenizerConfig, choices: list[Choice], texts: Callable[[], Iterable[str]]
+) -> tuple[Tokenizer, TokenizerConfig, list[Choice]]:
+    """A tokenizer, trained on `texts` or loaded; its settings, and what was chosen of them.
+
+    A size of the vocabulary that was our own choice is one that a short text may not support.
+    """
+    if not choices or choices[-1].key != "tokenizer.vocab_size":
+        return build_tokenizer(config, texts()), config, choices
+    chosen: int = choices[-1].value
+    config = config.replace(vocab_size=None)
+    # a text for which a small vocabulary was chosen is some megabytes long: held, it is read once
+    held = list(texts()) if chosen < DEFAULT_SIZE else texts()
+    try:
+        found = build_tokenizer(config, held, most=chosen)
+    except TokenizerError:
+        if chosen >= DEFAULT_SIZE:
+            raise
+        found = build_tokenizer(config, held)  # it has more characters than were chosen
+    if found.vocab_size != chosen:
+        choices = [*choices[:-1], Choice("tokenizer.vocab_size", found.vocab_size, "all that this text supports")]
+    return found, config.replace(vocab_size=found.vocab_size), choices
 
 
 def _texts(objective: Objective[Any], side: Literal["target", "source"] | None) -> Iterator[str]:
@@ -334,7 +343,7 @@ def _follow(ranks: Ranks) -> Run:
     return load(folder.path, dtype=torch.float32)
 
 
-def _finish(recipe: SettledRecipe, folder: RunFolder, objective: Objective[Any], ranks: Ranks) -> Run:
+def finish(recipe: SettledRecipe, folder: RunFolder, objective: Objective[Any], ranks: Ranks = ALONE) -> Run:
     """Evaluate the finished run on everything that was held out, let it write, and put all that into the report."""
     done = load(folder.path, dtype=torch.float32)  # measured as it learned
     with autocast(recipe.precision, device_of(done.model)):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import optim
 
-from weft.errors import RunError
+from weft.errors import DivergedError
 from weft.models.base import LanguageModel
 from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
@@ -47,7 +47,7 @@ def roll_back(
     guard = state.guard
     if guard.tries >= recipe.guard.rollbacks:
         tried = f"{guard.tries} rollback{'s' if guard.tries > 1 else ''} did not help"
-        raise RunError(
+        raise DivergedError(
             f"{run.path}: training went wrong at step {since}{f' and {tried}' if guard.tries else ''}; lower "
             f"optimizer.lr, lengthen schedule.warmup, look at the text, or allow more with guard.rollbacks"
         )

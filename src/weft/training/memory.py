@@ -89,10 +89,23 @@ def place(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
 
 
+def free_memory(device: torch.device) -> int:
+    """The bytes that nobody uses now; of a processor's memory no more than this process may have."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    total = total_memory(device)
+    return min(_noted("MemAvailable:") or total // 2, total)
+
+
 def _swap() -> int:
+    return _noted("SwapTotal:")
+
+
+def _noted(name: str) -> int:
+    """The bytes that Linux notes under a name."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
     return 0
 
 

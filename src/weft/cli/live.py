@@ -1,0 +1,81 @@
+"""A table on the terminal that follows a comparison; elsewhere a line for each run that ends."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from weft.progress import log_to_stderr
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from weft.compare.config import Experiment
+    from weft.compare.runner import Progress, Watch
+
+
+@contextmanager
+def live(experiment: "Experiment") -> Iterator["Watch"]:
+    """What is called with a comparison's progress as it runs."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    began = time.monotonic()
+    names = list(experiment.contenders)
+    with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as shown:
+        yield lambda progress: shown.update(_table(names, progress, time.monotonic() - began))
+
+
+class _Lines:
+    """A line for each run that ended since the last look."""
+
+    def __init__(self) -> None:
+        self._seen: set[object] | None = None
+
+    def __call__(self, progress: "Progress") -> None:
+        if self._seen is None:
+            self._seen = set(progress.outcomes)
+            if self._seen:
+                log_to_stderr(f"{len(self._seen)} runs are finished already")
+        for job, outcome in progress.outcomes.items():
+            if job not in self._seen:
+                self._seen.add(job)
+                reached = outcome.failed and "diverged" or f"{outcome.bits_per_byte:.4f} bits per byte"
+                done = sum(wanted in progress.outcomes for wanted in progress.wanted)
+                log_to_stderr(f"{job}: {reached}, {outcome.seconds:.0f} s ({done} of {len(progress.wanted)} runs)")
+
+
+def _table(names: list[str], progress: "Progress", seconds: float) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, expand=False)
+    for title in ("contender", "runs", "best so far", "now"):
+        table.add_column(title, justify="left" if title in ("contender", "now") else "right", no_wrap=True)
+    for name in names:
+        mine = [job for job in progress.wanted if job.contender == name]
+        done = [progress.outcomes[job] for job in mine if job in progress.outcomes]
+        best = min((outcome.bits_per_byte for outcome in done if outcome.nats), default=None)
+        now = [
+            f"{'lr search' if job.share < 1 and job.seed == 0 else 'training'} {step:,}/{steps:,}"
+            + (f" loss {loss:.2f}" if loss is not None else "")
+            for job, (step, steps, loss) in progress.running.items()
+            if job.contender == name
+        ]
+        table.add_row(name, f"{len(done)}/{len(mine)}", "" if best is None else f"{best:.3f}", "; ".join(now[:2]))
+    cost = sum(progress.wanted.values())
+    spent = sum(cost_of for job, cost_of in progress.wanted.items() if job in progress.outcomes)
+    spent += sum(progress.wanted.get(job, 0.0) * step / steps for job, (step, steps, _) in progress.running.items())
+    share = spent / cost if cost else 0.0
+    left = f", {_time(seconds * (1 - share) / share)} left of the runs known so far" if share > 0.02 else ""
+    table.caption = f"{share:.0%} after {_time(seconds)}{left}; Ctrl-C saves, the same command continues"
+    table.caption_justify = "left"
+    return table
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

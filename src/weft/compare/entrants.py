@@ -1,0 +1,290 @@
+"""Contenders made ready: recipes with the text they share as tokens, and how many steps the budget pays for.
+
+All that can be refused is refused here, before anything is trained.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from weft.api.train import trained_tokenizer
+from weft.compare.config import Contender, Experiment
+from weft.compare.jobs import Job, Sweep, rates_around, rounded
+from weft.compare.sizes import sized_for
+from weft.config import Tree, flat, merge, validate
+from weft.data.amount import amount
+from weft.data.config import TextSource
+from weft.data.prepare import prepare
+from weft.data.shards import INDEX, Shards
+from weft.data.split import train_texts
+from weft.errors import ConfigError, DataError
+from weft.explain.count import count
+from weft.explain.memory import Workload, training_memory
+from weft.models.config import NGram
+from weft.progress import Log
+from weft.recipe.config import Noam, Recipe, SettledRecipe
+from weft.recipe.resolve import resolve
+from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
+from weft.recipe.unread import refuse_unread
+from weft.text.config import TokenizerConfig
+from weft.text.tokenizer import FILE, Tokenizer
+
+OWN = ("data.document_mask", "data.tokens")  # what of `data` a contender may have of its own
+LENGTHS = ("warmup", "hold", "every")  # of a schedule, in steps
+INTERVALS = (("evaluate", "every"), ("checkpoint", "every"), ("log", "every"))
+PROBE = 20  # steps that are taken to measure how long one takes
+FEWEST_BYTES = 2000  # of held-out text
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The text as one tokenizer's tokens."""
+
+    path: Path
+    tokenizer: TokenizerConfig
+    shards: Shards
+
+    @property
+    def facts(self) -> Facts:
+        """What choices depend on."""
+        return Facts(self.shards.train.bytes, self.shards.index.vocab_size)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A contender that can start. `recipe` has everything but what differs from job to job."""
+
+    name: str
+    contender: Contender
+    recipe: Recipe
+    corpus: Corpus
+    whole: SettledRecipe  # with the whole budget, at its own learning rate
+    device: str
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is counted, not trained."""
+        return isinstance(self.whole.model, NGram)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that a step reads."""
+        return (self.whole.batch.size or 1) * self.whole.batch.length
+
+    @property
+    def flops_per_step(self) -> float:
+        """Operations of a step, forward and backward."""
+        return flops_per_step(self.whole)
+
+    @property
+    def rate(self) -> float:
+        """Its own learning rate: the schedule's scale where that sets it."""
+        schedule = self.whole.schedule
+        return schedule.scale if isinstance(schedule, Noam) else self.whole.optimizer.lr or 0.0
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a step needs, as the planner counts them."""
+        if self.counts:
+            return 200 * len(self.corpus.shards.train)  # n-grams of every order, sorted
+        batch = self.whole.batch
+        rows = batch.micro if isinstance(batch.micro, int) else batch.size or 1
+        work = Workload(rows, batch.length, self.whole.precision, self.whole.optimizer.kind)
+        return training_memory(self.whole.model, work, self.whole.adapter).total(batch.recompute)
+
+    def lasting(self, steps: int) -> "Entrant":
+        """The same with another number of steps as its whole budget."""
+        return replace(self, whole=_settled(self.recipe, {"steps": steps}, self.corpus, self.device))
+
+    def sweep(self, experiment: Experiment) -> Sweep:
+        """The jobs that it is put through."""
+        shares, rounds = tuple(experiment.shares), tuple(experiment.sweep_shares)
+        if self.counts:
+            return Sweep(self.name, (), rounds, shares, (0,))
+        rates = rates_around(self.rate, experiment.rates) if experiment.rates > 1 else (rounded(self.rate),)
+        return Sweep(self.name, rates, rounds, shares, tuple(range(experiment.seeds)))
+
+    def settled(self, job: Job) -> SettledRecipe:
+        """The recipe of a job."""
+        if self.counts:
+            total = self.recipe.data.tokens or len(self.corpus.shards.train)
+            text = {"tokens": max(2, round(total * job.share))} if job.share < 1 else {}
+            return _settled(self.recipe, {"seed": job.seed, "data": text}, self.corpus, self.device)
+        steps = max(1, round(self.whole.steps * job.share)) if job.share else PROBE
+        changes: dict[str, Any] = {"seed": self.recipe.seed + job.seed, "steps": steps}
+        if job.lr is not None:
+            noam = isinstance(self.whole.schedule, Noam)
+            changes |= {"schedule": {"scale": job.lr}} if noam else {"optimizer": {"lr": job.lr}}
+        if not job.share:
+            changes |= {"compile": self.whole.compile, "schedule": {"warmup": 1}, "log": {"every": PROBE // 4}}
+        return _settled(self.recipe, changes, self.corpus, self.device)
+
+
+def flops_per_step(recipe: SettledRecipe) -> float:
+    """Operations of a step of training, forward and backward."""
+    batch = recipe.batch
+    cost = count(recipe.model, batch.length, recipe.adapter)
+    return cost.training(batch.recompute) * (batch.size or 1) * batch.length
+
+
+def entrants(experiment: Experiment, out: Path, device: str, log: Log) -> list[Entrant]:
+    """Every contender with its text as tokens, those with the same tokenizer sharing them.
+
+    `device` is "cpu" or "cuda". Steps are those of a budget in FLOPs or tokens; for minutes they are found later.
+    """
+    recipes = {name: _resolved(experiment, name, log) for name in experiment.contenders}
+    corpora = _corpora(experiment, recipes, out / "data", device, log)
+    if experiment.budget.axis == "tokens" and len({corpus.path for corpus in corpora.values()}) > 1:
+        raise ConfigError(
+            f"--tokens {experiment.budget.tokens}: a token is not the same to contenders with different tokenizers; "
+            "give one tokenizer to all (tokenizer=bpe), or a budget in --flops or --minutes"
+        )
+    made = []
+    for name, recipe in recipes.items():
+        corpus = corpora[name]
+        if experiment.sizes == "budget":
+            recipe = recipe.replace(model=sized_for(experiment.budget, recipe.model, corpus.facts).model_dump())
+        whole = _settled(recipe, {}, corpus, device)
+        if not isinstance(recipe.model, NGram):
+            whole = _settled(recipe, {"steps": _steps(experiment, name, whole)}, corpus, device)
+        elif experiment.budget.tokens is not None:
+            most = min(experiment.budget.tokens, len(corpus.shards.train))
+            recipe = recipe.replace(data={**recipe.data.model_dump(exclude_none=True), "tokens": most})
+        made.append(Entrant(name, experiment.contenders[name], recipe, corpus, whole, device))
+    return made
+
+
+def _resolved(experiment: Experiment, name: str, log: Log) -> Recipe:
+    """A contender's recipe, on the comparison's text."""
+    each = experiment.contenders[name]
+    changes = merge(experiment.settings, each.changes)
+    for key in flat(changes):
+        if key.startswith("data.") and key not in OWN:
+            raise ConfigError(f"{name}: {key}: all contenders read the comparison's own data; set it there")
+        if key == "steps":
+            raise ConfigError(f"{name}: steps: the budget decides how many each contender takes; leave it out")
+    data = experiment.data
+    if not data.sources:
+        raise ConfigError("there is no text to compare on; give it with --data, for instance --data book.txt")
+    recipe = resolve(each.recipe, changes, list(data.sources), lambda line: None)
+    own = {key: getattr(recipe.data, key) for key in ("document_mask", "tokens")}
+    recipe = recipe.replace(data={**data.model_dump(exclude_none=True), **own}, name=_safe(name))
+    if recipe.objective.kind != "next-token":
+        raise ConfigError(
+            f"{name}: objective '{recipe.objective.kind}' has no bits per byte; models that predict the next token are "
+            "compared"
+        )
+    if "-" in data.sources:
+        raise DataError("'-': every contender reads the text, which standard input can't give twice; name a file")
+    recipe.objective.check(recipe.model)
+    refuse_unread(recipe)
+    return recipe
+
+
+def _safe(name: str) -> str:
+    return "".join(sign if sign.isalnum() or sign in "._+-" else "-" for sign in name).strip("-._+") or "run"
+
+
+# ---- text
+
+
+def _corpora(
+    experiment: Experiment, recipes: dict[str, Recipe], folder: Path, device: str, log: Log
+) -> dict[str, Corpus]:
+    """The text as tokens for each contender; trained and encoded once for each tokenizer that is asked for."""
+    made: dict[str, Corpus] = {}
+    found: dict[str, Corpus] = {}
+    data = experiment.data
+    text = TextSource(data.sources, data.validation, data.column, data.encoding)
+    size = round(amount(list(data.sources), [data.column], data.encoding).bytes * data.training_share)
+    for name, recipe in recipes.items():
+        asked = json.dumps(recipe.tokenizer and recipe.tokenizer.model_dump(mode="json"), sort_keys=True)
+        if asked not in made:
+            place = folder / f"{len(made)}-{recipe.tokenizer.kind if recipe.tokenizer else 'chosen'}"
+            made[asked] = _corpus(recipe, text, place, (size, device), log)
+        found[name] = made[asked]
+    for corpus in made.values():
+        held_out = corpus.shards.validation
+        if held_out is None or held_out.bytes < FEWEST_BYTES:
+            few = 0 if held_out is None else held_out.bytes
+            raise DataError(
+                f"{', '.join(data.sources)}: {few:,} bytes are held out to measure on, too few to tell models apart; "
+                f"expected {FEWEST_BYTES:,} or more: give more text, or hold out more with data.validation"
+            )
+    return found
+
+
+def _corpus(recipe: Recipe, text: TextSource, place: Path, known: tuple[int, str], log: Log) -> Corpus:
+    size, device = known
+    config, choices = recipe.tokenizer, list[Choice]()
+    if config is None or hasattr(config, "vocab_size"):
+        config, choices = choose_tokenizer(recipe, size, device)
+    if (place / INDEX).is_file() and (place / FILE).is_file():  # from an earlier start
+        tokenizer = Tokenizer.load(place)
+    else:
+        tokenizer, _, choices = trained_tokenizer(config, choices, lambda: _some(train_texts(text), text))
+        for choice in choices:
+            log(f"  {choice}")
+    if hasattr(config, "vocab_size"):
+        config = config.replace(vocab_size=tokenizer.vocab_size)
+    return Corpus(place, config, prepare(text, place, tokenizer))
+
+
+def _some(texts: Iterator[str], source: TextSource) -> Iterator[str]:
+    """Texts of which there is at least one."""
+    found = False
+    for each in texts:
+        found = found or bool(each)
+        yield each
+    if not found:
+        raise DataError(f"{', '.join(source.sources)}: too short to learn from one part and hold out another")
+
+
+# ---- the budget
+
+
+def _steps(experiment: Experiment, name: str, recipe: SettledRecipe) -> int:
+    """How many steps the whole budget pays for."""
+    budget, batch = experiment.budget, recipe.batch
+    tokens = (batch.size or 1) * batch.length
+    if budget.axis == "minutes":
+        return recipe.steps
+    cost = flops_per_step(recipe) if budget.axis == "flops" else float(tokens)
+    steps = int(budget.amount // cost)
+    if steps < 1:
+        what = f"{cost:.3g} FLOPs" if budget.axis == "flops" else f"{tokens:,} tokens"
+        raise ConfigError(
+            f"{name}: one step of {batch.size} × {batch.length} tokens takes {what}, more than the budget of {budget}; "
+            "give a larger budget, or a smaller model or batch.size"
+        )
+    return steps
+
+
+def _for_length(tree: Tree, steps: int) -> None:
+    """Make a recipe's lengths in steps shares of a run of `steps`, where they were meant for a run of its own.
+
+    Evaluations, checkpoints and log lines are chosen anew for each job.
+    """
+    own = tree.pop("steps", None)
+    for section, field in INTERVALS:
+        tree.get(section, {}).pop(field, None)
+    for field in LENGTHS:
+        given = tree["schedule"].get(field)
+        if given is not None and own is not None:
+            tree["schedule"][field] = max(1 if field == "every" else 0, round(given * steps / own))
+
+
+def _settled(recipe: Recipe, changes: dict[str, Any], corpus: Corpus, device: str) -> SettledRecipe:
+    """A recipe with nothing left open, on the prepared text."""
+    tree = recipe.model_dump(mode="json", exclude_none=True)
+    if "steps" in changes:
+        _for_length(tree, changes["steps"])
+    tree["tokenizer"] = corpus.tokenizer.model_dump(mode="json", exclude_none=True)
+    settled, _ = settle(validate(Recipe, merge(tree, changes)), corpus.facts, device)
+    whole = settled.model_dump(mode="json", exclude_none=True)
+    kept = {key: whole["data"][key] for key in ("document_mask", "tokens") if key in whole["data"]}
+    whole["data"] = {"prepared": str(corpus.path), **kept}
+    whole["tokenizer"] = {"kind": "pretrained", "path": str(corpus.path)}
+    return validate(SettledRecipe, whole)

@@ -1,0 +1,231 @@
+"""A comparison from beginning to end: made ready, run, and put together into what a page tells."""
+
+import json
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft import __version__
+from weft.compare.config import Experiment
+from weft.compare.entrants import Entrant, entrants
+from weft.compare.jobs import Job, Sweep, share_text
+from weft.compare.results import Comparison, Measured, Outcome
+from weft.compare.runner import Machine, Runner, Watch, machine_for
+from weft.config import flat
+from weft.errors import ConfigError, RunError, counted
+from weft.files import locked, write_text
+from weft.progress import Log, log_to_stderr
+from weft.training.precision import pick_device
+from weft.training.worker import device_name
+
+PLAN, LOCK = "plan.json", ".lock"
+HELD_OUT = {"cpu": 200_000, "cuda": 5_000_000}  # bytes of held-out text that every job is measured on
+
+
+@dataclass(frozen=True)
+class Started:
+    """A comparison that is ready to run, or to go on."""
+
+    experiment: Experiment
+    out: Path
+    entrants: list[Entrant]
+    machine: Machine
+    command: str
+
+    @property
+    def sweeps(self) -> list[Sweep]:
+        """What each contender is put through."""
+        return [entrant.sweep(self.experiment) for entrant in self.entrants]
+
+
+def compare(
+    experiment: Experiment, out: Path, *, jobs: int | None = None, watch: Watch | None = None, command: str = ""
+) -> Comparison:
+    """Run a comparison in the folder `out`, or what is left of it, and return what came out.
+
+    `jobs` is how many run side by side, as many as fit if left out. `watch` is called while they run.
+    """
+    with _claimed(out):
+        ready = _start(experiment, out, jobs, command)
+        held_out = experiment.held_out or HELD_OUT[ready.entrants[0].device]
+        runner = Runner(out, {each.name: each for each in ready.entrants}, ready.machine, held_out)
+        watch = watch or (lambda progress: None)
+        if experiment.budget.minutes is not None:
+            ready = _timed(ready, runner, watch)
+        outcomes = runner.run(ready.sweeps, watch)
+        return put_together(ready, outcomes)
+
+
+def _timed(ready: Started, runner: Runner, watch: Watch) -> Started:
+    """The same with as many steps for each contender as its time pays for, by a few steps that are measured first."""
+    probes = [Sweep(each.name, (each.rate,), (), (0.0,), (0,)) for each in ready.entrants if not each.counts]
+    outcomes = runner.run(probes, watch)
+    seconds = 60 * ready.experiment.budget.amount
+    timed = []
+    for each in ready.entrants:
+        if not each.counts:
+            probe = outcomes[Job(each.name, 0.0, each.rate, 0)]
+            steps = int(seconds * probe.steps / probe.seconds)
+            if steps < 1:
+                raise ConfigError(
+                    f"{each.name}: one step takes {probe.seconds / probe.steps:.1f} s, more than the budget of "
+                    f"{ready.experiment.budget}; give more time, or a smaller model or batch.size"
+                )
+            each = each.lasting(steps)
+        timed.append(each)
+    runner.entrants = {each.name: each for each in timed}
+    return replace(ready, entrants=timed)
+
+
+@contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """The folder, which one process at a time writes to."""
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out}: is a file; give a folder with --out")
+    with ExitStack() as stack:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(out / LOCK))
+        except BlockingIOError:
+            raise RunError(f"{out}: another process compares there; wait for it, or give another --out") from None
+        except OSError as error:
+            raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
+        yield
+
+
+def _start(experiment: Experiment, out: Path, jobs: int | None, command: str, log: Log = log_to_stderr) -> Started:
+    """Make the text and the contenders ready, and note what was asked; a folder with another plan is refused."""
+    asked = json.loads(experiment.model_dump_json(exclude_none=True))
+    noted = _noted(out)
+    if noted is not None:
+        differing = [key for key in {**asked, **noted["asked"]} if asked.get(key) != noted["asked"].get(key)]
+        if differing:
+            raise ConfigError(
+                f"{out}: holds another comparison (differs in: {', '.join(differing)}); give another folder with "
+                "--out, or remove it"
+            )
+    elif any(entry.name not in (LOCK, "data") for entry in out.iterdir()):
+        raise ConfigError(f"{out}: holds other files already; give a new or an empty folder with --out")
+    device = pick_device().type
+    ready = entrants(experiment, out, device, log)
+    if noted is None:
+        machine = machine_for(ready, jobs)
+        steps = {each.name: each.whole.steps for each in ready}
+        noted = {"asked": asked, "machine": {"jobs": machine.jobs, "threads": machine.threads}, "steps": steps}
+        noted |= {"command": command, "began": time.strftime("%Y-%m-%d %H:%M"), "weft": __version__}
+        write_text(out / PLAN, json.dumps(noted, indent=1) + "\n")
+    # threads decide the last bit of a sum, so they stay what they were
+    machine = Machine(jobs or noted["machine"]["jobs"], noted["machine"]["threads"])
+    return Started(experiment, out, ready, machine, noted["command"])
+
+
+def _noted(out: Path) -> dict[str, Any] | None:
+    if not (out / PLAN).is_file():
+        return None
+    try:
+        found = json.loads((out / PLAN).read_text("utf-8"))
+        if all(key in found for key in ("asked", "machine", "command", "began")):
+            return dict(found)
+    except (ValueError, OSError, TypeError):
+        pass
+    raise RunError(f"{out / PLAN}: not what a comparison wrote; give another folder with --out")
+
+
+# ---- afterwards
+
+
+def put_together(ready: Started, outcomes: Mapping[Job, Outcome]) -> Comparison:
+    """What every contender reached, by the rate that its sweep found."""
+    experiment = ready.experiment
+    measured = [
+        _measured(entrant, sweep, outcomes) for entrant, sweep in zip(ready.entrants, ready.sweeps, strict=True)
+    ]
+    trained = [entrant.name for entrant in ready.entrants if not entrant.counts]
+    baseline = experiment.baseline or (trained or [measured[0].name])[0]
+    return Comparison(
+        title=f"{len(measured)} models at {experiment.budget}",
+        command=ready.command,
+        baseline=baseline,
+        contenders=tuple(measured),
+        facts=_facts(ready),
+        notes=_notes(ready, measured),
+        varied=experiment.varied or None,
+    )
+
+
+def _measured(entrant: Entrant, sweep: Sweep, outcomes: Mapping[Job, Outcome]) -> Measured:
+    rate, _ = sweep.rate(outcomes)
+    jobs = [job for job in sweep.wanted(outcomes) if job in outcomes]
+    rungs = {Job(sweep.contender, share, rate, seed) for share in sweep.shares for seed in sweep.seeds}
+    tried = [outcomes[job] for job in jobs if job.share in sweep.rounds and job.seed == sweep.seeds[0]]
+    return Measured(
+        entrant.name,
+        entrant.contender.recipe,
+        tuple(outcomes[job] for job in jobs if job in rungs),
+        tuple(tried) if len(sweep.rates) > 1 else (),
+        flat(entrant.contender.changes),
+        entrant.contender.levels or None,
+    )
+
+
+def _facts(ready: Started) -> dict[str, str]:
+    experiment, first = ready.experiment, ready.entrants[0]
+    corpora = {each.corpus.path: each.corpus for each in ready.entrants}
+    held_out = [corpus.shards.validation for corpus in corpora.values()]
+    size = min(text.bytes for text in held_out if text is not None)
+    read = min(size, experiment.held_out or HELD_OUT[first.device])
+    tokenizers = [f"{each.tokenizer.kind}, {each.shards.index.vocab_size:,} tokens" for each in corpora.values()]
+    cores = f"{counted(ready.machine.jobs, 'job')} side by side"
+    noted = _noted(ready.out) or {}
+    return {
+        "text": f"{', '.join(experiment.data.sources)}: {first.corpus.shards.train.bytes:,} bytes to learn from",
+        "held out": f"{size:,} bytes" + ("" if read == size else f", of which the first {read:,} or so are measured"),
+        "tokenizer": "; ".join(tokenizers),
+        "budget": f"{experiment.budget} for each contender and seed",
+        "seeds": str(experiment.seeds),
+        "machine": f"{device_name(pick_device())}, {platform.machine()}, {cores}",
+        "versions": f"weft {__version__}, torch {torch.__version__}",
+        "began": str(noted.get("began", "")),
+    }
+
+
+def _notes(ready: Started, measured: Sequence[Measured]) -> list[str]:
+    """How it was measured, and what a reader might take for granted that isn't so."""
+    experiment = ready.experiment
+    shares = ", ".join(share_text(share) for share in experiment.shares)
+    notes = [
+        f"Every point is a training run of its own, whose learning rate falls to its end there: {shares}.",
+        "FLOPs are those of training, forward and backward, counted from the model's shape: only matrix products, "
+        "every query against all keys. Evaluation and the search for a learning rate are not charged.",
+    ]
+    if experiment.rates > 1:
+        notes.append(
+            f"Each contender's learning rate is the best of {experiment.rates}, each twice the one before it, around "
+            f"its recipe's own: all of them with {share_text(experiment.sweep_shares[0])}, the best third with "
+            f"{share_text(experiment.sweep_shares[1])}. Where the best was the first or the last, the search went on."
+        )
+    if any(entrant.counts for entrant in ready.entrants):
+        notes.append("An n-gram model multiplies nothing, so it has no FLOPs; its points are parts of the text.")
+    if any(entrant.whole.batch.carry for entrant in ready.entrants):
+        notes.append(
+            "Recurrent models read the text on and on, at several places side by side, and carry their states; all "
+            "others read the same windows in the same order where their batches are the same."
+        )
+    for entrant in ready.entrants:
+        if entrant.counts:
+            continue
+        epochs = entrant.whole.steps * entrant.tokens_per_step / max(1, len(entrant.corpus.shards.train))
+        if epochs > 4:
+            notes.append(f"{entrant.name} reads the text {epochs:.0f} times with the whole budget.")
+    for each in measured:
+        failed = [outcome for outcome in (*each.outcomes, *each.sweep) if outcome.failed]
+        rates = ", ".join(f"{outcome.lr:.3g}" for outcome in failed)
+        if failed:
+            notes.append(f"{each.name}: {counted(len(failed), 'run')} diverged, at learning rates {rates}.")
+    return notes

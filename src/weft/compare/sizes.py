@@ -1,0 +1,82 @@
+"""Models of one family in other sizes: as many parameters as a budget is best spent on, or a ladder of them."""
+
+import math
+
+from weft.compare.config import Budget
+from weft.errors import ConfigError
+from weft.explain.count import count
+from weft.models.config import Model, NGram, Recurrent, TransformerConfig
+from weft.recipe.settle import Facts
+
+TOKENS_PER_PARAMETER = 20  # where compute is best spent (Hoffmann et al. 2022, table 3)
+STEP = 16  # widths are multiples of it, for each head
+
+
+def resized(model: Model, width: int) -> Model:
+    """The model with about `width` numbers a token, everything else in proportion to its width.
+
+    A Transformer keeps its ratio of width to depth, the size of its heads and how much wider its feed-forward layer is;
+    a recurrent model keeps its layers.
+    """
+    if isinstance(model, Recurrent):
+        changes = {"d_model": width}
+        if model.d_embedding is not None:
+            changes["d_embedding"] = max(1, round(model.d_embedding * width / model.d_model))
+        return model.replace(**changes)
+    if not isinstance(model, TransformerConfig):
+        raise ConfigError(f"a '{model.kind}' model has no width to choose")
+    attention, feedforward = model.attention, model.feedforward
+    head = model.d_model // attention.heads
+    heads = max(1, round(width / head))
+    while attention.kv_heads is not None and heads % attention.kv_heads:
+        heads += 1
+    d_model = heads * head
+    d_ff = max(8, 8 * round(feedforward.d_ff * d_model / model.d_model / 8))
+    return model.replace(
+        d_model=d_model,
+        layers=max(1, round(model.layers * d_model / model.d_model)),
+        attention=attention.replace(heads=heads).model_dump(),
+        feedforward=feedforward.replace(d_ff=d_ff).model_dump(),
+    )
+
+
+def parameters(model: Model) -> int:
+    """All of them but the table of embeddings, which multiplies nothing: what a scaling law counts."""
+    return count(model).parameters - _table(model)
+
+
+def _table(model: Model) -> int:
+    """The entries of the table of embeddings; one that is tied to the logits is multiplied there."""
+    head = getattr(model, "head", None)
+    tied = getattr(head, "tied", getattr(model, "tied", False))
+    width: int = getattr(model, "d_embedding", None) or getattr(model, "d_model", 0)
+    return 0 if tied else int(getattr(model, "vocab_size", 0) * width)
+
+
+def sized(model: Model, wanted: float) -> Model:
+    """The size of the family whose parameters come nearest to `wanted`, by their ratio."""
+    widths = range(1, 512)
+    unit = STEP if isinstance(model, Recurrent) else model.d_model // model.attention.heads  # type: ignore[union-attr]
+    best, distance = model, math.inf
+    for width in widths:
+        other = resized(model, width * unit)
+        found = abs(math.log(parameters(other) / wanted))
+        if found > distance:
+            break
+        best, distance = other, found
+    return best
+
+
+def sized_for(budget: Budget, model: Model, facts: Facts) -> Model:
+    """The size that the budget is best spent on: twenty tokens a parameter (Hoffmann et al. 2022).
+
+    That is only a rule of thumb, and its authors' text; `weft scale` measures it.
+    """
+    if isinstance(model, NGram):
+        return model
+    if budget.axis == "minutes":
+        raise ConfigError("sizes = budget: minutes don't say how many operations there are; give --flops or --tokens")
+    model = model.replace(vocab_size=facts.vocab_size)
+    if budget.tokens is not None:
+        return sized(model, budget.tokens / TOKENS_PER_PARAMETER)
+    return sized(model, math.sqrt(budget.amount / (6 * TOKENS_PER_PARAMETER)))
