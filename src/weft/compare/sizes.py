@@ -49,7 +49,7 @@ def _table(model: Model) -> int:
     """The entries of the table of embeddings; one that is tied to the logits is multiplied there."""
     head = getattr(model, "head", None)
     tied = getattr(head, "tied", getattr(model, "tied", False))
-    width: int = getattr(model, "d_embedding", None) or getattr(model, "d_model", 0)
+    width = getattr(model, "d_embedding", None) or getattr(model, "d_model", None) or 0
     return 0 if tied else int(getattr(model, "vocab_size", 0) * width)
 
 
