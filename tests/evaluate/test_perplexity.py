@@ -10,7 +10,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from weft.errors import DataError
-from weft.evaluate.perplexity import Reading, Score, score, score_counts, spans
+from weft.evaluate.perplexity import Reading, Score, counted_scores, spans, token_scores
 from weft.models.build import build
 from weft.models.config import Decoder, NGram, Recurrent
 from weft.nn.config import Attention, Gated, RMSNorm, Rotary
@@ -53,6 +53,14 @@ def decoder() -> torch.nn.Module:
 
 MODEL = decoder()
 IDS = torch.randint(0, 11, (50,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def score(model: torch.nn.Module, text: Text, reading: Reading, limit: int | None = None) -> Score:
+    return Score.of(token_scores(model, text, reading, limit=limit), text, limit)
+
+
+def score_counts(model: torch.nn.Module, text: Text) -> Score:
+    return Score.of([counted_scores(model, text)], text)
 
 
 def direct(ids: list[int]) -> float:

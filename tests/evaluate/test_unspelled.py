@@ -32,7 +32,7 @@ def test_bytes_that_no_token_spells() -> None:
     assert not found.exact
     letters = build_tokenizer(Char(), [text])
     spelled = spelling(held.tokens(np.array(letters.encode(text)), [0], [len(text)]), letters)
-    assert spelled == Spelling(len(text), len(text), 0) and spelled.exact
+    assert spelled == Spelling(len(text), len(text), 0, 0, len(text), begins=1) and spelled.exact
 
 
 def test_they_are_charged_eight_bits_each() -> None:

@@ -142,6 +142,12 @@ class Tokens:
         return spans
 
     @property
+    def sections(self) -> Ids:
+        """(3, sections): the first token of each section of the text, its UTF-8 bytes, its document's number."""
+        shifts = (np.array([[start], [0], [0]]) for start in self._starts[:-1])
+        return np.concatenate([np.zeros((3, 0), np.int64), *map(np.add, self._sections, shifts)], axis=1)
+
+    @property
     def bytes(self) -> int:
         """The UTF-8 bytes of the text these tokens spell, for bits per byte."""
         return sum(int(section[1].sum()) for section in self._sections)

@@ -7,18 +7,19 @@ whole text is paid for: what its tokens don't spell, unknown words above all, is
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from weft.data.batch import restarting_positions
-from weft.data.shards import Tokens
+from weft.data.shards import Ids, Tokens
 from weft.errors import DataError
 from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
@@ -62,6 +63,15 @@ class Score:
     def unknown_share(self) -> float:
         """The share of unknown tokens."""
         return self.unknown / self.tokens
+
+    @classmethod
+    def of(cls, parts: "Iterable[TokenScores]", text: Tokens, limit: int | None = None) -> "Score":
+        """What the tokens of a text, or its first `limit` ones, cost together."""
+        nats, count = 0.0, 0
+        for part in parts:
+            nats += float(part.nats.sum())
+            count += len(part.nats)
+        return cls(nats, count, _bytes_of(text, _first(text, limit)))
 
     @classmethod
     def total(cls, scores: "Iterable[Score]") -> "Score":
@@ -125,39 +135,40 @@ class Reading:
             raise DataError(f"stride = {self.stride}: expected 1 … {self.length}, the window's length")
 
 
-@torch.no_grad()
-def score(
-    model: LanguageModel,
-    text: Tokens,
-    reading: Reading,
-    *,
-    limit: int | None = None,
-    progress: Callable[[int], object] = lambda scored: None,
-) -> Score:
-    """Score all of `text`, or its first `limit` tokens; `progress` is called with the tokens of each batch."""
-    total = len(text) if limit is None else min(limit, len(text))
+class TokenScores(NamedTuple):
+    """Some tokens of a text that a model has predicted: (N,) each.
+
+    `places` are their numbers in the text, `nats` −log p of each, and `seen` how many tokens before it were seen.
+    """
+
+    places: Ids
+    nats: npt.NDArray[np.float64]
+    seen: Ids
+
+
+def token_scores(
+    model: LanguageModel, text: Tokens, reading: Reading, *, limit: int | None = None
+) -> Iterator[TokenScores]:
+    """−log p of every token of `text`, or of its first `limit` ones, batch by batch, each token once."""
+    total = _first(text, limit)
     shift = 0 if reading.first is None else 1
     if total + shift < 2:
         raise DataError(f"the text to evaluate holds {total} tokens; at least {2 - shift} are needed")
-    nats, count = 0.0, 0
+    any_scored = False
     with evaluating(model):
         if reading.carry and reading.stride is None:
-            nats, count = _score_lanes(model, text, total + shift, reading, progress)
-            return Score(nats, count, _bytes_of(text, total))
+            yield from _score_lanes(model, text, total + shift, reading)
+            return
         for group in _batches(spans(total + shift, reading.length, reading.stride), reading.batch):
-            loss, scored = _score_group(model, text, group, reading)
-            nats += loss
-            count += scored
-            progress(scored)
-    if not count:
+            found = _score_group(model, text, group, reading)
+            any_scored = any_scored or len(found.nats) > 0
+            yield found
+    if not any_scored:
         raise DataError("no document of the text to evaluate holds two tokens; there is nothing to predict")
-    return Score(nats, count, _bytes_of(text, total))
 
 
-def _score_lanes(
-    model: LanguageModel, text: Tokens, tokens: int, reading: Reading, progress: Callable[[int], object]
-) -> tuple[float, int]:
-    """The sum of −log p, and how many predictions it is of, with states carried from window to window.
+def _score_lanes(model: LanguageModel, text: Tokens, tokens: int, reading: Reading) -> Iterator[TokenScores]:
+    """−log p of each token, with states carried from window to window.
 
     Each place begins from zeros, so there are few: a window in LANE_WINDOWS at most has a cold start.
     """
@@ -168,27 +179,40 @@ def _score_lanes(
     # what is left over is the last one's, which reads on alone
     alone = range(lanes - 1, lanes)
     windows += [(alone, begin, min(length, each + rest - begin)) for begin in range(each, each + rest, length)]
-    nats, state = 0.0, None
+    state = None
     for some, begin, time in windows:
-        starts = [lane * each + begin for lane in some]
-        rows = torch.stack([_row(text, Span(start, time, time), reading.first) for start in starts]).to(device)
-        with carrying(state if state is None else state[:, :, -len(some) :]) as carried:
-            features = model.features(rows[:, :-1])
+        starts = np.array([lane * each + begin for lane in some])
+        rows = torch.stack([_row(text, Span(start, time, time), reading.first) for start in starts.tolist()]).to(device)
+        before = state if state is None else state[:, :, -len(some) :]
+        with torch.no_grad():  # not around the `yield`, behind which others go on
+            with carrying(before) as carried:
+                features = model.features(rows[:, :-1])
+            losses = token_losses(model, features.flatten(0, 1), rows[:, 1:].flatten())
         state = carried.state
-        losses = token_losses(model, features.flatten(0, 1), rows[:, 1:].flatten())
-        nats += float(losses.double().sum())
-        progress(losses.numel())
-    return nats, predictions
+        places = (starts[:, None] + np.arange(1, time + 1)).flatten()
+        seen = np.tile(np.arange(begin + 1, begin + time + 1), len(some))
+        yield TokenScores(places - (reading.first is not None), losses.double().cpu().numpy(), seen)
 
 
-def score_counts(model: NGram, text: Tokens, *, limit: int | None = None) -> Score:
-    """Score `text`, or its first `limit` tokens, with an n-gram model: what came is looked up, without windows."""
-    total = len(text) if limit is None else min(limit, len(text))
+def counted_scores(model: NGram, text: Tokens, *, limit: int | None = None) -> TokenScores:
+    """The same with an n-gram model: what came is looked up, without windows.
+
+    What is seen of a document is at most what an n-gram holds.
+    """
+    total = _first(text, limit)
     if not total:
         raise DataError("the text to evaluate is empty")
     begins = np.flatnonzero(np.diff(text.documents(0, total))) + 1
-    nats = -float(model.log_prob(text.read(0, total), begins).sum(dtype=np.float64))
-    return Score(nats, total, _bytes_of(text, total))
+    nats = -model.log_prob(text.read(0, total), begins).astype(np.float64)
+    firsts = np.zeros(total, dtype=np.int64)
+    firsts[begins] = begins
+    places = np.arange(total)
+    seen = np.minimum(places - np.maximum.accumulate(firsts), model.config.order - 1)
+    return TokenScores(places, nats, seen)
+
+
+def _first(text: Tokens, limit: int | None) -> int:
+    return len(text) if limit is None else min(limit, len(text))
 
 
 def _bytes_of(text: Tokens, tokens: int) -> int:
@@ -203,21 +227,25 @@ def _batches(stream: Iterator[Span], size: int) -> Iterator[list[Span]]:
             yield group
 
 
-def _score_group(model: LanguageModel, text: Tokens, group: list[Span], reading: Reading) -> tuple[float, int]:
+@torch.no_grad()
+def _score_group(model: LanguageModel, text: Tokens, group: list[Span], reading: Reading) -> TokenScores:
     device, length = device_of(model), group[0].length
     rows = torch.stack([_row(text, span, reading.first) for span in group]).to(device)
-    places = torch.arange(length, device=device)
-    scored = places >= torch.tensor([length - span.scored for span in group], device=device).unsqueeze(1)
+    seen = np.broadcast_to(np.arange(1, length + 1), (len(group), length))
+    wanted = seen > np.array([[length - span.scored] for span in group])
     given: dict[str, Any] = {}
     if reading.document_mask:
         numbers = np.stack([text.documents(span.start, length + 1) for span in group])
-        positions = torch.from_numpy(restarting_positions(numbers[:, :-1])).to(device)
-        documents = torch.from_numpy(numbers).to(device)
-        given = {"documents": documents[:, :-1], "positions": positions}
-        scored &= documents[:, 1:] == documents[:, :-1]
+        positions = restarting_positions(numbers[:, :-1])
+        documents = torch.from_numpy(numbers[:, :-1].copy()).to(device)
+        given = {"documents": documents, "positions": torch.from_numpy(positions).to(device)}
+        wanted &= numbers[:, 1:] == numbers[:, :-1]
+        seen = positions + 1
     features = model.features(rows[:, :-1], **given)
+    scored = torch.from_numpy(wanted).to(device)
     losses = token_losses(model, features[scored], rows[:, 1:][scored])
-    return float(losses.double().sum()), int(losses.numel())
+    places = np.array([[span.start] for span in group]) + np.arange(1, length + 1) - (reading.first is not None)
+    return TokenScores(places[wanted], losses.double().cpu().numpy(), seen[wanted])
 
 
 def _row(text: Tokens, span: Span, first: int | None) -> Tensor:

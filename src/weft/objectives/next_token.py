@@ -1,5 +1,6 @@
 """The next token of running text: what GPT, LLaMA, recurrent and n-gram models learn."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -15,13 +16,14 @@ from weft.decode.many import complete
 from weft.decode.prompt import Prompt
 from weft.errors import DataError
 from weft.evaluate.baseline import Baseline, character_baseline
-from weft.evaluate.perplexity import Reading, Score, score, score_counts
+from weft.evaluate.perplexity import Reading, Score, TokenScores, counted_scores, token_scores
+from weft.evaluate.sections import SectionScores, cut, joined
 from weft.evaluate.unspelled import Spelling, spelling
 from weft.models.base import LanguageModel
 from weft.models.ngram import NGram
 from weft.objectives.text import TextObjective
 from weft.objectives.words import WordObjective
-from weft.progress import bar
+from weft.progress import Advance, bar
 from weft.recipe import objective as config
 from weft.training.loader import Loader, micro_rows
 from weft.training.objective import EVALUATED_TOKENS, Results
@@ -84,10 +86,57 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
         self, model: LanguageModel, texts: Sequence[Tokens], *, limit: int | None = None, stride: int | None = None
     ) -> Score:
         """One score over several texts, each read in the windows that the model was trained on."""
+        with bar("measuring", sum(map(len, texts)), wanted=limit is None) as advance:
+            found = []
+            for text in texts:
+                parts = self.token_scores(model, text, limit=limit, stride=stride, progress=advance)
+                found.append(self._paid(Score.of(parts, text, limit), text, model))
+            return Score.total(found)
+
+    def sections(
+        self, model: LanguageModel, side: Side = "validation", *, most_bytes: int | None = None
+    ) -> SectionScores:
+        """What each section of a side's text costs; in all, what `score` has.
+
+        A text has the same sections whatever the tokenizer and the model. With `most_bytes` its beginning is read, of
+        several texts the same share of each, up to a section's border.
+        """
+        texts = self.tokens(side)
+        share = 1.0 if most_bytes is None else min(1.0, most_bytes / sum(text.bytes for text in texts))
+        cuts = [cut(text, self.tokenizer, most_bytes=math.ceil(share * text.bytes)) for text in texts]
+        apart, found = self._apart(model), []
+        with bar("measuring", sum(each.tokens for each in cuts), wanted=most_bytes is None) as advance:
+            for each, text in zip(cuts, texts, strict=True):
+                parts = self.token_scores(model, text, limit=each.tokens, progress=advance)
+                found.append(each.scores(parts, apart=apart))
+        return joined(found)
+
+    def token_scores(
+        self,
+        model: LanguageModel,
+        text: Tokens,
+        *,
+        limit: int | None = None,
+        stride: int | None = None,
+        progress: Advance = lambda scored: None,
+    ) -> Iterator[TokenScores]:
+        """−log p of every token of a text, or of its first `limit` ones, batch by batch."""
         if isinstance(model, NGram):
-            return Score.total(self._paid(score_counts(model, text, limit=limit), text) for text in texts)
+            parts = iter([counted_scores(model, text, limit=limit)])
+        else:
+            parts = token_scores(model, text, self._reading(stride), limit=limit)
+        for part in parts:
+            progress(len(part.nats))
+            yield part
+
+    def _apart(self, model: LanguageModel) -> bool:
+        """Whether nothing predicts the first token of a document: documents don't see each other, nor what ends one."""
+        return self.recipe.data.document_mask and not isinstance(model, NGram)  # n-grams know how a document begins
+
+    def _reading(self, stride: int | None) -> Reading:
+        """The windows that a model was trained on."""
         apart = self.recipe.data.document_mask
-        reading = Reading(
+        return Reading(
             self.length,
             max(1, EVALUATED_TOKENS // self.length),
             stride,
@@ -95,16 +144,13 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
             document_mask=apart,
             carry=bool(self.recipe.batch.carry),
         )
-        with bar("measuring", sum(map(len, texts)), wanted=limit is None) as advance:
-            return Score.total(
-                self._paid(score(model, text, reading, limit=limit, progress=advance), text) for text in texts
-            )
 
-    def _paid(self, found: Score, text: Tokens) -> Score:
+    def _paid(self, found: Score, text: Tokens, model: LanguageModel) -> Score:
         """A text's score with its unknown words and unspelled bytes; of a part of it, its share of them."""
         spelled = self._spelling(text)
         share = found.bytes / spelled.bytes if spelled.bytes else 0.0
-        return replace(found, unknown=round(share * spelled.unknown), unspelled=share * spelled.unspelled)
+        unpaid = spelled.unspelled + (spelled.begins if self._apart(model) else 0)
+        return replace(found, unknown=round(share * spelled.unknown), unspelled=share * unpaid)
 
     def measure(self, model: LanguageModel, side: Side = "validation", stride: int | None = None) -> Results:
         """The metrics over all text of a side, and how much text that is. `stride` makes windows overlap."""
