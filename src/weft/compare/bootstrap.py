@@ -1,0 +1,103 @@
+"""Resampling of what a comparison measured: bits per byte as other seeds and another held-out text might have made it.
+
+Sections of the held-out text are drawn with replacement (Efron 1979), the same draw for every contender: a section that
+is hard is hard for all, so it hardly touches their differences. Seeds are drawn for each training run by itself. With
+three seeds a plain bootstrap is far too sure: its variance is (n − 1)/n of the right one, and its tails are those of a
+normal distribution. In simulated comparisons of two curves its 95 % interval covered the truth in 79 of 100. So a
+seed's deviation is drawn from Student's t instead, with the scatter that seeds have over all runs of a contender, or
+with the run's own where that is larger (one seed went astray): 97 of 100, and 92 where the scatter differs fivefold
+from run to run.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.compare.results import Array
+
+DRAWS = 1000
+LEVEL = 0.95
+_AT_ONCE = 4_000_000  # section numbers held in memory
+
+
+def resample(groups: Sequence[Sequence[Array]], sizes: Array, draws: int = DRAWS, seed: int = 0) -> list[Array]:
+    """Bits per byte of training runs, drawn again and again.
+
+    A run is (seeds, sections) in nats; the runs of one group share an estimate of how much seeds matter. `sizes` are
+    the sections' bytes. Returns a (draws, runs) array for each group. A group whose runs have one seed each varies by
+    its sections alone.
+    """
+    rng = np.random.default_rng(seed)
+    means = np.stack([run.mean(axis=0) / math.log(2) for group in groups for run in group])  # (runs, sections)
+    with np.errstate(all="ignore"):  # a run that came to NaN stays NaN; a draw may leave the range of a float
+        centre = np.log(means.sum(axis=1) / sizes.sum())
+        logs = centre + (np.log(_ratios(means, sizes, draws, rng)) - centre) * _widening(len(sizes), draws, rng)
+        found, start = [], 0
+        for group in groups:
+            end = start + len(group)
+            found.append(np.exp(logs[:, start:end] + _seed_deviations(group, draws, rng)))
+            start = end
+    return found
+
+
+def interval(nats: Array, sizes: Array, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of bits per byte over seeds and sections, from nats (seeds, sections) and the sections' bytes.
+
+    With one seed it is over sections alone, with one section over seeds alone; with one of both nothing is known of
+    the scatter, and both ends are the value itself.
+    """
+    return ends(resample([[nats]], sizes, draws, seed)[0][:, 0])
+
+
+def bands(nats: Array, sizes: Array, draws: int = DRAWS, seed: int = 0) -> Array:
+    """The 95 % intervals (rungs, 2) of a contender's bits per byte, from nats (rungs, seeds, sections).
+
+    They're narrower than those of each rung alone: the rungs tell together how much seeds matter.
+    """
+    return np.array([ends(rung) for rung in resample([list(nats)], sizes, draws, seed)[0].T])
+
+
+def ends(values: Array) -> tuple[float, float]:
+    """The ends of the 95 % interval of draws (draws,): percentiles, which may be infinite."""
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(values, [tail, 1 - tail], method="nearest")  # linear would take ∞ − ∞
+    return float(low), float(high)
+
+
+def _ratios(means: Array, sizes: Array, draws: int, rng: np.random.Generator) -> Array:
+    """Bits per byte (draws, runs) over sections drawn with replacement: how often each was drawn, as weights."""
+    sections = len(sizes)
+    ratios = np.empty((draws, len(means)))
+    step = max(1, _AT_ONCE // sections)
+    for start in range(0, draws, step):
+        rows = min(step, draws - start)
+        drawn = rng.integers(sections, size=(rows, sections)) + np.arange(rows)[:, None] * sections
+        counts = np.bincount(drawn.ravel(), minlength=rows * sections).reshape(rows, sections)
+        ratios[start : start + rows] = (counts @ means.T) / (counts @ sizes)[:, None]
+    return ratios
+
+
+def _widening(sections: int, draws: int, rng: np.random.Generator) -> Array:
+    """By what a draw's deviation (draws, 1) is stretched, so that few sections aren't too sure of themselves either."""
+    if sections == 1:
+        return np.ones((draws, 1))
+    return math.sqrt(sections / (sections - 1)) * _heavy_tails(sections - 1, draws, rng)
+
+
+def _heavy_tails(freedom: int, draws: int, rng: np.random.Generator) -> Array:
+    """(draws, 1) factors that make Student's t of a normal draw."""
+    return np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
+
+
+def _seed_deviations(group: Sequence[Array], draws: int, rng: np.random.Generator) -> Array:
+    """How far (draws, runs) the mean over other seeds might be from the one measured, in logarithms."""
+    seeds = np.array([len(run) for run in group])
+    freedom = int((seeds - 1).sum())
+    if not freedom:
+        return np.zeros((draws, len(group)))
+    logs = [np.log(run.sum(axis=1)) for run in group]
+    squares = np.array([((values - values.mean()) ** 2).sum() for values in logs])
+    shared = squares[np.isfinite(squares)].sum() / freedom
+    variance = np.maximum(shared, squares / np.maximum(seeds - 1, 1))
+    return rng.normal(size=(draws, len(group))) * np.sqrt(variance / seeds) * _heavy_tails(freedom, draws, rng)

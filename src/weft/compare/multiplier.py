@@ -1,0 +1,159 @@
+"""The compute multiplier: how many times the amount the baseline needs for the loss that a contender reaches.
+
+Both curves are read by interpolation only, at the lowest loss that both of them reach: nothing is extrapolated. Between
+the rungs, the logarithm of the amount is a monotone cubic of the logarithm of the loss (Fritsch & Carlson 1980, with
+the slopes of Fritsch & Butland 1984), which follows curves of the form E + A/C^a to about a percent at rungs of factor
+3; straight lines are several percent off where the loss is near E.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from weft.compare.bootstrap import DRAWS, ends, resample
+from weft.compare.results import Array, Curve
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """How many times the contender's amount the baseline needs for the same loss, with its 95 % interval.
+
+    It was read at `loss` bits per byte, which the contender reached with `share` of its largest amount. `beyond` says
+    that the curves reach no common loss: "above" where the contender is better with its smallest amount than the
+    baseline with its largest, so that `value` is a lower bound and `high` infinite; "below" where it is worse with
+    its largest than the baseline with its smallest, so that `value` is an upper bound and `low` 0. Such ends are also
+    those of an interval that reaches beyond the measured range. `at_full` is the multiplier at the lowest loss of the
+    contender, None where the baseline never comes so far.
+    """
+
+    value: float
+    low: float
+    high: float
+    loss: float
+    share: float
+    beyond: Literal["above", "below"] | None = None
+    at_full: float | None = None
+
+    def text(self) -> str:
+        """For a table: '2.1× (1.8–2.5)', 'more than 27×'."""
+        if self.beyond:
+            return f"{'more' if self.beyond == 'above' else 'less'} than {_short(self.value)}×"
+        low, high = _short(self.low), _short(self.high)
+        if self.low > 0 and math.isfinite(self.high):
+            return f"{_short(self.value)}× ({low}–{high})"
+        if self.low > 0:
+            return f"{_short(self.value)}× (at least {low})"
+        if math.isfinite(self.high):
+            return f"{_short(self.value)}× (at most {high})"
+        return f"{_short(self.value)}× (interval beyond the measured range)"
+
+
+def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int = 0) -> Multiplier | None:
+    """The contender's multiplier against the baseline, with an interval over seeds and sections.
+
+    A rung that is no better than a smaller one is passed over, because the smaller amount already reaches its loss.
+    None where one of the curves has no amounts (an n-gram multiplies nothing) or no finite loss.
+    """
+    ours, theirs = _measured(contender), _measured(baseline)
+    if ours is None or theirs is None:
+        return None
+    losses = [curve.bits_per_byte().mean(axis=1)[None] for curve in (ours, theirs)]
+    one = _read((losses[0], ours.amounts), (losses[1], theirs.amounts))
+    drawn = resample([list(ours.nats), list(theirs.nats)], ours.bytes, draws, seed)
+    low, high = ends(_read((drawn[0], ours.amounts), (drawn[1], theirs.amounts)).values)
+    value, loss = float(one.values[0]), float(one.losses[0])
+    share = min(float(one.amounts[0] / ours.amounts[-1]), 1.0)
+    if value == math.inf:
+        value = float(theirs.amounts[-1] / ours.amounts[0])
+        return Multiplier(value, min(low, value), math.inf, loss, share, "above")
+    if value == 0:
+        value = float(theirs.amounts[0] / ours.amounts[-1])
+        return Multiplier(value, 0.0, max(high, value), loss, share, "below")
+    full = value if losses[0].min() >= losses[1].min() else None
+    return Multiplier(value, low, high, loss, share, at_full=full)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """`values` (draws,) are multipliers, ∞ or 0 beyond the range, at `losses`, which cost the contender `amounts`."""
+
+    values: Array
+    losses: Array
+    amounts: Array
+
+
+def _read(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> _Reading:
+    """Reads pairs of curves, each losses (draws, rungs) and amounts (rungs,), at the lowest loss both reach."""
+    target = np.maximum(ours[0].min(axis=1), theirs[0].min(axis=1))
+    mine, needed = _amounts_for(*ours, target), _amounts_for(*theirs, target)
+    values = needed / mine
+    values[ours[0][:, 0] < theirs[0].min(axis=1)] = math.inf
+    values[theirs[0][:, 0] < ours[0].min(axis=1)] = 0.0
+    return _Reading(values, target, mine)
+
+
+def _measured(curve: Curve) -> Curve | None:
+    """The rungs that have a place on the axis: a positive amount, each once, and a finite loss."""
+    if curve.nats.ndim != 3 or not curve.nats.size:
+        return None
+    loss = curve.bits_per_byte().mean(axis=1)
+    good = np.flatnonzero(np.isfinite(curve.amounts) & (curve.amounts > 0) & np.isfinite(loss) & (loss > 0))
+    if not len(good):
+        return None
+    amounts, first = np.unique(curve.amounts[good], return_index=True)
+    return Curve(amounts, curve.nats[good][first], curve.bytes)
+
+
+def _amounts_for(losses: Array, amounts: Array, target: Array) -> Array:
+    """The amounts (draws,) that curves of losses (draws, rungs) need for a target (draws,).
+
+    Only rungs better than all before count. What a curve doesn't reach is answered with its nearest end.
+    """
+    best = np.minimum.accumulate(losses, axis=1)
+    falls = np.concatenate([np.ones((len(losses), 1), bool), best[:, 1:] < best[:, :-1]], axis=1)
+    found = np.empty(len(losses))
+    for pattern in np.unique(falls, axis=0):  # a few: then all draws with the same rungs at once
+        rows = (falls == pattern).all(axis=1)
+        y = -np.log(losses[rows][:, pattern])
+        at = np.clip(-np.log(target[rows]), y[:, 0], y[:, -1])
+        found[rows] = np.exp(_monotone_cubic(y, np.log(amounts[pattern]), at))
+    return found
+
+
+def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
+    """Values (draws,) at `at` (draws,) of curves through x (draws, knots) and y (knots,), both ascending."""
+    if len(y) == 1:
+        return np.repeat(y, len(at))
+    h = np.diff(x)
+    chords = np.diff(y) / h
+    slopes = np.empty_like(x)
+    if len(y) == 2:
+        slopes[:] = chords
+    else:
+        before, after = h[:, :-1], h[:, 1:]
+        first, second = 2 * after + before, after + 2 * before
+        # the weighted harmonic mean of the chords on both sides never overshoots
+        slopes[:, 1:-1] = (first + second) / (first / chords[:, :-1] + second / chords[:, 1:])
+        slopes[:, 0] = _end_slope(h[:, 0], h[:, 1], chords[:, 0], chords[:, 1])
+        slopes[:, -1] = _end_slope(h[:, -1], h[:, -2], chords[:, -1], chords[:, -2])
+    rows = np.arange(len(at))
+    piece = np.clip((at[:, None] >= x).sum(axis=1) - 1, 0, len(y) - 2)
+    width = h[rows, piece]
+    t = (at - x[rows, piece]) / width
+    rise = t * t * (3 - 2 * t)
+    bend = t * (1 - t) * width * ((1 - t) * slopes[rows, piece] - t * slopes[rows, piece + 1])
+    return y[piece] + rise * (y[piece + 1] - y[piece]) + bend
+
+
+def _end_slope(h: Array, next_h: Array, chord: Array, next_chord: Array) -> Array:
+    """The slope at an end: that of the parabola through three points, if it doesn't fall."""
+    return np.maximum(((2 * h + next_h) * chord - h * next_chord) / (h + next_h), 0)
+
+
+def _short(value: float) -> str:
+    """Two figures, and whole numbers from 10 on: '0.052', '2.1', '27', '1,300'."""
+    if not math.isfinite(value) or value <= 0:
+        return "0" if value <= 0 else "∞"
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:#.2g}"
