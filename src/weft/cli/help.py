@@ -33,7 +33,6 @@ COMMANDS = {
     "download": "import {}",
     "list": "runs",
     "ls": "runs",
-    "compare": "runs diff {}",
     "diff": "runs diff {}",
     "models": "presets",
     "recipes": "presets",

@@ -103,10 +103,11 @@ class Runner:
         events: SimpleQueue[tuple[Running, dict[str, Any] | None]] = SimpleQueue()
         with self._workers(events) as workers:
             while True:
-                wanted = self._wanted(sweeps)
+                wanted, searching = self._wanted(sweeps), self._searching(sweeps)
                 under_way = {worker.job for worker in workers if worker.job is not None}
                 waiting = [job for job in wanted if job not in self.outcomes and job not in under_way]
-                waiting.sort(key=lambda job: -wanted[job])  # a long one that starts last keeps everybody waiting
+                # a search comes first, for what follows from it; a long job that starts last keeps everybody waiting
+                waiting.sort(key=lambda job: (job.contender not in searching, -wanted[job]))
                 for worker in workers:
                     while worker.job is None and waiting:
                         self._give(worker, waiting.pop(0))
@@ -119,6 +120,10 @@ class Runner:
     def _wanted(self, sweeps: Sequence[Sweep]) -> dict[Job, float]:
         """Every job that is known to be needed, and its operations."""
         return {job: self._cost(job) for sweep in sweeps for job in sweep.wanted(self.outcomes)}
+
+    def _searching(self, sweeps: Sequence[Sweep]) -> set[str]:
+        """The contenders whose learning rate isn't known yet."""
+        return {sweep.contender for sweep in sweeps if not sweep.rate(self.outcomes)[1]}
 
     def _cost(self, job: Job) -> float:
         entrant = self.entrants[job.contender]

@@ -76,6 +76,7 @@ def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: d
     run = objective.folder
     if not job["names"]["share"]:
         return _probed(recipe, run)
+    model.eval()
     with autocast(recipe.precision, device_of(model)):
         sections = objective.sections(model, most_bytes=job["held_out"])
         sample = objective.sample(model)[0] if job["names"]["share"] == 1 else ""

@@ -23,6 +23,8 @@ GPU_FLOPS = 5e17  # about half an hour on one large GPU
 EVALUATION_SHARE = 0.1  # of the operations of training, for the evaluations during it
 FEWEST_TOKENS, MOST_TOKENS = 1024, 32768  # of an evaluation: below, the curve is noise; above, it only costs time
 
+CARRIED = 64  # tokens of a row that is continued: about as many as Zaremba et al. 2014 and Merity et al. 2018 have
+
 # what matters for n-grams, which are counted; the other settings get values too, but nobody needs to see them
 COUNTING = ("tokenizer", "tokenizer.vocab_size", "steps", "batch.length", "model.vocab_size")
 
@@ -180,6 +182,9 @@ def _batch(chosen: _Choices, scale: _Scale) -> None:
     context = getattr(model, "context", 256)
     length = max(8, min(context if scale.gpu else min(context, 256), scale.tokens // 8))
     why = "the model's context" if length == context else "suits the text and the device"
+    if chosen.recipe.can_carry and chosen.recipe.batch.carry is not False and length > CARRIED:
+        # states go on from row to row, so nothing is lost by short ones, and more of them are read at once
+        length, why = CARRIED, "short rows, each of which continues the one before it"
     length = chosen.open("batch.length", length, why)
     wanted = 512  # where compute is scarce, many small steps learn more than few large ones
     if scale.gpu:

@@ -1,0 +1,88 @@
+"""A comparison's settings: from words, from a file, and with what is varied written out."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.compare.config import contender, experiment, shipped, tables_of, varied
+from weft.config import Tree
+from weft.errors import ConfigError
+
+BASE: Tree = {"data": {"sources": ["book.txt"]}, "budget": {"flops": 1e12}}
+ONE: Tree = {**BASE, "contenders": {"transformer": {"recipe": "transformer"}}}
+
+
+def test_contenders_in_words() -> None:
+    assert contender("transformer") == ("transformer", {"recipe": "transformer", "changes": {}})
+    assert contender("wide=lstm model.d_model=512") == (
+        "wide",
+        {"recipe": "lstm", "changes": {"model": {"d_model": 512}}},
+    )
+    assert contender("my/own.toml model.layers=2")[0] == "own,layers=2"
+
+
+def test_values_of_a_setting() -> None:
+    assert varied("model.layers=2,4") == ("model.layers", [2, 4])
+    assert varied("model.placement=pre,post") == ("model.placement", ["pre", "post"])
+    for wrong in ("model.layers", "model.layers=", "=2,4", "model.layers=2,,4"):
+        with pytest.raises(ConfigError, match="expected KEY=VALUE,VALUE"):
+            varied(wrong)
+
+
+def test_all_combinations_or_one_change_at_a_time() -> None:
+    vary = {"model.placement": ["post", "pre"], "model.layers": [2, 4, 6]}
+    full = experiment({**ONE, "vary": vary})
+    assert list(full.contenders) == ["post,2", "post,4", "post,6", "pre,2", "pre,4", "pre,6"]
+    assert full.contenders["pre,4"].changes == {"model": {"placement": "pre", "layers": 4}}
+    assert full.contenders["pre,4"].levels == {"placement": "pre", "layers": "4"}
+    assert full.varied == {"placement": ("post", "pre"), "layers": ("2", "4", "6")}
+    single = experiment({**ONE, "vary": vary, "grid": "one"})
+    assert list(single.contenders) == ["post,2", "pre,2", "post,4", "post,6"]
+
+
+def test_the_four_switches_lead_from_one_preset_to_the_other() -> None:
+    from weft.models.presets import preset
+    from weft.recipe.resolve import resolve
+
+    tree = tables_of("four-switches")
+    assert tree is not None
+    found = experiment({**tree, **BASE})
+    assert len(found.contenders) == 16
+    models = [resolve(each.recipe, each.changes).model for each in found.contenders.values()]
+    assert models[0] == preset("transformer")
+    assert models[-1] == preset("transformer++")
+    assert "four-switches" in shipped()
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'data = "book.txt"\nbudget = { tokens = 1000 }\nseeds = 2\n'
+        '[contenders]\nsmall = "gpt-tiny"\nlarge = { recipe = "gpt-tiny", model.layers = 8 }\n'
+    )
+    tree = tables_of(str(path))
+    assert tree is not None
+    found = experiment(tree)
+    assert found.contenders["large"].changes == {"model": {"layers": 8}}
+    assert found.data.sources == ("book.txt",)
+    assert found.shares == pytest.approx([1 / 27, 1 / 9, 1 / 3, 1])
+    assert tables_of("gpt-tiny") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"budget": {}}, "expected one of flops, tokens and minutes"),
+        ({"budget": {"flops": 1e9, "minutes": 1}}, "found flops and minutes"),
+        ({"budget": {"flops": -1}}, "budget.flops"),
+        ({"seeds": 0}, "seeds = 0"),
+        ({"baseline": "gpt"}, "baseline = 'gpt': not one of transformer"),
+        ({"vary": {"model.layers": [2]}}, "vary.model.layers: give two values"),
+        ({"vary": {"model.layers": [2, 2]}}, "two values of one setting are the same"),
+        ({"runs": 4}, "runs"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(changes: Tree, line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as caught:
+        experiment({**ONE, **changes})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,75 @@
+"""What a comparison runs next follows from what it has measured."""
+
+import math
+import random
+
+from weft.compare.jobs import Job, Sweep, rates_around
+from weft.compare.results import Outcome
+
+SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
+SWEEP = Sweep("a", rates_around(0.01, 5), SHARES[:2], SHARES, (0, 1, 2))
+
+
+def outcome(job: Job, best: float, failed: str = "") -> Outcome:
+    """A loss that is least at the rate `best`, and falls with the budget."""
+    loss = 2 + abs(math.log(job.lr or best) - math.log(best)) + 0.1 / job.share + 0.001 * job.seed
+    known = {"steps": 1, "tokens": 1, "flops": 1.0, "seconds": 1.0, "parameters": 1}
+    nats = () if failed else (loss * math.log(2),)
+    return Outcome(
+        contender="a", share=job.share, lr=job.lr, seed=job.seed, nats=nats, bytes=nats and (1,), failed=failed, **known
+    )
+
+
+def finish(sweep: Sweep, best: float, seed: int = 0) -> tuple[dict[Job, Outcome], list[Job]]:
+    """Run what is wanted, in any order, until nothing is left."""
+    rng, outcomes, order = random.Random(seed), dict[Job, Outcome](), list[Job]()
+    while waiting := [job for job in sweep.wanted(outcomes) if job not in outcomes]:
+        job = rng.choice(waiting)
+        outcomes[job] = outcome(job, best)
+        order.append(job)
+    return outcomes, order
+
+
+def test_the_search_finds_the_best_rate_and_every_rung_has_every_seed() -> None:
+    outcomes, order = finish(SWEEP, 0.01)
+    assert SWEEP.rate(outcomes) == (0.01, True)
+    assert len(order) == len(set(order))
+    # five rates at the first share, the best two at the second; two of these runs are rungs as well
+    assert len(order) == 5 + 2 + 12 - 2
+    assert {(job.share, job.seed) for job in order if job.lr == 0.01} == {(s, n) for s in SHARES for n in range(3)}
+
+
+def test_the_search_goes_on_beyond_its_ends() -> None:
+    for best in (0.0006, 0.16):
+        outcomes, _ = finish(SWEEP, best)
+        found, done = SWEEP.rate(outcomes)
+        assert done and found is not None
+        assert abs(math.log2(found / best)) <= 1
+
+
+def test_the_order_of_the_runs_changes_nothing() -> None:
+    first = finish(SWEEP, 0.022, seed=1)[0]
+    for seed in range(2, 6):
+        again = finish(SWEEP, 0.022, seed=seed)[0]
+        assert again.keys() == first.keys()
+        assert SWEEP.rate(again) == SWEEP.rate(first)
+
+
+def test_a_rate_that_diverges_is_not_chosen() -> None:
+    outcomes = dict[Job, Outcome]()
+    while waiting := [job for job in SWEEP.wanted(outcomes) if job not in outcomes]:
+        for job in waiting:
+            outcomes[job] = outcome(job, 0.04, failed="diverged" if (job.lr or 0) > 0.02 else "")
+    assert SWEEP.rate(outcomes) == (0.02, True)
+
+
+def test_without_a_search_only_the_rungs_are_run() -> None:
+    alone = Sweep("a", (0.01,), SHARES[:2], (1.0,), (0, 1))
+    assert alone.wanted({}) == [Job("a", 1.0, 0.01, 0), Job("a", 1.0, 0.01, 1)]
+    counted = Sweep("n", (), SHARES[:2], SHARES, (0,))
+    assert [job.lr for job in counted.wanted({})] == [None] * 4
+
+
+def test_no_two_jobs_share_a_folder() -> None:
+    _, order = finish(SWEEP, 0.16)
+    assert len({job.folder for job in order}) == len(order)
