@@ -1,0 +1,131 @@
+"""A comparison on one page, in a terminal and as figures."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from weft.compare.charts import effects_chart, loss_charts, multiplier_chart, sweep_charts
+from weft.compare.drawing import Drawing, Panels
+from weft.compare.effects import Effect, main_effects
+from weft.compare.results import Comparison
+from weft.compare.standings import Standing, standings
+from weft.compare.table import effects_table, grid_table, html_standings, text_effects, text_standings
+from weft.compare.wording import method, result
+from weft.explain.page import Section, template
+from weft.explain.picture import Picture, svg
+from weft.explain.tables import WIDTH, html_tables
+
+MANY = 6  # small charts that a page shows unasked
+
+
+@dataclass(frozen=True)
+class ComparisonPage(Picture):
+    """Everything that a comparison found. What is resampled is resampled once."""
+
+    comparison: Comparison
+    scripts: ClassVar[tuple[str, ...]] = ("compare.js",)
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """The comparison's."""
+        return self.comparison.title
+
+    @property
+    def about(self) -> str:  # type: ignore[override]
+        """What it is."""
+        return (
+            "Trained on the same text at equal compute, and measured on the same held-out part of it. Bits per byte is"
+            " what a model needs to spell a byte of that text: lower is better."
+        )
+
+    @property
+    def result(self) -> str:
+        """Who is best and by how much, in a sentence or two."""
+        return result(self.standings)
+
+    @cached_property
+    def standings(self) -> tuple[Standing, ...]:
+        """How the contenders stand, best first."""
+        return standings(self.comparison)
+
+    @cached_property
+    def effects(self) -> list[Effect]:
+        """Main effects of an ablation."""
+        varied = self.comparison.varied
+        return main_effects(self.comparison.contenders, varied) if varied else []
+
+    def figure(self) -> Figure:
+        """The first chart; `save_figures` writes all of them."""
+        return self.drawings()[0].figure()
+
+    def drawings(self) -> list[Drawing | Panels]:
+        """All charts, in reading order."""
+        found = self.standings
+        drawings = [*loss_charts(found), multiplier_chart(found), effects_chart(self.effects), sweep_charts(found)]
+        return [drawing for drawing in drawings if drawing]
+
+    def save_figures(self, folder: Path | str) -> list[Path]:
+        """Write each chart as .svg and .png under its name."""
+        drawings = self.drawings()
+        return [each.save(Path(folder) / f"{each.name}{suffix}") for each in drawings for suffix in (".svg", ".png")]
+
+    def text(self) -> str:
+        """The table, the effects and the result, in 80 columns."""
+        parts = [text_standings(self.standings)]
+        if self.effects:
+            parts.append(text_effects(self.effects))
+        parts.append(textwrap.fill(self.result, WIDTH, break_long_words=False, break_on_hyphens=False))
+        return "\n\n".join(parts)
+
+    def sections(self) -> list[Section]:
+        """From the result to how it was measured."""
+        found = self.standings
+        multipliers, effects, sweep = multiplier_chart(found), effects_chart(self.effects), sweep_charts(found)
+        top = template("compare.html").module.top(self.result, self.comparison)  # type: ignore[attr-defined]
+        sections = [
+            Section("The result", "", str(top), self.scripts),
+            Section("The contenders", TABLE, str(html_standings(found))),
+        ]
+        if losses := loss_charts(found):
+            sections.append(Section("Loss against what it took", losses[0].about, _charts(losses)))
+        if multipliers:
+            sections.append(Section("Multipliers", multipliers.about, _charts([multipliers])))
+        if effects and self.comparison.varied:
+            tables = html_tables([effects_table(self.effects), grid_table(found, self.comparison.varied)])
+            sections.append(Section("Main effects", effects.about, _charts([effects]) + tables))
+        if sweep:
+            sections.append(Section("Learning rates", sweep.about, _sweep(sweep.drawings)))
+        notes = Markup("").join(Markup("<li>{}</li>").format(note) for note in method(self.comparison, found))
+        told = Markup('<ul class="about cmp-notes">{}</ul>').format(notes)
+        sections.append(Section("How it was measured", "", told))
+        return sections
+
+
+TABLE = (
+    "The best is on top. Everything is that of one training run with the whole budget, and the mean over seeds where"
+    " they differ. The multiplier says how many times the FLOPs the baseline needs for the same loss: above 1× is"
+    " better than the baseline."
+)
+
+
+def save_figures(comparison: Comparison, folder: Path | str) -> list[Path]:
+    """Write each chart of a comparison as .svg and .png: loss-flops.svg, multipliers.png, …"""
+    return ComparisonPage(comparison).save_figures(folder)
+
+
+def _charts(drawings: Sequence[Drawing], kind: str = "cmp-charts") -> Markup:
+    drawn = Markup("").join(Markup(svg(each.figure(), each.title)) for each in drawings)
+    return Markup('<div class="charts {}">{}</div>').format(kind, drawn)
+
+
+def _sweep(drawings: Sequence[Drawing]) -> Markup:
+    charts = _charts(drawings, "cmp-small")
+    if len(drawings) <= MANY:
+        return charts
+    return Markup('<details class="cost-fold"><summary>{} charts</summary>{}</details>').format(len(drawings), charts)

@@ -1,0 +1,140 @@
+"""What came out of a comparison, in sentences."""
+
+import math
+from collections.abc import Sequence
+
+from weft.compare.multiplier import Multiplier
+from weft.compare.results import Comparison, Measured
+from weft.compare.standings import Standing, baseline_of, fraction
+
+
+def result(found: Sequence[Standing]) -> str:
+    """Who is best, by how much, and against what."""
+    done = [standing for standing in found if standing.finished]
+    if not done:
+        return "No contender finished a job, so there is nothing to compare."
+    best, base = done[0], baseline_of(found)
+    if not base.finished:
+        return f"The baseline {base.name} finished no job; the best of the others, {_named(best)}, has no multiplier."
+    if len(done) == 1:
+        return f"{_named(best)} is the only contender that finished."
+    if best.baseline:
+        rival = done[1]
+        told = (
+            f"No contender beats the baseline, {_named(best)}. The next best, {_named(rival)}, {_against(rival, base)}."
+        )
+    else:
+        told = f"{_named(best)} {_against(best, base)}. {base.name} ends at {base.bits:.3f}."
+    counted = [standing for standing in done if standing.counted and standing not in (best, base)]
+    if best.baseline:
+        counted = [standing for standing in counted if standing is not done[1]]
+    for standing in counted:
+        told += f" {standing.name}, which is counted and multiplies nothing, ends at {standing.bits:.3f}."
+    return told
+
+
+def _named(standing: Standing) -> str:
+    return f"{standing.name} ({standing.bits:.3f} bits per byte)"
+
+
+def _against(standing: Standing, base: Standing) -> str:
+    """What a contender needs for the loss it ends with, in the baseline's operations."""
+    if standing.counted:
+        return f"is counted, not trained: it multiplies nothing, so no multiplier against {base.name} exists"
+    if base.counted:
+        return f"has no multiplier, because the baseline {base.name} is counted and multiplies nothing"
+    times = standing.multiplier
+    if times is None:
+        return f"has no multiplier against {base.name}"
+    if times.beyond == "above":
+        return (
+            f"is better with its smallest share of the budget than {base.name} with all of it: {base.name} needs more"
+            f" than {_number(times.value)} times the operations for the same loss, which is beyond the measured range"
+        )
+    if times.beyond == "below":
+        return (
+            f"is worse with the whole budget than {base.name} with its smallest share of it: it needs more than"
+            f" {_number(1 / times.value)} times the operations of {base.name} for the same loss, which is beyond the"
+            " measured range"
+        )
+    if times.low <= 1 <= times.high:
+        return (
+            f"needs about as many operations as {base.name} for the same loss: the multiplier is"
+            f" {_number(times.value)}, and its interval, {_bounds(times.low, times.high)}, includes 1"
+        )
+    if times.value > 1:
+        return (
+            f"needs {_number(times.value)} times fewer operations than {base.name} for the same loss"
+            f" ({_bounds(times.low, times.high)})"
+        )
+    return (
+        f"needs {_number(1 / times.value)} times as many operations as {base.name} for the same loss"
+        f" ({_bounds(*_inverse(times))})"
+    )
+
+
+def _inverse(times: Multiplier) -> tuple[float, float]:
+    return 1 / times.high if times.high else math.inf, 1 / times.low if times.low else math.inf
+
+
+def _bounds(low: float, high: float) -> str:
+    """An interval; an end outside of what was measured is said in words."""
+    if math.isfinite(high) and low > 0:
+        return f"{_number(low)}–{_number(high)}"
+    if math.isfinite(high):
+        return f"at most {_number(high)}"
+    return f"at least {_number(low)}" if low > 0 else "beyond the measured range on both sides"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:#.2g}"
+
+
+def method(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
+    """How it was measured, from what is there, and what the comparison notes besides."""
+    trained = [standing for standing in found if standing.finished and not standing.counted]
+    notes = []
+    if trained:
+        first = max(trained, key=lambda standing: len(standing.contender.shares)).contender
+        shares = ", ".join(map(fraction, first.shares))
+        seeds = max(standing.seeds for standing in trained)
+        notes.append(
+            f"Each contender is trained at these shares of the budget: {shares}. Each is a training run of its own,"
+            f" whose schedule ends there, with {seeds} seed{'s' * (seeds > 1)}."
+        )
+        if any(standing.contender.sweep for standing in trained):
+            notes.append(_sweep_note([standing.contender for standing in trained]))
+        notes.append(
+            "FLOPs are those of the model's matrix products in training, forward and backward; the sweep is not"
+            " charged to a contender. Seconds are those of training on this machine; jobs that ran side by side"
+            " slow each other down."
+        )
+    notes += [
+        "Bits per byte is the cost of the held-out text: the same bytes for every contender, whatever its tokenizer.",
+        "An interval holds 95 % of bootstrap draws over seeds and over sections of the held-out text. Seeds are drawn"
+        " for each contender by itself; sections are the same for all contenders, since what is hard is hard for all."
+        " So the bits per byte of two contenders can differ for certain though their intervals overlap; the interval of"
+        " the multiplier is that of their difference.",
+        "The multiplier is how many times a contender's FLOPs the baseline needs for the same loss. It is read at the"
+        " lowest loss that both reach; curves are interpolated between shares of the budget and never continued beyond"
+        " them.",
+    ]
+    if any(standing.counted for standing in found):
+        notes.append(
+            "An n-gram model is counted: it multiplies nothing, so it is a level on the chart of FLOPs and has no"
+            " multiplier."
+        )
+    short = [standing for standing in found if standing.finished and standing.share < found[0].share]
+    notes += [f"{each.name} is shown at {fraction(each.share)} of the budget: more did not finish." for each in short]
+    notes += [f"{each.name} finished nothing: {each.failed}" for each in found if not each.finished]
+    return [*notes, *comparison.notes]
+
+
+def _sweep_note(contenders: Sequence[Measured]) -> str:
+    shares = sorted({outcome.share for contender in contenders for outcome in contender.sweep})
+    rates = max(len({outcome.lr for outcome in contender.sweep}) for contender in contenders)
+    rounds = "one round" if len(shares) == 1 else f"{len(shares)} rounds"
+    return (
+        f"The learning rate of each contender is the best of up to {rates} that were tried in {rounds} of successive"
+        f" halving, with {' and '.join(map(fraction, shares))} of the budget."
+    )

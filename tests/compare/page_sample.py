@@ -1,0 +1,110 @@
+"""Comparisons with simulated outcomes: loss follows a power law of compute, with noise of seeds and sections."""
+
+import math
+from collections.abc import Mapping
+from itertools import product
+
+import numpy as np
+
+from weft.compare.results import Comparison, Measured, Outcome
+
+BUDGET = 1e15
+SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
+SECTIONS = 40
+BASE = "transformer"
+FACTS = {
+    "Text": "the built-in corpus, 1.1 MB",
+    "Held out": "111,540 bytes in 40 sections",
+    "Budget": "1e15 FLOPs for each contender",
+    "Machine": "2 cores, AMD EPYC",
+    "Seeds": "3",
+    "Date": "2026-05-04",
+}
+VARIED = {
+    "model.placement": ("post", "pre"),
+    "model.position.kind": ("sinusoidal", "rotary"),
+    "model.norm": ("layernorm", "rmsnorm"),
+    "model.feedforward.kind": ("relu", "swiglu"),
+}
+
+
+def outcome(name: str, share: float, seed: int, law: tuple[float, float], **changed: object) -> Outcome:
+    """A job whose loss is 1.1 + a · (efficiency · share)^-0.25 bits per byte: `law` is (a, efficiency)."""
+    rng = np.random.default_rng([seed, round(1e6 * share), *name.encode()])
+    sizes = np.random.default_rng(1).integers(500, 4000, SECTIONS)
+    hard = np.random.default_rng(2).normal(1, 0.08, SECTIONS)  # the same sections are hard for everybody
+    bits = 1.1 + law[0] * (law[1] * share) ** -0.25 + rng.normal(0, 0.004)
+    nats = bits * math.log(2) * sizes * (hard + rng.normal(0, 0.01, SECTIONS))
+    tokens = round(4e6 * share)
+    parts = np.geomspace(0.05, 1, 8)
+    progress = [(round(tokens * part), float(bits * part**-0.22)) for part in parts]
+    values: dict[str, object] = {
+        "contender": name,
+        "share": share,
+        "lr": 0.003,
+        "seed": seed,
+        "steps": round(2000 * share),
+        "tokens": tokens,
+        "flops": BUDGET * share,
+        "seconds": 90.0 * share / law[1] ** 0.5,
+        "parameters": 1_204_224,
+        "nats": tuple(map(float, nats)),
+        "bytes": tuple(map(float, sizes)),
+        "progress": tuple(progress),
+        "sample": f"ROMEO: what {name} <writes>\nis this & that.",
+    }
+    return Outcome.model_validate(values | changed)
+
+
+def measured(name: str, law: tuple[float, float], seeds: int = 3, **changed: object) -> Measured:
+    """A trained contender with every share and a sweep of five rates in two rounds."""
+    outcomes = [outcome(name, share, seed, law, **changed) for share in SHARES for seed in range(seeds)]
+    rates = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
+    sweep = []
+    for share, kept in ((SHARES[0], rates), (SHARES[1], rates[1:4])):
+        for rate in kept:
+            worse = (law[0] * (1 + 0.35 * math.log10(rate / 3e-3) ** 2), law[1])
+            sweep.append(outcome(name, share, 0, worse, lr=rate))
+    return Measured(name, name, tuple(outcomes), tuple(sweep))
+
+
+def counted(name: str = "ngram-5", bits: float = 2.02) -> Measured:
+    """An n-gram model: no operations, no rate, one seed."""
+    changed = {"lr": None, "flops": 0.0, "steps": 0, "parameters": 812_345, "progress": ()}
+    law = (bits - 1.1, 1.0)
+    outcomes = [outcome(name, share, 0, law, **changed, seconds=0.8 * share) for share in SHARES]
+    return Measured(name, name, tuple(outcomes))
+
+
+def comparison() -> Comparison:
+    """An n-gram, an LSTM, and two transformers, one of which is 2.1 times as efficient."""
+    contenders = (
+        counted(),
+        measured("lstm", (0.75, 0.32), parameters=1_310_720),
+        measured(BASE, (0.75, 1.0)),
+        measured("transformer++", (0.75, 2.1), parameters=1_180_032),
+    )
+    command = "weft compare ngram-5 lstm transformer transformer++ --data corpus.txt --flops 1e15 --seeds 3"
+    return Comparison("Four models at 1e15 FLOPs", command, BASE, contenders, FACTS, ["The last 10% is held out."])
+
+
+# how many times as efficient a setting's second value makes the model
+GAINS = dict(zip(VARIED, (1.2, 1.45, 0.98, 1.3), strict=True))
+
+
+def ablation() -> Comparison:
+    """The four switches, every combination of them."""
+    contenders = []
+    for values in product(*VARIED.values()):
+        levels = dict(zip(VARIED, values, strict=True))
+        contenders.append(_cell(levels))
+    command = "weft compare four-switches --data corpus.txt --flops 1e15"
+    return Comparison("Four switches", command, contenders[0].name, tuple(contenders), FACTS, (), VARIED)
+
+
+def _cell(levels: Mapping[str, str]) -> Measured:
+    changed = {key: value for key, value in levels.items() if value != VARIED[key][0]}
+    name = " ".join(f"{key.removeprefix('model.')}={value}" for key, value in changed.items()) or "transformer"
+    gain = math.prod(GAINS[key] for key in changed)
+    cell = measured(name, (0.75, gain))
+    return Measured(name, "transformer", cell.outcomes, cell.sweep, changed, dict(levels))
