@@ -2,16 +2,18 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from weft.explain.charts import DASHES, grid
-from weft.explain.picture import COLOURS, Picture, new_figure
+from weft.explain.page import template
+from weft.explain.picture import COLOURS, Picture, new_figure, svg
 
 GREY = "#808080"  # suits a light page and a dark one
 INK = "#000000"  # the page's own ink
@@ -39,7 +41,9 @@ class Drawing(Picture):
 
     def draw_on(self, axes: Any) -> None:
         """The chart on matplotlib's axes."""
-        axes.set_title(folded(self.title, int(9 * self.size[0])), fontsize=10.5, loc="left", parse_math=False)
+        small = self.size[0] < 4
+        title = folded(self.title, int(10 * self.size[0]), 3 if small else 2)
+        axes.set_title(title, fontsize=9 if small else 10.5, loc="left", parse_math=False)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=FONT - 0.5)
         self.draw(axes)
@@ -84,9 +88,9 @@ def clipped(name: str, longest: int = LONGEST) -> str:
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
-def folded(name: str, width: int) -> str:
-    """A name in two lines at most."""
-    return "\n".join(textwrap.wrap(name, width, max_lines=2, placeholder=" …"))
+def folded(name: str, width: int, lines: int = 2) -> str:
+    """A name in a few lines at most."""
+    return "\n".join(textwrap.wrap(name, width, max_lines=lines, placeholder=" …"))
 
 
 # ---- logarithmic axes
@@ -212,6 +216,26 @@ def _legend_below(axes: Any, ends: Sequence[End]) -> None:
         text.set_text(folded(end.name, 50))
 
 
+# ---- parts of a page
+
+
+def html_top(told: str, facts: Mapping[str, str], command: str) -> Markup:
+    """The result in words, the facts, and the command that repeats it."""
+    return Markup(template("compare.html").module.top(told, facts, command))  # type: ignore[attr-defined]
+
+
+def html_charts(drawings: Sequence[Drawing], kind: str = "cmp-charts") -> Markup:
+    """Charts side by side, or one below another on a narrow page."""
+    drawn = Markup("").join(Markup(svg(each.figure(), each.title)) for each in drawings)
+    return Markup('<div class="charts {}">{}</div>').format(kind, drawn)
+
+
+def html_notes(notes: Sequence[str]) -> Markup:
+    """A list of sentences."""
+    items = Markup("").join(Markup("<li>{}</li>").format(note) for note in notes)
+    return Markup('<ul class="about cmp-notes">{}</ul>').format(items)
+
+
 # ---- whiskers
 
 
@@ -255,12 +279,10 @@ def draw_whiskers(axes: Any, rows: Sequence[Whisker], neutral: float) -> None:
         if above:
             text = axes.text(0.0, place - 0.28, clipped(row.name, 58), fontsize=8.5, va="bottom", parse_math=False)
             text.set_transform(axes.get_yaxis_transform())
-    top = 0.22 if above else 0.5  # the line of no difference keeps clear of names
-    axes.vlines(
-        [neutral] * len(rows), *([place + side for place in range(len(rows))] for side in (-top, 0.4)), INK, lw=0.9
-    )
+    for place in range(len(rows)):  # the line of no difference keeps clear of names
+        axes.vlines(neutral, place - (0.22 if above else 0.5), place + (0.4 if above else 0.5), INK, linewidth=0.9)
     axes.set_yticks([] if above else range(len(rows)), [] if above else [row.name for row in rows], parse_math=False)
     axes.tick_params(axis="y", labelsize=FONT)
-    axes.set_ylim(len(rows) - 0.6, -0.85 if above else -0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.85 if above else -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)

@@ -11,14 +11,14 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from weft.compare.charts import effects_chart, loss_charts, multiplier_chart, sweep_charts
-from weft.compare.drawing import Drawing, Panels
+from weft.compare.drawing import Drawing, Panels, html_charts, html_notes, html_top
 from weft.compare.effects import Effect, main_effects
 from weft.compare.results import Comparison
 from weft.compare.standings import Standing, standings
 from weft.compare.table import effects_table, grid_table, html_standings, text_effects, text_standings
 from weft.compare.wording import method, result
-from weft.explain.page import Section, template
-from weft.explain.picture import Picture, svg
+from weft.explain.page import Section
+from weft.explain.picture import Picture
 from weft.explain.tables import WIDTH, html_tables
 
 MANY = 6  # small charts that a page shows unasked
@@ -87,23 +87,21 @@ class ComparisonPage(Picture):
         """From the result to how it was measured."""
         found = self.standings
         multipliers, effects, sweep = multiplier_chart(found), effects_chart(self.effects), sweep_charts(found)
-        top = template("compare.html").module.top(self.result, self.comparison)  # type: ignore[attr-defined]
+        top = html_top(self.result, self.comparison.facts, self.comparison.command)
         sections = [
-            Section("The result", "", str(top), self.scripts),
+            Section("The result", "", top, self.scripts),
             Section("The contenders", TABLE, str(html_standings(found))),
         ]
         if losses := loss_charts(found):
-            sections.append(Section("Loss against what it took", losses[0].about, _charts(losses)))
+            sections.append(Section("Loss against what it took", losses[0].about, html_charts(losses)))
         if multipliers:
-            sections.append(Section("Multipliers", multipliers.about, _charts([multipliers])))
+            sections.append(Section("Multipliers", multipliers.about, html_charts([multipliers])))
         if effects and self.comparison.varied:
             tables = html_tables([effects_table(self.effects), grid_table(found, self.comparison.varied)])
-            sections.append(Section("Main effects", effects.about, _charts([effects]) + tables))
+            sections.append(Section("Main effects", effects.about, html_charts([effects]) + tables))
         if sweep:
             sections.append(Section("Learning rates", sweep.about, _sweep(sweep.drawings)))
-        notes = Markup("").join(Markup("<li>{}</li>").format(note) for note in method(self.comparison, found))
-        told = Markup('<ul class="about cmp-notes">{}</ul>').format(notes)
-        sections.append(Section("How it was measured", "", told))
+        sections.append(Section("How it was measured", "", html_notes(method(self.comparison, found))))
         return sections
 
 
@@ -119,13 +117,8 @@ def save_figures(comparison: Comparison, folder: Path | str) -> list[Path]:
     return ComparisonPage(comparison).save_figures(folder)
 
 
-def _charts(drawings: Sequence[Drawing], kind: str = "cmp-charts") -> Markup:
-    drawn = Markup("").join(Markup(svg(each.figure(), each.title)) for each in drawings)
-    return Markup('<div class="charts {}">{}</div>').format(kind, drawn)
-
-
 def _sweep(drawings: Sequence[Drawing]) -> Markup:
-    charts = _charts(drawings, "cmp-small")
+    charts = html_charts(drawings, "cmp-small")
     if len(drawings) <= MANY:
         return charts
     return Markup('<details class="cost-fold"><summary>{} charts</summary>{}</details>').format(len(drawings), charts)
