@@ -92,14 +92,17 @@ def compare(
         raise ConfigError(f"{named[0]}: compared with what? name another contender, or vary a setting with --vary")
     folder = out or Path("comparisons") / _folder_name(named)
     with loading():
+        from weft.compare.experiment import Workplace
         from weft.compare.experiment import compare as run
-        from weft.compare.page import write_page
+        from weft.compare.page import ComparisonPage
     command = shlex.join(["weft", *sys.argv[1:]])
     with live(wanted) as watch:
-        found = run(wanted, folder, jobs=jobs, watch=watch, command=command)
-    page = write_page(found, folder)
+        found = run(wanted, Workplace(folder, jobs=jobs, watch=watch, command=command))
+    page = ComparisonPage(found)
+    page.save(folder / "compare.html")
+    page.save_figures(folder / "figures")
     if as_json:
-        columns.print_json(page.summary())
+        columns.print_json({"result": page.result, "contenders": page.records()})
         return
     echo(page.text() or "")
     echo(f"\npage     {folder / 'compare.html'}")

@@ -44,7 +44,7 @@ class _Lines:
         for job, outcome in progress.outcomes.items():
             if job not in self._seen:
                 self._seen.add(job)
-                reached = outcome.failed and "diverged" or f"{outcome.bits_per_byte:.4f} bits per byte"
+                reached = (outcome.failed and "diverged") or f"{outcome.bits_per_byte:.4f} bits per byte"
                 done = sum(wanted in progress.outcomes for wanted in progress.wanted)
                 log_to_stderr(f"{job}: {reached}, {outcome.seconds:.0f} s ({done} of {len(progress.wanted)} runs)")
 

@@ -51,9 +51,13 @@ class Budget(Config):
 
 
 class Contender(Config):
-    """A preset, a recipe or a .toml file, and what is changed in it. `levels` names its values of what is varied."""
+    """A preset, a recipe or a .toml file, and what is changed in it. `levels` names its values of what is varied.
+
+    With `parameters` its width and depth are chosen so that it has about as many.
+    """
 
     recipe: Annotated[str, Field(min_length=1)]
+    parameters: PositiveFloat | None = None
     changes: dict[str, Any] = Field(default_factory=dict)
     levels: dict[str, str] = Field(default_factory=dict)
 
@@ -188,7 +192,8 @@ def _written_out(tree: Tree) -> Tree:
             each = {"recipe": each}
         if not isinstance(each, Mapping) or not isinstance(each.get("recipe"), str):
             raise ConfigError(f'contenders.{name}: expected a recipe\'s name, or a table with recipe = "…"')
-        contenders[name] = {"recipe": each["recipe"], "changes": {k: v for k, v in each.items() if k != "recipe"}}
+        own = {key: each[key] for key in ("recipe", "parameters") if key in each}
+        contenders[name] = {**own, "changes": {key: value for key, value in each.items() if key not in own}}
     data = tree.get("data")
     if isinstance(data, str | list):
         data = {"sources": [data] if isinstance(data, str) else data}

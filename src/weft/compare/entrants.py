@@ -12,7 +12,7 @@ from typing import Any
 from weft.api.train import trained_tokenizer
 from weft.compare.config import Contender, Experiment
 from weft.compare.jobs import Job, Sweep, rates_around, rounded
-from weft.compare.sizes import sized_for
+from weft.compare.sizes import sized, sized_for, with_vocabulary
 from weft.config import Tree, flat, merge, validate
 from weft.data.amount import amount
 from weft.data.config import TextSource
@@ -129,13 +129,13 @@ def flops_per_step(recipe: SettledRecipe) -> float:
     return cost.training(batch.recompute) * (batch.size or 1) * batch.length
 
 
-def entrants(experiment: Experiment, out: Path, device: str, log: Log) -> list[Entrant]:
-    """Every contender with its text as tokens, those with the same tokenizer sharing them.
+def entrants(experiment: Experiment, folder: Path, device: str, log: Log) -> list[Entrant]:
+    """Every contender with its text as tokens in `folder`, those with the same tokenizer sharing them.
 
     `device` is "cpu" or "cuda". Steps are those of a budget in FLOPs or tokens; for minutes they are found later.
     """
     recipes = {name: _resolved(experiment, name, log) for name in experiment.contenders}
-    corpora = _corpora(experiment, recipes, out / "data", device, log)
+    corpora = _corpora(experiment, recipes, folder, device, log)
     if experiment.budget.axis == "tokens" and len({corpus.path for corpus in corpora.values()}) > 1:
         raise ConfigError(
             f"--tokens {experiment.budget.tokens}: a token is not the same to contenders with different tokenizers; "
@@ -144,8 +144,12 @@ def entrants(experiment: Experiment, out: Path, device: str, log: Log) -> list[E
     made = []
     for name, recipe in recipes.items():
         corpus = corpora[name]
-        if experiment.sizes == "budget":
-            recipe = recipe.replace(model=sized_for(experiment.budget, recipe.model, corpus.facts).model_dump())
+        model = recipe.model
+        if experiment.contenders[name].parameters is not None:
+            model = sized(with_vocabulary(model, corpus.facts), experiment.contenders[name].parameters or 0)
+        elif experiment.sizes == "budget":
+            model = sized_for(experiment.budget, with_vocabulary(model, corpus.facts))
+        recipe = recipe.replace(model=model.model_dump())
         whole = _settled(recipe, {}, corpus, device)
         if not isinstance(recipe.model, NGram):
             whole = _settled(recipe, {"steps": _steps(experiment, name, whole)}, corpus, device)

@@ -20,7 +20,7 @@ from weft.compare.runner import Machine, Runner, Watch, machine_for
 from weft.config import flat
 from weft.errors import ConfigError, RunError, counted
 from weft.files import locked, write_text
-from weft.progress import Log, log_to_stderr
+from weft.progress import log_to_stderr
 from weft.training.precision import pick_device
 from weft.training.worker import device_name
 
@@ -44,21 +44,30 @@ class Started:
         return [entrant.sweep(self.experiment) for entrant in self.entrants]
 
 
-def compare(
-    experiment: Experiment, out: Path, *, jobs: int | None = None, watch: Watch | None = None, command: str = ""
-) -> Comparison:
-    """Run a comparison in the folder `out`, or what is left of it, and return what came out.
+@dataclass(frozen=True)
+class Workplace:
+    """Where a comparison runs: its folder, and the one that its text is in as tokens, inside the first by default.
 
-    `jobs` is how many run side by side, as many as fit if left out. `watch` is called while they run.
+    `jobs` is how many run side by side, as many as fit if left out. `watch` is called while they run. `command` is what
+    repeats it.
     """
-    with _claimed(out):
-        ready = _start(experiment, out, jobs, command)
+
+    out: Path
+    data: Path | None = None
+    jobs: int | None = None
+    watch: Watch = lambda progress: None
+    command: str = ""
+
+
+def compare(experiment: Experiment, place: Workplace) -> Comparison:
+    """Run a comparison, or what is left of it, and return what came out."""
+    with claimed_folder(place.out):
+        ready = _start(experiment, place)
         held_out = experiment.held_out or HELD_OUT[ready.entrants[0].device]
-        runner = Runner(out, {each.name: each for each in ready.entrants}, ready.machine, held_out)
-        watch = watch or (lambda progress: None)
+        runner = Runner(place.out, {each.name: each for each in ready.entrants}, ready.machine, held_out)
         if experiment.budget.minutes is not None:
-            ready = _timed(ready, runner, watch)
-        outcomes = runner.run(ready.sweeps, watch)
+            ready = _timed(ready, runner, place.watch)
+        outcomes = runner.run(ready.sweeps, place.watch)
         return put_together(ready, outcomes)
 
 
@@ -84,7 +93,7 @@ def _timed(ready: Started, runner: Runner, watch: Watch) -> Started:
 
 
 @contextmanager
-def _claimed(out: Path) -> Iterator[None]:
+def claimed_folder(out: Path) -> Iterator[None]:
     """The folder, which one process at a time writes to."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out}: is a file; give a folder with --out")
@@ -99,8 +108,9 @@ def _claimed(out: Path) -> Iterator[None]:
         yield
 
 
-def _start(experiment: Experiment, out: Path, jobs: int | None, command: str, log: Log = log_to_stderr) -> Started:
+def _start(experiment: Experiment, place: Workplace) -> Started:
     """Make the text and the contenders ready, and note what was asked; a folder with another plan is refused."""
+    out = place.out
     asked = json.loads(experiment.model_dump_json(exclude_none=True))
     noted = _noted(out)
     if noted is not None:
@@ -113,15 +123,15 @@ def _start(experiment: Experiment, out: Path, jobs: int | None, command: str, lo
     elif any(entry.name not in (LOCK, "data") for entry in out.iterdir()):
         raise ConfigError(f"{out}: holds other files already; give a new or an empty folder with --out")
     device = pick_device().type
-    ready = entrants(experiment, out, device, log)
+    ready = entrants(experiment, place.data or out / "data", device, log_to_stderr)
     if noted is None:
-        machine = machine_for(ready, jobs)
+        machine = machine_for(ready, place.jobs)
         steps = {each.name: each.whole.steps for each in ready}
         noted = {"asked": asked, "machine": {"jobs": machine.jobs, "threads": machine.threads}, "steps": steps}
-        noted |= {"command": command, "began": time.strftime("%Y-%m-%d %H:%M"), "weft": __version__}
+        noted |= {"command": place.command, "began": time.strftime("%Y-%m-%d %H:%M"), "weft": __version__}
         write_text(out / PLAN, json.dumps(noted, indent=1) + "\n")
     # threads decide the last bit of a sum, so they stay what they were
-    machine = Machine(jobs or noted["machine"]["jobs"], noted["machine"]["threads"])
+    machine = Machine(place.jobs or noted["machine"]["jobs"], noted["machine"]["threads"])
     return Started(experiment, out, ready, machine, noted["command"])
 
 

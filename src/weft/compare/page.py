@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -82,6 +82,10 @@ class ComparisonPage(Picture):
             parts.append(text_effects(self.effects))
         parts.append(textwrap.fill(self.result, WIDTH, break_long_words=False, break_on_hyphens=False))
         return "\n\n".join(parts)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The table as values: a record for each contender, best first."""
+        return [standing.record() for standing in self.standings]
 
     def sections(self) -> list[Section]:
         """From the result to how it was measured."""

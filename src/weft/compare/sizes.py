@@ -67,7 +67,12 @@ def sized(model: Model, wanted: float) -> Model:
     return best
 
 
-def sized_for(budget: Budget, model: Model, facts: Facts) -> Model:
+def with_vocabulary(model: Model, facts: Facts) -> Model:
+    """The model with as many tokens as the text's tokenizer has, which are part of its size."""
+    return model.replace(vocab_size=facts.vocab_size)
+
+
+def sized_for(budget: Budget, model: Model) -> Model:
     """The size that the budget is best spent on: twenty tokens a parameter (Hoffmann et al. 2022).
 
     That is only a rule of thumb, and its authors' text; `weft scale` measures it.
@@ -76,7 +81,6 @@ def sized_for(budget: Budget, model: Model, facts: Facts) -> Model:
         return model
     if budget.axis == "minutes":
         raise ConfigError("sizes = budget: minutes don't say how many operations there are; give --flops or --tokens")
-    model = model.replace(vocab_size=facts.vocab_size)
     if budget.tokens is not None:
         return sized(model, budget.tokens / TOKENS_PER_PARAMETER)
     return sized(model, math.sqrt(budget.amount / (6 * TOKENS_PER_PARAMETER)))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,26 @@ class Standing:
         changes = [f"{key}={value}" for key, value in (self.contender.changes or {}).items()]
         recipe = [self.contender.recipe] if self.contender.recipe != self.name else []
         return " ".join(recipe + changes)
+
+    def record(self) -> dict[str, Any]:
+        """The same as values."""
+        if not self.finished:
+            return {"contender": self.name, "failed": self.failed}
+        fields = ("parameters", "tokens", "flops", "seconds")
+        found = self.multiplier
+        read = ("value", "low", "high", "loss", "beyond", "at_full")
+        return {
+            "contender": self.name,
+            "baseline": self.baseline,
+            **{field: self.mean(field) for field in fields},
+            "seeds": self.seeds,
+            "bits_per_byte": self.bits,
+            "low": self.bounds[0],
+            "high": self.bounds[1],
+            "learning_rate": self.contender.rate,
+            "multiplier": None if found is None else {field: getattr(found, field) for field in read},
+            "sample": self.sample,
+        }
 
     def multiplier_text(self) -> str:
         """'2.1× (1.8–2.5)', or that it is the baseline."""
