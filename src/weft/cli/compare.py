@@ -96,7 +96,7 @@ def compare(
         from weft.compare.experiment import compare as run
         from weft.compare.page import ComparisonPage
     command = shlex.join(["weft", *sys.argv[1:]])
-    with live(wanted) as watch:
+    with live() as watch:
         found = run(wanted, Workplace(folder, jobs=jobs, watch=watch, command=command))
     page = ComparisonPage(found)
     page.save(folder / "compare.html")

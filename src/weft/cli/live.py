@@ -11,12 +11,11 @@ from weft.progress import log_to_stderr
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from weft.compare.config import Experiment
     from weft.compare.runner import Progress, Watch
 
 
 @contextmanager
-def live(experiment: "Experiment") -> Iterator["Watch"]:
+def live() -> Iterator["Watch"]:
     """What is called with a comparison's progress as it runs."""
     if not sys.stderr.isatty():
         yield _Lines()
@@ -25,9 +24,8 @@ def live(experiment: "Experiment") -> Iterator["Watch"]:
     from rich.live import Live
 
     began = time.monotonic()
-    names = list(experiment.contenders)
     with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as shown:
-        yield lambda progress: shown.update(_table(names, progress, time.monotonic() - began))
+        yield lambda progress: shown.update(_table(progress, time.monotonic() - began))
 
 
 class _Lines:
@@ -49,13 +47,13 @@ class _Lines:
                 log_to_stderr(f"{job}: {reached}, {outcome.seconds:.0f} s ({done} of {len(progress.wanted)} runs)")
 
 
-def _table(names: list[str], progress: "Progress", seconds: float) -> "Table":
+def _table(progress: "Progress", seconds: float) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, expand=False)
     for title in ("contender", "runs", "best so far", "now"):
         table.add_column(title, justify="left" if title in ("contender", "now") else "right", no_wrap=True)
-    for name in names:
+    for name in dict.fromkeys(job.contender for job in progress.wanted):
         mine = [job for job in progress.wanted if job.contender == name]
         done = [progress.outcomes[job] for job in mine if job in progress.outcomes]
         best = min((outcome.bits_per_byte for outcome in done if outcome.nats), default=None)

@@ -31,7 +31,7 @@ app = typer.Typer(
 # each is a function in a file of the same name
 COMMANDS = {
     "Begin": "quickstart doctor",
-    "Train and use a model": "train evaluate compare generate chat translate classify embed import_ export runs",
+    "Train and use a model": "train evaluate compare scale generate chat translate classify embed import_ export runs",
     "Look and prepare": "explain presets plan neighbours tokenize prepare",
 }
 for panel, names in COMMANDS.items():

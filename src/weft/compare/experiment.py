@@ -2,9 +2,10 @@
 
 import json
 import platform
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from weft.compare.jobs import Job, Sweep, share_text
 from weft.compare.results import Comparison, Measured, Outcome
 from weft.compare.runner import Machine, Runner, Watch, machine_for
 from weft.config import flat
-from weft.errors import ConfigError, RunError, counted
+from weft.errors import ConfigError, RunError, WeftError, counted
 from weft.files import locked, write_text
 from weft.progress import log_to_stderr
 from weft.training.precision import pick_device
@@ -97,6 +98,7 @@ def claimed_folder(out: Path) -> Iterator[None]:
     """The folder, which one process at a time writes to."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out}: is a file; give a folder with --out")
+    missing = [place for place in (out, *out.parents) if not place.exists()]
     with ExitStack() as stack:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -105,7 +107,15 @@ def claimed_folder(out: Path) -> Iterator[None]:
             raise RunError(f"{out}: another process compares there; wait for it, or give another --out") from None
         except OSError as error:
             raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
-        yield
+        try:
+            yield
+        except WeftError:
+            if missing and not (out / PLAN).exists():  # nothing was trained: leave nothing of our own
+                shutil.rmtree(out, ignore_errors=True)
+                with suppress(OSError):
+                    for place in missing[1:]:
+                        place.rmdir()
+            raise
 
 
 def _start(experiment: Experiment, place: Workplace) -> Started:

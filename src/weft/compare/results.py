@@ -23,7 +23,8 @@ class Outcome(Config):
 
     `nats` is the cost of each section of the held-out text, with 8 bits for every byte that no token spells, and
     `bytes` are the sections' sizes. `progress` has (tokens read, bits per byte) of the evaluations during training.
-    A job that `failed` says why, and has no sections.
+    Of its `parameters` each token is multiplied by `multiplied`: all but a table that is only looked up in. A job that
+    `failed` says why, and has no sections.
     """
 
     contender: str
@@ -35,6 +36,7 @@ class Outcome(Config):
     flops: float
     seconds: float
     parameters: int
+    multiplied: int = 0
     nats: tuple[float, ...] = ()
     bytes: tuple[float, ...] = ()
     progress: tuple[tuple[int, float], ...] = ()

@@ -40,8 +40,8 @@ def resized(model: Model, width: int) -> Model:
     )
 
 
-def parameters(model: Model) -> int:
-    """All of them but the table of embeddings, which multiplies nothing: what a scaling law counts."""
+def multiplied(model: Model) -> int:
+    """The parameters that a token is multiplied by: all but a table that is only looked up in."""
     return count(model).parameters - _table(model)
 
 
@@ -60,7 +60,7 @@ def sized(model: Model, wanted: float) -> Model:
     best, distance = model, math.inf
     for width in widths:
         other = resized(model, width * unit)
-        found = abs(math.log(parameters(other) / wanted))
+        found = abs(math.log(multiplied(other) / wanted))
         if found > distance:
             break
         best, distance = other, found

@@ -18,6 +18,7 @@ import torch
 
 from weft.api.train import finish
 from weft.compare.results import Outcome
+from weft.compare.sizes import multiplied
 from weft.config import validate
 from weft.errors import DivergedError, WeftError
 from weft.explain.count import count
@@ -95,6 +96,7 @@ def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: d
         "flops": cost,
         "seconds": round(seconds, 3),
         "parameters": parameters,
+        "multiplied": 0 if isinstance(model, NGram) else multiplied(recipe.model),
         "nats": sections.nats.tolist(),
         "bytes": sections.bytes.tolist(),
         "progress": _progress(run, recipe),

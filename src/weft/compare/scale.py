@@ -1,0 +1,96 @@
+"""A scaling law of one family on one text: a ladder of sizes and lengths, the fit, and the next rung to check it.
+
+L(N, D) = E + A/N^α + B/D^β (Hoffmann et al. 2022, §3.3). The ladder is a comparison whose contenders are the sizes of
+a family, so that every size has its own best learning rate, and runs go side by side and survive interruption.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from weft.compare.config import RATIO, Experiment
+from weft.compare.experiment import Workplace, compare
+from weft.compare.fit import Fit, Point, fit
+from weft.compare.results import Comparison, Measured
+from weft.errors import ConfigError
+
+SPREAD = 2.0  # of one size of the ladder and the next
+TOKENS = 10  # a parameter, of the largest run: the smaller sizes have more
+NEXT = "next"
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A ladder, the law that was fitted to it, and the next rung, which was not."""
+
+    ladder: Comparison
+    fit: Fit
+    points: Sequence[Measured]
+    budget: float  # of the next rung, in FLOPs
+    wanted: tuple[float, float]  # the parameters and tokens that the law wants it to have
+    checked: Comparison | None
+
+
+def ladder(experiment: Experiment, sizes: int) -> Experiment:
+    """The comparison of `sizes` sizes of the one contender, the largest of which has the whole budget."""
+    if len(experiment.contenders) != 1 or experiment.vary:
+        raise ConfigError("a scaling law is of one family: give one preset or recipe")
+    if experiment.budget.flops is None:
+        raise ConfigError("a ladder's budget is in FLOPs, those of its largest run: give --flops, for instance 1e13")
+    if sizes < 3:
+        raise ConfigError(f"--sizes {sizes}: a law needs three sizes or more")
+    (base,) = experiment.contenders.values()
+    largest = math.sqrt(experiment.budget.flops / (6 * TOKENS))
+    wanted = [largest * SPREAD**-rung for rung in reversed(range(sizes))]
+    contenders = {name_of(size): base.replace(parameters=size).model_dump() for size in wanted}
+    tokens = round(experiment.budget.flops / (6 * largest))
+    return experiment.replace(contenders=contenders, budget={"tokens": tokens})
+
+
+def name_of(parameters: float) -> str:
+    """A size as a contender is called: 0.52M."""
+    return f"{parameters / 1e6:.3g}M"
+
+
+def scale(experiment: Experiment, place: Workplace, sizes: int = 5) -> Scaled:
+    """Train the ladder, fit the law, and train the size that it finds best for a budget three times as large."""
+    asked = ladder(experiment, sizes)
+    data = place.out / "data"
+    found = compare(asked, replace(place, out=place.out / "ladder", data=data))
+    law = fit(points_of(found.contenders))
+    budget = RATIO * max(outcome.flops for each in found.contenders for outcome in each.outcomes)
+    parameters, tokens = law.optimal_counted(budget, _cost(found.contenders))
+    (base,) = experiment.contenders.values()
+    contender = base.replace(parameters=parameters).model_dump()
+    following = experiment.replace(contenders={NEXT: contender}, budget={"tokens": round(tokens)}, rungs=1)
+    checked = compare(following, replace(place, out=place.out / NEXT, data=data))
+    return Scaled(found, law, found.contenders, budget, (parameters, tokens), checked)
+
+
+def points_of(contenders: Sequence[Measured]) -> list[Point]:
+    """Every finished run of the ladder: its size, what it has read, and its bits per byte."""
+    return [
+        Point(outcome.multiplied, outcome.tokens, outcome.bits_per_byte)
+        for each in contenders
+        for outcome in each.outcomes
+        if outcome.nats
+    ]
+
+
+def _cost(contenders: Sequence[Measured]) -> Callable[[float], float]:
+    """FLOPs a token by the number of parameters: straight lines between the ladder's sizes on log axes, and beyond."""
+    known: Mapping[float, float] = {
+        outcome.multiplied: outcome.flops / outcome.tokens for each in contenders for outcome in each.outcomes
+    }
+    sizes = sorted(known)
+    x, y = np.log(sizes), np.log([known[size] for size in sizes])
+
+    def cost(parameters: float) -> float:
+        at = math.log(parameters)
+        place = int(np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2))
+        slope = (y[place + 1] - y[place]) / (x[place + 1] - x[place])
+        return float(math.exp(y[place] + slope * (at - x[place])))
+
+    return cost

@@ -1,0 +1,125 @@
+"""A comparison from the command line: what is refused before anything is trained, and one that runs to its end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.api.run import load
+from weft.cli.main import run
+from weft.compare.config import contender, experiment
+from weft.compare.entrants import Entrant, entrants
+from weft.compare.jobs import Job
+from weft.compare.sizes import multiplied, resized, sized
+from weft.explain.count import count
+from weft.models.presets import preset
+
+Capture = pytest.CaptureFixture[str]
+SMALL = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=32"]
+GPT = " ".join(["gpt=gpt-tiny", *SMALL])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    lines = (f"frog {n} sat by the river {n * n % 97} and the dog ran over hill {n % 13}\n" for n in range(1200))
+    (tmp_path / "book.txt").write_text("".join(lines))
+    (tmp_path / "short.txt").write_text("A frog sat by the river.\n" * 20)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "compare what?"),
+        (["gpt-tiny", "--data", "book.txt", "--flops", "1e9"], "gpt-tiny: compared with what?"),
+        (["gpt-tiny", "lstm", "--data", "book.txt"], "expected one of flops, tokens and minutes"),
+        (["gpt-tiny", "lstm", "--flops", "1e9"], "there is no text to compare on"),
+        (["gpt-tiny", "lstm", "--data", "none.txt", "--flops", "1e9"], "none.txt"),
+        (["gpt-tiny", "lstm", "--data", "short.txt", "--flops", "1e9"], "bytes are held out to measure on, too few"),
+        (["gpt-tiny", "lstm", "--data", "book.txt", "--flops", "10"], "more than the budget of 10 FLOPs"),
+        (["gpt-tiny", "lstm", "--data", "book.txt", "--tokens", "9"], "tokens, more than the budget of 9 tokens"),
+        (["gpt-tiny", "bert-tiny", "--data", "book.txt", "--flops", "1e9"], "objective 'masked+next'"),
+        (["gpt-tiny", "gpt-tiny", "--data", "book.txt", "--flops", "1e9"], "gpt-tiny: named twice"),
+        (["gpt-tiny", "lstn", "--data", "book.txt", "--flops", "1e9"], "'lstn': no such recipe or preset"),
+        (["gpt-tiny", "lstm", "steps=4", "--data", "book.txt", "--flops", "1e9"], "steps: the budget decides"),
+        (["gpt-tiny", "--vary", "model.width=1,2", "--data", "book.txt", "--flops", "1e9"], "model.width"),
+        (["gpt-tiny", "--vary", "model.layers", "--data", "book.txt", "--flops", "1e9"], "expected KEY=VALUE,VALUE"),
+        (
+            ["gpt-tiny", "word=gpt-tiny tokenizer=word", "--data", "book.txt", "--tokens", "1e5"],
+            "a token is not the same to contenders with different tokenizers",
+        ),
+        (["gpt-tiny", "lstm data.column=x", "--data", "book.txt", "--flops", "1e9"], "the comparison's own data"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(folder: Path, capsys: Capture, words: list[str], line: str) -> None:
+    assert run(["compare", *words]) == 2
+    errors = capsys.readouterr().err
+    assert line in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    assert sorted(path.name for path in folder.iterdir()) == ["book.txt", "short.txt"]
+
+
+def ready(folder: Path, *words: str, **more: object) -> list[Entrant]:
+    """Contenders on the book."""
+    tree = {"data": {"sources": ["book.txt"]}, "budget": {"flops": 1e9}, **more}
+    return entrants(experiment({**tree, "contenders": dict(map(contender, words))}), folder / "data", "cpu", print)
+
+
+def test_contenders_share_the_text_and_the_budget(folder: Path) -> None:
+    gpt, counts, lstm = ready(folder, GPT, "ngram-3", "lstm model.d_model=16 model.layers=1")
+    assert gpt.corpus.path == counts.corpus.path == lstm.corpus.path
+    for each in (gpt, lstm):
+        assert 0.9e9 < each.flops_per_step * each.whole.steps <= 1e9
+    recipe = gpt.settled(Job("gpt", 1 / 3, 0.004, 2))
+    assert (recipe.seed, recipe.optimizer.lr, recipe.steps) == (2, 0.004, round(gpt.whole.steps / 3))
+    assert recipe.data.prepared == str(gpt.corpus.path)
+    third = counts.settled(Job("ngram-3", 1 / 3, None, 0))
+    assert third.data.tokens == round(len(counts.corpus.shards.train) / 3)
+
+
+def test_lengths_of_a_schedule_follow_the_length_of_the_run(folder: Path) -> None:
+    (folder / "own.toml").write_text(
+        'steps = 1000\nmodel = "gpt-tiny"\n[schedule]\nkind = "wsd"\nwarmup = 200\n[evaluate]\nevery = 500\n'
+    )
+    own, _ = ready(folder, "own.toml", "ngram-3", budget={"tokens": 51200})
+    assert own.whole.steps == 100
+    assert own.whole.schedule.warmup == 20
+    short = own.settled(Job("own", 1 / 9, 0.001, 0))
+    assert (short.steps, short.schedule.warmup) == (11, 2)
+    assert short.evaluate.every <= 11
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer++", "gpt-tiny", "llama-tiny", "lstm", "gru", "elman"])
+def test_a_family_in_other_sizes(name: str) -> None:
+    model = preset(name)
+    assert resized(model, model.d_model) == model
+    for wanted in (2e5, 1e6, 2e7):
+        found = sized(model.replace(vocab_size=512), wanted)
+        assert 0.5 < multiplied(found) / wanted < 2
+        # what a token is multiplied by, and that twice, is what a forward pass costs besides attention
+        products = sum(part.flops for part in count(found, 1).components if part.name != "attention")
+        assert abs(products / (2 * multiplied(found)) - 1) < 0.08
+
+
+def test_a_comparison_that_ends_is_not_run_again(folder: Path, capsys: Capture) -> None:
+    words = ["compare", GPT, "ngram-3", "--data", "book.txt", "--flops", "2e9", "--seeds", "1", "--rungs", "1"]
+    words += ["--rates", "1", "--jobs", "1", "--out", "out", "tokenizer=char", "batch.length=32"]
+    assert run(words) == 0
+    shown = capsys.readouterr().out
+    assert "ngram-3" in shown and "gpt" in shown and max(map(len, shown.splitlines())) <= 80
+    results = (folder / "out/results.jsonl").read_text()
+    outcomes = [json.loads(line) for line in results.splitlines()]
+    assert {outcome["contender"] for outcome in outcomes} == {"gpt", "ngram-3"}
+    kept = load(folder / "out/runs/gpt")
+    gpt = next(outcome for outcome in outcomes if outcome["contender"] == "gpt")
+    assert sum(gpt["nats"]) == pytest.approx(kept.evaluate()["loss"] * kept.evaluate()["tokens"], rel=1e-4)
+    assert gpt["flops"] == pytest.approx(2e9, rel=0.02)
+    assert not any((folder / "out/jobs").iterdir())
+    assert (folder / "out/figures/loss-flops.png").is_file()
+    first = (folder / "out/compare.html").read_text()
+    assert run(words) == 0
+    assert (folder / "out/results.jsonl").read_text() == results
+    assert (folder / "out/compare.html").read_text() == first
+    assert run([*words[:-1], "batch.length=16"]) == 2
+    assert "holds another comparison (differs in: settings)" in capsys.readouterr().err
