@@ -1,0 +1,163 @@
+"""The scaling law: known constants are found again, and what is said of the next rung comes true."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize, minimize_scalar
+
+from weft.compare.fit import Fit, Point, fit
+from weft.errors import ConfigError
+
+HOFFMANN = (1.69, 406.4, 410.7, 0.34, 0.28)
+BITS = (0.75, 25.0, 30.0, 0.25, 0.22)  # what bits per byte of small models look like
+NAMES = ("E", "A", "B", "alpha", "beta")
+
+
+def law(constants: tuple[float, ...], parameters: float, tokens: float) -> float:
+    E, A, B, alpha, beta = constants
+    return E + A / parameters**alpha + B / tokens**beta
+
+
+def ladder(constants: tuple[float, ...], noise: float = 0.0, seed: int = 0, seeds: int = 1) -> list[Point]:
+    """Five sizes times four lengths."""
+    rng = np.random.default_rng(seed)
+    return [
+        Point(size, length, law(constants, size, length) * math.exp(noise * rng.normal()))
+        for size in np.geomspace(3e5, 3e7, 5)
+        for length in np.geomspace(1e7, 1e9, 4)
+        for _ in range(seeds)
+    ]
+
+
+@pytest.mark.parametrize("constants", [HOFFMANN, BITS, (0.3, 8.0, 900.0, 0.12, 0.45)])
+def test_known_constants_are_recovered(constants: tuple[float, ...]) -> None:
+    found = fit(ladder(constants), draws=20)
+    assert [getattr(found, name) for name in NAMES] == pytest.approx(constants, rel=0.01)
+    assert np.abs(found.residuals).max() < 1e-6
+    assert found.predict(1e9, 2e10) == pytest.approx(law(constants, 1e9, 2e10), rel=1e-3)
+
+
+def test_hoffmanns_own_sizes() -> None:
+    points = [
+        Point(size, length, law(HOFFMANN, size, length))
+        for size in np.geomspace(7e7, 1e10, 6)
+        for length in np.geomspace(5e9, 5e11, 4)
+    ]
+    found = fit(points, draws=20)
+    assert [getattr(found, name) for name in NAMES] == pytest.approx(HOFFMANN, rel=0.01)
+
+
+def coverage(constants: tuple[float, ...], seeds: int, ladders: int) -> tuple[np.ndarray, float, list[float]]:
+    """The parts of ladders whose intervals cover each constant and the next rung, and the errors of its prediction."""
+    rng = np.random.default_rng(0)
+    covered, predicted, errors = np.zeros(5), 0, []
+    for number in range(ladders):
+        found = fit(ladder(constants, 0.003, number, seeds), draws=100)
+        pairs = zip((found.intervals[name] for name in NAMES), constants, strict=True)
+        covered += [low <= value <= high for (low, high), value in pairs]
+        truth = law(constants, 6e7, 2e9)  # twice the largest size and length: the next rung
+        low, high = found.predict_interval(6e7, 2e9)
+        predicted += low <= truth * math.exp(0.003 * rng.normal()) <= high
+        errors.append(abs(found.predict(6e7, 2e9) / truth - 1))
+    return covered / ladders, predicted / ladders, errors
+
+
+@pytest.mark.parametrize(("constants", "seeds"), [(HOFFMANN, 1), (BITS, 3)])
+def test_intervals_cover_the_truth_with_noise(constants: tuple[float, ...], seeds: int) -> None:
+    covered, predicted, errors = coverage(constants, seeds, ladders=12)
+    assert covered.min() >= 10 / 12
+    assert predicted >= 11 / 12
+    assert np.median(errors) < 0.005
+    assert max(errors) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("constants", "seeds"), [(HOFFMANN, 1), (BITS, 1), (BITS, 3)])
+def test_intervals_cover_the_truth_in_nine_of_ten_ladders(constants: tuple[float, ...], seeds: int) -> None:
+    covered, predicted, errors = coverage(constants, seeds, ladders=100)
+    assert covered.min() >= 0.9
+    assert predicted >= 0.9
+    assert np.quantile(errors, 0.9) < 0.01
+
+
+def test_no_other_minimiser_finds_a_lower_cost() -> None:
+    points = ladder(BITS, 0.01, seed=4)
+    found = fit(points, draws=20)
+    sizes, lengths, losses = np.log([[point.parameters, point.tokens, point.loss] for point in points]).T
+
+    def cost(at: np.ndarray) -> float:
+        a, b, e, alpha, beta = at
+        errors = np.abs(losses - np.logaddexp(np.logaddexp(a - alpha * sizes, b - beta * lengths), e))
+        return float(np.where(errors < 1e-3, errors**2 / 2, 1e-3 * (errors - 5e-4)).sum()) * 1e3
+
+    ours = cost(np.array([math.log(found.A), math.log(found.B), math.log(found.E), found.alpha, found.beta]))
+    rng = np.random.default_rng(0)
+    truth = np.array([math.log(25), math.log(30), math.log(0.75), 0.25, 0.22])
+    starts = [truth + rng.normal(size=5) * [1, 1, 0.3, 0.05, 0.05] for _ in range(4)]
+    theirs = min(minimize(cost, start, method="Nelder-Mead", options={"maxiter": 3000}).fun for start in starts)
+    assert ours <= theirs * 1.001
+    measured = np.exp(losses)
+    fitted = [law((found.E, found.A, found.B, found.alpha, found.beta), p.parameters, p.tokens) for p in points]
+    assert found.residuals == pytest.approx(np.log(measured / np.array(fitted)))
+
+
+def test_the_optimal_size_has_the_lowest_loss() -> None:
+    found = fit(ladder(HOFFMANN), draws=20)
+    flops = 1e21
+    parameters, tokens = found.optimal(flops)
+    assert 6 * parameters * tokens == pytest.approx(flops)
+
+    def loss(log_size: float) -> float:
+        return law(HOFFMANN, math.exp(log_size), flops / 6 / math.exp(log_size))
+
+    best = minimize_scalar(loss, bounds=(math.log(1e6), math.log(1e12)), method="bounded")
+    assert parameters == pytest.approx(math.exp(best.x), rel=0.02)
+    assert found.predict(parameters, tokens) == pytest.approx(best.fun, rel=1e-4)
+    low, high = fit(ladder(HOFFMANN, 0.003), draws=200).optimal_interval(flops)
+    assert low < math.exp(best.x) < high
+
+    def per_token(size: float) -> float:
+        return 6 * size + 5e8  # as attention and the output layer add to it
+
+    counted = found.optimal_counted(flops, per_token)
+    assert counted[1] == pytest.approx(flops / per_token(counted[0]))
+
+    def counted_loss(log_size: float) -> float:
+        return law(HOFFMANN, math.exp(log_size), flops / per_token(math.exp(log_size)))
+
+    best = minimize_scalar(counted_loss, bounds=(math.log(1e6), math.log(1e12)), method="bounded")
+    assert counted[0] == pytest.approx(math.exp(best.x), rel=0.02)
+    assert found.optimal_counted(flops, lambda size: 6 * size) == pytest.approx((parameters, tokens), rel=2e-3)
+
+
+def test_too_few_runs() -> None:
+    points = ladder(BITS)
+    with pytest.raises(ConfigError, match="at least 6 runs, of 3 sizes and 3 lengths; there are 5 runs, of 2 sizes"):
+        fit(points[:5])
+    with pytest.raises(ConfigError, match="8 runs, of 2 sizes and 4 lengths"):
+        fit(points[:8])
+    with pytest.raises(ConfigError, match=r"1 length$"):
+        fit(points[::4] * 2)
+    lost = [Point(point.parameters, point.tokens, math.nan) for point in points[:4]]
+    assert len(fit([*points[4:], *lost], draws=20).points) == 16
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.floats(0.1, 10), min_size=9, max_size=9))
+def test_any_losses_give_finite_constants(losses: list[float]) -> None:
+    cells = [(size, length) for size in (1e5, 1e6, 1e7) for length in (1e6, 1e7, 1e8)]
+    found: Fit = fit([Point(*cell, loss) for cell, loss in zip(cells, losses, strict=True)], draws=20)
+    assert np.isfinite(found.draws).all()
+    assert np.isfinite([found.predict(1e8, 1e9), *found.predict_interval(1e8, 1e9), *found.optimal(1e18)]).all()
+
+
+def test_it_is_quick_and_the_same_again() -> None:
+    points = ladder(BITS, 0.003, seeds=3)
+    started = time.perf_counter()
+    first = fit(points)
+    assert time.perf_counter() - started < 5  # a third of a second on an idle core
+    assert fit(points).intervals == first.intervals
