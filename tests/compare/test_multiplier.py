@@ -177,13 +177,13 @@ def test_rungs_tell_together_how_much_seeds_matter() -> None:
     sizes = np.ones(2)
     noise = np.random.default_rng(5).normal(size=(6, 3, 1))
     nats = (1.5 + 0.01 * (noise - noise.mean(axis=1, keepdims=True))) * sizes
-    together = bands(nats, sizes)
+    together = bands(list(nats), sizes)
     alone = np.array([interval(rung, sizes) for rung in nats])
     assert together.shape == (6, 2)
     assert np.median(np.diff(together)) < 0.8 * np.median(np.diff(alone))
     # a rung where seeds differ more than elsewhere keeps its own scatter
     nats[3] = (nats[3] - 1.5) * 20 + 1.5
-    assert np.argmax(np.diff(bands(nats, sizes))) == 3
+    assert np.argmax(np.diff(bands(list(nats), sizes))) == 3
 
 
 def test_sections_are_drawn_once_for_all() -> None:

@@ -50,12 +50,12 @@ def interval(nats: Array, sizes: Array, draws: int = DRAWS, seed: int = 0) -> tu
     return ends(resample([[nats]], sizes, draws, seed)[0][:, 0])
 
 
-def bands(nats: Array, sizes: Array, draws: int = DRAWS, seed: int = 0) -> Array:
-    """The 95 % intervals (rungs, 2) of a contender's bits per byte, from nats (rungs, seeds, sections).
+def bands(rungs: Sequence[Array], sizes: Array, draws: int = DRAWS, seed: int = 0) -> Array:
+    """The 95 % intervals (rungs, 2) of a contender's bits per byte, from nats (seeds, sections) of each rung.
 
     They're narrower than those of each rung alone: the rungs tell together how much seeds matter.
     """
-    return np.array([ends(rung) for rung in resample([list(nats)], sizes, draws, seed)[0].T])
+    return np.array([ends(rung) for rung in resample([rungs], sizes, draws, seed)[0].T])
 
 
 def ends(values: Array) -> tuple[float, float]:

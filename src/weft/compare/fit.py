@@ -104,10 +104,10 @@ def fit(points: Sequence[Point], draws: int = 500, seed: int = 0) -> Fit:
     best = ladder.best()
     weights = ladder.resampled(points, draws, np.random.default_rng(seed))
     drawn = ladder.constants(ladder.minimise(np.repeat(best[None], draws, axis=0), weights, 40)[0])
-    values = ladder.constants(best[None])[0]
+    E, A, B, alpha, beta = ladder.constants(best[None])[0].tolist()
     intervals = {name: ends(drawn[:, column]) for column, name in enumerate(CONSTANTS)}
     residuals = ladder.losses - _terms(best[None], ladder.sizes, ladder.lengths)[0][0]
-    return Fit(*map(float, values), intervals, points, residuals, drawn)
+    return Fit(E, A, B, alpha, beta, intervals, points, residuals, drawn)
 
 
 @dataclass(frozen=True)
