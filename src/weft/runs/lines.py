@@ -161,6 +161,8 @@ _EVENTS: dict[str, type[_Event]] = {
 def _kind(path: Path, values: Mapping[str, Any]) -> type[_Line]:
     if path.name == "events.jsonl":
         return _EVENTS.get(str(values.get("event")), _Event)
+    if path.name == "results.jsonl":  # a comparison's, which checks what they hold
+        return _Line
     if path.name == "timings.jsonl":
         return _Timed
     return _Logged if "loss" in values else _Step
