@@ -6,7 +6,10 @@ from itertools import product
 
 import numpy as np
 
+from weft.compare.fit import Point, fit
 from weft.compare.results import Comparison, Measured, Outcome
+from weft.compare.scaling_charts import Check, Rung
+from weft.compare.scaling_page import ScalingPage
 
 BUDGET = 1e15
 SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
@@ -108,3 +111,31 @@ def _cell(levels: Mapping[str, str]) -> Measured:
     gain = math.prod(GAINS[key] for key in changed)
     cell = measured(name, (0.75, gain))
     return Measured(name, "transformer", cell.outcomes, cell.sweep, changed, dict(levels))
+
+
+# ---- a scaling law
+
+E, A, B, ALPHA, BETA = 0.9, 16.0, 14.0, 0.3, 0.24
+SIZES = (2e5, 5e5, 1.2e6, 3e6, 8e6)
+
+
+def law(size: float, tokens: float) -> float:
+    """The loss that the ladder follows."""
+    return E + A / size**ALPHA + B / tokens**BETA
+
+
+def ladder() -> list[Rung]:
+    """Five sizes with four lengths each."""
+    rng = np.random.default_rng(0)
+    cells = [(size, size * ratio) for size in SIZES for ratio in (5, 10, 20, 40)]
+    return [Rung(n, d, 6 * n * d, law(n, d) * float(np.exp(rng.normal(0, 0.002)))) for n, d in cells]
+
+
+def scaling() -> ScalingPage:
+    """A page of the fit through the ladder, with a next rung that follows the law."""
+    points = ladder()
+    fitted = fit([Point(point.parameters, point.tokens, point.loss) for point in points], draws=100)
+    size, tokens = 2e7, 4e8
+    measured = Rung(size, tokens, 6 * size * tokens, law(size, tokens))
+    check = Check(measured, fitted.predict(size, tokens), *fitted.predict_interval(size, tokens))
+    return ScalingPage(fitted, points, check, 1e18, "Law <b>", "weft scale '<x>'", {"Text": "<s>"}, ["<q>"])

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.compare.page_sample import ablation, comparison
+from tests.compare.page_sample import ablation, comparison, scaling
 from tests.explain.browser import CHROMIUM, evaluate
 
 from weft.compare.page import ComparisonPage
+from weft.compare.scaling_page import ScalingPage
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
@@ -18,21 +19,32 @@ await clicked(button);
 await new Promise(done => setTimeout(done, 50));
 return { requests, errors, shown, told: button.textContent, selected: String(getSelection()),
          wide: document.documentElement.scrollWidth - innerWidth,
-         low: [...document.querySelectorAll(".figure text")].filter(each => {
+         cut: [...document.querySelectorAll(".figure text")].filter(each => {
            const box = each.closest("svg").getBoundingClientRect(), own = each.getBoundingClientRect();
            return own.right > box.right + 2 || own.left < box.left - 2; }).map(each => each.textContent) };
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "width", "dark"), [("four", 390, False), ("ablation", 390, True), ("four", 1280, True)]
-)
-def test_the_page_asks_for_nothing_and_fits(tmp_path: Path, kind: str, width: int, dark: bool) -> None:
-    given = comparison() if kind == "four" else ablation()
-    ComparisonPage(given).save(tmp_path / "page.html")
-    found = evaluate(tmp_path / "page.html", LOOKED, width, dark)
+def check(page: ComparisonPage | ScalingPage, command: str, path: Path, width: int, dark: bool) -> None:
+    page.save(path)
+    found = evaluate(path, LOOKED, width, dark)
     assert found["requests"] == [] and found["errors"] == []
     assert found["wide"] <= 0, f"{found['wide']} px wider than the window"
     assert found["shown"] and found["told"] in ("Copied", "Selected")
-    assert found["selected"].strip() == given.command
-    assert found["low"] == [], "texts that a figure cuts off"
+    assert found["selected"].strip() == command
+    assert found["cut"] == [], "texts that a figure cuts off"
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, False), pytest.param(1280, True, marks=pytest.mark.slow)])
+def test_a_comparison_asks_for_nothing_and_fits(tmp_path: Path, width: int, dark: bool) -> None:
+    check(ComparisonPage(comparison()), comparison().command, tmp_path / "page.html", width, dark)
+
+
+@pytest.mark.slow
+def test_an_ablation_with_long_names_fits(tmp_path: Path) -> None:
+    check(ComparisonPage(ablation()), ablation().command, tmp_path / "page.html", 390, dark=True)
+
+
+@pytest.mark.slow
+def test_a_scaling_law_fits(tmp_path: Path) -> None:
+    check(scaling(), scaling().command, tmp_path / "page.html", 390, dark=False)

@@ -150,7 +150,7 @@ def _draw_multipliers(axes: Any, rows: Sequence[Whisker]) -> None:
     reached = [bound for row in rows for bound in (row.value, row.low, row.high) if 0 < bound < math.inf]
     axes.set_xlim(padded([1.0, *reached], 0.12, 0.12))
     draw_whiskers(axes, rows, neutral=1.0)
-    log_axis(axes.xaxis, "times the baseline's FLOPs", lambda tick: f"{tick:g}×", most=5, keep=1.0)
+    log_axis(axes.xaxis, "times as many FLOPs for the baseline", lambda tick: f"{tick:g}×", most=5, keep=1.0)
     axes.yaxis.grid(False)
 
 
@@ -236,7 +236,6 @@ def _side(effect: Effect) -> Look:
 
 
 def effect_name(effect: Effect) -> str:
-    """'placement: post → pre', by the last word of the key."""
-    words = effect.setting.split(".")
-    setting = ".".join(words[-2:]) if words[-1] == "kind" else words[-1]
+    """'placement: post → pre', by the last word of the key; 'position' for position.kind."""
+    setting = effect.setting.removesuffix(".kind").rpartition(".")[2]
     return f"{setting}: {effect.base} → {effect.value}"

@@ -98,13 +98,17 @@ def folded(name: str, width: int, lines: int = 2) -> str:
 
 def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
     """Round numbers over low … high on a logarithmic axis."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    stride = max(1, math.ceil((math.log10(high) - math.log10(low)) / most))  # decades from one tick to the next
+    decades = range(first - first % stride, last + 1, stride)
     found: list[float] = []
     for steps in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)):
         ticks = [step * 10.0**power for power in decades for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) <= most:
+        if len(ticks) <= most or steps == (1.0,):
             found = ticks
+        if stride > 1:
+            break
     if len(found) >= 3 or high > 8 * low:
         return found
     # so narrow a range is nearly even
@@ -269,9 +273,8 @@ def draw_whiskers(axes: Any, rows: Sequence[Whisker], neutral: float) -> None:
     above = _names_above(rows)
     for place, row in enumerate(rows):
         if row.beyond is None:
-            axes.plot(
-                [max(row.low, edges[0]), min(row.high, edges[1])], [place, place], color=row.look.colour, linewidth=1.6
-            )
+            ends = [max(row.low, edges[0]), min(row.high, edges[1])]
+            axes.plot(ends, [place, place], color=row.look.colour, linewidth=1.6, marker="|", markersize=6)
         marker = {"above": ">", "below": "<", None: row.look.marker}[row.beyond]
         axes.plot([row.value], [place], color=row.look.colour, marker=marker, markersize=5)
         text = axes.text(1.03, place, row.label, fontsize=FONT, va="center", parse_math=False)
