@@ -1,7 +1,7 @@
 """A trained model with all that belongs to it: what can be asked of a run."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.api.evaluation import Evaluation, evaluation_on
 from weft.api.export_model import export_model
 from weft.api.settings import begins, check_several, sampling, with_defaults
-from weft.config import validate
-from weft.data.config import Data
-from weft.data.shards import Side, noted_tokenizer
+from weft.data.shards import noted_tokenizer
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
 from weft.decode.completion import Completion, spelled
@@ -33,12 +32,10 @@ from weft.evaluate.surprisal import Surprisal, surprisals
 from weft.explain.count import count
 from weft.models.base import LanguageModel, device_of
 from weft.models.heads import WordHead
-from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
 from weft.objectives import table as objectives
 from weft.objectives.classify import Classify
 from weft.objectives.contrastive import Embedding, Pooling, embed
-from weft.objectives.next_token import NextToken
 from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
@@ -217,6 +214,17 @@ class Run:
         """What the run has learned, with its data."""
         return objectives.build(self.config, RunFolder(self.path))
 
+    def evaluation(
+        self, data: Sequence[str] | str | None = None, targets: Sequence[str] = (), encoding: str = "utf-8"
+    ) -> AbstractContextManager[Evaluation]:
+        """The run on its held-out data, or on all of `data`, for as long as the `with` lasts.
+
+        It has `metrics`, and for a language model `details` and the `overlap` with the training text.
+        """
+        sources = [data] if isinstance(data, str) else data
+        given = None if sources is None else {"sources": list(sources), "targets": targets, "encoding": encoding}
+        return evaluation_on(self.objective, self.model, given)
+
     def evaluate(
         self,
         data: Sequence[str] | str | None = None,
@@ -227,28 +235,11 @@ class Run:
     ) -> dict[str, Any]:
         """All metrics of the run's objective, on its held-out data or on all of `data` (with their `targets`).
 
-        A language model's windows of text overlap with `stride`: each starts so many tokens after the one before.
+        A language model's windows of text overlap with `stride`: each starts so many tokens after the one before. Its
+        metrics have 95 % `intervals`, where the text has more than one section, by a bootstrap over them.
         """
-        with autocast(self.config.precision or "fp32", device_of(self.model)):
-            if data is None:
-                if not self.config.data.parts or not self.objective.holds_out:
-                    raise DataError(f"{self.path}: this run held out nothing; name what to evaluate on with --data")
-                return self._measure(self.objective, "validation", stride)
-            sources = [data] if isinstance(data, str) else list(data)
-            kept = {key: getattr(self.config.data, key) for key in ("column", "on_error")}
-            given = {**kept, "sources": sources, "targets": targets, "validation": {"kind": "none"}}
-            read = validate(Data, {**given, "encoding": encoding})
-            with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-                other = objectives.build(self.config.replace(data=read), RunFolder(folder), self.objective.tokenizers)
-                other.prepare(log_to_stderr)
-                return self._measure(other, "train", stride)
-
-    def _measure(self, objective: Objective[Any], side: Side, stride: int | None) -> dict[str, Any]:
-        if stride is None:
-            return objective.measure(self.model, side).metrics
-        if not isinstance(objective, NextToken) or isinstance(self.model, NGram):
-            raise ConfigError(f"stride = {stride}: this run is not evaluated in windows of text")
-        return objective.measure(self.model, side, stride).metrics
+        with self.evaluation(data, targets, encoding) as text:
+            return text.metrics(stride)
 
     def perplexity(self, text: str | Sequence[str] | None = None) -> float:
         """exp of the mean surprisal of a token: of `text`, or texts, or of what the run held out.

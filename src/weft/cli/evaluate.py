@@ -1,13 +1,19 @@
 """`weft evaluate`: the metrics of a trained model."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli import columns, options
 from weft.cli.loading import loading
 from weft.cli.terminal import echo
+
+if TYPE_CHECKING:
+    from weft.evaluate.details import Details
+    from weft.evaluate.overlap import Overlap
+    from weft.explain.plan import Table
 
 
 def evaluate(
@@ -22,7 +28,12 @@ def evaluate(
         typer.Option(metavar="FILE", help="Text files: the target of each line of --data."),
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(help="Overlapping windows: each starts this many tokens after the last.")
+        int | None,
+        typer.Option(
+            metavar="TOKENS",
+            help="Overlapping windows: each starts this many tokens after the last and scores what is new. Smaller is "
+            "slower, and gives every token more context.",
+        ),
     ] = None,
     encoding: Annotated[
         str, typer.Option(metavar="NAME", help="The encoding of the files of --data, such as cp1252.")
@@ -33,24 +44,45 @@ def evaluate(
     quantize: Annotated[
         str | None, typer.Option(metavar="BITS", help="Also measure smaller weights, int8 or int4.")
     ] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Also the loss by context and by frequency, and the most surprising passages."),
+    ] = False,
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            "--overlap",
+            help="Also look for the text in the training text, by 13-grams of words; without it where both are short.",
+        ),
+    ] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the details as a page, .html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
-    """Evaluate a run on its held-out data, or on other data: loss, perplexity, bits per byte, accuracy, BLEU …"""
+    """Evaluate a run on its held-out data, or on other data: loss, perplexity, bits per byte, accuracy, BLEU …
+
+    A language model reads a text in windows of the length that it was trained with; each token is scored once. Windows
+    go over the borders of documents, unless it was trained with data.document_mask: then no document sees another, and
+    the bytes of its first token, which nothing predicts, count 8 bits each. Intervals are those of a bootstrap over
+    documents, and over equal pieces of a long one.
+    """
     with loading():
         import torch
 
         from weft.api.run import load
         from weft.decode.fast.quantize import check_bits
+        from weft.evaluate.overlap import QUICK, overlap_tables
     from weft.data.rows import MissingColumnError
     from weft.errors import ConfigError, DataError
 
     more = context.args  # `--data *.txt` arrives as --data a.txt b.txt …
     if quantize is not None:
         check_bits(quantize)
-    if figure is not None:
-        from weft.explain.picture import FIGURES, check_picture
+    if figure is not None or out is not None:
+        from weft.explain.picture import FIGURES, PAGE, check_picture
 
-        check_picture(figure, FIGURES)
+        for path, suffixes in ((figure, FIGURES), (out, (PAGE,))):
+            if path is not None:
+                check_picture(path, suffixes)
     if more and not data:
         raise ConfigError(f"'{more[0]}': text is given with --data")
     if encoding != "utf-8" and not data:
@@ -65,9 +97,20 @@ def evaluate(
         raise ConfigError(f"--figure {figure}: this run is {objective.makes}, which has no confusion matrix")
     if quantize is not None and not (objective.continues and objective.reads == "text"):
         raise ConfigError(f"--quantize {quantize}: evaluated for language models only")
+    asked = "--details" if details else "--overlap" if overlap else f"--out {out}" if out else None
+    if asked is not None and not (objective.continues and objective.reads == "text"):
+        raise ConfigError(f"{asked}: this run is {objective.makes}, and that is for language models")
     sources = [*(data or []), *more] or None
+    shared, found, unchecked = None, None, 0
     try:
-        metrics = loaded.evaluate(sources, targets or (), stride=stride, encoding=encoding)
+        with loaded.evaluation(sources, targets or (), encoding) as text:
+            if details or out is not None:
+                found = text.details(stride)
+            metrics = text.metrics(stride) if found is None else dict(found.metrics)
+            if overlap or 0 < (text.compared_bytes or 0) <= QUICK:
+                shared = text.overlap()
+            else:
+                unchecked = text.compared_bytes or 0
     except MissingColumnError as error:
         raise DataError(f"{error.line}; this run reads '{error.column}', so rename the column") from None
     measured = {"": metrics}
@@ -81,13 +124,23 @@ def evaluate(
         from weft.explain.confusion import ConfusionMatrix
 
         ConfusionMatrix(tuple(map(tuple, metrics["matrix"])), tuple(metrics["labels"])).save(figure)
+    if out is not None and found is not None:
+        from weft.evaluate.page import EvaluationPage
+
+        page = EvaluationPage(_table(measured, _remarks(metrics, shared, unchecked)), found, shared)
+        echo(f"wrote {page.save(out)}", err=as_json)
     if as_json:
         from weft.runs.lines import record
 
         smaller = {key: value for key, value in measured.get(quantize or "", {}).items() if isinstance(value, float)}
-        echo(record(metrics if quantize is None else {**metrics, quantize: smaller}))
+        echo(record({**metrics, **({quantize: smaller} if quantize else {}), **_records(found, shared)}))
         return
-    _show(measured)
+    tables = [_table(measured, _remarks(metrics, shared, unchecked)), *_confusion(metrics)]
+    tables += [*(found.tables() if details and found else ()), *(overlap_tables(shared) if shared else ())]
+    for number, table in enumerate(tables):
+        if number:
+            echo()
+        columns.show(table.header, table.rows, table.title, table.remarks, table.text)
 
 
 BASELINE = "baseline_bits_per_byte"
@@ -95,35 +148,76 @@ UNITS = {
     "loss": "nats per token",
     "perplexity": "of the next token",
     "bits_per_byte": "of UTF-8 text; bytes that no token spells, such as unknown words, count 8 bits each",
+    "bits_per_character": "of the same text",
     "unknown_share": "of all tokens",
     BASELINE: "bits per byte of character frequencies alone",
 }
 
 
-def _show(measured: dict[str, dict[str, Any]]) -> None:
-    """The metrics, with what a second column costs, and the confusion matrix where there is one."""
+def _table(measured: dict[str, dict[str, Any]], remarks: Sequence[str]) -> "Table":
+    """The metrics with their intervals, or with what a second column costs."""
+    from weft.explain.plan import Table
     from weft.recipe.metrics import metric
 
     first, last = next(iter(measured.values())), list(measured.values())[-1]
     several, text = len(measured) > 1, "bits_per_byte" in first
+    intervals = {} if several else first.get("intervals", {})
     rows = []
     for key, value in first.items():
         if isinstance(value, float):
             shown = ".4%" if metric(key).format.endswith("%") else ".4f"
             cells = [format(metrics[key], shown) for metrics in measured.values() if key in metrics]
-            cost = [f"{last[key] / value - 1:+.2%}"] if several and key in last and value else []
+            if several and key in last and value:
+                cells.append(f"{last[key] / value - 1:+.2%}")
+            elif key in intervals:
+                cells.append("–".join(format(end, shown) for end in intervals[key]))
             title = "baseline" if key == BASELINE else metric(key).title  # what it is stands beside the value
-            rows.append([title, *cells, *cost, UNITS.get(key, "") if text else ""])
+            rows.append([title, *cells, UNITS.get(key, "") if text else ""])
         elif isinstance(value, str):
             rows.append([key.replace("_", " "), value, ""])
     if text:
         rows.append(["tokens", f"{first['tokens']:,}", f"each scored once; {first['bytes']:,} bytes"])
-    names = ["", *measured, *(["cost"] if several else []), ""]
+    names = ["", *measured, *(["cost"] if several else ["95 % interval"] if intervals else []), ""]
     filled = [[*row[:-1], *[""] * (len(names) - len(row)), row[-1]] for row in rows]
-    columns.show(names, filled, text=(0, len(names) - 1))
-    if "matrix" in first:
-        echo()
-        counts = [
-            (label, *(f"{n:,}" for n in row)) for label, row in zip(first["labels"], first["matrix"], strict=True)
-        ]
-        columns.show(("actual ↓  predicted →", *first["labels"]), counts)
+    return Table(names, filled, "", remarks, (0, len(names) - 1))
+
+
+def _remarks(metrics: dict[str, Any], shared: "Overlap | None", unchecked: int) -> list[str]:
+    """What is to be known of a text besides: how sure the metrics are, and whether it was trained on."""
+    if "sections" not in metrics:
+        return []
+    several = f"Intervals: a bootstrap over {metrics['sections']:,} sections of the text."
+    lines = [several if metrics["intervals"] else "No intervals: the text is a single section."]
+    if shared is not None:
+        lines.append(f"Overlap: {shared.line}.")
+    elif unchecked:
+        lines.append(
+            f"Overlap with the training text: not looked for; --overlap reads {unchecked / 1e6:,.0f} MB for it."
+        )
+    return lines
+
+
+def _confusion(metrics: dict[str, Any]) -> "list[Table]":
+    """The confusion matrix, where there is one."""
+    from weft.explain.plan import Table
+
+    if "matrix" not in metrics:
+        return []
+    counts = [
+        (label, *(f"{n:,}" for n in row)) for label, row in zip(metrics["labels"], metrics["matrix"], strict=True)
+    ]
+    return [Table(("actual ↓  predicted →", *metrics["labels"]), counts, "")]
+
+
+def _records(found: "Details | None", shared: "Overlap | None") -> dict[str, Any]:
+    """What else was found, for JSON."""
+    records: dict[str, Any] = {}
+    if shared is not None:
+        kept = {key: value for key, value in vars(shared).items() if key not in ("unit", "longest")}
+        longest = [each._asdict() for each in shared.longest]
+        records["overlap"] = {"unit": str(shared.unit), "share": shared.share, **kept, "longest": longest}
+    if found is not None:
+        rows = {"by_position": found.positions, "by_frequency": found.frequencies}
+        records |= {name: [{**each._asdict(), "loss": each.loss} for each in few] for name, few in rows.items()}
+        records["passages"] = [each._asdict() for each in found.passages]
+    return records

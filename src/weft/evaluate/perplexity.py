@@ -25,6 +25,7 @@ from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
 from weft.nn.recurrent import carrying
 
+BYTE = 8 * math.log(2)  # nats that a byte costs which no token spells
 LANE_WINDOWS = 64  # at least so many windows follow each other at each place of a text that is read with carried states
 HEAD_ELEMENTS = 1 << 24  # logits computed at a time: 64 MiB in fp32, whatever the batch and the vocabulary
 
@@ -57,7 +58,7 @@ class Score:
     @property
     def spelled_nats(self) -> float:
         """The cost of the text itself: of its tokens, and of the bytes that they don't spell."""
-        return self.nats + 8 * math.log(2) * self.unspelled
+        return self.nats + BYTE * self.unspelled
 
     @property
     def unknown_share(self) -> float:

@@ -7,14 +7,16 @@ has the same sections whatever the tokenizer.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.data.shards import Ids, Tokens
 from weft.errors import DataError
-from weft.evaluate.perplexity import TokenScores
+from weft.evaluate.bootstrap import Interval, ratio_interval, weights
+from weft.evaluate.perplexity import BYTE, Score, TokenScores
 from weft.evaluate.unspelled import spelled
 from weft.text.tokenizer import Tokenizer
 
@@ -29,25 +31,59 @@ Array = npt.NDArray[np.float64]
 class SectionScores:
     """What each section of a text costs: (sections,) each, and in all what `Score` has.
 
-    `nats` are those of the predicted tokens, with 8 bits for each byte that no token spells.
+    `nats` are those of the predicted tokens, with 8 bits for each of the `unpaid` bytes, which no token spells, or
+    which nothing predicts. `characters` are counted in what is spelled, and taken as frequent in the rest.
     """
 
     nats: Array
     bytes: Ids
     tokens: Ids
+    unpaid: Array
+    unknown: Ids
+    characters: Array
+
+    @property
+    def token_nats(self) -> Array:
+        """Those of the predicted tokens alone."""
+        return self.nats - BYTE * self.unpaid
 
     @property
     def bits_per_byte(self) -> float:
         """Over all sections."""
         return float(self.nats.sum() / math.log(2) / self.bytes.sum())
 
+    @property
+    def bits_per_character(self) -> float:
+        """The same for characters."""
+        return self.bits_per_byte * float(self.bytes.sum() / self.characters.sum())
+
+    @property
+    def score(self) -> Score:
+        """The text as a whole."""
+        nats, unpaid = float(self.token_nats.sum()), float(self.unpaid.sum())
+        return Score(nats, int(self.tokens.sum()), int(self.bytes.sum()), int(self.unknown.sum()), unpaid)
+
+    def intervals(self) -> dict[str, Interval]:
+        """The metrics' 95 % intervals, by a bootstrap over sections; none of a single section, which tells nothing."""
+        if len(self.nats) < 2:
+            return {}
+        drawn = weights(len(self.nats))
+        loss = ratio_interval(self.token_nats, self.tokens, drawn)
+        bits = self.nats / math.log(2)
+        return {
+            "loss": loss,
+            "perplexity": Interval(*(math.exp(each) if each < 700 else math.inf for each in loss)),
+            "bits_per_byte": ratio_interval(bits, self.bytes, drawn),
+            "bits_per_character": ratio_interval(bits, self.characters, drawn),
+        }
+
 
 @dataclass(frozen=True)
 class Sections:
-    """How a text is cut: `firsts` (sections + 1,), the first token of each and the end; `bytes`, and what isn't paid.
+    """How a text is cut: `firsts` (sections + 1,), the first token of each and the end; and what each holds.
 
-    `unspelled`, `begins` and `unknown` (sections,) are bytes that no token spells, bytes of tokens that begin a
-    document, and unknown words.
+    (sections,) each: `bytes`; `unspelled`, bytes that no token spells; `begins`, bytes of tokens that begin a document;
+    `unknown` words; `characters`.
     """
 
     firsts: Ids
@@ -55,6 +91,7 @@ class Sections:
     unspelled: Array
     begins: Array
     unknown: Ids
+    characters: Array
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -72,7 +109,7 @@ class Sections:
             nats += np.bincount(own, part.nats, len(self))
             tokens += np.bincount(own, minlength=len(self))
         unpaid = self.unspelled + self.begins if apart else self.unspelled
-        return SectionScores(nats + 8 * math.log(2) * unpaid, self.bytes, tokens)
+        return SectionScores(nats + BYTE * unpaid, self.bytes, tokens, unpaid, self.unknown, self.characters)
 
 
 def cut(text: Tokens, tokenizer: Tokenizer, *, most_bytes: int | None = None) -> Sections:
@@ -80,26 +117,44 @@ def cut(text: Tokens, tokenizer: Tokenizer, *, most_bytes: int | None = None) ->
     borders = _borders(text.sections, most_bytes)
     count = len(borders) - 1
     firsts = np.full(count + 1, len(text), dtype=np.int64)
-    unspelled, begins, unknown = np.zeros(count + 1), np.zeros(count + 1), np.zeros(count + 1)
+    held = np.zeros((5, count + 1))  # the last column is what isn't wanted
     for part in spelled(text, tokenizer):
-        own = np.searchsorted(borders, part.places, side="right") - 1  # the last number is what isn't wanted
+        own = np.searchsorted(borders, part.places, side="right") - 1
         numbers, first = np.unique(own, return_index=True)
         firsts[numbers] = np.minimum(firsts[numbers], part.first + first)
-        unspelled += np.bincount(own, part.missing, count + 1)
-        begins += np.bincount(own[part.begins], part.sizes[part.begins], count + 1)
-        unknown += np.bincount(own, part.unknown, count + 1)
+        begins = np.where(part.begins, part.sizes, 0.0)
+        for row, each in zip(held, (part.missing, begins, part.unknown, part.characters, part.sizes), strict=True):
+            row += np.bincount(own, each, count + 1)
         places, lost = part.silent
-        unspelled += np.bincount(np.searchsorted(borders, places, side="right") - 1, lost, count + 1)
+        held[0] += np.bincount(np.searchsorted(borders, places, side="right") - 1, lost, count + 1)
         if count in numbers:
             break
     # a section without a token begins where the next one does
     firsts = np.minimum.accumulate(firsts[::-1])[::-1]
-    return Sections(firsts, np.diff(borders), unspelled[:-1], begins[:-1], unknown[:-1].astype(np.int64))
+    sizes, (unspelled, begins, unknown, characters, spelt) = np.diff(borders), held[:, :-1]
+    characters = characters * (sizes.sum() / spelt.sum()) if spelt.any() else sizes.astype(np.float64)
+    return Sections(firsts, sizes, unspelled, begins, unknown.astype(np.int64), characters)
 
 
 def joined(scores: Sequence[SectionScores]) -> SectionScores:
     """The sections of several texts, one after another."""
-    return SectionScores(*(np.concatenate([getattr(s, name) for s in scores]) for name in ("nats", "bytes", "tokens")))
+    names = [field.name for field in fields(SectionScores)]
+    return SectionScores(*(np.concatenate([getattr(each, name) for each in scores]) for name in names))
+
+
+def section_metrics(found: SectionScores) -> dict[str, Any]:
+    """The metrics of a text by name, their intervals, and how much text that is."""
+    whole = found.score
+    return {
+        **whole.metrics(),
+        "bits_per_character": found.bits_per_character,
+        "unknown_share": whole.unknown_share,
+        "tokens": whole.tokens,
+        "bytes": whole.bytes,
+        "characters": round(float(found.characters.sum())),
+        "sections": len(found.nats),
+        "intervals": {name: list(interval) for name, interval in found.intervals().items()},
+    }
 
 
 def _borders(stored: Ids, most_bytes: int | None) -> Ids:

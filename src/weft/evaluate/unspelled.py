@@ -35,25 +35,21 @@ class Spelling:
         """Whether the tokens decode to the text itself, as far as sizes tell."""
         return not self.unknown and 1000 * abs(self.bytes - self.spelled) <= self.bytes
 
-    @property
-    def all_characters(self) -> float:
-        """The characters of the text: counted in what is spelled, and as many to a byte in the rest."""
-        return self.characters * self.bytes / self.spelled if self.spelled else float(self.bytes)
-
 
 @dataclass(frozen=True)
 class Spelled:
     """Some tokens (N,) that follow each other in a text, with the bytes of it that each stands for.
 
-    `places` (N,) say at which byte of the whole text a token begins, `sizes` (N,) how many bytes it spells. `missing`
-    (N,) are those that aren't spelled: unknown words share what their stored section lacks, and where there is none,
-    all tokens do. `begins` (N,): whether a document begins with it. `silent` are the places and bytes of stored
-    sections without a token.
+    `places` (N,) say at which byte of the whole text a token begins, `sizes` (N,) how many bytes it spells, and
+    `characters` (N,) how many characters. `missing` (N,) are the bytes that aren't spelled: unknown words share what
+    their stored section lacks, and where there is none, all tokens do. `begins` (N,): whether a document begins with
+    it. `silent` are the places and bytes of stored sections without a token.
     """
 
     first: int  # the number of the first of them in the text
     places: Array
     sizes: Array
+    characters: Ids
     missing: Array
     unknown: npt.NDArray[np.bool_]
     begins: npt.NDArray[np.bool_]
@@ -61,13 +57,16 @@ class Spelled:
     total: Spelling
 
 
-def spelled(text: Tokens, tokenizer: Tokenizer) -> Iterator[Spelled]:
-    """The tokens of a text with the bytes that each adds to it, about READ at a time. Special tokens add none."""
+def spelled(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator[Spelled]:
+    """The tokens of a text with the bytes that each adds to it, about READ at a time. Special tokens add none.
+
+    The first of them are those of the stored section that holds token `first`.
+    """
     table = _Sizes(tokenizer)
     starts, sizes, documents = text.sections
     ends = np.append(starts[1:], len(text))
     offsets = np.cumsum(sizes) - sizes
-    low, document = 0, -1
+    low, document = int(np.searchsorted(starts, first, side="right")) - 1 if first else 0, -1
     while low < len(starts):
         high = max(low + 1, int(np.searchsorted(ends, starts[low] + READ, side="right")))
         ids = text.read(int(starts[low]), int(ends[high - 1] - starts[low]))
@@ -128,14 +127,14 @@ def _spelled(table: _Sizes, ids: Ids, begins: npt.NDArray[np.bool_], stored: _St
     inside = before[:-1] - before[stored.starts - stored.starts[0]][own]
     # the token that ends a document has no bytes, and belongs to it
     places = stored.offsets[own] + np.minimum(inside, np.maximum(stored.bytes - 0.5, 0)[own])
-    silent = lengths == 0
+    silent, characters = lengths == 0, table.characters[ids]
     total = Spelling(
         bytes=int(stored.bytes.sum()),
         spelled=int(spell.sum()),
         unknown=int(unknowns.sum()),
         unspelled=int(unspelled.sum()),
-        characters=int(table.characters[ids].sum()),
+        characters=int(characters.sum()),
         begins=int(plain[begins].sum()),
     )
     nothing = (stored.offsets[silent], unspelled[silent])
-    return Spelled(int(stored.starts[0]), places, plain, missing, unknown, begins, nothing, total)
+    return Spelled(int(stored.starts[0]), places, plain, characters, missing, unknown, begins, nothing, total)

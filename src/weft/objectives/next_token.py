@@ -9,15 +9,16 @@ from weakref import WeakKeyDictionary
 
 from weft.data.batch import Batch, lanes_batch
 from weft.data.sampler import Lanes, rows
-from weft.data.shards import Side, Tokens
+from weft.data.shards import Shards, Side, Tokens
 from weft.data.split import split_sections
 from weft.decode.config import Sampling
 from weft.decode.many import complete
 from weft.decode.prompt import Prompt
 from weft.errors import DataError
 from weft.evaluate.baseline import Baseline, character_baseline
+from weft.evaluate.details import TextCosts
 from weft.evaluate.perplexity import Reading, Score, TokenScores, counted_scores, token_scores
-from weft.evaluate.sections import SectionScores, cut, joined
+from weft.evaluate.sections import SectionScores, cut, joined, section_metrics
 from weft.evaluate.unspelled import Spelling, spelling
 from weft.models.base import LanguageModel
 from weft.models.ngram import NGram
@@ -73,6 +74,15 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
         """The text that an n-gram model counts."""
         return self.tokens("train")[0]
 
+    @property
+    def training_bytes(self) -> int | None:
+        """How much text there is to train on, by what is stored; None where that is gone, or there never was any."""
+        try:
+            shards = [shard for place in self._places() for shard in Shards.open(place).of("train")]
+        except DataError:
+            return None
+        return sum(shard.bytes for shard in shards) or None
+
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
         """Loss, perplexity and bits per byte."""
         return self.score(model, self.tokens("validation"), limit=self.recipe.evaluate.tokens).metrics()
@@ -94,7 +104,12 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
             return Score.total(found)
 
     def sections(
-        self, model: LanguageModel, side: Side = "validation", *, most_bytes: int | None = None
+        self,
+        model: LanguageModel,
+        side: Side = "validation",
+        *,
+        most_bytes: int | None = None,
+        stride: int | None = None,
     ) -> SectionScores:
         """What each section of a side's text costs; in all, what `score` has.
 
@@ -107,9 +122,21 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
         apart, found = self._apart(model), []
         with bar("measuring", sum(each.tokens for each in cuts), wanted=most_bytes is None) as advance:
             for each, text in zip(cuts, texts, strict=True):
-                parts = self.token_scores(model, text, limit=each.tokens, progress=advance)
+                parts = self.token_scores(model, text, limit=each.tokens, stride=stride, progress=advance)
                 found.append(each.scores(parts, apart=apart))
         return joined(found)
+
+    def costs(
+        self, model: LanguageModel, side: Side = "validation", stride: int | None = None
+    ) -> tuple[list[TextCosts], SectionScores]:
+        """What each token of a side's texts costs, and what each section does."""
+        texts, costs, found = self.tokens(side), [], []
+        with bar("measuring", sum(map(len, texts))) as advance:
+            for text in texts:
+                parts = self.token_scores(model, text, stride=stride, progress=advance)
+                costs.append(TextCosts.of(text, parts))
+                found.append(cut(text, self.tokenizer).scores([costs[-1].scores], apart=self._apart(model)))
+        return costs, joined(found)
 
     def token_scores(
         self,
@@ -153,10 +180,11 @@ class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]
         return replace(found, unknown=round(share * spelled.unknown), unspelled=share * unpaid)
 
     def measure(self, model: LanguageModel, side: Side = "validation", stride: int | None = None) -> Results:
-        """The metrics over all text of a side, and how much text that is. `stride` makes windows overlap."""
-        found = self.score(model, self.tokens(side), stride=stride)
-        metrics = {**found.metrics(), "unknown_share": found.unknown_share}
-        return Results({**metrics, "tokens": found.tokens, "bytes": found.bytes})
+        """The metrics over all text of a side, their 95 % intervals, and how much text that is.
+
+        `stride` makes windows overlap.
+        """
+        return Results(section_metrics(self.sections(model, side, stride=stride)))
 
     def final_evaluation(self, model: LanguageModel) -> Results:
         """The metrics over everything that was held out, beside what character frequencies give, and some texts."""

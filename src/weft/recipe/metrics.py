@@ -14,6 +14,7 @@ class Metric:
 
 METRICS = {
     "bits_per_byte": Metric("bits per byte", lower_is_better=True),
+    "bits_per_character": Metric("bits per character", lower_is_better=True),
     "perplexity": Metric("perplexity", ".2f", lower_is_better=True),
     "loss": Metric("loss", lower_is_better=True),
     "nats_per_character": Metric("loss, nats per character", lower_is_better=True),
