@@ -86,7 +86,8 @@ def by_position(costs: Sequence[TextCosts]) -> list[Bucket]:
     """By the tokens that were seen before: 1, 2–3, 4–7 … up to the window, or further where states are carried."""
     seen = np.concatenate([each.scores.seen for each in costs])
     exponents = np.where(seen > 0, np.frexp(seen.astype(np.float64))[1], 0)  # 1 for 1, 2 for 2–3, 3 for 4–7
-    names = ["none", *(_between(1 << n, (2 << n) - 1) for n in range(64))]
+    most = int(seen.max())
+    names = ["none", *(_between(1 << n, min((2 << n) - 1, most)) for n in range(64))]
     return _buckets(exponents, names, costs)
 
 

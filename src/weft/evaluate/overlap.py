@@ -22,7 +22,8 @@ from weft.progress import Advance
 from weft.text.tokenizer import Tokenizer
 
 MOST = 1 << 23  # n-grams that are kept
-BLOCK = 1 << 18  # tokens that are hashed at a time
+HELD = 1 << 20  # tokens of the evaluation text that are hashed at a time
+TRAINED = 1 << 18  # and of the training text
 WORD = 5  # bytes a word has at least, about
 AGAIN = 256  # tokens that the next block of training text begins with again, which hold an n-gram
 QUICK = 16_000_000  # bytes that are compared in a second or two
@@ -87,7 +88,7 @@ def overlap(
 ) -> Overlap:
     """Compare an evaluation text with a training text, both as tokens; `progress` gets the bytes as they are read."""
     speller = _Speller(tokenizer)
-    blocks = [(number, block) for number, text in enumerate(held, 1) for block in speller.blocks(text, again=0)]
+    blocks = [(number, block) for number, text in enumerate(held, 1) for block in speller.blocks(text, HELD)]
     progress(sum(text.bytes for text in held))
     unit = CHARACTERS if blocks and words_are_long(blocks[0][1].text) else WORDS
     every = max(1, -(-sum(text.bytes for text in held) // (WORD * MOST)))
@@ -97,7 +98,7 @@ def overlap(
     met = np.zeros(len(kept), dtype=bool)
     sieve = _Sieve(kept)
     for text in training if len(kept) else ():
-        for block in speller.blocks(text, again=AGAIN):
+        for block in speller.blocks(text, TRAINED, AGAIN):
             met[sieve.places(ngrams(block.text, block.starts, unit, every).hashes)] = True
             progress(len(block.text))
     result = _result(blocks, found, met[own], unit)
@@ -143,12 +144,12 @@ class _Speller:
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.row = np.frombuffer(b"".join(words), dtype=np.uint8)
 
-    def blocks(self, text: Tokens, again: int) -> Iterator[_Block]:
-        """A text about BLOCK tokens at a time, each with so many of the last ones `again`."""
+    def blocks(self, text: Tokens, block: int, again: int = 0) -> Iterator[_Block]:
+        """A text `block` tokens at a time, each time with so many of those before `again`."""
         document, offset = -1, 0  # what the block before ended in
-        for start in range(0, len(text), BLOCK):
+        for start in range(0, len(text), block):
             before = min(start, again)
-            length = min(BLOCK, len(text) - start) + before
+            length = min(block, len(text) - start) + before
             ids, numbers = text.read(start - before, length), text.documents(start - before, length)
             sizes = self.sizes[ids]
             ends = np.cumsum(sizes)

@@ -1,0 +1,38 @@
+"""Intervals hold the truth about as often as they say, whatever the sections' sizes."""
+
+import numpy as np
+import pytest
+
+from weft.evaluate.bootstrap import ratio_interval, weights
+
+
+def test_draws_are_a_multinomial() -> None:
+    drawn = weights(40, draws=5000, seed=3)
+    assert drawn.shape == (5000, 40) and (drawn.sum(axis=1) == 40).all()
+    assert drawn.mean() == 1.0 and drawn.var() == pytest.approx(1 - 1 / 40, rel=0.02)
+    np.testing.assert_array_equal(drawn, weights(40, draws=5000, seed=3))
+    assert (drawn != weights(40, draws=5000, seed=4)).any()
+
+
+def test_a_draw_is_a_draw_with_replacement() -> None:
+    """The same interval as from picking sections one by one."""
+    rng = np.random.default_rng(0)
+    costs, sizes = rng.gamma(2.0, size=30), rng.integers(1, 9, 30)
+    picks = rng.integers(0, 30, (4000, 30))
+    expected = np.quantile(costs[picks].sum(axis=1) / sizes[picks].sum(axis=1), [0.025, 0.975])
+    np.testing.assert_allclose(ratio_interval(costs, sizes, weights(30, 4000)), expected, rtol=0.03)
+
+
+def test_intervals_cover_the_truth() -> None:
+    rng, covered, drawn = np.random.default_rng(1), 0, weights(100)
+    for _ in range(300):
+        sizes = rng.integers(100, 2000, 100).astype(float)
+        costs = sizes * rng.normal(1.5, 0.4, 100)
+        low, high = ratio_interval(costs, sizes, drawn)
+        covered += low <= 1.5 <= high
+    assert 0.90 <= covered / 300 <= 0.98
+
+
+def test_equal_sections_leave_no_doubt() -> None:
+    low, high = ratio_interval([3.0] * 5, [2.0] * 5, weights(5))
+    assert low == high == 1.5
