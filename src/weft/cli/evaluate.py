@@ -56,6 +56,16 @@ def evaluate(
         ),
     ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the details as a page, .html.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Evaluate on these tasks of lm-evaluation-harness instead."),
+    ] = None,
+    tasks_path: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder with tasks of your own for --tasks (.yaml).")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Take the first N examples of each task only.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Evaluate a run on its held-out data, or on other data: loss, perplexity, bits per byte, accuracy, BLEU …
@@ -65,6 +75,13 @@ def evaluate(
     the bytes of its first token, which nothing predicts, count 8 bits each. Intervals are those of a bootstrap over
     documents, and over equal pieces of a long one.
     """
+    if tasks is not None or tasks_path is not None or limit is not None:
+        from weft.cli.tasks import Asked, evaluate_on_tasks
+
+        others = {"--data": data, "--targets": targets, "--stride": stride, "--figure": figure, "--quantize": quantize}
+        others |= {"--details": details or None, "--overlap": overlap or None, "--out": out}
+        evaluate_on_tasks(run, Asked(tasks, tasks_path, limit, as_json), {**others, "": context.args})
+        return
     with loading():
         import torch
 

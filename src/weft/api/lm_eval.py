@@ -1,0 +1,316 @@
+"""weft's runs as a model of the Language Model Evaluation Harness (Gao et al. 2021; the package lm-eval).
+
+    python -m weft.api.lm_eval --model weft --model_args run=runs/NAME --tasks arc_easy
+
+is the harness's own command, which then knows `weft` beside its own models; it looks for no models of other packages
+by itself. `weft evaluate RUN --tasks arc_easy` does the same for one run.
+
+Texts are cut, truncated and windowed as the harness does for models of transformers, so that a run and its export for
+transformers get the same numbers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple, TypedDict, Unpack
+
+import torch
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import model_registry
+from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch import Tensor
+from tqdm import tqdm
+
+from weft.api.run import Run, load
+from weft.api.settings import sampling, with_defaults
+from weft.decode.config import Sampling
+from weft.decode.many import completions
+from weft.decode.prompt import Prompt, opening
+from weft.errors import ConfigError, suggestion
+from weft.evaluate.perplexity import HEAD_ELEMENTS
+from weft.models.base import LanguageModel, device_of, evaluating
+from weft.models.ngram import NGram
+
+BATCH = 16
+BATCH_TOKENS = 1 << 17  # tokens read together at most, unless one text is longer: recurrent models have no window
+UNLIMITED = 1 << 16  # the window of a model without one
+WRITTEN = 256  # tokens that are written where a task doesn't say it; the harness's own number
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# what a task may ask for under another name
+NAMED = {"max_gen_toks": "max_tokens", "until": "stop"}
+SILENT = ("do_sample", "use_cache", "num_beams")
+
+Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # the texts, and the ids of context and continuation
+
+
+class Options(TypedDict, total=False):
+    """What the harness may give beside the run: `--model_args`, `--batch_size` and `--device`."""
+
+    device: str | None
+    dtype: str | None
+    batch_size: int | str | None
+    max_batch_size: int | None
+    max_length: int | None
+    prefix_token_id: int | None
+
+
+class WeftLM(TemplateLM):
+    """A language model of weft for the harness: a run's folder, or a `Run` that is loaded.
+
+    `batch_size` texts are read or written together ("auto": 16). `max_length` is the window, by default the context of
+    a Transformer. `prefix_token_id` stands before a text without a context: bos, or else eos.
+    """
+
+    def __init__(self, run: str | Run, **options: Unpack[Options]) -> None:
+        super().__init__()
+        unknown = next((name for name in options if name not in Options.__annotations__), None)
+        if unknown is not None:
+            raise ConfigError(f"{unknown}: no such setting; {suggestion(unknown, Options.__annotations__)}")
+        if not isinstance(run, Run):
+            run = load(run, options.get("device"), dtype=_dtype(options.get("dtype")))
+        if not run.config.objective.continues:
+            raise run.objective.cannot("be evaluated on tasks")
+        self.run, self.tokenizer = run, run.tokenizer
+        self.model: LanguageModel = run.model
+        self._device = device_of(self.model)
+        self.batch_size = _batch_size(options.get("batch_size"), options.get("max_batch_size"))
+        own: int = getattr(self.model.config, "context", UNLIMITED) if _windowed(self.model) else UNLIMITED
+        self.max_length: int = options.get("max_length") or own
+        self._prefix = options.get("prefix_token_id")
+
+    # ---- text to ids
+
+    @property
+    def eot_token_id(self) -> int:
+        """What ends a text; for a tokenizer without such a token, what begins one."""
+        return opening(self.tokenizer)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text without a context."""
+        if self._prefix is not None:
+            return self._prefix
+        return self.eot_token_id if self.tokenizer.bos_id is None else self.tokenizer.bos_id
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **given: Any) -> list[int]:
+        """The ids of a text, special tokens in it included, after what the tokenizer puts before every text.
+
+        A text that begins with bos already, as a chat template's does, gets no second one.
+        """
+        begun = has_bos_prefix(string, self.tokenizer.token(self.prefix_token_id))
+        plain = begun if add_special_tokens is None else not add_special_tokens
+        return [*(() if plain else self.tokenizer.leading), *self.tokenizer.encode(string, specials=True)]
+
+    # ---- scoring
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Pair], disable_tqdm: bool = False, **given: Any
+    ) -> list[tuple[float, bool]]:
+        """log p of each continuation after its context, and whether it is what greedy decoding would write."""
+        for _, context, continuation in requests:
+            if not continuation or not context or len(continuation) > self.max_length:
+                raise ConfigError(
+                    f"a continuation of {len(continuation)} tokens after a context of {len(context)} can't be scored "
+                    f"with a window of {self.max_length}"
+                )
+        found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as shown:
+            for rows in self._batches(requests):
+                for row, answer in self._score(rows):
+                    found[row.number] = answer
+                    if row.texts is not None:
+                        self.cache_hook.add_partial("loglikelihood", row.texts, answer)
+                    shown.update()
+        return found
+
+    def _batches(self, requests: Sequence[Pair]) -> Iterator[list["_Row"]]:
+        """Requests that are read together, the longest first; those that read the same text share a row of the batch.
+
+        The answers to a question are mostly of one token, and then they do.
+        """
+        rows = []
+        for index, (texts, context, continuation) in enumerate(requests):
+            read = (context + continuation)[-(self.max_length + 1) :][:-1]
+            rows.append(_Row(index, texts, tuple(read), tuple(continuation)))
+        rows.sort(key=lambda row: (-len(row.read), row.read))
+        batch: list[_Row] = []
+        texts_read = 0
+        for read, alike in groupby(rows, key=lambda row: row.read):
+            longest = len(batch[0].read) if batch else len(read)
+            if batch and texts_read >= max(1, min(self.batch_size, BATCH_TOKENS // longest)):
+                yield batch
+                batch, texts_read = [], 0
+            batch, texts_read = [*batch, *alike], texts_read + 1
+        if batch:
+            yield batch
+
+    @torch.inference_mode()
+    def _score(self, rows: Sequence["_Row"]) -> Iterator[tuple["_Row", tuple[float, bool]]]:
+        distinct = {read: number for number, read in enumerate(dict.fromkeys(row.read for row in rows))}
+        tokens = torch.zeros(len(distinct), len(rows[0].read), dtype=torch.long)  # padded on the right
+        for read, number in distinct.items():
+            tokens[number, : len(read)] = torch.tensor(read)
+        # the last places of a row predict its continuation
+        places = [
+            (distinct[row.read], len(row.read) - len(row.wanted) + i, id) for row in rows for i, id in row.numbered
+        ]
+        text, place, wanted = torch.tensor(places, device=self._device).unbind(1)
+        with evaluating(self.model):
+            features = self.model.features(tokens.to(self._device))[text, place]
+            logprobs, greedy = _chosen(self.model, features, wanted)
+        end = 0
+        for row in rows:
+            start, end = end, end + len(row.wanted)
+            yield row, (float(logprobs[start:end].sum()), bool(greedy[start:end].all()))
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """log p of each whole text, in windows that follow each other. Each text is read for itself."""
+        texts = [request.args[0] for request in requests]
+        windows: list[Pair] = []
+        owners: list[int] = []
+        found = [0.0] * len(texts)
+        for number, text in enumerate(texts):
+            ids = self.tok_encode(text)
+            if isinstance(self.model, NGram):  # it counted texts without anything before them, and has no window
+                found[number] = float(self.model.log_prob(torch.tensor(ids).numpy()).sum(dtype="float64"))
+                continue
+            cut = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
+            mine: list[Pair] = [(None, *make_disjoint_window(window)) for window in cut]
+            windows, owners = windows + mine, owners + [number] * len(mine)
+        for number, (logprob, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
+            found[number] += logprob
+        for text, logprob in zip(texts, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), logprob)
+        return found
+
+    # ---- writing
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes after each context until one of the strings in `until`, which are left out."""
+        asked = [request.args for request in requests]
+        prompts: list[tuple[int, list[int], Sampling]] = []
+        for index, (context, wanted) in enumerate(asked):
+            settings = _settings(wanted, self.run.defaults)
+            most = self.max_length - settings.max_tokens
+            if most < 1:
+                raise ConfigError(
+                    f"max_gen_toks = {settings.max_tokens}: the model reads and writes {self.max_length} tokens at "
+                    "most, so a task that writes fewer is needed; --gen_kwargs max_gen_toks=… changes it"
+                )
+            ids = self.tok_encode(context) or [self.prefix_token_id]
+            prompts.append((index, ids[-most:], settings))
+        prompts.sort(key=lambda each: (repr(each[2]), -len(each[1]), asked[each[0]][0]))
+        found = [""] * len(requests)
+        self.model.eval()
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as shown:
+            for _, alike in groupby(prompts, key=lambda each: repr(each[2])):
+                some = list(alike)
+                # a text by itself, as the harness decodes it: its first word has no leading space
+                read = [_alone(Prompt.of(self.tokenizer, ids)) for _, ids, _ in some]
+                seeds = [settings.seed + index for index, _, settings in some]
+                texts = completions(self.model, read, some[0][2], seeds, self.batch_size)
+                for (index, _, _), completion in zip(some, texts, strict=True):
+                    found[index] = completion.text
+                    self.cache_hook.add_partial("generate_until", asked[index], completion.text)
+                    shown.update()
+        return found
+
+    # ---- chat
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A conversation as the tokenizer's template writes it; without the prompt, it ends with the last message."""
+        text = self.tokenizer.chat(chat_history, reply=add_generation_prompt)
+        if add_generation_prompt:
+            return text
+        last = chat_history[-1]["content"].rstrip()
+        return text[: text.rindex(last) + len(last)]
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The tokenizer's own template, which is the only one that a run has."""
+        return self.tokenizer.chat_template
+
+    @property
+    def tokenizer_name(self) -> str:
+        """For the names of cached requests."""
+        return f"weft-{self.tokenizer.fingerprint[:16]}"
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness notes with the results."""
+        dtype = next((str(each.dtype) for each in self.model.parameters()), "")
+        size = sum(each.numel() for each in self.model.parameters())
+        return {"model_num_parameters": size, "model_dtype": dtype, "model_run": str(self.run.path)}
+
+
+class _Row(NamedTuple):
+    """A request: its number, its texts, what is read for it, and the tokens that are wanted at the end of that."""
+
+    number: int
+    texts: tuple[str, str] | None
+    read: tuple[int, ...]
+    wanted: tuple[int, ...]
+
+    @property
+    def numbered(self) -> Iterator[tuple[int, int]]:
+        """Its tokens with the places, counted from the first, that predict them."""
+        return enumerate(self.wanted)
+
+
+def _chosen(model: LanguageModel, features: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """log p (N,) of the wanted tokens (N,) from features (N, …), and whether each is the likeliest one."""
+    rows = max(1, HEAD_ELEMENTS // int(model.config.vocab_size))  # type: ignore[attr-defined]
+    logprobs, greedy = [], []
+    for start in range(0, len(wanted), rows):
+        logits = model.head(features[None, start : start + rows])[0].float()
+        ids = wanted[start : start + rows]
+        logprobs.append(logits.log_softmax(-1).gather(1, ids[:, None])[:, 0])
+        greedy.append(logits.argmax(-1) == ids)
+    return torch.cat(logprobs).double().cpu(), torch.cat(greedy).cpu()
+
+
+def _settings(wanted: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sampling:
+    """How to write as a task wants it, in the names of transformers; without do_sample greedily."""
+    asked: dict[str, Any] = dict(normalize_gen_kwargs(dict(wanted), WRITTEN))
+    if asked.get("num_beams", 1) != 1:
+        raise ConfigError(f"num_beams = {asked['num_beams']}: tasks are written without beam search here")
+    drawn = asked.get("do_sample") is True
+    given = {NAMED.get(name, name): value for name, value in asked.items() if name not in SILENT}
+    unknown = next((name for name in given if name not in Sampling.model_fields), None)
+    if unknown is not None:
+        raise ConfigError(f"{unknown}: a task asks for it, but weft doesn't write so; it is given by gen_kwargs")
+    given["stop"] = tuple(text for text in given["stop"] if text)
+    if not drawn:
+        given = {name: value for name, value in given.items() if name not in ("top_k", "top_p", "min_p", "typical_p")}
+        given["temperature"] = 0.0
+    return sampling(**with_defaults(given, defaults))
+
+
+def _alone(prompt: Prompt) -> Prompt:
+    return Prompt(prompt.ids, prompt.tokenizer, False, prompt.eos_id, prompt.vocab_size)
+
+
+def _windowed(model: LanguageModel) -> bool:
+    """Whether a model has learned texts up to a length: a recurrent one goes on for ever, and an n-gram model too."""
+    return getattr(model.config, "kind", "") not in ("recurrent", "ngram")
+
+
+def _batch_size(asked: int | str | None, most: int | None) -> int:
+    """'auto', or 'auto:4', leaves the size to weft."""
+    size = BATCH if asked is None or str(asked).startswith("auto") else int(asked)
+    if size < 1:
+        raise ConfigError(f"batch_size = {asked}: at least one text at a time")
+    return size if most is None else min(size, most)
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    """By default as `load` chooses it."""
+    if name is not None and name not in DTYPES:
+        raise ConfigError(f"dtype = {name}: {suggestion(name, DTYPES)}")
+    return None if name is None else DTYPES[name]
+
+
+if "weft" not in model_registry:
+    model_registry.register("weft", target="weft.api.lm_eval:WeftLM")
+
+if __name__ == "__main__":
+    cli_evaluate()

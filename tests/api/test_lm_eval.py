@@ -1,0 +1,375 @@
+"""A run in the Language Model Evaluation Harness has the numbers that the harness gives its export for transformers."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from tests.api.test_import_export import sharp
+from tests.interop.test_hf import exported
+from tokenizers.processors import TemplateProcessing
+
+from weft.api.export_model import export_model
+from weft.api.import_model import import_model
+from weft.api.run import Run, load
+from weft.cli.main import run as command
+from weft.errors import ConfigError
+from weft.models.presets import gpt, llama
+from weft.text.config import BPE
+from weft.text.tokenizer import Tokenizer, build_tokenizer
+
+if find_spec("lm_eval") is None:
+    pytest.skip("lm-eval is not installed", allow_module_level=True)
+
+from lm_eval.api.model import CacheHook
+
+from weft.api.lm_eval import WeftLM
+from weft.api.tasks import evaluate_tasks
+
+Capture = pytest.CaptureFixture[str]
+WORDS = "the cat sat on the mat, and the dog ate the hat. " * 8
+CONTEXT = 48
+WANTED = {
+    "choice": {
+        "output_type": "multiple_choice",
+        "doc_to_text": "Question: {{text}}\nAnswer:",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    },
+    "rolling": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}, {"metric": "bits_per_byte"}],
+    },
+    "write": {
+        "output_type": "generate_until",
+        "doc_to_text": "{{text}}",
+        "doc_to_target": "{{written}}",
+        "generation_kwargs": {"until": ["at e", "\n\n"], "max_gen_toks": 12},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return build_tokenizer(BPE(vocab_size=281), [WORDS])
+
+
+def framed(tokenizer: Tokenizer) -> Tokenizer:
+    """The same, but bos stands before every text, as LLaMA's tokenizer has it."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    backend.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", tokenizer.need("bos"))])
+    return Tokenizer.from_json(backend.to_str(), tokenizer.roles)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """Two tiny Transformers, as runs and as folders for transformers."""
+    torch.manual_seed(0)
+    made, size = tmp_path_factory.mktemp("runs"), tokenizer.vocab_size
+    settings: dict[str, tuple[Any, Tokenizer]] = {
+        "gpt": (gpt(2, 32, 4, CONTEXT, vocab_size=size), tokenizer),
+        "llama": (llama(2, 32, 4, 48, CONTEXT, vocab_size=size, kv_heads=2), framed(tokenizer)),
+    }
+    for name, (model, cutter) in settings.items():
+        theirs = exported(replace(sharp(model), tokenizer=cutter), made / f"{name}-first")
+        import_model(theirs, made / name)
+        export_model(made / name, "hf", made / f"{name}-hf")
+    return made
+
+
+def documents(count: int = 7) -> list[dict[str, Any]]:
+    """Texts shorter and longer than the window, with choices of one token and of several."""
+    words = WORDS.split()
+    texts = [" ".join(words[n : n + 3 + 11 * n]) + (" <eos> naïve –" if n % 3 == 0 else "") for n in range(count)]
+    choices = [" the", " cat", " mat, and", "\u2009dog ate <bos>"]
+    return [{"text": text, "choices": choices, "answer": n % 4, "written": ""} for n, text in enumerate(texts)]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three tasks with their data; JSON is YAML."""
+    folder = tmp_path_factory.mktemp("tasks")
+    (folder / "data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents()))
+    for name, wanted in WANTED.items():
+        data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(folder / "data.jsonl")}}}
+        task = {
+            "task": f"local_{name}",
+            **data,
+            "test_split": "test",
+            "num_fewshot": 0,
+            **wanted,
+            "metadata": {"version": 1.0},
+        }
+        (folder / f"{name}.yaml").write_text(json.dumps(task))
+    return folder
+
+
+def asked(*arguments: Any) -> Any:
+    return SimpleNamespace(args=arguments)
+
+
+# ---- the same as the harness's own model of transformers
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_the_harness_gives_a_run_and_its_export_the_same_numbers(runs: Path, tasks: Path, name: str) -> None:
+    from lm_eval.evaluator import evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    names = [f"local_{name}" for name in WANTED]
+
+    def results(model: Any) -> dict[str, Any]:
+        found = evaluate(lm=model, task_dict=manager.load(names), bootstrap_iters=0)
+        assert found is not None
+        return dict(found)
+
+    # with its cache, windows that read the same text but score different parts of it get each other's numbers
+    settings = {"device": "cpu", "dtype": "float32", "batch_size": 3, "logits_cache": False}
+    theirs = results(HFLM(str(runs / f"{name}-hf"), **settings))
+    ours = results(WeftLM(str(runs / name), device="cpu", batch_size=2))
+    for task in names:
+        for key, value in theirs["results"][task].items():
+            if isinstance(value, float):
+                assert ours["results"][task][key] == pytest.approx(value, rel=1e-6), (task, key)
+        for one, other in zip(theirs["samples"][task], ours["samples"][task], strict=True):
+            assert one["doc_id"] == other["doc_id"] and one["arguments"] == other["arguments"]
+            if task == "local_write":
+                assert one["resps"] == other["resps"]
+            else:
+                assert _flat(one["resps"]) == pytest.approx(_flat(other["resps"]), rel=1e-5)
+    written = {sample["resps"][0][0] for sample in ours["samples"]["local_write"]}
+    assert len(written) > 3, "texts that are all alike would prove little"
+
+
+def _flat(resps: Any) -> list[float]:
+    """log p and whether it was greedy, one after another."""
+    return [float(part) for resp in resps for each in resp for part in (each if isinstance(each, tuple) else (each,))]
+
+
+# ---- scoring, against a plain loop
+
+
+def plainly(run: Run, context: list[int], continuation: list[int], window: int) -> tuple[float, bool]:
+    """log p a token at a time, each from all that is read before it."""
+    ids = (context + continuation)[-(window + 1) :]
+    first = len(ids) - len(continuation)
+    with torch.no_grad():
+        rows = run.model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)[first - 1 :]
+    wanted = torch.tensor(continuation)
+    return float(rows.gather(1, wanted[:, None]).sum()), bool((rows.argmax(1) == wanted).all())
+
+
+def test_requests_are_scored_alike_in_any_batch_and_any_order(runs: Path) -> None:
+    run = load(runs / "llama", "cpu")
+    requests = [asked(each["text"], choice) for each in documents(5) for choice in each["choices"]]
+    requests += [asked("", " the cat sat"), asked("", "<bos> the"), asked("the cat  ", "sat")]
+    found = {size: WeftLM(run, batch_size=size).loglikelihood(requests, disable_tqdm=True) for size in (1, 3, 64)}
+    again = WeftLM(run, batch_size=3).loglikelihood(requests[::-1], disable_tqdm=True)[::-1]
+    model = WeftLM(run)
+    for place, request in enumerate(requests):
+        context, continuation = request.args
+        if context:
+            kept = context.rstrip()
+            whole, before = model.tok_encode(context + continuation), model.tok_encode(kept)
+            after = whole[len(before) :]
+        else:
+            before = [run.tokenizer.need("bos")]
+            after = run.tokenizer.encode(continuation.removeprefix("<bos>"))
+        wanted = plainly(run, before, after, CONTEXT)
+        for each in (*found.values(), {place: again[place]}):
+            assert each[place][0] == pytest.approx(wanted[0], abs=1e-3)
+            assert each[place][1] == wanted[1]
+
+
+def test_a_long_text_is_read_in_windows_that_follow_each_other(runs: Path) -> None:
+    run = load(runs / "gpt", "cpu")
+    model = WeftLM(run, batch_size=2)
+    ids = model.tok_encode(WORDS)
+    assert len(ids) > 2 * CONTEXT
+    total = 0.0
+    for start in range(0, len(ids), CONTEXT):
+        some = ids[start : start + CONTEXT]
+        before = [run.tokenizer.need("bos")] if start == 0 else ids[: start + len(some)][: -len(some)]
+        total += plainly(run, before, some, CONTEXT)[0]
+    (found,) = model.loglikelihood_rolling([asked(WORDS)], disable_tqdm=True)
+    assert found == pytest.approx(total, rel=1e-6)
+
+
+def test_answers_are_handed_to_the_cache_as_they_come(runs: Path) -> None:
+    model = WeftLM(load(runs / "gpt", "cpu"))
+    kept: dict[tuple[str, Any], Any] = {}
+
+    class Hook(CacheHook):
+        def add_partial(self, attr: str, req: Any, res: Any) -> None:
+            kept[attr, req[0]] = res
+
+    model.set_cache_hook(Hook(None))
+    scored = model.loglikelihood([asked("the", " cat")], disable_tqdm=True)
+    rolled = model.loglikelihood_rolling([asked("the cat")], disable_tqdm=True)
+    written = model.generate_until([asked("the", {"max_gen_toks": 3})], disable_tqdm=True)
+    assert kept == {
+        ("loglikelihood", "the"): scored[0],
+        ("loglikelihood_rolling", "the cat"): rolled[0],
+        ("generate_until", "the"): written[0],
+    }
+
+
+# ---- other models
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An n-gram model and an LSTM of words, and a classifier, which can't score."""
+    made = tmp_path_factory.mktemp("trained")
+    (made / "book.txt").write_text("".join(f"the cat {n % 7} sat by the river and the dog ran\n" for n in range(200)))
+    rows = [f"the {'frog' if n % 2 else 'dog'} {n}\t{n % 2}" for n in range(40)]
+    (made / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    book, small = str(made / "book.txt"), ["steps=2", "batch.length=16", "batch.size=2", "tokenizer=word"]
+    tiny = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16", *small]
+    assert command(["train", "ngram-3", "--data", book, "--run", str(made / "ngram"), "tokenizer=word"]) == 0
+    lstm = ["train", "lstm", "--data", book, "--run", str(made / "lstm"), "model.layers=1", "model.d_model=16"]
+    assert command([*lstm, *small]) == 0
+    labels = ["train", "bert-tiny", "--data", str(made / "rows.tsv"), "--run", str(made / "labels")]
+    assert command([*labels, "objective=classify", *tiny]) == 0
+    return made
+
+
+def test_an_ngram_model_is_scored_as_it_counted(trained: Path) -> None:
+    run = load(trained / "ngram")
+    model = WeftLM(run)
+    text = "the cat 3 sat by the river"
+    ids = run.tokenizer.encode(text)
+    (found,) = model.loglikelihood_rolling([asked(text)], disable_tqdm=True)
+    assert found == pytest.approx(float(run.model.log_prob(torch.tensor(ids).numpy()).sum()), rel=1e-6)  # type: ignore[operator]
+    ((score, greedy),) = model.loglikelihood([asked("the cat 3", " sat by")], disable_tqdm=True)
+    logprobs = run.model.log_prob(torch.tensor(ids[:5]).numpy())  # type: ignore[operator]
+    assert score == pytest.approx(float(logprobs[3:].sum()), rel=1e-5) and greedy
+
+
+def test_a_recurrent_model_reads_a_text_as_long_as_it_is(trained: Path) -> None:
+    run = load(trained / "lstm", "cpu")
+    text = "the cat 3 sat by the river and the dog ran " * 20
+    (found,) = WeftLM(run).loglikelihood_rolling([asked(text)], disable_tqdm=True)
+    ids = run.tokenizer.encode(text)
+    assert found == pytest.approx(plainly(run, [run.tokenizer.need("bos")], ids, 1 << 20)[0], rel=1e-5)
+
+
+# ---- what can't be
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda runs: WeftLM(str(runs / "gpt"), batch_size=0), "batch_size = 0: at least one text at a time"),
+        (lambda runs: WeftLM(str(runs / "gpt"), dtype="int3"), "dtype = int3: available: bfloat16"),
+        (lambda runs: WeftLM(str(runs / "gpt"), batchsize=2), "batchsize: no such setting; did you mean 'batch_size'"),
+        (lambda runs: _write(runs, max_gen_toks=99), "max_gen_toks = 99: the model reads and writes 48 tokens at most"),
+        (lambda runs: _write(runs, num_beams=4), "num_beams = 4: tasks are written without beam search"),
+        (lambda runs: _write(runs, penalty_alpha=1), "penalty_alpha: a task asks for it, but weft"),
+    ],
+)
+def test_what_cannot_be_done_is_said(runs: Path, make: Callable[[Path], Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        make(runs)
+
+
+def _write(runs: Path, **wanted: Any) -> None:
+    WeftLM(str(runs / "gpt")).generate_until([asked("the", wanted)], disable_tqdm=True)
+
+
+def test_a_chat_template_frames_the_messages(runs: Path) -> None:
+    run = load(runs / "llama", "cpu")
+    model = WeftLM(run)
+    run.tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    said = [{"role": "user", "content": "the cat"}]
+    assert model.apply_chat_template(said) == "<bos>[user] the cat<eos>[assistant]"
+    begun = [*said, {"role": "assistant", "content": "sat "}]
+    assert model.apply_chat_template(begun, False) == "<bos>[user] the cat<eos>[assistant] sat"
+    bos = run.tokenizer.need("bos")
+    assert model.tok_encode("<bos>the")[0] == bos != model.tok_encode("<bos>the")[1]  # not twice
+    assert model.chat_template() == run.tokenizer.chat_template and model.tokenizer_name.startswith("weft-")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--limit", "3"], "--limit 3: it is about tasks, which --tasks names"),
+        (["--tasks", ","], "--tasks ',': expected the name of a task"),
+        (["--tasks", "local_choice", "--stride", "3"], "--stride 3: tasks have data and metrics of their own"),
+        (["--tasks", "local_choice", "--tasks-path", "nowhere"], "--tasks-path nowhere: no such folder"),
+        (["--tasks", "local_choice,local_choice*"], None),
+        (["--tasks", "broken"], "--tasks broken: it cannot be loaded"),
+        (["--tasks", "far"], "--tasks far: its dataset is on the hub: weft couldn't reach it"),
+    ],
+)
+def test_mistakes_get_one_line(
+    runs: Path, tasks: Path, words: list[str], line: str | None, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"task": "broken", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "nowhere.jsonl"}}}
+    (tasks / "broken.yaml").write_text(json.dumps({**given, "test_split": "test", **WANTED["choice"]}))
+    (tasks / "far.yaml").write_text(
+        json.dumps({"task": "far", "dataset_path": "some/where", "test_split": "test", **WANTED["choice"]})
+    )
+    own = [] if "--tasks-path" in words else ["--tasks-path", str(tasks)]
+    own = own if "--tasks" in words else []
+    capsys.readouterr()
+    code = command(["evaluate", str(runs / "gpt"), *words, *own])
+    shown = capsys.readouterr()
+    if line is None:
+        assert code == 0 and "acc_norm" in shown.out
+    else:
+        assert code == 2 and line in shown.err and shown.err.count("\n") == 1
+
+
+def test_a_classifier_has_no_tasks(trained: Path, tasks: Path, capsys: Capture) -> None:
+    capsys.readouterr()
+    words = ["--tasks", "local_choice", "--tasks-path", str(tasks)]
+    assert command(["evaluate", str(trained / "labels"), *words]) == 2
+    err = capsys.readouterr().err
+    assert "be evaluated on tasks" in err and err.count("\n") == 1
+
+
+def test_the_command_prints_a_line_a_metric(runs: Path, tasks: Path, capsys: Capture) -> None:
+    words = ["evaluate", str(runs / "gpt"), "--tasks", "local_rolling,local_write", "--tasks-path", str(tasks)]
+    found = evaluate_tasks(load(runs / "gpt", "cpu"), ["local_rolling"], limit=3, folder=tasks)["results"]
+    capsys.readouterr()
+    assert command([*words, "--limit", "3"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert f"{found['local_rolling']['bits_per_byte,none']:.4f}" in out and "exact_match" in out
+    assert command([*words, "--limit", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"]["local_rolling"] == found["local_rolling"]
+
+
+@pytest.mark.slow
+def test_the_harness_s_own_command_knows_weft(runs: Path, tasks: Path) -> None:
+    words = ["--model", "weft", "--model_args", f"run={runs / 'gpt'}", "--tasks", "local_choice", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "weft.api.lm_eval", *words, "--include_path", str(tasks), "--batch_size", "4"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = evaluate_tasks(load(runs / "gpt", "cpu"), ["local_choice"], folder=tasks)["results"]["local_choice"]
+    assert f"{found['acc_norm,none']:.4f}"[:5] in done.stdout
