@@ -172,7 +172,9 @@ class WeftLM(TemplateLM):
         found = [0.0] * len(texts)
         for number, text in enumerate(texts):
             ids = self.tok_encode(text)
-            if isinstance(self.model, NGram):  # it counted texts without anything before them, and has no window
+            if ids and isinstance(
+                self.model, NGram
+            ):  # it counted texts without anything before them, and has no window
                 found[number] = float(self.model.log_prob(torch.tensor(ids).numpy()).sum(dtype="float64"))
                 continue
             cut = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
