@@ -18,7 +18,7 @@ import pytest
 import tokenizers
 import torch
 from tests.api.test_import_export import sharp
-from tests.interop.test_hf import exported
+from tests.interop.test_hf import exported, fresh_model
 from tokenizers.processors import TemplateProcessing
 
 from weft.api.export_model import export_model
@@ -26,7 +26,7 @@ from weft.api.import_model import import_model
 from weft.api.run import Run, load
 from weft.cli.main import run as command
 from weft.errors import ConfigError
-from weft.models.presets import gpt, llama
+from weft.models.presets import bert, gpt, llama
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -237,18 +237,13 @@ def test_answers_are_handed_to_the_cache_as_they_come(runs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An n-gram model and an LSTM of words, and a classifier, which can't score."""
+    """An n-gram model and an LSTM, of words."""
     made = tmp_path_factory.mktemp("trained")
     (made / "book.txt").write_text("".join(f"the cat {n % 7} sat by the river and the dog ran\n" for n in range(200)))
-    rows = [f"the {'frog' if n % 2 else 'dog'} {n}\t{n % 2}" for n in range(40)]
-    (made / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     book, small = str(made / "book.txt"), ["steps=2", "batch.length=16", "batch.size=2", "tokenizer=word"]
-    tiny = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16", *small]
     assert command(["train", "ngram-3", "--data", book, "--run", str(made / "ngram"), "tokenizer=word"]) == 0
     lstm = ["train", "lstm", "--data", book, "--run", str(made / "lstm"), "model.layers=1", "model.d_model=16"]
     assert command([*lstm, *small]) == 0
-    labels = ["train", "bert-tiny", "--data", str(made / "rows.tsv"), "--run", str(made / "labels")]
-    assert command([*labels, "objective=classify", *tiny]) == 0
     return made
 
 
@@ -342,10 +337,14 @@ def test_mistakes_get_one_line(
         assert code == 2 and line in shown.err and shown.err.count("\n") == 1
 
 
-def test_a_classifier_has_no_tasks(trained: Path, tasks: Path, capsys: Capture) -> None:
+def test_a_model_that_continues_no_text_has_no_tasks(
+    tokenizer: Tokenizer, tasks: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    settings = bert(1, 16, 2, vocab_size=tokenizer.vocab_size, context=16)
+    import_model(exported(replace(fresh_model(settings), tokenizer=tokenizer), tmp_path / "bert"), tmp_path / "run")
     capsys.readouterr()
     words = ["--tasks", "local_choice", "--tasks-path", str(tasks)]
-    assert command(["evaluate", str(trained / "labels"), *words]) == 2
+    assert command(["evaluate", str(tmp_path / "run"), *words]) == 2
     err = capsys.readouterr().err
     assert "be evaluated on tasks" in err and err.count("\n") == 1
 
