@@ -10,11 +10,17 @@ from scipy.interpolate import PchipInterpolator
 from scipy.stats import t as student
 from tests.compare.simulate import World
 
-from weft.compare.bootstrap import bands, interval, resample
+from weft.compare.bootstrap import bands, resample
 from weft.compare.multiplier import Multiplier, multiplier
 from weft.compare.results import Curve
 
 SIZES = np.array([100.0, 300.0, 200.0])
+
+
+def interval(nats: np.ndarray, sizes: np.ndarray, **more: int) -> tuple[float, float]:
+    """That of one rung by itself."""
+    low, high = bands([nats], sizes, **more)[0].tolist()
+    return low, high
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from weft.evaluate.bootstrap import ratio_interval, weights
 
 
 def test_draws_are_a_multinomial() -> None:
-    drawn = weights(40, draws=5000, seed=3)
+    drawn = weights(40, 5000, np.random.default_rng(3))
     assert drawn.shape == (5000, 40) and (drawn.sum(axis=1) == 40).all()
     assert drawn.mean() == 1.0 and drawn.var() == pytest.approx(1 - 1 / 40, rel=0.02)
-    np.testing.assert_array_equal(drawn, weights(40, draws=5000, seed=3))
-    assert (drawn != weights(40, draws=5000, seed=4)).any()
+    np.testing.assert_array_equal(drawn, weights(40, 5000, np.random.default_rng(3)))
+    assert (drawn != weights(40, 5000, np.random.default_rng(4))).any()
 
 
 def test_a_draw_is_a_draw_with_replacement() -> None:

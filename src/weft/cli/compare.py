@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,16 +75,21 @@ def compare(
     from weft.compare.config import experiment, tables_of
     from weft.errors import ConfigError
 
-    given = {"seeds": seeds, "rungs": rungs, "rates": rates, "baseline": baseline, "grid": grid, "sizes": sizes}
-    budget = {"flops": flops, "tokens": tokens if tokens is None else round(tokens), "minutes": minutes}
     named = [word for word in words or [] if "=" not in word.split(" ")[0] or _names(word)]
     settings = [word for word in words or [] if word not in named]
+    if tokenizers is not None and not named:
+        _compare_tokenizers(tokenizers.split(","), data or [], settings, out or Path("comparisons") / "tokenizers")
+        return
+    given = {"seeds": seeds, "rungs": rungs, "rates": rates, "baseline": baseline, "grid": grid, "sizes": sizes}
+    budget = {"flops": flops, "tokens": tokens if tokens is None else round(tokens), "minutes": minutes}
     file = tables_of(named[0]) if len(named) == 1 else None
     if not named:
         raise ConfigError(
             "compare what? give two presets or recipes or more, for instance: weft compare lstm transformer"
         )
     tree = _tables(named, file, settings, data or [], vary or [])
+    if tokenizers is not None:
+        tree["contenders"] = _with_tokenizers(tree["contenders"], tokenizers.split(","))
     tree |= {key: value for key, value in given.items() if value is not None}
     if any(value is not None for value in budget.values()):
         tree["budget"] = {key: value for key, value in budget.items() if value is not None}
@@ -101,6 +107,8 @@ def compare(
     page = ComparisonPage(found)
     page.save(folder / "compare.html")
     page.save_figures(folder / "figures")
+    if tokenizers is not None:
+        _compare_tokenizers(tokenizers.split(","), wanted.data.sources, [], folder)
     if as_json:
         columns.print_json({"result": page.result, "contenders": page.records()})
         return
@@ -108,6 +116,46 @@ def compare(
     echo(f"\npage     {folder / 'compare.html'}")
     echo(f"numbers  {folder / 'results.jsonl'}")
     echo(f"models   {folder / 'runs'}")
+
+
+def _compare_tokenizers(specs: Sequence[str], data: Sequence[str], settings: Sequence[str], folder: Path) -> None:
+    """What tokenizers make of the held-out text, in the terminal and on a page."""
+    from weft.compare.tokenizers import compare_tokenizers
+    from weft.config import validate
+    from weft.data.config import Data, TextSource
+    from weft.errors import ConfigError
+    from weft.recipe.resolve import changed_tables
+
+    tree = changed_tables(settings)
+    read = validate(Data, {**tree.pop("data", {}), **({"sources": data} if data else {})})
+    if tree:
+        raise ConfigError(
+            f"{next(iter(tree))}: a model's setting, and no model is named; weft compare MODEL --tokenizers"
+        )
+    if not read.sources:
+        raise ConfigError("there is no text to compare on; give it with --data, for instance --data book.txt")
+    found = compare_tokenizers(specs, TextSource(read.sources, read.validation, read.column, read.encoding))
+    folder.mkdir(parents=True, exist_ok=True)
+    echo(found.text() or "")
+    echo(f"\npage     {found.save(folder / 'tokenizers.html')}\n")
+
+
+def _with_tokenizers(contenders: dict[str, Any], specs: Sequence[str]) -> dict[str, Any]:
+    """The one contender with each of the tokenizers."""
+    from weft.compare.tokenizers import settings_of
+    from weft.config import merge
+    from weft.errors import ConfigError
+
+    if len(contenders) != 1:
+        raise ConfigError(f"--tokenizers: they are compared with one model, but {len(contenders)} are named")
+    (base,) = contenders.values()
+    return {
+        spec.replace(":", "-").replace("/", "-"): {
+            **base,
+            "changes": merge(base["changes"], {"tokenizer": settings_of(spec)}),
+        }
+        for spec in specs
+    }
 
 
 def _names(word: str) -> bool:

@@ -55,7 +55,7 @@ def _names(asked: Asked, others: Mapping[str, Any]) -> list[str]:
         raise ConfigError(f"--tasks '{asked.tasks}': expected the name of a task, or several with commas between them")
     for option, value in others.items():
         if value:
-            shown = value[0] if isinstance(value, list) else value
+            shown = value[0] if isinstance(value, list) else "" if value is True else value
             raise ConfigError(f"{option} {shown}".strip() + ": tasks have data and metrics of their own; leave it out")
     if find_spec("lm_eval") is None:
         raise ConfigError(f"--tasks {asked.tasks}: they need the package lm-eval; pip install 'weft[lm-eval]'")

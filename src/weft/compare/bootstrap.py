@@ -15,9 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.compare.results import Array
+from weft.evaluate.bootstrap import DRAWS, ends, weights
 
-DRAWS = 1000
-LEVEL = 0.95
 _AT_ONCE = 4_000_000  # section numbers held in memory
 
 
@@ -41,28 +40,14 @@ def resample(groups: Sequence[Sequence[Array]], sizes: Array, draws: int = DRAWS
     return found
 
 
-def interval(nats: Array, sizes: Array, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of bits per byte over seeds and sections, from nats (seeds, sections) and the sections' bytes.
-
-    With one seed it is over sections alone, with one section over seeds alone; with one of both nothing is known of
-    the scatter, and both ends are the value itself.
-    """
-    return ends(resample([[nats]], sizes, draws, seed)[0][:, 0])
-
-
 def bands(rungs: Sequence[Array], sizes: Array, draws: int = DRAWS, seed: int = 0) -> Array:
     """The 95 % intervals (rungs, 2) of a contender's bits per byte, from nats (seeds, sections) of each rung.
 
-    They're narrower than those of each rung alone: the rungs tell together how much seeds matter.
+    They are narrower than those of each rung alone: the rungs tell together how much seeds matter. With one seed they
+    are over sections alone, with one section over seeds alone; with one of both nothing is known of the scatter, and
+    both ends are the value itself.
     """
     return np.array([ends(rung) for rung in resample([rungs], sizes, draws, seed)[0].T])
-
-
-def ends(values: Array) -> tuple[float, float]:
-    """The ends of the 95 % interval of draws (draws,): percentiles, which may be infinite."""
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(values, [tail, 1 - tail], method="nearest")  # linear would take ∞ − ∞
-    return float(low), float(high)
 
 
 def _ratios(means: Array, sizes: Array, draws: int, rng: np.random.Generator) -> Array:
@@ -72,8 +57,7 @@ def _ratios(means: Array, sizes: Array, draws: int, rng: np.random.Generator) ->
     step = max(1, _AT_ONCE // sections)
     for start in range(0, draws, step):
         rows = min(step, draws - start)
-        drawn = rng.integers(sections, size=(rows, sections)) + np.arange(rows)[:, None] * sections
-        counts = np.bincount(drawn.ravel(), minlength=rows * sections).reshape(rows, sections)
+        counts = weights(sections, rows, rng)
         ratios[start : start + rows] = (counts @ means.T) / (counts @ sizes)[:, None]
     return ratios
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compare.bootstrap import DRAWS, ends, resample
+from weft.compare.bootstrap import resample
 from weft.compare.results import Array, Measured
+from weft.evaluate.bootstrap import DRAWS, ends
 
 Levels = tuple[str, ...]
 

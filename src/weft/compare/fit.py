@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.compare.bootstrap import ends
 from weft.compare.results import Array
 from weft.errors import ConfigError, counted
+from weft.evaluate.bootstrap import ends
 
 CONSTANTS = ("E", "A", "B", "alpha", "beta")
 _DELTA = 1e-3

@@ -12,8 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from weft.compare.bootstrap import DRAWS, ends, resample
+from weft.compare.bootstrap import resample
 from weft.compare.results import Array, Curve
+from weft.evaluate.bootstrap import DRAWS, ends
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from weft.compare.config import RATIO, Experiment
 from weft.compare.experiment import Workplace, compare
 from weft.compare.fit import Fit, Point, fit
 from weft.compare.results import Comparison, Measured
+from weft.compare.scaling_charts import Check, Rung
+from weft.compare.scaling_page import ScalingPage
 from weft.errors import ConfigError
 
 SPREAD = 2.0  # of one size of the ladder and the next
@@ -27,10 +29,8 @@ class Scaled:
 
     ladder: Comparison
     fit: Fit
-    points: Sequence[Measured]
     budget: float  # of the next rung, in FLOPs
-    wanted: tuple[float, float]  # the parameters and tokens that the law wants it to have
-    checked: Comparison | None
+    checked: Comparison
 
 
 def ladder(experiment: Experiment, sizes: int) -> Experiment:
@@ -59,24 +59,47 @@ def scale(experiment: Experiment, place: Workplace, sizes: int = 5) -> Scaled:
     asked = ladder(experiment, sizes)
     data = place.out / "data"
     found = compare(asked, replace(place, out=place.out / "ladder", data=data))
-    law = fit(points_of(found.contenders))
+    law = fit([Point(rung.parameters, rung.tokens, rung.loss) for rung in rungs_of(found.contenders)])
     budget = RATIO * max(outcome.flops for each in found.contenders for outcome in each.outcomes)
     parameters, tokens = law.optimal_counted(budget, _cost(found.contenders))
     (base,) = experiment.contenders.values()
     contender = base.replace(parameters=parameters).model_dump()
     following = experiment.replace(contenders={NEXT: contender}, budget={"tokens": round(tokens)}, rungs=1)
     checked = compare(following, replace(place, out=place.out / NEXT, data=data))
-    return Scaled(found, law, found.contenders, budget, (parameters, tokens), checked)
+    return Scaled(found, law, budget, checked)
 
 
-def points_of(contenders: Sequence[Measured]) -> list[Point]:
-    """Every finished run of the ladder: its size, what it has read, and its bits per byte."""
+def page_of(found: Scaled) -> ScalingPage:
+    """The law, what it stands on, and whether it held, on a page."""
+    return ScalingPage(
+        found.fit,
+        rungs_of(found.ladder.contenders),
+        _check(found),
+        found.budget,
+        command=found.ladder.command,
+        facts=found.ladder.facts,
+        notes=found.ladder.notes,
+    )
+
+
+def rungs_of(contenders: Sequence[Measured]) -> list[Rung]:
+    """Every finished run of the ladder: its size, what it has read, what that cost and its bits per byte."""
     return [
-        Point(outcome.multiplied, outcome.tokens, outcome.bits_per_byte)
+        Rung(outcome.multiplied, outcome.tokens, outcome.flops, outcome.bits_per_byte)
         for each in contenders
         for outcome in each.outcomes
         if outcome.nats
     ]
+
+
+def _check(found: Scaled) -> Check | None:
+    """The next rung, the mean over its seeds, beside what the law says of it; None where it diverged."""
+    rungs = rungs_of(found.checked.contenders)
+    if not rungs:
+        return None
+    size, tokens, flops = rungs[0][:3]
+    measured = Rung(size, tokens, flops, float(np.mean([rung.loss for rung in rungs])))
+    return Check(measured, found.fit.predict(size, tokens), *found.fit.predict_interval(size, tokens))
 
 
 def _cost(contenders: Sequence[Measured]) -> Callable[[float], float]:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
@@ -104,6 +104,17 @@ class ScalingPage(Picture):
     def tables(self) -> list[Table]:
         """The constants, and the points by size."""
         return [self._constants(), self._runs()]
+
+    def record(self) -> dict[str, Any]:
+        """The same as values: the constants with their intervals, the runs, and the next rung."""
+        fit = self.fit
+        constants = {name: [getattr(fit, name), *fit.intervals[name]] for name in CONSTANTS}
+        check = None
+        if self.check:
+            check = {**self.check.measured._asdict(), "predicted": self.check.predicted}
+            check |= {"low": self.check.low, "high": self.check.high}
+        runs = [rung._asdict() for rung in self.points]
+        return {"result": self.result, "constants": constants, "runs": runs, "next": check}
 
     def text(self) -> str:
         """The tables and the result, in 80 columns."""

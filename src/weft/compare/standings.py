@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compare.bootstrap import interval
+from weft.compare.bootstrap import bands
 from weft.compare.multiplier import Multiplier, multiplier
 from weft.compare.results import Comparison, Curve, Measured
 
@@ -112,11 +112,12 @@ def _standing(contender: Measured, baseline: str, base: Curve) -> Standing:
         return Standing(contender, is_base, 0.0, 0, math.inf, (math.inf, math.inf), None, why)
     share = contender.shares[-1]
     outcomes = contender.at(share)
-    nats = np.array([outcome.nats for outcome in outcomes])
+    rungs = [np.array([outcome.nats for outcome in contender.at(each)]) for each in contender.shares]
     sizes = np.array(outcomes[0].bytes)
     bits = float(np.mean([outcome.bits_per_byte for outcome in outcomes]))
+    low, high = bands(rungs, sizes)[-1].tolist()
     times = None if is_base else multiplier(Curve.of(contender), base)
-    return Standing(contender, is_base, share, len(outcomes), bits, interval(nats, sizes), times)
+    return Standing(contender, is_base, share, len(outcomes), bits, (low, high), times)
 
 
 def fraction(share: float) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from weft.compare.tokenizer_picture import TokenizerComparison, TokenizerMeasure
-from weft.config import validate
+from weft.config import Tree, validate
 from weft.data.config import TextSource
 from weft.data.split import split_sections, train_texts
 from weft.errors import ConfigError, DataError, TokenizerError, suggestion
@@ -74,6 +74,14 @@ def choose(spec: str) -> TrainedConfig | Tokenizer:
     if isinstance(settings, Byte):
         raise ConfigError(f"--tokenizers {spec}: a byte tokenizer has a vocabulary of its own; write byte")
     return validate(type(settings), {"kind": kind, "vocab_size": int(size)}, "--tokenizers")
+
+
+def settings_of(spec: str) -> Tree:
+    """The tokenizer of a spec as a recipe has it."""
+    chosen = choose(spec)
+    if isinstance(chosen, Tokenizer):
+        return {"kind": "pretrained", "path": spec}
+    return chosen.model_dump(mode="json", exclude_none=True)
 
 
 def _allowed() -> str:

@@ -21,9 +21,12 @@ class Interval(NamedTuple):
     high: float
 
 
-def weights(sections: int, draws: int = DRAWS, seed: int = 0) -> Array:
-    """How often each section is drawn: (draws, sections), rows of a multinomial that sum to `sections`."""
-    rng = np.random.default_rng(seed)
+def weights(sections: int, draws: int = DRAWS, rng: np.random.Generator | None = None) -> Array:
+    """How often each section is drawn: (draws, sections), rows of a multinomial that sum to `sections`.
+
+    Without a generator the same rows come each time.
+    """
+    rng = rng or np.random.default_rng(0)
     drawn = rng.integers(0, sections, (draws, sections))
     drawn += sections * np.arange(draws)[:, None]
     return np.bincount(drawn.ravel(), minlength=draws * sections).reshape(draws, sections).astype(np.float64)
@@ -33,5 +36,11 @@ def ratio_interval(costs: npt.ArrayLike, sizes: npt.ArrayLike, drawn: Array) -> 
     """The interval of Σ costs ÷ Σ sizes over sections (S,), drawn together by `weights` (draws, S)."""
     above, below = drawn @ np.asarray(costs, dtype=np.float64), drawn @ np.asarray(sizes, dtype=np.float64)
     ratios = above[below > 0] / below[below > 0]
-    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return ends(ratios)
+
+
+def ends(values: Array) -> Interval:
+    """The middle 95 % of draws (draws,): percentiles, which may be infinite."""
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(values, [tail, 1 - tail], method="nearest")  # linear would take ∞ − ∞
     return Interval(float(low), float(high))
