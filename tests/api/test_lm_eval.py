@@ -7,7 +7,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -118,6 +118,14 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         (folder / f"{name}.yaml").write_text(json.dumps(task))
     return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The harness's datasets are kept for these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+        yield
 
 
 def asked(*arguments: Any) -> Any:
