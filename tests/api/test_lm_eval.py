@@ -370,13 +370,14 @@ def test_the_command_prints_a_line_a_metric(runs: Path, tasks: Path, capsys: Cap
 
 
 @pytest.mark.slow
-def test_the_harness_s_own_command_knows_weft(runs: Path, tasks: Path) -> None:
+def test_the_harness_s_own_command_knows_weft(runs: Path, tasks: Path, tmp_path: Path) -> None:
     words = ["--model", "weft", "--model_args", f"run={runs / 'gpt'}", "--tasks", "local_choice", "--device", "cpu"]
     done = subprocess.run(
         [sys.executable, "-m", "weft.api.lm_eval", *words, "--include_path", str(tasks), "--batch_size", "4"],
         capture_output=True,
         text=True,
         check=True,
+        env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path)},
     )
     found = evaluate_tasks(load(runs / "gpt", "cpu"), ["local_choice"], folder=tasks)["results"]["local_choice"]
     assert f"{found['acc_norm,none']:.4f}"[:5] in done.stdout
