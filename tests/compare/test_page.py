@@ -17,7 +17,7 @@ from weft.compare.page import ComparisonPage, save_figures
 from weft.compare.results import Comparison, Measured
 from weft.compare.standings import Standing, fraction, standings
 from weft.compare.table import grid_table, html_standings, text_standings
-from weft.compare.wording import method, result
+from weft.compare.wording import method, result, warnings
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,29 @@ def test_what_failed_is_last_and_says_why() -> None:
     page = ComparisonPage(given)
     assert page.standings[-1].name == "gru" and page.standings[-1].failed == "the loss is NaN"
     notes = "\n".join(method(given, page.standings))
-    assert "gru finished nothing: the loss is NaN" in notes and "lstm is shown at 1/3 of the budget" in notes
+    assert (
+        "gru finished nothing: the loss is NaN" in notes
+        and "lstm is shown at 1/3 of the budget, where others have 1" in notes
+    )
+    assert "gru finished nothing: the loss is NaN" in page.text()
     line = next(line for line in page.text().splitlines() if line.startswith("gru"))
     assert line.endswith("failed")
     assert ">failed</td>" in html_standings(page.standings)
+
+
+def test_a_contender_with_less_of_the_budget_is_told_even_where_it_is_best() -> None:
+    early = measured("new", (0.75, 30))
+    early = replace(early, outcomes=tuple(job for job in early.outcomes if job.share < 1))
+    found = standings(replace(comparison(), contenders=(comparison().contenders[2], early)))
+    assert found[0].name == "new" and "new is shown at 1/3 of the budget" in "".join(warnings(found))
+
+
+def test_a_rate_at_the_edge_of_the_sweep_is_told(page: ComparisonPage) -> None:
+    assert warnings(page.standings) == []  # 0.003 of 0.0003 … 0.03
+    best = page.standings[0]
+    jobs = tuple(job.replace(lr=0.03) for job in best.contender.outcomes)
+    changed = replace(best, contender=replace(best.contender, outcomes=jobs))
+    assert warnings([changed, *page.standings[1:]])[0].startswith("The rate of transformer++ is the largest")
 
 
 def test_shares_are_written_as_fractions() -> None:

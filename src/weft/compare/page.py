@@ -16,7 +16,7 @@ from weft.compare.effects import Effect, main_effects
 from weft.compare.results import Comparison
 from weft.compare.standings import Standing, standings
 from weft.compare.table import effects_table, grid_table, html_standings, text_effects, text_standings
-from weft.compare.wording import method, result
+from weft.compare.wording import method, result, warnings
 from weft.explain.page import Section
 from weft.explain.picture import Picture
 from weft.explain.tables import WIDTH, html_tables
@@ -76,11 +76,12 @@ class ComparisonPage(Picture):
         return [each.save(Path(folder) / f"{each.name}{suffix}") for each in drawings for suffix in (".svg", ".png")]
 
     def text(self) -> str:
-        """The table, the effects and the result, in 80 columns."""
+        """The table, the effects, the result and what weakens it, in 80 columns."""
         parts = [text_standings(self.standings)]
         if self.effects:
             parts.append(text_effects(self.effects))
-        parts.append(textwrap.fill(self.result, WIDTH, break_long_words=False, break_on_hyphens=False))
+        told = [self.result, *warnings(self.standings)]
+        parts += [textwrap.fill(each, WIDTH, break_long_words=False, break_on_hyphens=False) for each in told]
         return "\n\n".join(parts)
 
     def records(self) -> list[dict[str, Any]]:

@@ -7,6 +7,8 @@ from weft.compare.multiplier import Multiplier
 from weft.compare.results import Comparison, Measured
 from weft.compare.standings import Standing, baseline_of, fraction
 
+MANY = 4  # trained contenders from which on the best one is also the luckiest
+
 
 def result(found: Sequence[Standing]) -> str:
     """Who is best, by how much, and against what."""
@@ -105,15 +107,15 @@ def method(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
         if any(standing.contender.sweep for standing in trained):
             notes.append(_sweep_note([standing.contender for standing in trained]))
         notes.append(
-            "FLOPs are those of the model's matrix products in training, forward and backward; the sweep is not"
-            " charged to a contender. Seconds are those of training on this machine; jobs that ran side by side"
-            " slow each other down."
+            "FLOPs are those of the model's matrix products in training, forward and backward; those of the"
+            " sweep are not in the table. Seconds are those of this machine, and other jobs may have run beside."
         )
     notes += [
         "Bits per byte is the cost of the held-out text: the same bytes for every contender, whatever its tokenizer.",
-        "An interval holds 95 % of bootstrap draws over seeds and over sections of the held-out text. Seeds are drawn"
-        " for each contender by itself; sections are the same for all contenders, since what is hard is hard for all."
-        " So the bits per byte of two contenders can differ for certain though their intervals overlap; the interval of"
+        "An interval holds 95 % of bootstrap draws. Sections of the held-out text are drawn with replacement, the same"
+        " for all contenders, since what is hard is hard for all; how far other seeds might be from those that were"
+        " trained is drawn from Student's t, for each contender by itself; with one seed it is left out.",
+        "So the bits per byte of two contenders can differ for certain though their intervals overlap; the interval of"
         " the multiplier is that of their difference.",
         "The multiplier is how many times a contender's FLOPs the baseline needs for the same loss. It is read at the"
         " lowest loss that both reach; curves are interpolated between shares of the budget and never continued beyond"
@@ -124,10 +126,35 @@ def method(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
             "An n-gram model is counted: it multiplies nothing, so it is a level on the chart of FLOPs and has no"
             " multiplier."
         )
-    short = [standing for standing in found if standing.finished and standing.share < found[0].share]
-    notes += [f"{each.name} is shown at {fraction(each.share)} of the budget: more did not finish." for each in short]
-    notes += [f"{each.name} finished nothing: {each.failed}" for each in found if not each.finished]
-    return [*notes, *comparison.notes]
+    if len(trained) >= MANY:
+        notes.append(
+            f"The best of {len(trained)} contenders was picked because it was best, so it is likely to be a little"
+            " worse than it looks; its interval does not account for that."
+        )
+    return [*notes, *warnings(found), *comparison.notes]
+
+
+def warnings(found: Sequence[Standing]) -> list[str]:
+    """What makes a contender's numbers less than they seem: shares that did not finish, and rates at an edge."""
+    largest = max(standing.share for standing in found)
+    told = []
+    for standing in found:
+        if not standing.finished:
+            told.append(f"{standing.name} finished nothing: {standing.failed}")
+            continue
+        if standing.share < largest:
+            told.append(
+                f"{standing.name} is shown at {fraction(standing.share)} of the budget, where others have"
+                f" {fraction(largest)}: more did not finish."
+            )
+        rates = sorted({outcome.lr for outcome in standing.contender.sweep if outcome.lr})
+        if len(rates) > 1 and standing.contender.rate in (rates[0], rates[-1]):
+            side = "smallest" if standing.contender.rate == rates[0] else "largest"
+            told.append(
+                f"The rate of {standing.name} is the {side} that was tried: a better one may lie beyond, so it may be"
+                " better than it looks."
+            )
+    return told
 
 
 def _sweep_note(contenders: Sequence[Measured]) -> str:
