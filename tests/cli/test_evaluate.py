@@ -141,3 +141,57 @@ def test_character_frequencies_stand_beside_the_runs_own_metrics(folder: Path, c
 def test_the_help_shows_what_there_is(capsys: Capture) -> None:
     assert run(["evaluate", "--help"]) == 0
     assert "SOURCE]" not in capsys.readouterr().out
+
+
+def test_intervals_and_overlap_stand_beside_the_metrics(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    capsys.readouterr()
+    assert run(["evaluate", str(folder / "counts"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    low, high = found["intervals"]["bits_per_byte"]
+    assert low < found["bits_per_byte"] < high and found["sections"] > 1
+    assert run(["evaluate", str(folder / "counts")]) == 0
+    shown = capsys.readouterr().out
+    assert f"{low:.4f}–{high:.4f}" in shown and f"over {found['sections']} sections" in shown and "Overlap: " in shown
+    (tmp_path / "short.txt").write_text("the dog ran")
+    assert run(["evaluate", str(folder / "counts"), "--data", str(tmp_path / "short.txt")]) == 0
+    shown = capsys.readouterr().out
+    assert "No intervals: the text is a single section." in shown and "95 %" not in shown
+    text = (folder / "book.txt").read_text()
+    (tmp_path / "again.txt").write_text("the river and the dog ran " * 9)
+    (tmp_path / "same.txt").write_text(text)
+    shares = []
+    for name in ("again.txt", "same.txt"):
+        assert run(["evaluate", str(folder / "counts"), "--data", str(tmp_path / name), "--json", "--overlap"]) == 0
+        shares.append(json.loads(capsys.readouterr().out)["overlap"])
+    assert shares[0]["share"] == 0.0 and shares[0]["checked"] > 30
+    assert shares[1]["share"] > 0.9 and shares[1]["covered"] > 0.5 * shares[1]["bytes"]
+
+
+def test_details_of_an_evaluation(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    counts, page = str(folder / "counts"), tmp_path / "page.html"
+    capsys.readouterr()
+    assert run(["evaluate", counts, "--details", "--out", str(page)]) == 0
+    shown = capsys.readouterr().out
+    for title in ("Loss by tokens seen before", "Loss by occurrences in the training text", "most surprising passages"):
+        assert title in shown and title in page.read_text()
+    assert run(["evaluate", counts, "--details", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(each["tokens"] for each in found["by_position"]) == found["tokens"]
+    assert sum(each["nats"] for each in found["by_frequency"]) == pytest.approx(found["loss"] * found["tokens"])
+    for words, line in (
+        (["labels", "--details"], "--details: this run is a classifier, and that is for language models"),
+        (["masked", "--overlap", "--data", "x"], "--overlap: this run is"),
+        (["counts", "--out", "x.txt"], "x.txt: it is written as .html"),
+        (["counts", "--details", "--stride", "4"], "stride = 4: this run is not evaluated in windows of text"),
+    ):
+        assert run(["evaluate", str(folder / words[0]), *words[1:]]) == 2
+        assert line in capsys.readouterr().err
+
+
+def test_an_empty_text_is_refused(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    for text, line in (("", "contains no text"), (" \n", "no text at all")):
+        (tmp_path / "x.txt").write_text(text)
+        capsys.readouterr()
+        assert run(["evaluate", str(folder / "counts"), "--data", str(tmp_path / "x.txt")]) == 2
+        shown = capsys.readouterr()
+        assert line in shown.err and shown.err.count("\n") == 1 and shown.out == ""

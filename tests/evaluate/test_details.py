@@ -11,7 +11,7 @@ from tests.evaluate.read import prepared
 
 from weft.evaluate.details import Details, TextCosts, by_frequency, by_position, most_surprising, token_counts
 from weft.evaluate.ngrams import WORDS
-from weft.evaluate.overlap import Overlap, Shared
+from weft.evaluate.overlap import Overlap, Shared, overlap_tables
 from weft.evaluate.page import EvaluationPage
 from weft.evaluate.perplexity import TokenScores
 from weft.explain.plan import Table
@@ -116,7 +116,7 @@ def page(read: tuple[Any, Any]) -> EvaluationPage:
     passages = most_surprising(whole, objective.tokenizer)
     found = Details({}, by_position(whole), by_frequency(whole, counts), passages)
     shared = Overlap(WORDS, 10, 5, 100, 40, 1, 1, [Shared(1, 1, 7, 40, "<i>copied</i>")])
-    return EvaluationPage(Table(("", "value"), [("loss", "1.5")], "", ["a <remark>"]), found, shared)
+    return EvaluationPage("Evaluation", Table(("", "value"), [("loss", "1.5")], "", ["a <remark>"]), found, shared)
 
 
 def test_a_page_has_it_all_and_is_escaped(read: tuple[Any, Any]) -> None:
@@ -130,6 +130,8 @@ def test_a_page_has_it_all_and_is_escaped(read: tuple[Any, Any]) -> None:
 
 
 def test_tables_fit_a_terminal(read: tuple[Any, Any]) -> None:
-    text = text_tables(page(read).tables())
+    made = page(read)
+    assert made.overlap is not None
+    text = text_tables([*made.details.tables(), *overlap_tables(made.overlap)])
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"^ *\d+\.\d\d +1 +[\d,]+  \S", text, re.MULTILINE)

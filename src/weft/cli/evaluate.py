@@ -144,7 +144,8 @@ def evaluate(
     if out is not None and found is not None:
         from weft.evaluate.page import EvaluationPage
 
-        page = EvaluationPage(_table(measured, _remarks(metrics, shared, unchecked)), found, shared)
+        table = _table(measured, _remarks(metrics, shared, unchecked))
+        page = EvaluationPage(f"Evaluation of {loaded.path.name}", table, found, shared)
         echo(f"wrote {page.save(out)}", err=as_json)
     if as_json:
         from weft.runs.lines import record
@@ -173,6 +174,7 @@ UNITS = {
 
 def _table(measured: dict[str, dict[str, Any]], remarks: Sequence[str]) -> "Table":
     """The metrics with their intervals, or with what a second column costs."""
+    from weft.errors import counted
     from weft.explain.plan import Table
     from weft.recipe.metrics import metric
 
@@ -193,7 +195,7 @@ def _table(measured: dict[str, dict[str, Any]], remarks: Sequence[str]) -> "Tabl
         elif isinstance(value, str):
             rows.append([key.replace("_", " "), value, ""])
     if text:
-        rows.append(["tokens", f"{first['tokens']:,}", f"each scored once; {first['bytes']:,} bytes"])
+        rows.append(["tokens", f"{first['tokens']:,}", f"each scored once; {counted(first['bytes'], 'byte')}"])
     names = ["", *measured, *(["cost"] if several else ["95 % interval"] if intervals else []), ""]
     filled = [[*row[:-1], *[""] * (len(names) - len(row)), row[-1]] for row in rows]
     return Table(names, filled, "", remarks, (0, len(names) - 1))

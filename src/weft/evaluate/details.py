@@ -74,12 +74,12 @@ class Details:
     frequencies: Sequence[Bucket]
     passages: Sequence[Passage]
 
-    def tables(self) -> list[Table]:
-        """All of it in numbers."""
+    def tables(self, most: int = 44) -> list[Table]:
+        """All of it in numbers; of a passage so many characters."""
         tables = [_buckets_table("Loss by tokens seen before", "seen before", self.positions)]
         if self.frequencies:
             tables.append(_buckets_table("Loss by occurrences in the training text", "occurs", self.frequencies))
-        return [*tables, _passages_table(self.passages)]
+        return [*tables, _passages_table(self.passages, most)]
 
 
 def by_position(costs: Sequence[TextCosts]) -> list[Bucket]:
@@ -188,14 +188,14 @@ def _perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def _passages_table(passages: Sequence[Passage]) -> Table:
+def _passages_table(passages: Sequence[Passage], most: int) -> Table:
     several = any(each.text > 1 for each in passages)
     rows = [
         (
             f"{each.loss:.2f}",
             f"{each.text}:{each.document:,}" if several else f"{each.document:,}",
             f"{each.byte:,}",
-            shortened(each.words),
+            shortened(each.words, most),
         )
         for each in passages
     ]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.data.shards import Ids, Tokens
+from weft.errors import counted
 from weft.evaluate.ngrams import CHARACTERS, UNKNOWN, WORDS, NGrams, Unit, ngrams, words_are_long
 from weft.explain.plan import Table
 from weft.progress import Advance
@@ -75,11 +76,11 @@ class Overlap:
         """The result in a sentence."""
         if not self.checked:
             return f"not known, for the text holds no {self.unit} without unknown ones"
-        of = f"a sample, one in {self.sampled}, of its" if self.sampled > 1 else "its"
+        sample = f" in a sample of one in {self.sampled}" if self.sampled > 1 else ""
         return (
-            f"{self.share:.2%} of {of} {self.checked:,} {self.unit} occur in the training text; "
-            f"they cover {self.covered_share:.2%} of its bytes and stand in {self.touched:,} of "
-            f"{self.documents:,} document{'s' * (self.documents != 1)}"
+            f"{self.share:.2%} of its {self.unit} ({self.found:,} of {self.checked:,}{sample}) occur in the training "
+            f"text; they cover {self.covered_share:.2%} of its bytes and stand in {self.touched:,} of "
+            f"{counted(self.documents, 'document')}"
         )
 
 
@@ -196,8 +197,8 @@ def _runs(firsts: Ids, lasts: Ids) -> list[tuple[int, int]]:
     return list(zip(firsts[new].tolist(), np.append(reached[new[1:] - 1], reached[-1]).tolist(), strict=True))
 
 
-def overlap_tables(found: Overlap) -> list[Table]:
-    """The longest passages that occur in the training text, if there are any."""
+def overlap_tables(found: Overlap, most: int = 44) -> list[Table]:
+    """The longest passages that occur in the training text, if there are any, so many characters of each."""
     if not found.longest:
         return []
     several = any(each.text > 1 for each in found.longest)
@@ -206,7 +207,7 @@ def overlap_tables(found: Overlap) -> list[Table]:
             f"{each.bytes:,}",
             f"{each.text}:{each.document:,}" if several else f"{each.document:,}",
             f"{each.byte:,}",
-            shortened(each.words),
+            shortened(each.words, most),
         )
         for each in found.longest
     ]
@@ -214,7 +215,7 @@ def overlap_tables(found: Overlap) -> list[Table]:
     return [Table(header, rows, "The longest passages that occur in the training text", text=(3,))]
 
 
-def shortened(text: str, most: int = 44) -> str:
+def shortened(text: str, most: int) -> str:
     """A text on one line of at most so many characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1].rstrip() + "…"

@@ -10,16 +10,18 @@ from weft.explain.charts import Chart, Charts, grid
 from weft.explain.picture import COLOURS
 from weft.explain.plan import Table
 
+PASSAGE = 120  # characters of a passage that a page shows
+
 
 @dataclass(frozen=True)
 class EvaluationPage(Charts):
     """The metrics of a text, as a table; its details as charts and tables; its overlap, where it was looked for."""
 
+    title: str
     metrics: Table
     details: Details
     overlap: Overlap | None = None
 
-    title = "Evaluation"
     about = (
         "What a text costs the model, in nats per token: by the number of tokens that were seen before, by how often "
         "a token occurs in the training text, and where it is most surprising."
@@ -36,7 +38,8 @@ class EvaluationPage(Charts):
 
     def tables(self) -> list[Table]:
         """The metrics, and what the charts say in numbers."""
-        return [self.metrics, *self.details.tables(), *(overlap_tables(self.overlap) if self.overlap else ())]
+        shared = [] if self.overlap is None else overlap_tables(self.overlap, PASSAGE)
+        return [self.metrics, *self.details.tables(PASSAGE), *shared]
 
 
 def _bars(axes: Any, buckets: Sequence[Bucket], label: str) -> None:
