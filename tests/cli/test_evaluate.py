@@ -1,6 +1,7 @@
 """`weft evaluate` and `weft classify`: an option that would not be used is refused, and so is a file that can't be."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,21 @@ def test_an_empty_text_is_refused(folder: Path, tmp_path: Path, capsys: Capture)
         assert run(["evaluate", str(folder / "counts"), "--data", str(tmp_path / "x.txt")]) == 2
         shown = capsys.readouterr()
         assert line in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_a_training_text_that_is_damaged_or_gone_concerns_no_other_text(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    shutil.copytree(folder / "counts", tmp_path / "run")
+    words = ["evaluate", str(tmp_path / "run"), "--data", str(folder / "book.txt"), "--details"]
+    tokens = next((tmp_path / "run" / "data").glob("train-*.tokens"))
+    tokens.write_bytes(bytes(tokens.stat().st_size))
+    for line in ("its text can't be read", "the text that this run was trained on isn't here to compare with"):
+        capsys.readouterr()
+        assert run(words) == 0
+        shown = capsys.readouterr().out
+        assert "occurrences" not in shown and "Overlap: " not in shown
+        assert run([*words, "--overlap"]) == 2
+        assert line in capsys.readouterr().err
+        shutil.rmtree(tmp_path / "run" / "data")
+        (tmp_path / "run" / "data").mkdir()

@@ -119,3 +119,12 @@ def test_white_space_that_no_token_spells_counts_too() -> None:
 def test_a_text_of_no_bytes_has_no_sections() -> None:
     with pytest.raises(DataError, match="is empty"):
         cut(held.tokens(np.zeros(0), [], []), build_tokenizer(Byte(), []))
+
+
+def test_the_impossible_has_no_interval() -> None:
+    found = cut(held.tokens(np.full(2000, 50), [0, 1000], [1000, 1000]), build_tokenizer(Byte(), []))
+    costs = np.ones(2000)
+    places = np.arange(2000)
+    assert found.scores([TokenScores(places, costs, places)]).intervals()["loss"] == (1.0, 1.0)
+    costs[3] = np.inf
+    assert found.scores([TokenScores(places, costs, places)]).intervals() == {}

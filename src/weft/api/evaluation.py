@@ -1,7 +1,7 @@
 """A run's model on a text: its metrics, what they are made of, and how much of the text was trained on."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 from weft.config import validate
 from weft.data.config import Data
 from weft.data.shards import Side
-from weft.errors import ConfigError, DataError
-from weft.evaluate.details import Details, by_frequency, by_position, most_surprising, token_counts
+from weft.errors import ConfigError, DataError, RunError
+from weft.evaluate.details import Bucket, Details, by_frequency, by_position, most_surprising, token_counts
 from weft.evaluate.overlap import Overlap, overlap
 from weft.evaluate.sections import section_metrics
 from weft.models.base import LanguageModel, device_of
@@ -51,9 +51,11 @@ class Evaluation:
             raise ConfigError(f"stride = {stride}: this run is not evaluated in windows of text")
         with self._precision():
             costs, found = objective.costs(self.model, self.side, stride)
-        tokenizer, frequencies = objective.tokenizer, []
+        tokenizer = objective.tokenizer
+        frequencies: list[Bucket] = []
         if isinstance(own, NextToken) and own.training_bytes is not None:
-            frequencies = by_frequency(costs, token_counts(own.tokens("train"), tokenizer.vocab_size))
+            with suppress(RunError):  # damage, which need not concern another text
+                frequencies = by_frequency(costs, token_counts(own.tokens("train"), tokenizer.vocab_size))
         return Details(section_metrics(found), by_position(costs), frequencies, most_surprising(costs, tokenizer))
 
     @property

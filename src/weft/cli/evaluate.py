@@ -32,7 +32,7 @@ def evaluate(
         typer.Option(
             metavar="TOKENS",
             help="Overlapping windows: each starts this many tokens after the last and scores what is new. Smaller is "
-            "slower, and gives every token more context.",
+            "slower, and gives every token more context. A recurrent model that carries its state needs none.",
         ),
     ] = None,
     encoding: Annotated[
@@ -89,7 +89,7 @@ def evaluate(
         from weft.decode.fast.quantize import check_bits
         from weft.evaluate.overlap import QUICK, overlap_tables
     from weft.data.rows import MissingColumnError
-    from weft.errors import ConfigError, DataError
+    from weft.errors import ConfigError, DataError, RunError
 
     more = context.args  # `--data *.txt` arrives as --data a.txt b.txt …
     if quantize is not None:
@@ -124,10 +124,13 @@ def evaluate(
             if details or out is not None:
                 found = text.details(stride)
             metrics = text.metrics(stride) if found is None else dict(found.metrics)
-            if overlap or 0 < (text.compared_bytes or 0) <= QUICK:
-                shared = text.overlap()
-            else:
-                unchecked = text.compared_bytes or 0
+            unchecked = text.compared_bytes or 0
+            if overlap or 0 < unchecked <= QUICK:
+                try:
+                    shared, unchecked = text.overlap(), 0
+                except RunError:  # its training text is damaged, which need not concern another text
+                    if overlap:
+                        raise
     except MissingColumnError as error:
         raise DataError(f"{error.line}; this run reads '{error.column}', so rename the column") from None
     measured = {"": metrics}
@@ -206,7 +209,8 @@ def _remarks(metrics: dict[str, Any], shared: "Overlap | None", unchecked: int) 
     if "sections" not in metrics:
         return []
     several = f"Intervals: a bootstrap over {metrics['sections']:,} sections of the text."
-    lines = [several if metrics["intervals"] else "No intervals: the text is a single section."]
+    why = "a single section" if metrics["sections"] == 1 else "impossible to the model"
+    lines = [several if metrics["intervals"] else f"No intervals: the text is {why}."]
     if shared is not None:
         lines.append(f"Overlap: {shared.line}.")
     elif unchecked:

@@ -64,8 +64,11 @@ class SectionScores:
         return Score(nats, int(self.tokens.sum()), int(self.bytes.sum()), int(self.unknown.sum()), unpaid)
 
     def intervals(self) -> dict[str, Interval]:
-        """The metrics' 95 % intervals, by a bootstrap over sections; none of a single section, which tells nothing."""
-        if len(self.nats) < 2:
+        """The metrics' 95 % intervals, by a bootstrap over sections; none of a single section, which tells nothing.
+
+        Nor of a text that holds something impossible, whose cost is infinite.
+        """
+        if len(self.nats) < 2 or not np.isfinite(self.nats).all():
             return {}
         drawn = weights(len(self.nats))
         loss = ratio_interval(self.token_nats, self.tokens, drawn)
