@@ -52,7 +52,7 @@ def evaluate(
         bool,
         typer.Option(
             "--overlap",
-            help="Also look for the text in the training text, by 13-grams of words; without it where both are short.",
+            help="Also look for the text in the training text, by 13-grams of words. Short texts are compared anyway.",
         ),
     ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the details as a page, .html.")] = None,

@@ -102,7 +102,7 @@ def overlap(
         for block in speller.blocks(text, TRAINED, AGAIN):
             met[sieve.places(ngrams(block.text, block.starts, unit, every).hashes)] = True
             progress(len(block.text))
-    result = _result(blocks, found, met[own], unit)
+    result = _result(blocks, found, met[own], unit, sum(text.bytes for text in held))
     if every == 1:
         return result
     return replace(result, covered=round(result.bytes * result.share), longest=(), sampled=every)
@@ -164,7 +164,9 @@ class _Speller:
             yield _Block(self.row[taken].tobytes(), starts, documents, offsets)
 
 
-def _result(blocks: list[tuple[int, _Block]], found: list[NGrams], met: npt.NDArray[np.bool_], unit: Unit) -> Overlap:
+def _result(
+    blocks: list[tuple[int, _Block]], found: list[NGrams], met: npt.NDArray[np.bool_], unit: Unit, size: int
+) -> Overlap:
     """Put together which n-grams were met, block by block."""
     shared: list[Shared] = []
     documents: set[tuple[int, int]] = set()
@@ -180,7 +182,7 @@ def _result(blocks: list[tuple[int, _Block]], found: list[NGrams], met: npt.NDAr
         unit,
         checked=len(met),
         found=int(met.sum()),
-        bytes=sum(len(block.text) for _, block in blocks),
+        bytes=size,
         covered=sum(each.bytes for each in shared),
         documents=len(documents),
         touched=len({(each.text, each.document) for each in shared}),
