@@ -10,7 +10,7 @@ from weft.explain.charts import Chart, Charts, grid
 from weft.explain.picture import COLOURS
 from weft.explain.plan import Table
 
-PASSAGE = 120  # characters of a passage that a page shows
+PASSAGE = 96  # characters of a passage that a page shows
 
 
 @dataclass(frozen=True)
