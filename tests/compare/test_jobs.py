@@ -7,7 +7,7 @@ from weft.compare.jobs import Job, Sweep, rates_around
 from weft.compare.results import Outcome
 
 SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
-SWEEP = Sweep("a", rates_around(0.01, 5), SHARES[:2], SHARES, (0, 1, 2))
+SWEEP = Sweep("a", rates_around(0.01, 5), SHARES[:3], SHARES, (0, 1, 2))
 
 
 def outcome(job: Job, best: float, failed: str = "") -> Outcome:
@@ -32,17 +32,17 @@ def finish(sweep: Sweep, best: float, seed: int = 0) -> tuple[dict[Job, Outcome]
 
 def test_the_search_finds_the_best_rate_and_every_rung_has_every_seed() -> None:
     outcomes, order = finish(SWEEP, 0.01)
-    assert SWEEP.rate(outcomes) == (0.01, True)
+    assert [SWEEP.rate(share, outcomes) for share in SHARES] == [(0.01, True)] * 4
     assert len(order) == len(set(order))
-    # five rates at the first share, the best two at the second; two of these runs are rungs as well
-    assert len(order) == 5 + 2 + 12 - 2
+    # five rates in the first round, the best two in the second, one and its half in the third; three are rungs as well
+    assert len(order) == 5 + 2 + 2 + 12 - 3
     assert {(job.share, job.seed) for job in order if job.lr == 0.01} == {(s, n) for s in SHARES for n in range(3)}
 
 
 def test_the_search_goes_on_beyond_its_ends() -> None:
     for best in (0.0006, 0.16):
         outcomes, _ = finish(SWEEP, best)
-        found, done = SWEEP.rate(outcomes)
+        found, done = SWEEP.rate(1.0, outcomes)
         assert done and found is not None
         assert abs(math.log2(found / best)) <= 1
 
@@ -52,7 +52,16 @@ def test_the_order_of_the_runs_changes_nothing() -> None:
     for seed in range(2, 6):
         again = finish(SWEEP, 0.022, seed=seed)[0]
         assert again.keys() == first.keys()
-        assert SWEEP.rate(again) == SWEEP.rate(first)
+        assert [SWEEP.rate(share, again) for share in SHARES] == [SWEEP.rate(share, first) for share in SHARES]
+
+
+def test_longer_training_may_have_a_lower_rate() -> None:
+    outcomes = dict[Job, Outcome]()
+    while waiting := [job for job in SWEEP.wanted(outcomes) if job not in outcomes]:
+        for job in waiting:  # the best rate is 0.04 at first, a quarter of it at the third share
+            outcomes[job] = outcome(job, 0.04 if job.share < 0.2 else 0.01)
+    assert [SWEEP.rate(share, outcomes)[0] for share in SHARES] == [0.04, 0.04, 0.01, 0.01]
+    assert {job.lr for job in outcomes if job.share == 1} == {0.01}
 
 
 def test_a_rate_that_diverges_is_not_chosen() -> None:
@@ -60,13 +69,13 @@ def test_a_rate_that_diverges_is_not_chosen() -> None:
     while waiting := [job for job in SWEEP.wanted(outcomes) if job not in outcomes]:
         for job in waiting:
             outcomes[job] = outcome(job, 0.04, failed="diverged" if (job.lr or 0) > 0.02 else "")
-    assert SWEEP.rate(outcomes) == (0.02, True)
+    assert SWEEP.rate(1.0, outcomes) == (0.02, True)
 
 
 def test_without_a_search_only_the_rungs_are_run() -> None:
-    alone = Sweep("a", (0.01,), SHARES[:2], (1.0,), (0, 1))
+    alone = Sweep("a", (0.01,), SHARES[:3], (1.0,), (0, 1))
     assert alone.wanted({}) == [Job("a", 1.0, 0.01, 0), Job("a", 1.0, 0.01, 1)]
-    counted = Sweep("n", (), SHARES[:2], SHARES, (0,))
+    counted = Sweep("n", (), SHARES[:3], SHARES, (0,))
     assert [job.lr for job in counted.wanted({})] == [None] * 4
 
 

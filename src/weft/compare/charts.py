@@ -160,8 +160,8 @@ def _draw_multipliers(axes: Any, rows: Sequence[Whisker]) -> None:
 def sweep_charts(found: Sequence[Standing]) -> Panels | None:
     """Loss against learning rate, a small chart for each contender that has a sweep; None where none has."""
     about = (
-        "A line is a round of the sweep, at one share of the budget; the ring is the rate that was chosen, and a cross"
-        " at the top a run that failed."
+        "A line is a round of the sweep, at one share of the budget; a ring is the rate that was chosen for it, and a"
+        " cross at the top a run that failed."
     )
     drawings = [
         Drawing(f"sweep-{number}", standing.name, about, partial(_draw_sweep, standing=standing), (3.1, 2.4))
@@ -187,8 +187,9 @@ def _draw_sweep(axes: Any, standing: Standing) -> None:
             f" {fraction(share)}", points[-1], (3, 0), textcoords="offset points", fontsize=8.5, color=look.colour,
             va="center",
         )  # fmt: skip
+        chosen = {(outcome.share, outcome.lr) for outcome in standing.contender.outcomes}
         for rate, bits in points:
-            if rate == standing.contender.rate:
+            if (share, rate) in chosen or (share not in standing.contender.shares and rate == standing.contender.rate):
                 axes.plot([rate], [bits], color=INK, marker="o", markersize=9, fillstyle="none")
     failed = [outcome.lr for outcome in sweep if not outcome.nats]
     rates = [outcome.lr for outcome in sweep if outcome.lr]

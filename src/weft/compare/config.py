@@ -100,9 +100,9 @@ class Experiment(Config):
         return [float(RATIO) ** -rung for rung in reversed(range(self.rungs))]
 
     @property
-    def sweep_shares(self) -> list[float]:
-        """Those of the sweep's two rounds: of the first all rates, of the second the best third."""
-        return [float(RATIO) ** -3, float(RATIO) ** -2]
+    def search_shares(self) -> list[float]:
+        """Those of the three rounds of the search for a learning rate."""
+        return [float(RATIO) ** -3, float(RATIO) ** -2, float(RATIO) ** -1]
 
     def expanded(self) -> "Experiment":
         """The same with every combination of what is varied as a contender of its own."""

@@ -100,7 +100,7 @@ class Entrant:
 
     def sweep(self, experiment: Experiment) -> Sweep:
         """The jobs that it is put through."""
-        shares, rounds = tuple(experiment.shares), tuple(experiment.sweep_shares)
+        shares, rounds = tuple(experiment.shares), tuple(experiment.search_shares)
         if self.counts:
             return Sweep(self.name, (), rounds, shares, (0,))
         rates = rates_around(self.rate, experiment.rates) if experiment.rates > 1 else (rounded(self.rate),)

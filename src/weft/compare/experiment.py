@@ -180,9 +180,9 @@ def put_together(ready: Started, outcomes: Mapping[Job, Outcome]) -> Comparison:
 
 
 def _measured(entrant: Entrant, sweep: Sweep, outcomes: Mapping[Job, Outcome]) -> Measured:
-    rate, _ = sweep.rate(outcomes)
     jobs = [job for job in sweep.wanted(outcomes) if job in outcomes]
-    rungs = {Job(sweep.contender, share, rate, seed) for share in sweep.shares for seed in sweep.seeds}
+    rates = {share: sweep.rate(share, outcomes)[0] for share in sweep.shares}
+    rungs = {Job(sweep.contender, share, rates[share], seed) for share in sweep.shares for seed in sweep.seeds}
     tried = [outcomes[job] for job in jobs if job.share in sweep.rounds and job.seed == sweep.seeds[0]]
     return Measured(
         entrant.name,
@@ -218,20 +218,17 @@ def _facts(ready: Started) -> dict[str, str]:
 def _notes(ready: Started, measured: Sequence[Measured]) -> list[str]:
     """How it was measured, and what a reader might take for granted that isn't so."""
     experiment = ready.experiment
-    shares = ", ".join(share_text(share) for share in experiment.shares)
-    notes = [
-        f"Every point is a training run of its own, whose learning rate falls to its end there: {shares}.",
-        "FLOPs are those of training, forward and backward, counted from the model's shape: only matrix products, "
-        "every query against all keys. Evaluation and the search for a learning rate are not charged.",
-    ]
+    notes = []
     if experiment.rates > 1:
+        first, second, third = map(share_text, experiment.search_shares)
         notes.append(
-            f"Each contender's learning rate is the best of {experiment.rates}, each twice the one before it, around "
-            f"its recipe's own: all of them with {share_text(experiment.sweep_shares[0])}, the best third with "
-            f"{share_text(experiment.sweep_shares[1])}. Where the best was the first or the last, the search went on."
+            f"Learning rates were searched with the first seed: {experiment.rates} around the recipe's own, each twice "
+            f"the one before it, with {first}; the best third of them with {second}; the best one, and half of it, "
+            f"with {third}. Where the best lay at an end, the search went on there. Each point has the rate that was "
+            "found with its own share of the budget, and the whole budget that of a third."
         )
     if any(entrant.counts for entrant in ready.entrants):
-        notes.append("An n-gram model multiplies nothing, so it has no FLOPs; its points are parts of the text.")
+        notes.append("The points of an n-gram model are parts of the text.")
     if any(entrant.whole.batch.carry for entrant in ready.entrants):
         notes.append(
             "Recurrent models read the text on and on, at several places side by side, and carry their states; all "

@@ -5,13 +5,13 @@ where it was, and a finished job is never run again.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.compare.config import RATIO, STEP
 from weft.compare.results import Outcome
 
-WIDENED = 4  # so often the sweep goes on beyond its first rates when the best lies at the end
+WIDENED = 4  # so often a round goes on beyond its rates when the best lies at an end
 
 
 @dataclass(frozen=True)
@@ -43,58 +43,77 @@ def share_text(share: float) -> str:
 class Sweep:
     """What a contender is put through: the `rates` it begins with, and which shares and seeds follow.
 
+    Longer training wants a lower rate, so each of the search's `rounds`, shares of the budget, finds one of its own.
     `rates` of one value, or none, need no search.
     """
 
     contender: str
     rates: tuple[float, ...]
-    rounds: tuple[float, ...]  # shares of the budget: all rates at the first, the best third at the second
+    rounds: tuple[float, ...]
     shares: tuple[float, ...]
     seeds: tuple[int, ...]
 
     def wanted(self, outcomes: Mapping[Job, Outcome]) -> list[Job]:
         """The jobs that can be named by now, finished ones among them."""
-        jobs, rate, found = self._search(outcomes)
-        if not found:
-            return jobs
-        rungs = [Job(self.contender, share, rate, seed) for share in self.shares for seed in self.seeds]
-        return list(dict.fromkeys([*jobs, *rungs]))
+        jobs, found = self._search(outcomes)
+        for share in self.shares:
+            rate, known = self._rate(share, found)
+            if known:
+                jobs += [Job(self.contender, share, rate, seed) for seed in self.seeds]
+        return list(dict.fromkeys(jobs))
 
-    def rate(self, outcomes: Mapping[Job, Outcome]) -> tuple[float | None, bool]:
-        """The learning rate that the search found, and whether it is over."""
-        return self._search(outcomes)[1:]
+    def rate(self, share: float, outcomes: Mapping[Job, Outcome]) -> tuple[float | None, bool]:
+        """The learning rate for a share of the budget, and whether it is known."""
+        return self._rate(share, self._search(outcomes)[1])
 
-    def _search(self, outcomes: Mapping[Job, Outcome]) -> tuple[list[Job], float | None, bool]:
-        """The jobs of the search so far, the rate it found, and whether it is over.
+    def _rate(self, share: float, found: Sequence[float | None]) -> tuple[float | None, bool]:
+        """That of the longest round which isn't longer; the first round's for what is shorter than all of them."""
+        if len(self.rates) <= 1:
+            return (self.rates[0] if self.rates else None), True
+        own = max((n for n, length in enumerate(self.rounds) if length <= share * 1.001), default=0)
+        return (found[own], True) if own < len(found) else (None, False)
 
-        Successive halving (Jamieson and Talwalkar 2016): of all rates after a short training the best third goes on
-        for longer. Where the best rate is the smallest or the largest, the next one beyond is tried first.
+    def _search(self, outcomes: Mapping[Job, Outcome]) -> tuple[list[Job], list[float | None]]:
+        """The jobs of the search so far, and the rates that its finished rounds found.
+
+        Successive halving (Jamieson and Talwalkar 2016): of all rates the best third goes on to the second round, and
+        the best of them to the third, beside half of it. Where the best rate of the first round is the smallest or
+        the largest, the next one beyond is tried as well; in the third, the next one below.
         """
         if len(self.rates) <= 1:
-            return [], self.rates[0] if self.rates else None, True
-        seed = self.seeds[0]
+            return [], []
+        jobs: list[Job] = []
+        found: list[float | None] = []
         rates = list(self.rates)
-        jobs = [Job(self.contender, self.rounds[0], rate, seed) for rate in rates]
-        for _ in range(WIDENED):
-            if not _finished(jobs, outcomes):
-                return jobs, None, False
+        for number, share in enumerate(self.rounds):
+            tried, over = self._round(share, rates, outcomes, up=number == 0)
+            jobs += tried
+            if not over:
+                break
+            best = _best(tried, outcomes)
+            found.append(best[0].lr)
+            kept = [job.lr or 0.0 for job in best[: -(-len(best) // RATIO)]]
+            rates = sorted(kept) if number == 0 else [rounded(kept[0] / STEP), kept[0]]
+        return jobs, found
+
+    def _round(
+        self, share: float, rates: Sequence[float], outcomes: Mapping[Job, Outcome], up: bool
+    ) -> tuple[list[Job], bool]:
+        """The jobs of a round, and whether it is over."""
+        rates = sorted(rates)
+        ends = share != self.rounds[1]  # the second round only chooses
+        for _ in range(WIDENED + 1):
+            jobs = [Job(self.contender, share, rate, self.seeds[0]) for rate in rates]
+            if not all(job in outcomes for job in jobs):
+                return jobs, False
             best = _best(jobs, outcomes)[0].lr
-            if best == rates[0]:
-                rates.insert(0, rounded(rates[0] / STEP))
-                jobs.append(Job(self.contender, self.rounds[0], rates[0], seed))
-            elif best == rates[-1]:
-                rates.append(rounded(rates[-1] * STEP))
-                jobs.append(Job(self.contender, self.rounds[0], rates[-1], seed))
+            if ends and best == rates[0]:
+                rates = [rounded(rates[0] / STEP), *rates]
+            elif ends and up and best == rates[-1]:
+                rates = [*rates, rounded(rates[-1] * STEP)]
             else:
                 break
-        if not _finished(jobs, outcomes):
-            return jobs, None, False
-        kept = _best(jobs, outcomes)[: -(-len(jobs) // RATIO)]
-        again = [Job(self.contender, self.rounds[1], job.lr, seed) for job in kept]
-        jobs += again
-        if not _finished(again, outcomes):
-            return jobs, None, False
-        return jobs, _best(again, outcomes)[0].lr, True
+        return [job for job in jobs if job in outcomes], True
 
 
 def rates_around(centre: float, count: int) -> tuple[float, ...]:
@@ -105,10 +124,6 @@ def rates_around(centre: float, count: int) -> tuple[float, ...]:
 def rounded(rate: float) -> float:
     """Three digits are enough for a rate, and are written alike wherever they are computed."""
     return float(f"{rate:.3g}")
-
-
-def _finished(jobs: Collection[Job], outcomes: Mapping[Job, Outcome]) -> bool:
-    return all(job in outcomes for job in jobs)
 
 
 def _best(jobs: Sequence[Job], outcomes: Mapping[Job, Outcome]) -> list[Job]:

@@ -51,7 +51,7 @@ class Outcome(Config):
 
 @dataclass(frozen=True)
 class Measured:
-    """A contender: its outcomes at the rate that was best, every share of the budget with every seed, and the sweep.
+    """A contender: its outcomes at every share of the budget with every seed, and those of the search for its rate.
 
     `changes` are the settings in which it differs from the recipe it is named after. `levels` says which value it has
     of each setting that is varied.
@@ -76,8 +76,8 @@ class Measured:
 
     @property
     def rate(self) -> float | None:
-        """The learning rate."""
-        return self.outcomes[0].lr if self.outcomes else None
+        """The learning rate at the largest share."""
+        return max(self.outcomes, key=lambda outcome: outcome.share).lr if self.outcomes else None
 
 
 @dataclass(frozen=True)

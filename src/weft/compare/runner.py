@@ -122,8 +122,8 @@ class Runner:
         return {job: self._cost(job) for sweep in sweeps for job in sweep.wanted(self.outcomes)}
 
     def _searching(self, sweeps: Sequence[Sweep]) -> set[str]:
-        """The contenders whose learning rate isn't known yet."""
-        return {sweep.contender for sweep in sweeps if not sweep.rate(self.outcomes)[1]}
+        """The contenders whose learning rate for the whole budget isn't known yet."""
+        return {sweep.contender for sweep in sweeps if not sweep.rate(1.0, self.outcomes)[1]}
 
     def _cost(self, job: Job) -> float:
         entrant = self.entrants[job.contender]

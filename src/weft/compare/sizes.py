@@ -9,14 +9,14 @@ from weft.models.config import Model, NGram, Recurrent, TransformerConfig
 from weft.recipe.settle import Facts
 
 TOKENS_PER_PARAMETER = 20  # where compute is best spent (Hoffmann et al. 2022, table 3)
-STEP = 16  # widths are multiples of it, for each head
+STEP = 16  # of widths
 
 
 def resized(model: Model, width: int) -> Model:
     """The model with about `width` numbers a token, everything else in proportion to its width.
 
-    A Transformer keeps its ratio of width to depth, the size of its heads and how much wider its feed-forward layer is;
-    a recurrent model keeps its layers.
+    A Transformer keeps its ratio of width to depth, about the size of its heads, and how much wider its feed-forward
+    layer is; a recurrent model keeps its layers.
     """
     if isinstance(model, Recurrent):
         changes = {"d_model": width}
@@ -26,11 +26,10 @@ def resized(model: Model, width: int) -> Model:
     if not isinstance(model, TransformerConfig):
         raise ConfigError(f"a '{model.kind}' model has no width to choose")
     attention, feedforward = model.attention, model.feedforward
-    head = model.d_model // attention.heads
-    heads = max(1, round(width / head))
+    heads = max(1, round(width * attention.heads / model.d_model))
     while attention.kv_heads is not None and heads % attention.kv_heads:
         heads += 1
-    d_model = heads * head
+    d_model = heads * max(2, 2 * round(width / heads / 2))  # rotary positions come in pairs
     d_ff = max(8, 8 * round(feedforward.d_ff * d_model / model.d_model / 8))
     return model.replace(
         d_model=d_model,
@@ -55,11 +54,9 @@ def _table(model: Model) -> int:
 
 def sized(model: Model, wanted: float) -> Model:
     """The size of the family whose parameters come nearest to `wanted`, by their ratio."""
-    widths = range(1, 512)
-    unit = STEP if isinstance(model, Recurrent) else model.d_model // model.attention.heads  # type: ignore[union-attr]
     best, distance = model, math.inf
-    for width in widths:
-        other = resized(model, width * unit)
+    for width in range(STEP, 1024 * STEP, STEP):
+        other = resized(model, width)
         found = abs(math.log(multiplied(other) / wanted))
         if found > distance:
             break

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from weft.compare.multiplier import Multiplier
-from weft.compare.results import Comparison, Measured
+from weft.compare.results import Comparison
 from weft.compare.standings import Standing, baseline_of, fraction
 
 MANY = 4  # trained contenders from which on the best one is also the luckiest
@@ -104,11 +104,10 @@ def method(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
             f"Each contender is trained at these shares of the budget: {shares}. Each is a training run of its own,"
             f" whose schedule ends there, with {seeds} seed{'s' * (seeds > 1)}."
         )
-        if any(standing.contender.sweep for standing in trained):
-            notes.append(_sweep_note([standing.contender for standing in trained]))
         notes.append(
-            "FLOPs are those of the model's matrix products in training, forward and backward; those of the"
-            " sweep are not in the table. Seconds are those of this machine, and other jobs may have run beside."
+            "FLOPs are those of the model's matrix products in training, forward and backward, every query against all"
+            " keys; the search for a learning rate and evaluations are not in the table. Seconds are those of this"
+            " machine, and other jobs may have run beside."
         )
     notes += [
         "Bits per byte is the cost of the held-out text: the same bytes for every contender, whatever its tokenizer.",
@@ -155,13 +154,3 @@ def warnings(found: Sequence[Standing]) -> list[str]:
                 " better than it looks."
             )
     return told
-
-
-def _sweep_note(contenders: Sequence[Measured]) -> str:
-    shares = sorted({outcome.share for contender in contenders for outcome in contender.sweep})
-    rates = max(len({outcome.lr for outcome in contender.sweep}) for contender in contenders)
-    rounds = "one round" if len(shares) == 1 else f"{len(shares)} rounds"
-    return (
-        f"The learning rate of each contender is the best of up to {rates} that were tried in {rounds} of successive"
-        f" halving, with {' and '.join(map(fraction, shares))} of the budget."
-    )
