@@ -34,8 +34,9 @@ def test_the_search_finds_the_best_rate_and_every_rung_has_every_seed() -> None:
     outcomes, order = finish(SWEEP, 0.01)
     assert [SWEEP.rate(share, outcomes) for share in SHARES] == [(0.01, True)] * 4
     assert len(order) == len(set(order))
-    # five rates in the first round, the best two in the second, one and its half in the third; three are rungs as well
-    assert len(order) == 5 + 2 + 2 + 12 - 3
+    # five rates in the first round, the best two and one below in the second, the best and its half in the third; three
+    # of them are rungs as well
+    assert len(order) == 5 + 3 + 2 + 12 - 3
     assert {(job.share, job.seed) for job in order if job.lr == 0.01} == {(s, n) for s in SHARES for n in range(3)}
 
 
@@ -62,6 +63,16 @@ def test_longer_training_may_have_a_lower_rate() -> None:
             outcomes[job] = outcome(job, 0.04 if job.share < 0.2 else 0.01)
     assert [SWEEP.rate(share, outcomes)[0] for share in SHARES] == [0.04, 0.04, 0.01, 0.01]
     assert {job.lr for job in outcomes if job.share == 1} == {0.01}
+
+
+def test_a_plateau_of_short_runs_does_not_hide_the_rate_of_long_ones() -> None:
+    """At first no rate learns anything but frequencies; later only small ones do."""
+    outcomes = dict[Job, Outcome]()
+    while waiting := [job for job in SWEEP.wanted(outcomes) if job not in outcomes]:
+        for job in waiting:
+            learns = job.share > 0.2 and (job.lr or 0) < 0.002
+            outcomes[job] = outcome(job, job.lr or 0.0).replace(nats=(3.0 if learns else 4.83 - 0.1 * (job.lr or 0),))
+    assert (SWEEP.rate(1.0, outcomes)[0] or 1) < 0.002
 
 
 def test_a_rate_that_diverges_is_not_chosen() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from weft.compare.config import RATIO, STEP
 from weft.compare.results import Outcome
 
+TIE = 1.005  # times a loss: no clear difference
 WIDENED = 4  # so often a round goes on beyond its rates when the best lies at an end
 
 
@@ -77,14 +78,15 @@ class Sweep:
         """The jobs of the search so far, and the rates that its finished rounds found.
 
         Successive halving (Jamieson and Talwalkar 2016): of all rates the best third goes on to the second round, and
-        the best of them to the third, beside half of it. Where the best rate of the first round is the smallest or
-        the largest, the next one beyond is tried as well; in the third, the next one below.
+        the best of them to the third. Where the best of the first round is the largest, the next one above is tried
+        as well, and in every round the next one below where nothing is clearly better than the smallest: a short
+        training tolerates rates, or learns nothing at rates, that a long one doesn't.
         """
         if len(self.rates) <= 1:
             return [], []
         jobs: list[Job] = []
         found: list[float | None] = []
-        rates = list(self.rates)
+        rates: Sequence[float] = self.rates
         for number, share in enumerate(self.rounds):
             tried, over = self._round(share, rates, outcomes, up=number == 0)
             jobs += tried
@@ -92,8 +94,10 @@ class Sweep:
                 break
             best = _best(tried, outcomes)
             found.append(best[0].lr)
-            kept = [job.lr or 0.0 for job in best[: -(-len(best) // RATIO)]]
-            rates = sorted(kept) if number == 0 else [rounded(kept[0] / STEP), kept[0]]
+            kept = best[: -(-len(best) // RATIO)] if number == 0 else best[:1]
+            rates = sorted({*(job.lr or 0.0 for job in kept), _careful(tried, outcomes)})
+            if number > 0 and len(rates) == 1:
+                rates = [rounded(rates[0] / STEP), *rates]
         return jobs, found
 
     def _round(
@@ -101,15 +105,13 @@ class Sweep:
     ) -> tuple[list[Job], bool]:
         """The jobs of a round, and whether it is over."""
         rates = sorted(rates)
-        ends = share != self.rounds[1]  # the second round only chooses
         for _ in range(WIDENED + 1):
             jobs = [Job(self.contender, share, rate, self.seeds[0]) for rate in rates]
             if not all(job in outcomes for job in jobs):
                 return jobs, False
-            best = _best(jobs, outcomes)[0].lr
-            if ends and best == rates[0]:
+            if _careful(jobs, outcomes) == rates[0]:
                 rates = [rounded(rates[0] / STEP), *rates]
-            elif ends and up and best == rates[-1]:
+            elif up and _best(jobs, outcomes)[0].lr == rates[-1]:
                 rates = [*rates, rounded(rates[-1] * STEP)]
             else:
                 break
@@ -124,6 +126,12 @@ def rates_around(centre: float, count: int) -> tuple[float, ...]:
 def rounded(rate: float) -> float:
     """Three digits are enough for a rate, and are written alike wherever they are computed."""
     return float(f"{rate:.3g}")
+
+
+def _careful(jobs: Sequence[Job], outcomes: Mapping[Job, Outcome]) -> float:
+    """The smallest rate that is hardly worse than the best."""
+    best = min(outcomes[job].bits_per_byte for job in jobs)
+    return min(job.lr or 0.0 for job in jobs if outcomes[job].bits_per_byte <= TIE * best)
 
 
 def _best(jobs: Sequence[Job], outcomes: Mapping[Job, Outcome]) -> list[Job]:

@@ -113,6 +113,7 @@ def transformer_lm() -> Decoder:
         norm=LayerNorm(),
         placement="post",
         position=Sinusoidal(),
+        embedding_scale=True,  # §3.4: beside sinusoids of size 1 unscaled embeddings would hardly be seen
     )
 
 

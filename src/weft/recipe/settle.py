@@ -263,6 +263,10 @@ def _rates(chosen: _Choices, scale: _Scale) -> None:
         rate *= 100
     why = "smaller models and larger batches tolerate higher learning rates"
     chosen.open("optimizer.lr", float(f"{rate:.2g}"), why)
+    if getattr(chosen.recipe.model, "placement", "pre") == "post":
+        why = "a fifth of the steps: with norms after each layer the first ones must be small (Xiong et al. 2020)"
+        chosen.open("schedule.warmup", min(4000, max(1, steps // 5)), why)
+        return
     chosen.open("schedule.warmup", min(2000, max(1, steps // 20)), "a twentieth of the steps")
 
 
