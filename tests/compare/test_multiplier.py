@@ -137,9 +137,12 @@ def test_one_rung_and_one_seed() -> None:
     rng = np.random.default_rng(0)
     nats = rng.uniform(0.9, 1.1, size=(1, 1, 3)) * SIZES
     single = Curve(np.array([1e3]), nats, SIZES)
-    found = multiplier(single, single)
+    assert multiplier(single, single) is None
+    double = Curve(np.array([1e3, 1e4]), np.concatenate([nats, 0.9 * nats]), SIZES)
+    found = multiplier(double, double)
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((1, 1, 1))  # paired: sections cancel
+    assert multiplier(single, double) is not None
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,8 @@ def _notes(ready: Started, measured: Sequence[Measured]) -> list[str]:
             f"Learning rates were searched with the first seed: {experiment.rates} around the recipe's own, each twice "
             f"the one before it, with {first}; the best third of them with {second}; the best one, and half of it, "
             f"with {third}. Where none was clearly better than the smallest, or the largest was the best, the search "
-            "went on there. Each point has the rate that was found with its own share of the budget, and the whole budget that of a third."
+            "went on there. Each point has the rate that was found with its own share of the "
+            "budget, and the whole budget that of a third."
         )
     if any(entrant.counts for entrant in ready.entrants):
         notes.append("The points of an n-gram model are parts of the text.")

@@ -55,10 +55,11 @@ def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int 
     """The contender's multiplier against the baseline, with an interval over seeds and sections.
 
     A rung that is no better than a smaller one is passed over, because the smaller amount already reaches its loss.
-    None where one of the curves has no amounts (an n-gram multiplies nothing) or no finite loss.
+    None where one of the curves has no amounts (an n-gram multiplies nothing) or no finite loss, and where both are a
+    single point.
     """
     ours, theirs = _measured(contender), _measured(baseline)
-    if ours is None or theirs is None:
+    if ours is None or theirs is None or len(ours.amounts) == len(theirs.amounts) == 1:
         return None
     losses = [curve.bits_per_byte().mean(axis=1)[None] for curve in (ours, theirs)]
     one = _read((losses[0], ours.amounts), (losses[1], theirs.amounts))

@@ -47,7 +47,11 @@ def _against(standing: Standing, base: Standing) -> str:
         return f"has no multiplier, because the baseline {base.name} is counted and multiplies nothing"
     times = standing.multiplier
     if times is None:
-        return f"has no multiplier against {base.name}"
+        better = base.bits - standing.bits
+        return (
+            f"is {abs(better):.3f} bits per byte {'better' if better > 0 else 'worse'} than {base.name}; curves of one"
+            " point have no multiplier"
+        )
     if times.beyond == "above":
         return (
             f"is better with its smallest share of the budget than {base.name} with all of it: {base.name} needs more"

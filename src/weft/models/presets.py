@@ -112,8 +112,7 @@ def transformer_lm() -> Decoder:
         feedforward=Plain(d_ff=1024, activation="relu", bias=False),
         norm=LayerNorm(),
         placement="post",
-        position=Sinusoidal(),
-        embedding_scale=True,  # §3.4: beside sinusoids of size 1 unscaled embeddings would hardly be seen
+        position=Sinusoidal(amplitude=256**-0.5),  # beside waves of size 1 the embeddings would hardly be seen
     )
 
 

@@ -92,12 +92,14 @@ class Sinusoidal(PositionConfig):
     """Sines and cosines added to the embeddings (Vaswani et al. 2017, §3.5).
 
     `interleaved` is the formula's layout; `halves` puts all sines first with the same wavelengths (Marian);
-    `tensor2tensor` puts sines first and stretches the slowest wavelength to exactly 2π · base.
+    `tensor2tensor` puts sines first and stretches the slowest wavelength to exactly 2π · base. Waves of `amplitude` 1
+    go with embeddings that are multiplied by √d_model (§3.4); beside others 1/√d_model keeps the same proportion.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
     base: PositiveFloat = 10000.0
+    amplitude: PositiveFloat = 1.0
 
     def check(self, d_model: int, d_head: int) -> None:
         """Sines and cosines come in pairs."""

@@ -97,7 +97,8 @@ class Sinusoidal(Position, settings=config.Sinusoidal):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) plus its waves."""
-        return x + once(sinusoids(positions, self.d_model, self.settings.layout, self.settings.base).to(x.dtype))
+        waves = sinusoids(positions, self.d_model, self.settings.layout, self.settings.base)
+        return x + once((self.settings.amplitude * waves).to(x.dtype))
 
 
 class Learned(Position, settings=config.Learned):

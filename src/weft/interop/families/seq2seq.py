@@ -112,7 +112,13 @@ MARIAN = Family(
     architectures={"MarianMTModel": "lm"},
     settings=Table(
         rows=(*SHARED, Special(_read_tables, _write_tables)),
-        fixed={**POST_NORM, "position.kind": "sinusoidal", "position.layout": "halves", "embedding_norm": False},
+        fixed={
+            **POST_NORM,
+            "position.kind": "sinusoidal",
+            "position.layout": "halves",
+            "position.amplitude": 1.0,
+            "embedding_norm": False,
+        },
         only={**NORM_AFTER, "static_position_embeddings": True, "normalize_embedding": False},
     ),
     rules=_rules,
