@@ -20,7 +20,7 @@ from typing import Any
 SMALL = "model.layers=1 model.d_model=32 model.attention.heads=2 model.feedforward.d_ff=64"
 CONTENDERS = [f"post=transformer {SMALL}", f"pre=transformer {SMALL} model.placement=pre", "ngram-3"]
 CONTENDERS += ["lstm model.d_model=32 model.layers=1"]
-STARTING = 4.0  # seconds before the first job runs, about
+STARTING = 8.0  # seconds before the first job runs, about
 OPTIONS = ["--flops", "2e10", "--seeds", "2", "--rungs", "3", "--rates", "3", "tokenizer=char", "batch.length=64"]
 
 
@@ -68,7 +68,7 @@ def main() -> int:
             how = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT])
             running = subprocess.Popen(command(text, broken), **quiet)  # type: ignore[call-overload]
             try:
-                running.wait(STARTING + rng.uniform(0, 1.5 * seconds / given.kills))
+                running.wait(rng.uniform(2, 2 * STARTING + 2 * seconds / given.kills))
             except subprocess.TimeoutExpired:
                 running.send_signal(how)
                 running.wait()

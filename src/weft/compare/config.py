@@ -46,7 +46,7 @@ class Budget(Config):
         return float(self.flops or self.tokens or self.minutes or 0.0)
 
     def __str__(self) -> str:
-        words = {"flops": f"{self.amount:.3g} FLOPs", "tokens": f"{self.amount:,.0f} tokens"}
+        words = {"flops": f"{self.amount:.3g} FLOPs".replace("e+", "e"), "tokens": f"{self.amount:,.0f} tokens"}
         return words.get(self.axis, f"{self.amount:g} minutes")
 
 

@@ -67,8 +67,13 @@ class ComparisonPage(Picture):
     def drawings(self) -> list[Drawing | Panels]:
         """All charts, in reading order."""
         found = self.standings
-        drawings = [*loss_charts(found), multiplier_chart(found), effects_chart(self.effects), sweep_charts(found)]
+        drawings = [*self._losses(), multiplier_chart(found), effects_chart(self.effects), sweep_charts(found)]
         return [drawing for drawing in drawings if drawing]
+
+    def _losses(self) -> list[Drawing]:
+        """Loss against what it took; an ablation at one share of the budget has no curves to draw."""
+        single = all(len(standing.contender.shares) <= 1 for standing in self.standings)
+        return [] if self.comparison.varied and single else loss_charts(self.standings)
 
     def save_figures(self, folder: Path | str) -> list[Path]:
         """Write each chart as .svg and .png under its name."""
@@ -97,7 +102,7 @@ class ComparisonPage(Picture):
             Section("The result", "", top, self.scripts),
             Section("The contenders", TABLE, str(html_standings(found))),
         ]
-        if losses := loss_charts(found):
+        if losses := self._losses():
             sections.append(Section("Loss against what it took", losses[0].about, html_charts(losses)))
         if multipliers:
             sections.append(Section("Multipliers", multipliers.about, html_charts([multipliers])))
