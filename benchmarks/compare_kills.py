@@ -56,35 +56,46 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="weft-kills-") as folder:
         text = Path(folder) / "book.txt"
         text.write_text("".join(f"frog {n} sat by river {n * n % 97} and dog {n % 13} ran\n" for n in range(2000)))
-        whole, broken = Path(folder) / "whole", Path(folder) / "broken"
+        whole = Path(folder) / "whole"
         began = time.perf_counter()
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run(command(text, whole), check=True, **quiet)  # type: ignore[call-overload]
+        subprocess.run(command(text, whole), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         seconds = time.perf_counter() - began
         print(f"undisturbed: {len(results(whole))} jobs in {seconds:.0f} s", flush=True)
-        repeated = 0
-        for number in range(given.kills):
-            before = {job(line) for line in results(broken)}
+        kills = turns = wrong = 0
+        while kills < given.kills:
+            turns += 1
+            broken = Path(folder) / f"broken-{turns}"
+            kills += disturbed(command(text, broken), broken, rng, given.kills - kills)
+            wrong += differences(whole, broken)
+        print(f"{kills} kills of {turns} comparisons: {wrong} differences")
+        return 1 if wrong else 0
+
+
+def disturbed(words: list[str], out: Path, rng: random.Random, most: int) -> int:
+    """Start a comparison until it ends by itself, killed at random instants; how often it was killed."""
+    kills = 0
+    while True:
+        before = {job(line) for line in results(out)}
+        running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            running.wait(rng.uniform(2, 2.5 * STARTING) if kills < most else None)
+            return kills
+        except subprocess.TimeoutExpired:
             how = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT])
-            running = subprocess.Popen(command(text, broken), **quiet)  # type: ignore[call-overload]
-            try:
-                running.wait(rng.uniform(2, 2 * STARTING + 2 * seconds / given.kills))
-            except subprocess.TimeoutExpired:
-                running.send_signal(how)
-                running.wait()
-            after = [job(line) for line in results(broken)]
-            repeated += len(after) - len(set(after))
-            lost = before - set(after)
-            print(f"{number + 1}: {how.name} after {len(after)} jobs, {len(lost)} lost", flush=True)
-            if lost:
-                return 1
-        subprocess.run(command(text, broken), check=True, **quiet)  # type: ignore[call-overload]
-        one, other = table(whole), table(broken)
-        differing = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
-        print(f"{given.kills} kills: {len(differing)} of {len(one)} jobs differ, {repeated} were repeated")
-        left = [path.name for path in (broken / "jobs").iterdir()]
-        print(f"left over in jobs/: {left or 'nothing'}")
-        return 1 if differing or repeated or left else 0
+            running.send_signal(how)
+            running.wait()
+            kills += 1
+        after = {job(line) for line in results(out)}
+        print(f"{how.name} after {len(after)} jobs, {len(before - after)} lost", flush=True)
+
+
+def differences(whole: Path, broken: Path) -> int:
+    """Jobs that measured something else, that were repeated, and what is left over."""
+    one, other, lines = table(whole), table(broken), results(broken)
+    differing = sum(one.get(key) != other.get(key) for key in one.keys() | other.keys())
+    repeated, left = len(lines) - len(other), len(list((broken / "jobs").iterdir()))
+    print(f"{differing} of {len(one)} jobs differ, {repeated} were repeated, {left} are left over", flush=True)
+    return differing + repeated + left
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ def _timed(ready: Started, runner: Runner, watch: Watch) -> Started:
 
 
 @contextmanager
-def claimed_folder(out: Path) -> Iterator[None]:
-    """The folder, which one process at a time writes to."""
+def claimed_folder(out: Path, plan: str = PLAN) -> Iterator[None]:
+    """The folder, which one process at a time writes to; a start that fails before its `plan` is noted leaves none."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out}: is a file; give a folder with --out")
     missing = [place for place in (out, *out.parents) if not place.exists()]
@@ -110,7 +110,7 @@ def claimed_folder(out: Path) -> Iterator[None]:
         try:
             yield
         except WeftError:
-            if missing and not (out / PLAN).exists():  # nothing was trained: leave nothing of our own
+            if missing and not (out / plan).exists():
                 shutil.rmtree(out, ignore_errors=True)
                 with suppress(OSError):
                     for place in missing[1:]:

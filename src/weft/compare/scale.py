@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.compare.config import RATIO, Experiment
-from weft.compare.experiment import Workplace, compare
+from weft.compare.experiment import PLAN, Workplace, claimed_folder, compare
 from weft.compare.fit import Fit, Point, fit
 from weft.compare.results import Comparison, Measured
 from weft.compare.scaling_charts import Check, Rung
@@ -20,7 +20,7 @@ from weft.errors import ConfigError
 
 SPREAD = 2.0  # of one size of the ladder and the next
 TOKENS = 10  # a parameter, of the largest run: the smaller sizes have more
-NEXT = "next"
+LADDER, NEXT = "ladder", "next"
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,13 @@ def name_of(parameters: float) -> str:
 def scale(experiment: Experiment, place: Workplace, sizes: int = 5) -> Scaled:
     """Train the ladder, fit the law, and train the size that it finds best for a budget three times as large."""
     asked = ladder(experiment, sizes)
+    with claimed_folder(place.out, f"{LADDER}/{PLAN}"):
+        return _scale(experiment, asked, place)
+
+
+def _scale(experiment: Experiment, asked: Experiment, place: Workplace) -> Scaled:
     data = place.out / "data"
-    found = compare(asked, replace(place, out=place.out / "ladder", data=data))
+    found = compare(asked, replace(place, out=place.out / LADDER, data=data))
     law = fit([Point(rung.parameters, rung.tokens, rung.loss) for rung in rungs_of(found.contenders)])
     budget = RATIO * max(outcome.flops for each in found.contenders for outcome in each.outcomes)
     parameters, tokens = law.optimal_counted(budget, _cost(found.contenders))

@@ -9,7 +9,8 @@ from weft.models.config import Model, NGram, Recurrent, TransformerConfig
 from weft.recipe.settle import Facts
 
 TOKENS_PER_PARAMETER = 20  # where compute is best spent (Hoffmann et al. 2022, table 3)
-STEP = 16  # of widths
+STEP = 8  # of widths
+NEAR = 1.6  # times as many parameters as wanted are about as many
 
 
 def resized(model: Model, width: int) -> Model:
@@ -53,7 +54,7 @@ def _table(model: Model) -> int:
 
 
 def sized(model: Model, wanted: float) -> Model:
-    """The size of the family whose parameters come nearest to `wanted`, by their ratio."""
+    """The size of the family whose parameters come nearest to `wanted`, by their ratio; none is an error."""
     best, distance = model, math.inf
     for width in range(STEP, 1024 * STEP, STEP):
         other = resized(model, width)
@@ -61,6 +62,11 @@ def sized(model: Model, wanted: float) -> Model:
         if found > distance:
             break
         best, distance = other, found
+    if distance > math.log(NEAR):
+        raise ConfigError(
+            f"no model of this family has about {wanted:,.0f} parameters with a vocabulary of {best.vocab_size:,}: the "
+            f"nearest has {multiplied(best):,}; give a larger budget, or a smaller vocabulary such as tokenizer=char"
+        )
     return best
 
 

@@ -1,0 +1,86 @@
+"""A scaling law from a ladder of runs: which runs, the law, and the next rung."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import run
+from weft.compare.config import Experiment, experiment
+from weft.compare.fit import Point, fit
+from weft.compare.results import Comparison, Measured, Outcome
+from weft.compare.scale import Scaled, _cost, ladder, page_of, rungs_of
+
+Capture = pytest.CaptureFixture[str]
+
+
+def asked(**more: object) -> Experiment:
+    tree = {"contenders": {"llama": {"recipe": "llama-tiny"}}, "data": {"sources": ["b"]}, "budget": {"flops": 6e12}}
+    return experiment({**tree, **more})
+
+
+def test_a_ladder_has_sizes_that_double_and_one_number_of_tokens() -> None:
+    found = ladder(asked(), 4)
+    sizes = [each.parameters or 0 for each in found.contenders.values()]
+    assert [size / sizes[0] for size in sizes] == pytest.approx([1, 2, 4, 8])
+    assert found.budget.tokens is not None
+    assert 6 * sizes[-1] * found.budget.tokens == pytest.approx(6e12, rel=1e-4)
+
+
+def law(parameters: float, tokens: float) -> float:
+    return 0.9 + 60 / parameters**0.35 + 90 / tokens**0.4
+
+
+def measured(parameters: int, tokens: list[int]) -> Measured:
+    """Runs that follow the law to the digit; a token costs 6 operations a parameter and a tenth more."""
+    outcomes = [
+        Outcome(
+            contender=str(parameters), share=number / len(tokens), lr=0.01, seed=0, steps=1, tokens=read,
+            flops=6.6 * parameters * read, seconds=1.0, parameters=2 * parameters, multiplied=parameters,
+            nats=(law(parameters, read) * math.log(2) * 1000,), bytes=(1000,),
+        )
+        for number, read in enumerate(tokens, 1)
+    ]  # fmt: skip
+    return Measured(str(parameters), "llama-tiny", tuple(outcomes))
+
+
+def comparison(*contenders: Measured) -> Comparison:
+    return Comparison("a ladder", "weft scale", contenders[0].name, contenders, {})
+
+
+def test_the_law_is_found_and_foretells_the_next_rung() -> None:
+    sizes, tokens = [10_000 * 2**n for n in range(5)], [30_000 * 3**n for n in range(4)]
+    contenders = [measured(size, tokens) for size in sizes]
+    fitted = fit([Point(rung.parameters, rung.tokens, rung.loss) for rung in rungs_of(contenders)], draws=20)
+    assert fitted.predict(400_000, 3e6) == pytest.approx(law(400_000, 3e6), rel=0.01)
+    cost = _cost(contenders)
+    assert cost(20_000) == pytest.approx(6.6 * 20_000)
+    assert cost(1e6) == pytest.approx(6.6e6, rel=1e-6)
+    assert cost(1000) == pytest.approx(6600, rel=1e-6)
+    page = page_of(Scaled(comparison(*contenders), fitted, 1e13, comparison(measured(400_000, [3_000_000]))))
+    assert page.check is not None
+    assert page.check.error == pytest.approx(0, abs=0.01)
+    assert page.record()["next"]["loss"] == pytest.approx(law(400_000, 3e6))
+    assert max(map(len, (page.text() or "").splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["llama-tiny", "--data", "book.txt"], "how large?"),
+        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--sizes", "2"], "three sizes or more"),
+        (["llama-tiny", "--budget", "1e12"], "there is no text to compare on"),
+        (["ngram-3", "--data", "book.txt", "--budget", "1e12"], "a 'ngram' model has no width to choose"),
+        (["llama-tiny", "--data", "book.txt", "--budget", "1e8"], "no model of this family has about"),
+        (["llama-tinny", "--data", "book.txt", "--budget", "1e12"], "'llama-tinny': no such recipe or preset"),
+    ],
+)
+def test_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: list[str], line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("".join(f"frog {n} sat by the river {n * n % 97}\n" for n in range(3000)))
+    assert run(["scale", *words]) == 2
+    errors = capsys.readouterr().err
+    assert line in errors.splitlines()[-1] and "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["book.txt"]
