@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from weft.runs.lines import read_lines
+
 SMALL = "model.layers=1 model.d_model=32 model.attention.heads=2 model.feedforward.d_ff=64"
 CONTENDERS = [f"post=transformer {SMALL}", f"pre=transformer {SMALL} model.placement=pre", "ngram-3"]
 CONTENDERS += ["lstm model.d_model=32 model.layers=1"]
@@ -31,9 +33,7 @@ def command(text: Path, out: Path) -> list[str]:
 
 def results(out: Path) -> list[dict[str, Any]]:
     """The finished jobs, in the order in which they finished."""
-    path = out / "results.jsonl"
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    return read_lines(out / "results.jsonl")
 
 
 def job(line: dict[str, Any]) -> tuple[Any, ...]:

@@ -68,8 +68,9 @@ def compare(
     How many times the operations does one need for the loss of another? A page with curves, intervals and the answer is
     written to the folder, beside results.jsonl. The same command again continues what was interrupted.
 
-      weft compare ngram-5 lstm transformer transformer++ --data book.txt --flops 1e13
-      weft compare four-switches --data book.txt --flops 1e13
+      weft compare lstm transformer++ --data book.txt --flops 1e13
+
+    `four-switches` in place of contenders goes from the Transformer of 2017 to LLaMA, switch by switch.
     """
     from weft.cli.live import live
     from weft.compare.config import experiment, tables_of
@@ -78,7 +79,8 @@ def compare(
     named = [word for word in words or [] if "=" not in word.split(" ")[0] or _names(word)]
     settings = [word for word in words or [] if word not in named]
     if tokenizers is not None and not named:
-        _compare_tokenizers(tokenizers.split(","), data or [], settings, out or Path("comparisons") / "tokenizers")
+        place = out or Path("comparisons") / "tokenizers"
+        _compare_tokenizers(tokenizers.split(","), data or [], settings, place, quiet=False)
         return
     given = {"seeds": seeds, "rungs": rungs, "rates": rates, "baseline": baseline, "grid": grid, "sizes": sizes}
     budget = {"flops": flops, "tokens": tokens if tokens is None else round(tokens), "minutes": minutes}
@@ -108,7 +110,7 @@ def compare(
     page.save(folder / "compare.html")
     page.save_figures(folder / "figures")
     if tokenizers is not None:
-        _compare_tokenizers(tokenizers.split(","), wanted.data.sources, [], folder)
+        _compare_tokenizers(tokenizers.split(","), wanted.data.sources, [], folder, quiet=as_json)
     if as_json:
         columns.print_json({"result": page.result, "contenders": page.records()})
         return
@@ -118,8 +120,10 @@ def compare(
     echo(f"models   {folder / 'runs'}")
 
 
-def _compare_tokenizers(specs: Sequence[str], data: Sequence[str], settings: Sequence[str], folder: Path) -> None:
-    """What tokenizers make of the held-out text, in the terminal and on a page."""
+def _compare_tokenizers(
+    specs: Sequence[str], data: Sequence[str], settings: Sequence[str], folder: Path, quiet: bool
+) -> None:
+    """What tokenizers make of the held-out text, on a page and, unless it is to be quiet, in the terminal."""
     from weft.compare.tokenizers import compare_tokenizers
     from weft.config import validate
     from weft.data.config import Data, TextSource
@@ -136,8 +140,10 @@ def _compare_tokenizers(specs: Sequence[str], data: Sequence[str], settings: Seq
         raise ConfigError("there is no text to compare on; give it with --data, for instance --data book.txt")
     found = compare_tokenizers(specs, TextSource(read.sources, read.validation, read.column, read.encoding))
     folder.mkdir(parents=True, exist_ok=True)
-    echo(found.text() or "")
-    echo(f"\npage     {found.save(folder / 'tokenizers.html')}\n")
+    page = found.save(folder / "tokenizers.html")
+    if not quiet:
+        echo(found.text() or "")
+        echo(f"\npage     {page}\n")
 
 
 def _with_tokenizers(contenders: dict[str, Any], specs: Sequence[str]) -> dict[str, Any]:

@@ -78,9 +78,9 @@ class Sweep:
         """The jobs of the search so far, and the rates that its finished rounds found.
 
         Successive halving (Jamieson and Talwalkar 2016): of all rates the best third goes on to the second round, and
-        the best of them to the third. Where the best of the first round is the largest, the next one above is tried
-        as well, and in every round the next one below where nothing is clearly better than the smallest: a short
-        training tolerates rates, or learns nothing at rates, that a long one doesn't.
+        the best of them to the third. Where the best of the first two is the largest, the next one above is tried as
+        well, and in each the next one below where nothing is clearly better than the smallest: a short training tolerates rates, or
+        learns nothing at rates, that a long one doesn't.
         """
         if len(self.rates) <= 1:
             return [], []
@@ -88,7 +88,7 @@ class Sweep:
         found: list[float | None] = []
         rates: Sequence[float] = self.rates
         for number, share in enumerate(self.rounds):
-            tried, over = self._round(share, rates, outcomes, up=number == 0)
+            tried, over = self._round(share, rates, outcomes)
             jobs += tried
             if not over:
                 break
@@ -100,9 +100,7 @@ class Sweep:
                 rates = [rounded(rates[0] / STEP), *rates]
         return jobs, found
 
-    def _round(
-        self, share: float, rates: Sequence[float], outcomes: Mapping[Job, Outcome], up: bool
-    ) -> tuple[list[Job], bool]:
+    def _round(self, share: float, rates: Sequence[float], outcomes: Mapping[Job, Outcome]) -> tuple[list[Job], bool]:
         """The jobs of a round, and whether it is over."""
         rates = sorted(rates)
         for _ in range(WIDENED + 1):
@@ -111,7 +109,7 @@ class Sweep:
                 return jobs, False
             if _careful(jobs, outcomes) == rates[0]:
                 rates = [rounded(rates[0] / STEP), *rates]
-            elif up and _best(jobs, outcomes)[0].lr == rates[-1]:
+            elif share != self.rounds[-1] and _best(jobs, outcomes)[0].lr == rates[-1]:
                 rates = [*rates, rounded(rates[-1] * STEP)]
             else:
                 break

@@ -97,10 +97,11 @@ class Curve:
         shares = contender.shares
         rows = [{outcome.seed: outcome for outcome in contender.at(share)} for share in shares]
         seeds = sorted(set.intersection(*map(set, rows))) if rows else []
+        if not seeds:
+            return cls(np.zeros(0), np.zeros((0, 0, 0)), np.zeros(0))
         amounts = [float(np.mean([getattr(row[seed], axis) for seed in seeds])) for row in rows]
         nats = np.array([[row[seed].nats for seed in seeds] for row in rows], dtype=np.float64)
-        first = rows[0][seeds[0]].bytes if seeds else ()
-        return cls(np.array(amounts), nats, np.array(first, dtype=np.float64))
+        return cls(np.array(amounts), nats, np.array(rows[0][seeds[0]].bytes, dtype=np.float64))
 
     def bits_per_byte(self) -> Array:
         """(rungs, seeds), over all sections."""
