@@ -42,7 +42,9 @@ class _Lines:
         for job, outcome in progress.outcomes.items():
             if job not in self._seen:
                 self._seen.add(job)
-                reached = (outcome.failed and "diverged") or f"{outcome.bits_per_byte:.4f} bits per byte"
+                reached = f"{outcome.bits_per_byte:.4f} bits per byte" if outcome.nats else "diverged"
+                if not job.share:
+                    reached = f"{outcome.seconds / outcome.steps:.3f} s a step"
                 done = sum(wanted in progress.outcomes for wanted in progress.wanted)
                 log_to_stderr(f"{job}: {reached}, {outcome.seconds:.0f} s ({done} of {len(progress.wanted)} runs)")
 

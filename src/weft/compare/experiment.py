@@ -26,6 +26,7 @@ from weft.training.precision import pick_device
 from weft.training.worker import device_name
 
 PLAN, LOCK = "plan.json", ".lock"
+FEW = 50  # steps in which hardly anything is learned
 HELD_OUT = {"cpu": 200_000, "cuda": 5_000_000}  # bytes of held-out text that every job is measured on
 
 
@@ -239,6 +240,12 @@ def _notes(ready: Started, measured: Sequence[Measured]) -> list[str]:
         if entrant.counts:
             continue
         epochs = entrant.whole.steps * entrant.tokens_per_step / max(1, len(entrant.corpus.shards.train))
+        fewest = round(entrant.whole.steps * experiment.shares[0])
+        if fewest < FEW:
+            notes.append(
+                f"{entrant.name} takes only {counted(fewest, 'step')} with {share_text(experiment.shares[0])}, in which it "
+                "learns little more than how often tokens occur; a larger budget or a smaller batch.size tells more."
+            )
         if epochs > 4:
             notes.append(f"{entrant.name} reads the text {epochs:.0f} times with the whole budget.")
     for each in measured:

@@ -37,6 +37,8 @@ class Job:
 
 def share_text(share: float) -> str:
     """A share of the budget in words."""
+    if not share:
+        return "a few steps to see how long they take"
     return "the whole budget" if share == 1 else f"1/{round(1 / share)} of the budget"
 
 
@@ -79,8 +81,8 @@ class Sweep:
 
         Successive halving (Jamieson and Talwalkar 2016): of all rates the best third goes on to the second round, and
         the best of them to the third. Where the best of the first two is the largest, the next one above is tried as
-        well, and in each the next one below where nothing is clearly better than the smallest: a short training tolerates rates, or
-        learns nothing at rates, that a long one doesn't.
+        well, and in each the next one below where nothing is clearly better than the smallest: a short training
+        tolerates rates, or learns nothing at rates, that a long one doesn't.
         """
         if len(self.rates) <= 1:
             return [], []

@@ -113,9 +113,9 @@ class Runner:
                 for worker in workers:
                     while worker.job is None and waiting:
                         self._give(worker, waiting.pop(0))
+                watch(Progress(self.outcomes, {job: self._step(job) for job in self._jobs(workers)}, wanted))
                 if not any(worker.job for worker in workers):
                     return self.outcomes
-                watch(Progress(self.outcomes, {job: self._step(job) for job in self._jobs(workers)}, wanted))
                 with suppress(Empty):
                     self._take(*events.get(timeout=0.5))
 

@@ -17,6 +17,7 @@ from weft.compare.results import Comparison, Measured
 from weft.compare.scaling_charts import Check, Rung
 from weft.compare.scaling_page import ScalingPage
 from weft.errors import ConfigError
+from weft.explain.units import short
 
 SPREAD = 2.0  # of one size of the ladder and the next
 TOKENS = 10  # a parameter, of the largest run: the smaller sizes have more
@@ -44,14 +45,9 @@ def ladder(experiment: Experiment, sizes: int) -> Experiment:
     (base,) = experiment.contenders.values()
     largest = math.sqrt(experiment.budget.flops / (6 * TOKENS))
     wanted = [largest * SPREAD**-rung for rung in reversed(range(sizes))]
-    contenders = {name_of(size): base.replace(parameters=size).model_dump() for size in wanted}
+    contenders = {short(size): base.replace(parameters=size).model_dump() for size in wanted}
     tokens = round(experiment.budget.flops / (6 * largest))
     return experiment.replace(contenders=contenders, budget={"tokens": tokens})
-
-
-def name_of(parameters: float) -> str:
-    """A size as a contender is called: 0.52M."""
-    return f"{parameters / 1e6:.3g}M"
 
 
 def scale(experiment: Experiment, place: Workplace, sizes: int = 5) -> Scaled:
