@@ -243,7 +243,7 @@ def _notes(ready: Started, measured: Sequence[Measured]) -> list[str]:
         fewest = round(entrant.whole.steps * experiment.shares[0])
         if fewest < FEW:
             notes.append(
-                f"{entrant.name} takes only {counted(fewest, 'step')} with {share_text(experiment.shares[0])}, in which "
+                f"{entrant.name} takes but {counted(fewest, 'step')} with {share_text(experiment.shares[0])}, in which "
                 "it learns little more than how often tokens occur; a larger budget or a smaller batch.size tells more."
             )
         if epochs > 4:
