@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weft.progress import log_to_stderr
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
     from weft.compare.runner import Progress, Watch
 
@@ -49,8 +49,10 @@ class _Lines:
                 log_to_stderr(f"{job}: {reached}, {outcome.seconds:.0f} s ({done} of {len(progress.wanted)} runs)")
 
 
-def _table(progress: "Progress", seconds: float) -> "Table":
+def _table(progress: "Progress", seconds: float) -> "Group":
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, expand=False)
     for title in ("contender", "runs", "best so far", "now"):
@@ -65,15 +67,14 @@ def _table(progress: "Progress", seconds: float) -> "Table":
             for job, (step, steps, loss) in progress.running.items()
             if job.contender == name
         ]
-        table.add_row(name, f"{len(done)}/{len(mine)}", "" if best is None else f"{best:.3f}", "; ".join(now[:2]))
+        table.add_row(Text(name), f"{len(done)}/{len(mine)}", "" if best is None else f"{best:.3f}", "; ".join(now[:2]))
     cost = sum(progress.wanted.values())
     spent = sum(cost_of for job, cost_of in progress.wanted.items() if job in progress.outcomes)
     spent += sum(progress.wanted.get(job, 0.0) * step / steps for job, (step, steps, _) in progress.running.items())
     share = spent / cost if cost else 0.0
-    left = f", {_time(seconds * (1 - share) / share)} left of the runs known so far" if share > 0.02 else ""
-    table.caption = f"{share:.0%} after {_time(seconds)}{left}; Ctrl-C saves, the same command continues"
-    table.caption_justify = "left"
-    return table
+    left = f", about {_time(seconds * (1 - share) / share)} left" if share > 0.02 else ""
+    line = f"{share:.0%} after {_time(seconds)}{left}. Ctrl-C saves, the same command continues."
+    return Group(table, Text(line, style="dim"))
 
 
 def _time(seconds: float) -> str:
