@@ -420,6 +420,7 @@ def test_a_failed_export_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "theirs"]
 
 
+@pytest.mark.slow  # for what it imports; test_onnx.py exports as well
 def test_a_run_as_onnx_in_an_empty_folder(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     import_model(folder, tmp_path / "run")

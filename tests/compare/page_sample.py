@@ -138,4 +138,4 @@ def scaling() -> ScalingPage:
     size, tokens = 2e7, 4e8
     measured = Rung(size, tokens, 6 * size * tokens, law(size, tokens))
     check = Check(measured, fitted.predict(size, tokens), *fitted.predict_interval(size, tokens))
-    return ScalingPage(fitted, points, check, 1e18, "Law <b>", "weft scale '<x>'", {"Text": "<s>"}, ["<q>"])
+    return ScalingPage(fitted, points, check, 1e18, None, "Law <b>", "weft scale '<x>'", {"Text": "<s>"}, ["<q>"])

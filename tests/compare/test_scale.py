@@ -57,7 +57,9 @@ def test_the_law_is_found_and_foretells_the_next_rung() -> None:
     assert cost(20_000) == pytest.approx(6.6 * 20_000)
     assert cost(1e6) == pytest.approx(6.6e6, rel=1e-6)
     assert cost(1000) == pytest.approx(6600, rel=1e-6)
-    page = page_of(Scaled(comparison(*contenders), fitted, 1e13, comparison(measured(400_000, [3_000_000]))))
+    page = page_of(
+        Scaled(comparison(*contenders), fitted, 1e13, (4e5, 4e6), comparison(measured(400_000, [3_000_000])))
+    )
     assert page.check is not None
     assert page.check.error == pytest.approx(0, abs=0.01)
     assert page.record()["next"]["loss"] == pytest.approx(law(400_000, 3e6))

@@ -31,6 +31,7 @@ class Scaled:
     ladder: Comparison
     fit: Fit
     budget: float  # of the next rung, in FLOPs
+    optimum: tuple[float, float]  # its parameters and tokens by the law
     checked: Comparison
 
 
@@ -67,7 +68,7 @@ def _scale(experiment: Experiment, asked: Experiment, place: Workplace) -> Scale
     contender = base.replace(parameters=parameters).model_dump()
     following = experiment.replace(contenders={NEXT: contender}, budget={"tokens": round(tokens)}, rungs=1)
     checked = compare(following, replace(place, out=place.out / NEXT, data=data))
-    return Scaled(found, law, budget, checked)
+    return Scaled(found, law, budget, (parameters, tokens), checked)
 
 
 def page_of(found: Scaled) -> ScalingPage:
@@ -77,6 +78,7 @@ def page_of(found: Scaled) -> ScalingPage:
         rungs_of(found.ladder.contenders),
         _check(found),
         found.budget,
+        found.optimum,
         command=found.ladder.command,
         facts=found.ladder.facts,
         notes=found.ladder.notes,

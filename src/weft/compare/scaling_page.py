@@ -43,13 +43,15 @@ CONSTANTS = {
 class ScalingPage(Picture):
     """A fit, the points it goes through, and the next rung, which it had not seen.
 
-    `budget` is a larger one, in FLOPs, for which the optimal size is asked. `unit` is that of all losses.
+    `budget` is a larger one, in FLOPs, for which the optimal size is asked, and `optimum` its parameters and tokens
+    where FLOPs are counted otherwise than 6ND. `unit` is that of all losses.
     """
 
     fit: Fit
     points: Sequence[Rung]
     check: Check | None = None
     budget: float | None = None
+    optimum: tuple[float, float] | None = None
     title: str = "Scaling law"
     command: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -68,11 +70,12 @@ class ScalingPage(Picture):
         share = fit.beta / (fit.alpha + fit.beta)  # N ∝ C^share, D ∝ C^(1 − share)
         told = f"The optimal size grows with C^{share:.2f} and the tokens with C^{1 - share:.2f} of the budget C."
         if self.budget:
-            size, tokens = self.fit.optimal(self.budget)
+            size, tokens = self.optimum or self.fit.optimal(self.budget)
             low, high = self.fit.optimal_interval(self.budget)
+            bounds = f"{short(low)}–{short(high)}" if low >= 1 and high <= self.budget else "the runs hardly tell"
             told += (
-                f" For {flops_text(self.budget)} FLOPs it is {short(size)} parameters ({short(low)}–{short(high)}),"
-                f" trained on {short(tokens)} tokens."
+                f" For {flops_text(self.budget)} FLOPs it is {short(size)} parameters ({bounds}), trained on"
+                f" {short(tokens)} tokens."
             )
         if self.check:
             word = "inside" if self.check.holds else "outside"
