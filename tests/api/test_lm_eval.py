@@ -371,9 +371,9 @@ def test_the_command_prints_a_line_a_metric(runs: Path, tasks: Path, capsys: Cap
 
 @pytest.mark.slow
 def test_the_harness_s_own_command_knows_weft(runs: Path, tasks: Path, tmp_path: Path) -> None:
-    words = ["--model", "weft", "--model_args", f"run={runs / 'gpt'}", "--tasks", "local_choice", "--device", "cpu"]
+    words = ["--model", "weft", "--model_args", f"run={runs / 'gpt'}", "--tasks", "local_choice"]
     done = subprocess.run(
-        [sys.executable, "-m", "weft.api.lm_eval", *words, "--include_path", str(tasks), "--batch_size", "4"],
+        [sys.executable, "-m", "lm_eval", *words, "--include_path", str(tasks), "--batch_size", "4"],
         capture_output=True,
         text=True,
         check=True,
@@ -381,3 +381,14 @@ def test_the_harness_s_own_command_knows_weft(runs: Path, tasks: Path, tmp_path:
     )
     found = evaluate_tasks(load(runs / "gpt", "cpu"), ["local_choice"], folder=tasks)["results"]["local_choice"]
     assert f"{found['acc_norm,none']:.4f}"[:5] in done.stdout
+
+
+def test_the_harness_lists_weft_and_python_starts_without_it() -> None:
+    """What is installed beside the package does nothing until the harness's own list of models is imported."""
+    code = (
+        "import sys; assert not {'weft', 'torch', 'lm_eval'} & set(sys.modules)\n"
+        "from lm_eval.api.registry import model_registry\nimport lm_eval.models\n"
+        "assert 'weft' in model_registry and 'hf' in model_registry\n"
+        "assert 'weft.api.lm_eval' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,9 +1,9 @@
 """weft's runs as a model of the Language Model Evaluation Harness (Gao et al. 2021; the package lm-eval).
 
-    python -m weft.api.lm_eval --model weft --model_args run=runs/NAME --tasks arc_easy
+    lm_eval --model weft --model_args run=runs/NAME --tasks arc_easy
 
-is the harness's own command, which then knows `weft` beside its own models; it looks for no models of other packages
-by itself. `weft evaluate RUN --tasks arc_easy` does the same for one run.
+is the harness's own command, which knows `weft` beside its own models (weft_lm_eval.py tells it). `weft evaluate RUN
+--tasks arc_easy` does the same for one run.
 
 Texts are cut, truncated and windowed as the harness does for models of transformers, so that a run and its export for
 transformers get the same numbers.
@@ -14,9 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
-from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import model_registry
 from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
@@ -68,7 +66,7 @@ class WeftLM(TemplateLM):
         if unknown is not None:
             raise ConfigError(f"{unknown}: no such setting; {suggestion(unknown, Options.__annotations__)}")
         if not isinstance(run, Run):
-            run = load(run, options.get("device"), dtype=_dtype(options.get("dtype")))
+            run = load(run, _device(options.get("device")), dtype=_dtype(options.get("dtype")))
         if not run.config.objective.continues:
             raise run.objective.cannot("be evaluated on tasks")
         self.run, self.tokenizer = run, run.tokenizer
@@ -304,15 +302,13 @@ def _batch_size(asked: int | str | None, most: int | None) -> int:
     return size if most is None else min(size, most)
 
 
+def _device(name: str | None) -> str | None:
+    """The one that is asked for. The harness asks for a GPU unless it is told otherwise, also where there is none."""
+    return None if name is not None and name.startswith("cuda") and not torch.cuda.is_available() else name
+
+
 def _dtype(name: str | None) -> torch.dtype | None:
     """By default as `load` chooses it."""
     if name is not None and name not in DTYPES:
         raise ConfigError(f"dtype = {name}: {suggestion(name, DTYPES)}")
     return None if name is None else DTYPES[name]
-
-
-if "weft" not in model_registry:
-    model_registry.register("weft", target="weft.api.lm_eval:WeftLM")
-
-if __name__ == "__main__":
-    cli_evaluate()
