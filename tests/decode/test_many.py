@@ -89,11 +89,11 @@ def test_blocks_are_few_but_enough(engines: list[int], monkeypatch: pytest.Monke
     """A text may take all of them, and then the others wait."""
     monkeypatch.setattr(many, "MANY", 2)
     rules = {"banned": (BYTES.eos_id or 0,), "stop": ("zzzzz",), "slide": False}
-    settings = Sampling(max_tokens=3000, temperature=0.0, **rules)
-    model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=1100)
+    settings = Sampling(max_tokens=1600, temperature=0.0, **rules)
+    model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=600)
     found = complete(model, prompts(["a" * 40, "b"]), settings)
     assert engines == [2]
-    assert [each.tokens for each in found] == [1061, 1100]
+    assert [each.tokens for each in found] == [561, 600]
     assert found == [lockstep(model, BYTES, [text], settings)[0] for text in ("a" * 40, "b")]
 
 

@@ -99,7 +99,7 @@ def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: d
         "multiplied": 0 if isinstance(model, NGram) else multiplied(recipe.model),
         "nats": sections.nats.tolist(),
         "bytes": sections.bytes.tolist(),
-        "progress": _progress(run, recipe),
+        "progress": [] if isinstance(model, NGram) else _progress(run, recipe),
         "sample": sample,
     }
 
