@@ -165,6 +165,7 @@ def test_a_run_of_its_own_does_what_it_learned(tmp_path: Path, capsys: Capture) 
     assert "this run held out nothing; name what to evaluate on with --data" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_opinions_that_weft_learned_are_a_bert_elsewhere(tmp_path: Path) -> None:
     """The recipe `sentiment` has BERT's shape: transformers gives the probabilities that weft does."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer

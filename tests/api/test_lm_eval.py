@@ -383,6 +383,7 @@ def test_the_harness_s_own_command_knows_weft(runs: Path, tasks: Path, tmp_path:
     assert f"{found['acc_norm,none']:.4f}"[:5] in done.stdout
 
 
+@pytest.mark.slow  # for what the harness imports
 def test_the_harness_lists_weft_and_python_starts_without_it() -> None:
     """What is installed beside the package does nothing until the harness's own list of models is imported."""
     code = (

@@ -177,6 +177,7 @@ def test_training_learns(tmp_path, recipe, corpus, evaluate) -> None:  # type: i
     assert events[-1] == "finish"
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(tmp_path: Path) -> None:
     """By SIGKILL and Ctrl-C, at instants and before operations on the disk; `make test-resume` is the long version."""
     script = Path(__file__).parents[2] / "benchmarks/resume.py"
