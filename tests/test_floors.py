@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "src" / "weft"
 MODULES = sorted(ROOT.rglob("*.py"))
 
 FLOORS = {
-    "config": 0, "errors": 0, "files": 0, "progress": 0, "safetensors_header": 0, "untrusted": 0,
+    "config": 0, "errors": 0, "files": 0, "layout": 0, "progress": 0, "safetensors_header": 0, "untrusted": 0,
     "nn": 1, "text": 1, "data": 1,
     "models": 2,
     "recipe": 3, "decode": 3, "explain": 3, "interop": 3, "parallel": 3,
@@ -26,7 +26,10 @@ FLOORS = {
 }  # fmt: skip
 # on one floor, in this direction
 ALLOWED = {("data", "text"), ("recipe", "explain"), ("compare", "api")}
-ALLOWED |= {(room, "errors") for room in ("config", "files", "untrusted")} | {("progress", "untrusted")}
+ALLOWED |= {(room, "errors") for room in ("config", "files", "layout", "untrusted")} | {
+    ("progress", "untrusted"),
+    ("layout", "config"),
+}
 
 
 def room(module: str) -> str:

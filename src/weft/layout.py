@@ -1,0 +1,64 @@
+"""How a model in training is laid out over processes: the sizes of the named axes of a mesh, data alone.
+
+One device a process. Each axis divides something else:
+
+    replicate   the batch; each copy holds all of its weights, and gradients are summed over the copies
+    shard       the batch; weights, gradients and moments are split, and gathered layer by layer (Zhao et al. 2023)
+    tensor      the matrices inside every layer (Shoeybi et al. 2019)
+    context     the tokens of every row (Liu et al. 2023)
+    pipeline    the layers, stage by stage (Huang et al. 2019)
+"""
+
+import math
+
+from pydantic import PositiveInt
+
+from weft.config import Config
+from weft.errors import ConfigError, counted
+
+AXES = ("pipeline", "replicate", "shard", "context", "tensor")  # outermost first: neighbours talk most along the last
+
+
+class Layout(Config):
+    """The sizes of a mesh. Without `replicate` there are as many copies as the processes allow.
+
+    With `sequence` the norms and skip connections between the split matrices are split as well, along the tokens of a
+    row, over the processes of `tensor` (Korthikanti et al. 2022).
+    """
+
+    replicate: PositiveInt | None = None
+    shard: PositiveInt = 1
+    tensor: PositiveInt = 1
+    sequence: bool = False
+    context: PositiveInt = 1
+    pipeline: PositiveInt = 1
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Every axis and its size, outermost first; `replicate` is 1 where it is left open."""
+        return {axis: getattr(self, axis) or 1 for axis in AXES}
+
+    @property
+    def splits(self) -> bool:
+        """Whether a process holds less than the whole model, or reads less than a whole row."""
+        return any(size > 1 for axis, size in self.sizes.items() if axis != "replicate")
+
+    @property
+    def readers(self) -> int:
+        """How many parts a batch's rows are divided into."""
+        return (self.replicate or 1) * self.shard
+
+    def over(self, processes: int) -> "Layout":
+        """This layout with nothing left open, over so many processes; one that doesn't come out is refused."""
+        within = math.prod(size for axis, size in self.sizes.items() if axis != "replicate")
+        written = " × ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1) or "one process"
+        if self.replicate is None and processes % within == 0:
+            return self.replace(replicate=processes // within)
+        if self.replicate is None or self.replicate * within != processes:
+            wanted = (self.replicate or 1) * within
+            raise ConfigError(
+                f"parallel: {written} takes {counted(wanted, 'process', 'processes')}"
+                f"{' or a multiple of it' if self.replicate is None and wanted > 1 else ''}, and there "
+                f"{'is' if processes == 1 else 'are'} {processes}; start as many with torchrun, or change parallel.*"
+            )
+        return self
