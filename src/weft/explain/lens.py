@@ -15,7 +15,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.capture import capture
@@ -197,7 +196,7 @@ def _logits(model: Transformer, stack: Stack, stream: Tensor) -> Iterator[Tensor
     """What the head makes of a residual stream (places, d_model), some places (…, V) at a time."""
     normed = stream if stack.norm is None else stack.norm(stream)
     rows = max(1, HEAD_ELEMENTS // model.config.vocab_size)
-    return (F.linear(*model.readout(some)).float() for some in normed.split(rows))
+    return (model.readout(some).logits().float() for some in normed.split(rows))
 
 
 def _layer(logits: Iterator[Tensor], final: Tensor, bounds: tuple[int, int]) -> _Layer:

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from weft.errors import DataError, ModelError
 from weft.explain.capture import capture
@@ -177,9 +176,7 @@ def saliency(reading: Reading, place: int = -1) -> Saliency:
         with capture(model, *names, grads=True) as seen:
             features = model.features(torch.tensor([ids], device=device), **reading.given)[:, at]
         logits = (
-            F.linear(*model.readout(features))
-            if isinstance(model, Transformer)
-            else model.head(features[:, None])[:, 0]
+            model.readout(features).logits() if isinstance(model, Transformer) else model.head(features[:, None])[:, 0]
         )
         log_p = logits[0].log_softmax(-1)
         if target is None:

@@ -15,7 +15,6 @@ import torch
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn import functional as F
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.picture import Picture
@@ -237,7 +236,7 @@ def _masked_log_p(reading: Reading) -> Scored:
         tokens = reading.tokens.repeat(len(some), 1)
         tokens[each, some] = reading.tokenizer.need("mask")
         features = model.features(tokens)[each, some]
-        yield some, F.linear(*model.readout(features)).float().log_softmax(-1)
+        yield some, model.readout(features).logits().float().log_softmax(-1)
 
 
 def _number(nats: float) -> str:

@@ -9,7 +9,6 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
@@ -103,7 +102,7 @@ class Recurrent(LanguageModel):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits W_yh h_t + b_y (batch, time, vocab_size) of features (batch, time, d_model)."""
-        return F.linear(*self.readout(features))
+        return self.readout(features).logits()
 
     def readout(self, features: Tensor) -> Readout:
         """What the logits are a product of, for losses that never hold all of them."""

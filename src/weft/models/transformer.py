@@ -203,8 +203,9 @@ class Transformer(LanguageModel):
             raise ModelError(
                 f"{max_len} tokens exceed the {longest} positions that this model has learned (model.context)"
             )
-        attention, table = self.config.attention, self.embedding.weight
-        shape = len(self.decoder.blocks), 2, batch, attention.groups, max_len, self.config.d_head
+        table, first = self.embedding.weight, self.decoder.blocks[0]
+        assert isinstance(first, Block)
+        shape = len(self.decoder.blocks), 2, batch, first.attention.kv_heads, max_len, self.config.d_head
         cache = KeyValueCache(torch.zeros(shape, dtype=table.dtype, device=table.device))
         if self.encoder is None:
             return TransformerState(cache, batch, max_len, None, None)

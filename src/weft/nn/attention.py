@@ -176,14 +176,15 @@ def fast_attention(qkv: QKV, scale: float, where: AttentionMask) -> Tensor:
     )
 
 
-def dropped_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: float) -> Tensor:
+def dropped_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: float, first_head: int = 0) -> Tensor:
     """The same with dropout of the probabilities, which PyTorch's fused kernels draw in an order of their own.
 
     By our own kernels where they fit; else by the formula, a few queries at a time where all probabilities would be too
     many to keep.
     """
     call = next_call()
-    keys = place_keys(qkv.q.shape[:-1], call, device=qkv.q.device) if _kernels_fit(qkv, where) else None
+    fits = _kernels_fit(qkv, where)
+    keys = place_keys(qkv.q.shape[:-1], call, (first_head,), device=qkv.q.device) if fits else None
     if keys is not None:
         mask, rows = where.mask, qkv.q.shape[0]
         documents = None if mask.documents is None else mask.documents[0].expand(rows, -1).contiguous()
@@ -194,7 +195,7 @@ def dropped_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: flo
 
     def one(part: QKV, queries: slice, keys: slice) -> Tensor:
         def drop(weights: Tensor) -> Tensor:
-            places = place_keys(weights.shape[:-1], call, (0, queries.start), device=weights.device)
+            places = place_keys(weights.shape[:-1], call, (first_head, queries.start), device=weights.device)
             return dropped(weights.to(part.v.dtype), dropout, places, keys.start)
 
         return reference_attention(part, scale, where.part(queries, keys), drop)[0]
@@ -280,6 +281,7 @@ class _Heads(nn.Module):
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__()
         self.heads, self.kv_heads, self.d_head = settings.heads, settings.groups, d_head
+        self.first_head = 0  # where several processes divide the heads: how many come before these
         self.scale = settings.scale or d_head**-0.5
         self.dropout = settings.dropout
         self.out = Linear(self.heads * d_head, d_model, bias=settings.bias == "all", into_residual=True)
@@ -303,11 +305,8 @@ class _Heads(nn.Module):
         elif self.weights._forward_hooks:
             mixed = self.watched(qkv, where, dropout)
         if mixed is None:
-            mixed = (
-                dropped_attention(qkv, self.scale, where, dropout)
-                if dropout
-                else fast_attention(qkv, self.scale, where)
-            )
+            fast = (qkv, self.scale, where)
+            mixed = dropped_attention(*fast, dropout, self.first_head) if dropout else fast_attention(*fast)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
@@ -331,7 +330,8 @@ class _Heads(nn.Module):
         """Dropout of the probabilities (batch, heads, time, source time)."""
         if not dropout:
             return weights
-        return dropped(weights, dropout, place_keys(weights.shape[:-1], next_call(), device=weights.device))
+        first = (self.first_head,)
+        return dropped(weights, dropout, place_keys(weights.shape[:-1], next_call(), first, device=weights.device))
 
 
 class SelfAttention(_Heads):

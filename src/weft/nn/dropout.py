@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -158,6 +159,14 @@ def dropped_alike(x: Tensor, p: float, call: int) -> Tensor:
     return dropped(x, p, keys[:, None].expand(x.shape[:2]))
 
 
+class Part(NamedTuple):
+    """One of `of` equal parts of an axis, where several processes divide what would be one tensor."""
+
+    axis: int  # 1: the time; −1: the width
+    rank: int
+    of: int
+
+
 class Dropout(nn.Module):
     """Numbers (batch, …) set to 0 with probability p in training, the others scaled up.
 
@@ -167,6 +176,7 @@ class Dropout(nn.Module):
     def __init__(self, p: float, variational: bool = False):
         super().__init__()
         self.p, self.variational = p, variational
+        self.part: Part | None = None  # which one x is of a longer tensor, whose places it then counts
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, …) → the same shape."""
@@ -174,7 +184,10 @@ class Dropout(nn.Module):
             return x
         if self.variational:
             return dropped_alike(x, self.p, next_call())
-        return dropped(x, self.p, place_keys(x.shape[:-1], next_call(), device=x.device))
+        first = 0 if self.part is None else self.part.rank * x.shape[self.part.axis]
+        along_time = self.part is not None and self.part.axis == 1
+        keys = place_keys(x.shape[:-1], next_call(), (first,) if along_time else (), device=x.device)
+        return dropped(x, self.p, keys, 0 if along_time else first)
 
     def extra_repr(self) -> str:
         """As torch's own."""

@@ -14,7 +14,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,12 +31,35 @@ ALIGNED = 128  # on a GPU the table is filled up to a multiple of so many rows: 
 PLAIN = LossTerms()
 
 
+class Across(Protocol):
+    """Processes that divide the words among them."""
+
+    @property
+    def first(self) -> int:
+        """The first of this process's words."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many words there are in all."""
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Put the sum over the processes in its place."""
+
+    def max_(self, tensor: Tensor) -> None:
+        """Put the largest of the processes' values in its place."""
+
+
 class Readout(NamedTuple):
-    """What the logits are a product of: features (…, D), weight (V, D) and bias (V,)."""
+    """What the logits are a product of: features (…, D), weight (V, D) and bias (V,); with `across`, a part of V."""
 
     features: Tensor
     weight: Tensor
     bias: Tensor | None
+    across: Across | None = None
+
+    def logits(self) -> Tensor:
+        """(…, V)."""
+        return F.linear(self.features, self.weight, self.bias)
 
 
 ChunkLoss = Callable[[Tensor, Tensor, Tensor, int, LossTerms], tuple[Tensor, Tensor, Tensor]]
@@ -91,6 +114,40 @@ def chunk_loss(
     return (loss * scale).sum(), (nll * scale).sum(), gradient
 
 
+def divided_chunk_loss(
+    logits: Tensor, targets: Tensor, weights: Tensor, across: Across, terms: LossTerms
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`chunk_loss` where the words are divided: logits (N, words of this process), targets among all words.
+
+    Two rounds of agreement: the largest logit of a row, then its sums (Shoeybi et al. 2019, §3).
+    """
+    smoothing, z_loss = terms.smoothing, terms.z_loss
+    exact, words = logits.float(), logits.shape[-1]
+    own = (targets >= across.first) & (targets < across.first + words)
+    column = (targets - across.first).clamp(0, words - 1)[:, None]
+    top = exact.amax(-1, keepdim=True)
+    across.max_(top)
+    found = torch.where(own[:, None], exact.gather(-1, column), 0.0)
+    powers = (exact - top).exp_()
+    sums = torch.stack([powers.sum(-1, keepdim=True), found, exact.sum(-1, keepdim=True)])
+    across.sum_(sums)
+    total, at_target, mean = sums[0], sums[1], sums[2] / across.vocab_size
+    log_z = top + total.log()
+    nll = log_z - at_target
+    loss, slope = nll, 1.0 / total
+    if smoothing:
+        loss = loss + smoothing * (at_target - mean)
+    if z_loss:
+        loss = loss + z_loss * log_z.square()
+        slope = slope * (1.0 + 2.0 * z_loss * log_z)
+    scale = weights[:, None]
+    gradient = powers.mul_(slope * scale)
+    if smoothing:
+        gradient = gradient.sub_(scale * (smoothing / across.vocab_size))
+    gradient.scatter_add_(-1, column, torch.where(own[:, None], (smoothing - 1.0) * scale, 0.0))
+    return (loss * scale).sum(), (nll * scale).sum(), gradient.to(logits.dtype)
+
+
 @cache
 def gpu_chunk_loss() -> ChunkLoss:
     """The kernel, where there is Triton to compile it, else `chunk_loss`."""
@@ -109,6 +166,7 @@ class _Chunks:
     weights: Tensor
     terms: LossTerms
     rows: int
+    across: Across | None = None
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -118,10 +176,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, chunks: _Chunks
     ) -> tuple[Tensor, Tensor]:
-        chunk = gpu_chunk_loss() if features.is_cuda else chunk_loss
+        chunk, across = gpu_chunk_loss() if features.is_cuda else chunk_loss, chunks.across
         need_features, need_weight, need_bias = ctx.needs_input_grad[:3]
         vocab_size = weight.shape[0]
-        extra = _filling(vocab_size, features)
+        extra = _filling(vocab_size, features) if across is None else 0
         table = _filled(weight, extra, features.dtype)
         offset = None if bias is None else _filled(bias, extra, features.dtype)
         d_features = torch.empty_like(features) if need_features else None
@@ -132,7 +190,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for begin in range(0, features.shape[0], chunks.rows):
             part = slice(begin, begin + chunks.rows)
             logits = F.linear(features[part], table, offset)
-            loss, nll, gradient = chunk(logits, chunks.targets[part], chunks.weights[part], vocab_size, chunks.terms)
+            given = chunks.targets[part], chunks.weights[part]
+            if across is None:
+                loss, nll, gradient = chunk(logits, *given, vocab_size, chunks.terms)
+            else:
+                loss, nll, gradient = divided_chunk_loss(logits, *given, across, chunks.terms)
             total += loss
             plain += nll
             if d_bias is not None:
@@ -143,6 +205,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 d_weight = _add_product(d_weight, gradient.T, features[part])
         if d_weight is not None:
             d_weight = d_weight[:vocab_size]
+        if across is not None and d_features is not None:
+            across.sum_(d_features)  # each process knows what its own words ask of them
         ctx.found = d_features, d_weight, d_bias
         ctx.dtypes = features.dtype, weight.dtype, bias.dtype if bias is not None else None
         ctx.mark_non_differentiable(plain)
@@ -201,7 +265,7 @@ def linear_cross_entropy(
     features (…, D); targets (…,); mask (…,) bool. `rows` logits are held at a time. Only the first result has a
     gradient, and backward can be called on it once.
     """
-    features, weight, bias = readout
+    features, weight, bias, across = readout
     features, targets = features.flatten(0, -2), targets.flatten()
     device = features.device.type
     if torch.is_autocast_enabled(device):  # what a linear layer would do
@@ -211,7 +275,8 @@ def linear_cross_entropy(
         mask = mask.flatten()
         weights = mask.float()
         features = features.masked_fill(~mask[:, None], 0.0)  # whatever is there: 0 · inf would be NaN
-    chunks = _Chunks(targets, weights, terms, chunk_rows(features, weight.shape[0]) if rows is None else rows)
+    held = chunk_rows(features, weight.shape[0]) if rows is None else rows
+    chunks = _Chunks(targets, weights, terms, held, across)
     with torch.autocast(device, enabled=False):
         total, plain = _LinearCrossEntropy.apply(features, weight, bias, chunks)
     return total, plain

@@ -31,10 +31,11 @@ PATIENCE = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `ranks` of them. Rank 0 leads: it alone writes, and it decides."""
+    """This process among `ranks` of them: all, or those of a `group`. Rank 0 of all leads: it writes and decides."""
 
     rank: int = 0
     ranks: int = 1
+    group: Any = None
 
     @property
     def leads(self) -> bool:
@@ -57,10 +58,10 @@ class Ranks:
         with self._together():
             for bucket in _buckets(tensors):
                 if len(bucket) == 1 and bucket[0].is_contiguous():
-                    distributed.all_reduce(bucket[0])
+                    distributed.all_reduce(bucket[0], group=self.group)
                     continue
                 flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-                distributed.all_reduce(flat)
+                distributed.all_reduce(flat, group=self.group)
                 parts = flat.split([tensor.numel() for tensor in bucket])
                 torch._foreach_copy_(list(bucket), [p.view_as(t) for p, t in zip(parts, bucket, strict=True)])
 
@@ -87,7 +88,7 @@ class Ranks:
             return number
         there = torch.tensor([number])
         with self._together():
-            distributed.all_reduce(there, getattr(distributed.ReduceOp, how))
+            distributed.all_reduce(there, getattr(distributed.ReduceOp, how), group=self.group)
         return int(there)
 
     def share(self, make: Callable[[], T]) -> T:

@@ -1,0 +1,147 @@
+"""A Transformer's matrices split over the processes of the tensor axis, by torch's DTensor (`plan.py` says which).
+
+Between the split matrices activations are plain tensors: the same on every process, or with `sequence` each process's
+own tokens of a row. The model's code is that of one process; it has fewer heads here, and a part of the words.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, distributed, nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from weft.layout import Layout
+from weft.models.base import LanguageModel
+from weft.models.heads import PretrainingPair, Words
+from weft.models.transformer import Stack, Transformer
+from weft.nn.attention import CrossAttention, SelfAttention
+from weft.nn.block import Block, Sublayer
+from weft.nn.dropout import Part
+from weft.nn.feedforward import Gated, Plain
+from weft.nn.loss import Readout
+from weft.parallel.plan import Placement, placement, plan
+
+OUTPUT = ("output", "output_bias", "output.weight", "output.bias", "output.words.weight", "output.words.bias")
+
+
+def split(model: LanguageModel, layout: Layout, mesh: DeviceMesh) -> None:
+    """Split the model's matrices over the processes of `mesh`, the tensor axis, and tell its parts what they have."""
+    patterns = plan(model.config)
+    names = [name for name, module in model.named_modules() if placement(name, patterns)]
+    styles = {name: _style(name, placement(name, patterns), layout) for name in names}
+    for stack in (module for module in model.modules() if isinstance(module, Stack)):
+        _split_stack(stack, layout, mesh)
+    if layout.sequence:
+        for name, module in model.named_modules():
+            if isinstance(module, Stack):
+                styles[f"{name}.blocks.0"] = PrepareModuleInput(
+                    input_layouts=(Replicate(), None, None, None),
+                    desired_input_layouts=(Shard(1), None, None, None),
+                    use_local_output=True,
+                )
+                styles[name] = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+    parallelize_module(model, mesh, styles, src_data_rank=None)
+    _split_words(model, mesh)
+
+
+def _style(name: str, placed: Placement | None, layout: Layout) -> ParallelStyle:
+    """What torch does around a split module."""
+    between = Shard(1) if layout.sequence else Replicate()
+    if placed == "column":
+        # a decoder reads its source whole
+        return ColwiseParallel(input_layouts=Replicate() if name.endswith(".kv") else between)
+    if placed == "row":
+        return RowwiseParallel(output_layouts=between)
+    return RowwiseParallel(input_layouts=Replicate())
+
+
+def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
+    """Fewer heads, and dropouts that know which part of the whole they see."""
+    rank, parts = mesh.get_local_rank(), mesh.size()
+    for module in stack.modules():
+        if isinstance(module, SelfAttention | CrossAttention):
+            module.heads //= parts
+            module.kv_heads //= parts
+            module.first_head = rank * module.heads
+        if isinstance(module, SelfAttention):
+            module.widths = [width // parts for width in module.widths]
+        if isinstance(module, Plain | Gated):
+            module.dropout.part = Part(-1, rank, parts)
+        if isinstance(module, Sublayer) and layout.sequence:
+            module.dropout.part = Part(1, rank, parts)
+    if stack.position.biases:
+        heads = next(block.attention.heads for block in stack.blocks if isinstance(block, Block))
+        whole = stack.position.bias
+
+        def bias(queries: Tensor, keys: Tensor) -> Tensor | None:
+            found = whole(queries, keys)
+            return None if found is None else found[:, rank * heads : (rank + 1) * heads]
+
+        stack.position.bias = bias  # type: ignore[method-assign]
+
+
+# ---- words
+
+
+@dataclass(frozen=True)
+class Across:
+    """The processes that divide the words (`nn.loss.Across`)."""
+
+    group: Any
+    first: int
+    vocab_size: int
+
+    def sum_(self, tensor: Tensor) -> None:
+        distributed.all_reduce(tensor, group=self.group)
+
+    def max_(self, tensor: Tensor) -> None:
+        distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self.group)
+
+
+def _split_words(model: LanguageModel, mesh: DeviceMesh) -> None:
+    """The tables that logits are made with, and what is made of them."""
+    for name, parameter in list(model.named_parameters()):
+        if name in OUTPUT and not isinstance(parameter, DTensor):
+            owner, _, last = name.rpartition(".")
+            table = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
+            model.get_submodule(owner).register_parameter(last, nn.Parameter(table, parameter.requires_grad))
+    output = model.output.words if isinstance(model.output, PretrainingPair) else model.output
+    if isinstance(model, Transformer) and not isinstance(output, Words):
+        return
+    group, rank, parts = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+    vocab_size: int = model.config.vocab_size  # type: ignore[attr-defined]
+    each = -(-vocab_size // parts)
+    across = Across(group, rank * each, vocab_size)
+    whole: Callable[[Tensor], Readout] = model.readout  # type: ignore[assignment]
+
+    def readout(features: Tensor) -> Readout:
+        found = whole(features)
+        return Readout(found.features, _local(found.weight), None if found.bias is None else _local(found.bias), across)
+
+    def logits(features: Tensor, *rest: Any) -> Tensor:
+        """All words' (…, vocab_size), on every process."""
+        own = readout(features).logits()
+        own = nn.functional.pad(own, (0, each - own.shape[-1]))  # the last process may have fewer
+        gathered = all_gather_tensor_autograd(own.movedim(-1, 0).contiguous(), 0, group)
+        return gathered.movedim(0, -1)[..., :vocab_size]
+
+    model.readout = readout  # type: ignore[assignment]
+    if isinstance(output, Words):
+        output.forward = logits  # type: ignore[method-assign,assignment]
+    else:
+        model.head = logits  # type: ignore[method-assign]
+
+
+def _local(table: Tensor) -> Tensor:
+    return table.to_local() if isinstance(table, DTensor) else table
