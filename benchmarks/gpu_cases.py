@@ -32,6 +32,7 @@ from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.dropout import row_keys
 from weft.objectives.masked import masked_loss
 from weft.objectives.words import word_loss
+from weft.parallel.passes import Parallel
 from weft.recipe.config import AdamW
 from weft.recipe.objective import NextToken
 from weft.training import optimizer
@@ -115,7 +116,7 @@ class Bench:
         adamw = optimizer.build(AdamW(betas=BETAS, weight_decay=DECAY), model)
         limits = torch.full((2,), math.inf, device=self.device)
         batch = replace(batch, keys=row_keys(0, torch.arange(len(batch.tokens), device=self.device)))
-        step = OptimisationStep(model, adamw, loss, self.device, self.precision, CLIP)
+        step = OptimisationStep(Parallel(model), adamw, loss, self.device, self.precision, CLIP)
         return lambda: step([batch], LR, limits).loss
 
     def theirs(self, model: nn.Module, loss: Callable[[Any], Tensor]) -> Step:

@@ -267,12 +267,14 @@ def overhead(given: argparse.Namespace) -> None:
     from weft.data.batch import Batch
     from weft.models.presets import gpt
     from weft.objectives.next_token import NextToken
+    from weft.parallel.passes import Parallel
     from weft.recipe.resolve import resolve
     from weft.recipe.settle import Facts, settle
     from weft.runs.folder import RunFolder
     from weft.training import optimizer, start
+    from weft.training.learner import fitted
     from weft.training.loader import Loader
-    from weft.training.step import OptimisationStep, fit
+    from weft.training.step import OptimisationStep
     from weft.training.worker import Worker
 
     sizes = (12, 768, 12, 256, 8192) if GPU and not given.tiny else (2, 64, 2, 32, 256)
@@ -309,9 +311,11 @@ def overhead(given: argparse.Namespace) -> None:
     OptimisationStep.__call__ = take  # type: ignore[method-assign]
     whole = sorted(lap["seconds"] / lap["steps"] for lap in laps[2:])
     model = build(recipe.model).to(DEVICE).train()
-    fit(model, recipe, DEVICE)
+    fitted(model, recipe)
     loss = OneBatch(recipe, run).loss
-    bare_step = OptimisationStep(model, optimizer.build(recipe.optimizer, model), loss, DEVICE, recipe.precision, 1.0)
+    bare_step = OptimisationStep(
+        Parallel(model), optimizer.build(recipe.optimizer, model), loss, DEVICE, recipe.precision, 1.0
+    )
     there = batch.to(DEVICE)
     bare = []
     with arithmetic(recipe.precision, deterministic=False):

@@ -21,6 +21,7 @@ from weft.data.batch import Batch
 from weft.models.build import build
 from weft.models.presets import gpt
 from weft.objectives.words import word_loss
+from weft.parallel.passes import Parallel
 from weft.recipe.config import AdamW
 from weft.recipe.objective import NextToken
 from weft.training import optimizer
@@ -36,7 +37,7 @@ def ours(layers: int, heads: int, d_model: int, length: int, vocab_size: int) ->
     model = build(gpt(layers, d_model, heads, length, vocab_size)).train()
     settings = NextToken()
     step = OptimisationStep(
-        model,
+        Parallel(model),
         optimizer.build(AdamW(), model),
         lambda model, batch: word_loss(settings, model, batch),
         torch.device("cpu"),

@@ -100,7 +100,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 # what need not be installed, or is on some systems only; what is written in Triton, which comes with CUDA; and what
-# draws, which takes half a second to load
+# draws, which takes half a second to load, or splits a model, which takes one
 OPTIONAL = {
     "fcntl",
     "gguf",
@@ -119,6 +119,7 @@ OPTIONAL = {
     "weft.nn.dropout_kernel",
     "weft.decode.fast.kernels",
     "weft.nn.loss_kernel",
+    "weft.training.split",
 }
 
 

@@ -192,7 +192,7 @@ def test_weights_of_another_shape_are_one_line(tmp_path: Path) -> None:
 
 
 def saver(run: RunFolder, keep: int = 2) -> Saver:
-    return Saver(run, keep, before=lambda: None)
+    return Saver(run, checkpoint.write, keep, before=lambda: None)
 
 
 def state(step: int, notes: dict[str, Any] | None = None) -> Callable[[], Snapshot]:
@@ -267,7 +267,7 @@ def test_metrics_that_cannot_be_written_hold_the_checkpoint_back(tmp_path: Path)
         raise OSError(28, "No space left on device")
 
     run = RunFolder(tmp_path)
-    writing = Saver(run, 1, before=full)
+    writing = Saver(run, checkpoint.write, 1, before=full)
     writing.save(1, state(1))
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left.*no checkpoint was written"):
         writing.finish()

@@ -21,6 +21,7 @@ from weft.models.config import Recurrent
 from weft.nn.dropout import Dropout, following, row_keys
 from weft.nn.recurrent import carrying
 from weft.objectives.words import word_loss
+from weft.parallel.passes import Parallel
 from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken
 from weft.recipe.resolve import resolve
@@ -122,7 +123,7 @@ def test_states_that_are_not_finite_begin_anew(tmp_path: Path, corpus: Any) -> N
     found = train(carried("steps=3"), tmp_path / "run", corpus=corpus, quiet=True)
     model = found.model
     step = OptimisationStep(
-        model, torch.optim.SGD(model.parameters(), 0.0), next_token_loss, torch.device("cpu"), lanes=6
+        Parallel(model), torch.optim.SGD(model.parameters(), 0.0), next_token_loss, torch.device("cpu"), lanes=6
     )
     (batch,) = loader(carried(), corpus).parts(2)
     step([batch], 0.0)

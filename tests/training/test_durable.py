@@ -168,7 +168,7 @@ def test_no_rollback_leads_to_what_an_interruption_saved(tmp_path, recipe, corpu
             if number == stop:
                 os.kill(os.getpid(), signal.SIGINT)
             if number == at:
-                overwrite_weights(step.model)
+                overwrite_weights(step.parallel.model)
 
         meddle_with_steps(monkeypatch, meddle)
 
@@ -200,7 +200,7 @@ def test_killed_while_rolling_back_to_fresh_weights(  # type: ignore[no-untyped-
     def trouble() -> None:
         def meddle(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
             if number == 2:
-                overwrite_weights(step.model)
+                overwrite_weights(step.parallel.model)
 
         meddle_with_steps(monkeypatch, meddle)
 

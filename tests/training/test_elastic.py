@@ -168,9 +168,9 @@ def _with_trouble(ranks: Ranks, folder: Path) -> None:
     last: list[torch.nn.Module] = []
 
     def trouble(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> OptimisationStep | None:
-        last[:] = [step.model]
+        last[:] = [step.parallel.model]
         if number == 26:
-            overwrite_weights(step.model)
+            overwrite_weights(step.parallel.model)
         if number == 14 and not ranks.leads:
             return replace(step, loss=lambda model, batch: _nan(step.loss(model, batch)))
         return None

@@ -17,6 +17,7 @@ from weft.models.build import build as build_model
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.config import LoRA
 from weft.objectives.words import word_loss
+from weft.parallel.passes import Parallel
 from weft.recipe.config import AdamW, Muon
 from weft.recipe.objective import NextToken
 from weft.training.finetune import add_adapters, merged
@@ -38,7 +39,7 @@ def decoder() -> Any:
 
 def train(model: Any, settings: AdamW | Muon, steps: int = 3) -> list[float]:
     take = OptimisationStep(
-        model,
+        Parallel(model),
         build_optimizer(settings, model),
         lambda model, batch: word_loss(NextToken(), model, batch),
         torch.device("cpu"),

@@ -12,6 +12,7 @@ from weft.data.batch import Batch
 from weft.errors import RunError
 from weft.models.build import build
 from weft.objectives.words import word_loss
+from weft.parallel.passes import Parallel
 from weft.recipe.config import SGD, Adam, AdamW, GuardConfig
 from weft.recipe.objective import NextToken
 from weft.runs import checkpoint
@@ -119,7 +120,7 @@ def test_a_discarded_update_leaves_everything_as_it_was(recipe, corpus, optimize
         torch.manual_seed(0)
         model = build(settings.model)
         made = optimizers.build(optimizer, model)
-        step = OptimisationStep(model, made, loss, CPU, clip=1.0)
+        step = OptimisationStep(Parallel(model), made, loss, CPU, clip=1.0)
         found = [step(batches.parts(1), 0.01, limit).discarded for limit in limits]
         moments = [value for values in made.state.values() for value in values.values()]
         return [*model.parameters(), *moments], [float(d) for d in found if d is not None]
@@ -141,7 +142,7 @@ def test_what_is_not_finite_is_discarded(recipe, corpus, number) -> None:  # typ
         found, count, extras = loss(model, batch)
         return found * number, count, extras
 
-    step = OptimisationStep(model, optimizers.build(AdamW(), model), broken, CPU, clip=1.0)
+    step = OptimisationStep(Parallel(model), optimizers.build(AdamW(), model), broken, CPU, clip=1.0)
     result = step(loader(settings, corpus).parts(1), 0.01, torch.tensor([LARGEST, LARGEST]))
     assert result.discarded == 1.0
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
@@ -155,7 +156,7 @@ def overwrite_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
 
     def overwrite(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
         if number in steps:
-            overwrite_weights(step.model)
+            overwrite_weights(step.parallel.model)
 
     meddle_with_steps(monkeypatch, overwrite)
 

@@ -13,6 +13,7 @@ from tests.training.small import GivenText, loader, meddle_with_steps, resume, t
 from weft.data.batch import Batch
 from weft.errors import ConfigError, RunError
 from weft.models.build import build
+from weft.parallel.passes import Parallel
 from weft.runs import checkpoint, tensors
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
@@ -120,7 +121,7 @@ def test_the_optimizers_moments_count(tmp_path, recipe, corpus, auto) -> None:  
         moments = 20
 
     model = build(settings.model)
-    learner = Learner(model, torch.optim.SGD(model.parameters()))
+    learner = Learner(Parallel(model), torch.optim.SGD(model.parameters()))
     tried = Preflight(learner, loader(settings, corpus), step, dict, torch.device("meta"), int, auto=auto)
     if auto:
         assert tried.run(tmp_path / "scratch", {}).micro == 4
@@ -142,7 +143,7 @@ def test_a_full_disk_is_found_at_once(tmp_path, recipe, corpus, monkeypatch) -> 
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(preflight.checkpoint.tensors, "save_file", full)
+    monkeypatch.setattr(checkpoint.tensors, "save_file", full)
     with pytest.raises(RunError, match="the checkpoint cannot be written: No space left on device"):
         train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
     assert not (tmp_path / "run/.preflight").exists()

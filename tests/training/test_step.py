@@ -14,14 +14,16 @@ from weft.models.build import build
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.config import T5Bias
 from weft.objectives.words import word_loss
+from weft.parallel.passes import Parallel
 from weft.recipe.config import SGD, AdamW
 from weft.recipe.objective import NextToken
 from weft.recipe.resolve import resolve
 from weft.runs.snapshot import optimizer_state
 from weft.training import optimizer as optimizers
+from weft.training.learner import fitted
 from weft.training.optimizer import decay_groups
 from weft.training.precision import autocast, use_eight_bits
-from weft.training.step import FIRST_SCALE, OptimisationStep, fit
+from weft.training.step import FIRST_SCALE, OptimisationStep
 
 CPU = torch.device("cpu")
 
@@ -33,7 +35,7 @@ def loss_of(**settings: float) -> Callable[..., Any]:
 
 def backward(model, loss, parts, precision="fp32"):  # type: ignore[no-untyped-def]
     """The mean loss, the mean −log p and the count of targets; gradients are added up."""
-    return OptimisationStep(model, optimizers.build(AdamW(), model), loss, CPU, precision).backward(parts)
+    return OptimisationStep(Parallel(model), optimizers.build(AdamW(), model), loss, CPU, precision).backward(parts)
 
 
 def gradients(model, loss, parts):  # type: ignore[no-untyped-def]
@@ -115,7 +117,9 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before(recipe, corpus) 
     model = build(settings.model)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = optimizers.build(SGD(momentum=0.0, weight_decay=0.0), model)
-    result = OptimisationStep(model, optimizer, loss_of(), CPU, clip=0.01)(loader(settings, corpus).parts(1), 1.0)
+    result = OptimisationStep(Parallel(model), optimizer, loss_of(), CPU, clip=0.01)(
+        loader(settings, corpus).parts(1), 1.0
+    )
     moved = torch.stack([(p - q).norm() for p, q in zip(model.parameters(), before, strict=True)]).norm()
     assert float(result.gradient_norm) > 0.01
     assert float(moved.detach()) == pytest.approx(0.01, rel=1e-3)
@@ -136,7 +140,7 @@ def test_bf16_is_close_to_fp32(recipe, corpus) -> None:  # type: ignore[no-untyp
 
 
 def steps_in_fp16(model, optimizer, batch, count):  # type: ignore[no-untyped-def]
-    step = OptimisationStep(model, optimizer, loss_of(), CPU, "fp16", clip=1.0)
+    step = OptimisationStep(Parallel(model), optimizer, loss_of(), CPU, "fp16", clip=1.0)
     return [step([batch], 1e-2) for _ in range(count)]
 
 
@@ -152,7 +156,7 @@ def test_a_step_in_fp16_is_close_to_one_in_fp32() -> None:
         model, batch = tiny_gpt()
         before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
         optimizer = optimizers.build(SGD(momentum=0.0), model)
-        result = OptimisationStep(model, optimizer, loss_of(), CPU, precision, clip=1.0)([batch], 0.1)
+        result = OptimisationStep(Parallel(model), optimizer, loss_of(), CPU, precision, clip=1.0)([batch], 0.1)
         moved.append((torch.cat([p.detach().flatten() for p in model.parameters()]) - before, result))
     (exact, expected), (rough, found) = moved
     assert (rough - exact).norm() / exact.norm() < 0.01
@@ -212,7 +216,7 @@ def prepared(name: str, recompute: bool):  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     model = build(KINDS[name]).train()
     recipe = resolve("gpt-tiny", ["precision=fp32", f"batch.recompute={str(recompute).lower()}"])
-    fit(model, recipe, CPU)
+    fitted(model, recipe)
     tokens = torch.randint(16, (2, 8))
     mask = torch.arange(8) < torch.tensor([[8], [5]])
     given = {"vaswani": {"source": Source(tokens, mask)}, "bert": {"mask": mask}}.get(name, {})

@@ -1,53 +1,39 @@
 """A model laid out over a mesh: tensor axis first, then activation checkpointing, compilation, FSDP2, on empty weights.
 
-What comes out is trained as the model of one process is. `Parallel` holds what differs: whose gradients are summed with
+What comes out is trained as the model of one process is. `Split` holds what differs: whose gradients are summed with
 whose and when, and which part of each parameter is here.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from weft.models.base import LanguageModel
 from weft.models.transformer import Stack
 from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
 from weft.parallel import tensor
-from weft.parallel.mesh import SINGLE, Mesh
+from weft.parallel.mesh import Mesh
+from weft.parallel.passes import Parallel, Root, T
 from weft.parallel.pieces import Geometry, geometry
 from weft.parallel.plan import is_sum
 
 
-class Passes(nn.Module):
-    """A model's loss as the forward pass of a module: what DDP and FSDP2 hook into."""
+@dataclass(kw_only=True)
+class Split(Parallel):
+    """A model over a mesh, of which this process has a part. Passes go through `root`."""
 
-    def __init__(self, model: LanguageModel):
-        super().__init__()
-        self.model = model
-
-    def forward(self, loss: Callable[..., Any], batch: Any) -> Any:
-        """What `loss` makes of the model and a batch."""
-        return loss(self.model, batch)
-
-
-@dataclass
-class Parallel:
-    """A model over a mesh. `root` is what passes go through; one process needs none."""
-
-    model: LanguageModel
-    mesh: Mesh = SINGLE
-    root: nn.Module | None = None
-    sums: list[str] = field(default_factory=list)  # whose gradients are summed over the tensor axis
-    fused: dict[str, list[int]] = field(default_factory=dict)  # heights of what lies in a split matrix
+    root: nn.Module
+    sums: list[str]  # whose gradients are summed over the tensor axis
+    fused: dict[str, list[int]]  # heights of what lies in a split matrix
+    elsewhere: frozenset[str] = frozenset()  # the names of parameters that other processes have
 
     # ---- what is here of each parameter
 
@@ -67,29 +53,19 @@ class Parallel:
     def fill(self, whole: Iterable[tuple[str, Tensor]]) -> None:
         """Give each parameter its part of a whole one."""
         for name, values in whole:
+            if name in self.elsewhere:
+                continue
             for piece in self.geometries[name].pieces:
                 piece.of(self.local[name]).copy_(piece.cut(values))
 
-    # ---- passes
+    # ---- a step
 
     def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:
-        """The loss of a batch, by the model."""
-        return loss(self.model, batch) if self.root is None else self.root(loss, batch)
-
-    @contextmanager
-    def adding(self, last: bool) -> Iterator[None]:
-        """Inside, a part of a batch is passed forward and back. Replicas sum their gradients after the last one."""
-        if isinstance(self.root, DistributedDataParallel) and not last:
-            with self.root.no_sync():
-                yield
-        else:
-            yield
+        return self.root(loss, batch)
 
     @torch.no_grad()
     def collect(self) -> None:
-        """After a step's last pass: complete the gradients, and put each where the optimizer reads it."""
-        if not self.mesh.splits:
-            return
+        """Complete the gradients, and put each where the optimizer reads it."""
         for name, parameter in self.model.named_parameters():
             local = self.local[name]
             if parameter.grad is None or local is parameter:
@@ -105,10 +81,9 @@ class Parallel:
 
     def norm(self, parameters: Iterable[Tensor]) -> Tensor:
         """The norm of all gradients of `parameters`, wherever their parts are; ()."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if not self.mesh.splits:
-            return nn.utils.get_total_norm(gradients)
-        copies = [self.copies[p] for p in parameters if p.grad is not None]
+        trained = [p for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in trained if p.grad is not None]
+        copies = [self.copies[p] for p in trained]
         norms = torch.stack(torch._foreach_norm(gradients)).float()
         total = (norms.square() / torch.tensor(copies, device=norms.device)).sum()
         self.mesh.world.sum_([total])
@@ -120,9 +95,29 @@ class Parallel:
         return {self.local[name]: _copies(p, self.mesh.world.ranks) for name, p in self.model.named_parameters()}
 
     def clear(self) -> None:
-        """Forget the gradients."""
-        if self.mesh.splits:
-            self.model.zero_grad(set_to_none=True)
+        """Forget gradients that the optimizer doesn't know of."""
+        self.model.zero_grad(set_to_none=True)
+
+    # ---- besides training
+
+    def within(self, work: Callable[[LanguageModel], T]) -> T:
+        """What `work` makes of the model, in all processes at once; FSDP2 gathers weights for it."""
+        if not isinstance(self.root, FSDPModule):
+            return work(self.model)
+        try:
+            found: T = self.root(lambda model, _: work(model), None)
+            return found
+        finally:
+            for module in self.root.modules():
+                if isinstance(module, FSDPModule):  # else the next pass would read weights from before
+                    module.reshard()
+
+    def once(self, work: Callable[[], object]) -> None:
+        """The first process does it, when all are here."""
+        self.mesh.world.wait()
+        if self.mesh.world.leads:
+            work()
+        self.mesh.world.wait()
 
 
 def _copies(parameter: Tensor, processes: int) -> int:
@@ -135,29 +130,7 @@ def _copies(parameter: Tensor, processes: int) -> int:
 # ---- laying a model out
 
 
-def replicated(model: LanguageModel, mesh: Mesh) -> Parallel:
-    """A model that every process holds whole. Gradients are summed while the backward pass goes on (Li et al. 2020)."""
-    if mesh.world.alone:
-        return Parallel(model, mesh)
-    root = DistributedDataParallel(
-        Passes(model),
-        broadcast_buffers=False,
-        init_sync=False,  # all have drawn the same weights
-        gradient_as_bucket_view=True,
-        find_unused_parameters=True,
-    )
-    root.register_comm_hook(None, _sum)
-    return Parallel(model, mesh, root)
-
-
-def _sum(state: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's own hook would divide by the number of processes; the loss is divided by the count of targets already."""
-    work = distributed.all_reduce(bucket.buffer(), async_op=True)
-    future: torch.futures.Future[Any] = work.get_future()
-    return future.then(lambda done: done.value()[0])
-
-
-def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) -> Parallel:
+def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) -> Split:
     """Split a model with empty weights over the mesh. `to_empty` gives it memory afterwards, and `fill` weights."""
     layout = mesh.layout
     heights = {f"{name}.{kind}": module.heights for name, module in model.named_modules()
@@ -171,9 +144,9 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) ->
     if compile_:
         for block in _blocks(model):
             block.compile()
-    if layout.readers * layout.context == 1:
-        return Parallel(model, mesh, Passes(model), sums, fused)
-    return Parallel(model, mesh, _sharded(model, mesh, precision), sums, fused)
+    alone = layout.readers * layout.context == 1
+    root = Root(model) if alone else _sharded(model, mesh, precision)
+    return Split(model=model, mesh=mesh, root=root, sums=sums, fused=fused)
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -190,7 +163,7 @@ def _sharded(model: LanguageModel, mesh: Mesh, precision: str) -> nn.Module:
             if isinstance(module, CrossAttention):  # a source's keys are made outside of the block
                 fully_shard([module.kv] if module.k_norm is None else [module.kv, module.k_norm], **given)
         fully_shard(block, **given)
-    root = Passes(model)
+    root = Root(model)
     fully_shard(root, **given)
     for module in root.modules():
         if isinstance(module, FSDPModule):  # sums: the loss is divided by the count of targets already

@@ -1,12 +1,13 @@
 """The processes of a run as a mesh with named axes (`weft.layout`), and who shares what with whom along them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from weft.layout import AXES, Layout
-from weft.parallel.ranks import ALONE, Ranks
+from weft.parallel.ranks import ALONE, PATIENCE, Ranks
 
 ONE = Layout(replicate=1)
 
@@ -17,7 +18,8 @@ class Mesh:
 
     `devices` has the axes pipeline, replicate, shard and tensor. Those that divide a row among them (context) hold the
     same weights, so they also share them: its shard axis runs over them too. `readers` read different rows of a batch,
-    `counters` different tokens of it, so that what they count is summed.
+    `counters` different tokens of it, so that what they count is summed. What is said on `beside` doesn't mix with what
+    the passes say: checkpoints are written while these go on.
     """
 
     layout: Layout = ONE
@@ -26,6 +28,7 @@ class Mesh:
     readers: Ranks = ALONE
     counters: Ranks = ALONE
     context: Ranks = ALONE
+    beside: Ranks = ALONE
 
     @property
     def splits(self) -> bool:
@@ -55,11 +58,12 @@ def build(layout: Layout, world: Ranks, device: torch.device) -> Mesh:
     del shape["context"]
     devices = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     counters = _ranks(devices["replicate", "shard"]._flatten("counters"))
+    beside = replace(world, group=distributed.new_group(backend="gloo", timeout=PATIENCE))
     if layout.context == 1:
-        return Mesh(layout, world, devices, counters, counters)
+        return Mesh(layout, world, devices, counters, counters, beside=beside)
     fine = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
     readers = _ranks(fine["replicate", "shard"]._flatten("readers"))
-    return Mesh(layout, world, devices, readers, counters, _ranks(fine["context"]))
+    return Mesh(layout, world, devices, readers, counters, _ranks(fine["context"]), beside)
 
 
 def _ranks(line: DeviceMesh) -> Ranks:

@@ -97,7 +97,7 @@ class Ranks:
             return make()
         text = [json.dumps(make(), default=float) if self.leads else ""]
         with self._together():
-            distributed.broadcast_object_list(text, 0, device=torch.device("cpu"))
+            distributed.broadcast_object_list(text, 0, group=self.group, device=torch.device("cpu"))
         return cast(T, json.loads(text[0]))
 
     def wait(self) -> None:

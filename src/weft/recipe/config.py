@@ -19,6 +19,7 @@ from pydantic import (
 
 from weft.config import Config
 from weft.data.config import Data
+from weft.layout import Layout
 from weft.models.config import Model, TransformerConfig
 from weft.nn.config import LoRA
 from weft.recipe.objective import AnyObjective, NextToken
@@ -266,6 +267,7 @@ class Recipe(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
     guard: GuardConfig = GuardConfig()
+    parallel: Layout = Layout()
 
     @property
     def can_carry(self) -> bool:
@@ -275,7 +277,8 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for problem in (*_schedule_problems(self), *_batch_problems(self), *_model_problems(self)):
+        checks = (_schedule_problems, _batch_problems, _model_problems, _layout_problems)
+        for problem in (problem for check in checks for problem in check(self)):
             raise ValueError(problem)
         return self
 
@@ -314,6 +317,39 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
         yield f"batch.recompute: only a Transformer has blocks to recompute, not a '{kind}' model"
     if isinstance(recipe.optimizer, Muon):
         yield f"optimizer.kind = 'muon': made for Transformer blocks; use adamw for '{kind}'"
+
+
+def _layout_problems(recipe: Recipe) -> Iterator[str]:
+    layout, model = recipe.parallel, recipe.model
+    if not layout.splits:
+        if layout.sequence:
+            yield "parallel.sequence: tokens are divided between matrices that are split; set parallel.tensor too"
+        return
+    tensor = layout.tensor
+    if model.kind == "ngram":
+        yield "parallel: an n-gram model is counted by one process; leave it out"
+    elif isinstance(model, TransformerConfig):
+        attention = model.attention
+        for key, heads in (("heads", attention.heads), ("kv_heads", attention.groups)):
+            if heads % tensor:
+                yield (
+                    f"parallel.tensor = {tensor}: model.attention.{key} = {heads} can't be divided by it; "
+                    f"choose one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}"
+                )
+        width = model.feedforward.d_ff
+        if width % tensor:
+            yield f"parallel.tensor = {tensor}: model.feedforward.d_ff = {width} can't be divided by it"
+    elif layout.pipeline > 1 or layout.context > 1:
+        axis = "pipeline" if layout.pipeline > 1 else "context"
+        yield f"parallel.{axis}: only a Transformer can be divided so, not a '{model.kind}' model"
+    if layout.sequence and recipe.batch.length is not None and recipe.batch.length % tensor:
+        yield f"parallel.sequence: batch.length = {recipe.batch.length} can't be divided by parallel.tensor = {tensor}"
+    if recipe.batch.micro == "auto":
+        yield "batch.micro = 'auto': what fits is tried by one process alone; with parallel.* name a number"
+    if recipe.adapter is not None and (tensor > 1 or layout.pipeline > 1):
+        yield "adapter: the matrices it adds to can't be split over parallel.tensor or parallel.pipeline; use shard"
+    if recipe.precision == "fp8" and tensor > 1:
+        yield "precision = 'fp8': products in eight bits aren't split over parallel.tensor; use shard, or bf16"
 
 
 # ---- with nothing left open

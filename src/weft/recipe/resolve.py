@@ -124,6 +124,12 @@ EXTENDABLE = (
     "log.every",
     "log.tensorboard",
     "log.wandb",
+    "parallel.replicate",
+    "parallel.shard",
+    "parallel.tensor",
+    "parallel.sequence",
+    "parallel.context",
+    "parallel.pipeline",
 )
 
 

@@ -83,13 +83,18 @@ def try_moments(folder: Path, model: nn.Module, optimizer: optim.Optimizer) -> N
 
 def write(folder: Path, copy: Snapshot, keep: int, interrupted: bool = False) -> Path:
     """Write a checkpoint, point the links at what they name now, and remove what is needed no longer (`tidy`)."""
-    target = folder / checkpoint_name(copy.step, interrupted)
+    return put(folder, checkpoint_name(copy.step, interrupted), lambda beside: fill(beside, copy), keep)
+
+
+def put(folder: Path, name: str, fill: Callable[[Path], None], keep: int) -> Path:
+    """The same for a checkpoint whose files `fill` makes, in a folder beside its place."""
+    target = folder / name
     with writing(target, "the checkpoint "):
         folder.mkdir(parents=True, exist_ok=True)
         files.sweep(folder)
         if not _stands(target):
             with files.replacing_folder(target) as beside:
-                fill(beside, copy)
+                fill(beside)
         tidy(folder, keep)
     return target
 

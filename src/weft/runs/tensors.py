@@ -4,6 +4,7 @@ Loading runs no code: safetensors only.
 """
 
 import hashlib
+import json
 import os
 import threading
 from bisect import bisect_right
@@ -29,6 +30,25 @@ def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, written in each(path):
         if tensors[name].numel() and not torch.equal(_bits(written), _bits(tensors[name])):
             raise OSError(f"{path.name} does not read back as it was written")
+
+
+DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+}  # fmt: skip
+
+
+def reserve(path: Path, wanted: Mapping[str, tuple[torch.dtype, torch.Size]]) -> None:
+    """Lay out a file of tensors whose numbers are written later; until then they are 0."""
+    names, header, end = {dtype: name for name, dtype in DTYPES.items()}, {}, 0
+    for name, (dtype, shape) in sorted(wanted.items(), key=lambda one: (-one[1][0].itemsize, one[0])):
+        begin, end = end, end + dtype.itemsize * shape.numel()
+        header[name] = {"dtype": names[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of their size
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def _bits(tensor: Tensor) -> Tensor:

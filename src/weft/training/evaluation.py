@@ -5,12 +5,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from weft.errors import ConfigError, suggestion
-from weft.models.base import LanguageModel, evaluating
+from weft.models.base import evaluating
 from weft.recipe.config import SettledRecipe
 from weft.recipe.metrics import metric
 from weft.runs import checkpoint
@@ -19,6 +20,7 @@ from weft.runs.folder import RunFolder
 from weft.runs.journal import Journal
 from weft.runs.report import write_report
 from weft.training.display import Allowance, Display
+from weft.training.learner import Learner
 from weft.training.objective import Objective
 from weft.training.precision import autocast
 from weft.training.state import TrainingState
@@ -31,10 +33,15 @@ class Evaluation:
 
     recipe: SettledRecipe
     run: RunFolder
-    model: LanguageModel
+    learner: Learner
     objective: Objective[Any]
     worker: Worker
     samples: Allowance = field(default_factory=lambda: Allowance(0.05))
+
+    @property
+    def splits(self) -> bool:
+        """Whether several processes hold the model in parts."""
+        return self.learner.parallel.mesh.splits
 
     @cached_property
     def report(self) -> "LiveReport":
@@ -46,13 +53,16 @@ class Evaluation:
         objective = self.objective if most is None else self.objective.reading_less(most)
         if not objective.holds_out:
             return {}
-        with evaluating(self.model), torch.no_grad(), autocast(self.recipe.precision, self.worker.device):
-            return objective.evaluate(self.model)
+        parallel = self.learner.parallel
+        with evaluating(parallel.model), torch.no_grad(), autocast(self.recipe.precision, self.worker.device):
+            return parallel.within(objective.evaluate)
 
     def evaluate(self, state: TrainingState, journal: Journal, display: Display) -> bool:
-        """Measure, and report; whether the weights are the best so far. The leading process does it for all."""
+        """Measure, and report; whether the weights are the best so far. The leading process does it for all, or all do
+        it together where each holds a part of the model."""
         began = time.perf_counter()
-        values, state.best = self.worker.ranks.share(lambda: (self.measure(), state.best))
+        found = self.measure() if self.splits else None
+        values, state.best = self.worker.ranks.share(lambda: (found or self.measure(), state.best))
         seconds = round(time.perf_counter() - began, 3)
         state.validation = values
         journal.metrics(state.step, {f"validation_{key}": value for key, value in values.items()})
@@ -70,23 +80,29 @@ class Evaluation:
     def _sample(self, state: TrainingState) -> None:
         """What the model writes by now, for the report. Writing is slow: it may take a twentieth of the time at most,
         and the last text is always written. No metric depends on it."""
-        if state.step < self.recipe.steps and not self.samples.affordable():
-            return
-        with self.samples.spent(), evaluating(self.model):
-            texts = self.objective.sample(self.model)
+        if self.splits or (state.step < self.recipe.steps and not self.samples.affordable()):
+            return  # a model in parts writes when it is whole again, at the end
+        with self.samples.spent(), evaluating(self.learner.model):
+            texts = self.objective.sample(self.learner.model)
         if texts:
             self.run.event("samples", step=state.step, texts=texts)
 
     def average(self, state: TrainingState, display: Display) -> None:
         """Evaluate the mean of the last checkpoints' weights; where it is better than all of them, it is the best."""
-        last = self.recipe.checkpoint.average
-        if not last or not self.objective.holds_out or not self.worker.ranks.leads or state.step < self.recipe.steps:
+        last, ranks = self.recipe.checkpoint.average, self.worker.ranks
+        if not last or not self.objective.holds_out or state.step < self.recipe.steps:
             return
-        path, over = average_checkpoints(self.run.checkpoints, last)
-        own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        checkpoint.load_weights(path, self.model)
-        values = self.measure()
-        self.model.load_state_dict(own)
+        if not self.splits:
+            if not ranks.leads:
+                return
+            path, over = average_checkpoints(self.run.checkpoints, last)
+        else:
+            place, over = ranks.share(lambda: _written(*average_checkpoints(self.run.checkpoints, last)))
+            path = Path(place)
+        with self.learner.holding(path):
+            values = self.measure()
+        if not ranks.leads:
+            return
         better = self._better(values, state.best)
         if better:
             checkpoint.link(self.run.checkpoints, "best", path)
@@ -102,6 +118,10 @@ class Evaluation:
         if not math.isfinite(value):
             return False
         return best is None or (value < best if metric(name).lower_is_better else value > best)
+
+
+def _written(path: Path, steps: list[int]) -> tuple[str, list[int]]:
+    return str(path), steps
 
 
 class LiveReport:

@@ -1,5 +1,7 @@
 """A model and its optimizer, which start, are saved and are put back together; also when training has gone wrong."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,20 +11,31 @@ from torch import optim
 
 from weft.errors import DivergedError
 from weft.models.base import LanguageModel
+from weft.models.transformer import Stack
+from weft.parallel.mesh import Mesh
+from weft.parallel.passes import Parallel, Replicas
 from weft.recipe.config import SettledRecipe
-from weft.runs import checkpoint
+from weft.runs import checkpoint, snapshot
 from weft.runs.folder import RunFolder, writing
 from weft.training import optimizer
+from weft.training.precision import check_precision, use_eight_bits
 from weft.training.state import TrainingState
 from weft.training.weights import first_model
+
+Copy = Any  # a Snapshot: everything resumable, in the host's memory; or this process's part of it
 
 
 @dataclass
 class Learner:
-    """A model in training."""
+    """A model in training that this process holds whole."""
 
-    model: LanguageModel
+    parallel: Parallel
     optimizer: optim.Optimizer
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model, or this process's part of it."""
+        return self.parallel.model
 
     def restart(self, recipe: SettledRecipe) -> None:
         """Back to the weights before the first step, with an optimizer that has seen no gradient."""
@@ -30,9 +43,59 @@ class Learner:
         self.model.load_state_dict(first_model(recipe).state_dict())
         self.optimizer = optimizer.build(recipe.optimizer, self.model)
 
+    # ---- checkpoints
+
+    def copy(self, step: int, notes: Mapping[str, Any]) -> Copy:
+        """Everything resumable, in the host's memory."""
+        return snapshot.snapshot(step, self.model, self.optimizer, notes)
+
+    def write(self, folder: Path, copy: Copy, keep: int, interrupted: bool = False) -> Path:
+        """Write a copy as a checkpoint."""
+        return checkpoint.write(folder, copy, keep, interrupted)
+
     def load(self, path: Path) -> dict[str, Any]:
         """Put back a checkpoint; its notes."""
         return checkpoint.load(path, self.model, self.optimizer)
+
+    def load_weights(self, path: Path) -> None:
+        """Put back a checkpoint's weights alone."""
+        checkpoint.load_weights(path, self.model)
+
+    def size(self) -> int:
+        """About how many bytes a checkpoint takes on the disk."""
+        return snapshot.size(self.model, self.optimizer)
+
+    def try_moments(self, folder: Path) -> None:
+        """Write the moments, which are most of a checkpoint, once there are some."""
+        checkpoint.try_moments(folder, self.model, self.optimizer)
+
+    @contextmanager
+    def holding(self, path: Path) -> Iterator[None]:
+        """Inside, the model has the weights of another checkpoint."""
+        own = {name: local.detach().clone() for name, local in self.parallel.local.items()}
+        self.load_weights(path)
+        yield
+        with torch.no_grad():
+            for name, local in self.parallel.local.items():
+                local.copy_(own[name])
+
+
+def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> Learner:
+    """The recipe's model before its first step; a precision that the device doesn't have is refused."""
+    check_precision(recipe.precision, device)
+    model = fitted(first_model(recipe).to(device), recipe)
+    parallel = Parallel(model, mesh) if mesh.world.alone else Replicas(model, mesh)
+    return Learner(parallel, optimizer.build(recipe.optimizer, model))
+
+
+def fitted(model: LanguageModel, recipe: SettledRecipe) -> LanguageModel:
+    """With products in eight bits, and blocks that run again in the backward pass, if the recipe says so."""
+    if recipe.precision == "fp8":
+        use_eight_bits(model)
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.recompute = recipe.batch.recompute
+    return model
 
 
 def roll_back(

@@ -74,7 +74,7 @@ def micro_rows(batch: BatchConfig, rows: int) -> int:
 
 
 def shared(loader: Loader, recipe: SettledRecipe, ranks: Ranks) -> Loader:
-    """This process's part of every step's rows."""
+    """This process's part of every step's rows, among those of `ranks`, which read different ones."""
     batch, objective = recipe.batch, recipe.objective
     if not ranks.alone and not objective.divisible:
         raise ConfigError(

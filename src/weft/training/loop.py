@@ -4,18 +4,20 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from weft.data.batch import Batch
 from weft.explain.count import count
-from weft.parallel.ranks import ALONE
+from weft.parallel import mesh
+from weft.parallel.mesh import Mesh
+from weft.parallel.passes import Parallel
 from weft.recipe.config import SettledRecipe
 from weft.runs.folder import RunFolder
 from weft.runs.journal import FollowerJournal, Journal
-from weft.runs.snapshot import snapshot
-from weft.training import optimizer, schedule
+from weft.training import learner, schedule
 from weft.training.compiled import Compiled, can_be_captured, compiled
 from weft.training.display import Clock, Display, display, expectations
 from weft.training.evaluation import Evaluation
@@ -29,8 +31,7 @@ from weft.training.precision import arithmetic, slow_precision
 from weft.training.preflight import Preflight
 from weft.training.saver import Saver
 from weft.training.state import RunResult, TrainingState
-from weft.training.step import OptimisationStep, StepResult, fit
-from weft.training.weights import first_model
+from weft.training.step import OptimisationStep, StepResult
 from weft.training.worker import Worker, device_use
 
 
@@ -39,13 +40,12 @@ class Loop:
 
     def __init__(self, recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], worker: Worker):
         self.recipe, self.run, self.objective, self.worker = recipe, run, objective, worker
-        check_model(recipe, worker.device)
-        self.loader = shared(objective.loader, recipe, worker.ranks)
-        model = first_model(recipe).to(worker.device)
-        fit(model, recipe, worker.device)
-        self.learner = Learner(model, optimizer.build(recipe.optimizer, model))
-        self.model = model
-        self.evaluation = Evaluation(recipe, run, model, objective, worker)
+        self.mesh = mesh.build(recipe.parallel, worker.ranks, worker.device)
+        check_model(recipe, worker.device, self.mesh.layout)
+        self.loader = shared(objective.loader, recipe, self.mesh.readers)
+        self.learner = _start(recipe, self.mesh, worker.device)
+        self.model = self.learner.model
+        self.evaluation = Evaluation(recipe, run, self.learner, objective, worker)
         d_model: int = recipe.model.d_model  # type: ignore[union-attr]
         self.rate = schedule.build(recipe.schedule, recipe.optimizer.lr or 0.0, recipe.steps, d_model)
         self.chance = recipe.objective.chance(recipe.model.vocab_size)
@@ -60,7 +60,7 @@ class Loop:
         capture = can_be_captured(recipe, self.model, self.loader, self.worker)
         with (
             arithmetic(recipe.precision, recipe.deterministic),
-            compiled(self.model, recipe.compile, capture) as self.compiled,
+            compiled(self.model, recipe.compile and not self.mesh.splits, capture) as self.compiled,
             interruptions(self.worker.log, ranks) as interrupted,
             display(recipe.steps, state.step, self.worker.log, self.worker.quiet) as shown,
         ):
@@ -72,7 +72,7 @@ class Loop:
             if begin is not None:
                 begin()
             journal = (Journal if ranks.leads else FollowerJournal)(self.run, recipe, after=state.step)
-            saver = Saver(self.run, recipe.checkpoint.keep, journal.sync)
+            saver = Saver(self.run, self.learner.write, recipe.checkpoint.keep, journal.sync)
             try:
                 while not self._finished(state):
                     since = self._stretch(state, journal, saver, shown, interrupted)
@@ -108,8 +108,9 @@ class Loop:
         if auto and state.micro is not None:
             self.loader = replace(self.loader, micro=state.micro)
         self._set_limits(Guard())
-        # each process tries for itself how much fits
-        step = replace(self._optimisation_step(), ranks=ALONE)
+        step = self._optimisation_step()
+        if not self.mesh.splits:  # each process tries for itself how much fits
+            step = replace(step, parallel=Parallel(self.model))
 
         def read() -> int:
             """What a step reads; on a processor an evaluation of more would take longer than the step itself."""
@@ -121,10 +122,10 @@ class Loop:
             lambda parts: self._step(step, parts, first, 1.0),
             lambda: self.evaluation.measure(read() if self.worker.device.type == "cpu" else None),
             self.worker.device,
-            Need(self.recipe, lambda: self.loader.batch(first + state.guard.shift)),
+            Need(self.recipe, lambda: self.loader.batch(first + state.guard.shift), self.mesh.layout),
             first=first + state.guard.shift,
             auto=auto,
-        ).run(self.run.scratch, asdict(state))
+        ).run(self._scratch(), asdict(state))
         if auto:
             state.micro = self.worker.ranks.least(findings.micro)
             findings = replace(findings, micro=state.micro)
@@ -134,6 +135,10 @@ class Loop:
         crowded = findings.crowded(self.recipe.checkpoint.keep)
         if crowded is not None:
             display.line(crowded)
+
+    def _scratch(self) -> Path:
+        """Where the pre-flight writes: each process for itself, or all into one place."""
+        return Path(self.worker.ranks.share(lambda: str(self.run.scratch))) if self.mesh.splits else self.run.scratch
 
     def _finished(self, state: TrainingState) -> bool:
         """Whether no step is left to take, or `evaluate.patience` is at its end."""
@@ -147,13 +152,12 @@ class Loop:
 
     def _optimisation_step(self) -> OptimisationStep:
         return OptimisationStep(
-            self.model,
+            self.learner.parallel,
             self.learner.optimizer,
             self.objective.loss,
             self.worker.device,
             self.recipe.precision,
             self.recipe.optimizer.clip,
-            self.worker.ranks,
             self.recipe.batch.size or 0,
         )
 
@@ -213,7 +217,7 @@ class Loop:
         if self.pending:
             found = [torch.stack([r.loss, r.nll, r.gradient_norm, r.discarded]) for r in self.pending]  # type: ignore[list-item]
             counts = torch.tensor([[r.targets, r.tokens] for r in self.pending])
-            self.worker.ranks.sum_([counts])
+            self.mesh.counters.sum_([counts])
             for values, (targets, tokens) in zip(torch.stack(found).tolist(), counts.tolist(), strict=True):
                 state.waiting.append([*values[:3], max(1, targets), values[3]])
                 state.tokens += tokens
@@ -283,10 +287,8 @@ class Loop:
 
     def _save(self, state: TrainingState, saver: Saver, best: bool, interrupted: bool) -> None:
         self._read(state)
-        if not self.worker.ranks.leads:  # all processes hold the same state
-            return
-        model, optimizer = self.model, self.learner.optimizer
-        saver.save(state.step, lambda: snapshot(state.step, model, optimizer, asdict(state)), best, interrupted)
+        if self.worker.ranks.leads or self.mesh.splits:  # replicas hold the same state
+            saver.save(state.step, lambda: self.learner.copy(state.step, asdict(state)), best, interrupted)
 
     # ---- before the last step
 
@@ -307,3 +309,12 @@ class Loop:
         if interrupted.signal == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt
+
+
+def _start(recipe: SettledRecipe, over: Mesh, device: torch.device) -> Learner:
+    """The model and its optimizer before the first step."""
+    if not over.splits:
+        return learner.start(recipe, over, device)
+    from weft.training import split
+
+    return split.start(recipe, over, device)

@@ -17,16 +17,18 @@ from weft.data.batch import Batch
 from weft.errors import RunError
 from weft.explain.memory import Memory, Workload, training_memory
 from weft.explain.units import byte_size
+from weft.layout import Layout
 from weft.recipe.config import SettledRecipe
 
 SURE = 0.9  # of what is planned: what two layers need may share memory
+WHOLE = Layout()  # one process has all
 TOKEN = 16  # bytes of a token and its target, before they are read
 
 
-def check_model(recipe: SettledRecipe, device: torch.device) -> None:
+def check_model(recipe: SettledRecipe, device: torch.device, layout: Layout = WHOLE) -> None:
     """Refuse a model whose weights, gradients and moments alone can't fit, and a batch whose tokens can't."""
     batch, there = recipe.batch, total_memory(device)
-    fixed = _planned(recipe, 1, 1).fixed
+    fixed = _planned(recipe, 1, 1, layout).fixed
     if SURE * fixed > there:
         raise RunError(
             f"this model needs at least {byte_size(fixed)} for weights, gradients and moments, and {place(device)} has "
@@ -46,14 +48,17 @@ def check_model(recipe: SettledRecipe, device: torch.device) -> None:
 class Need:
     """The least that reading so many rows of a step at a time takes, in bytes, weights and moments included."""
 
-    def __init__(self, recipe: SettledRecipe, first: Callable[[], Batch]):
+    def __init__(self, recipe: SettledRecipe, first: Callable[[], Batch], layout: Layout = WHOLE):
         """`first` gives the first step's batch, which is asked for only where rows differ in length."""
-        self.recipe, self.first = recipe, first
+        self.recipe, self.first, self.layout = recipe, first, layout
 
     def __call__(self, rows: int) -> int:
         rows, length = min(rows, self._shape[0]), self._shape[1]
-        need = _planned(self.recipe, rows, length)
-        return round(SURE * (need.total(self.recipe.batch.recompute) - need.logits))
+        need = _planned(self.recipe, rows, length, self.layout)
+        # what is kept of a token is split over some axes: at the least, over all of them
+        shared = self.layout.tensor * self.layout.context * self.layout.pipeline
+        kept = need.total(self.recipe.batch.recompute) - need.logits - need.fixed
+        return round(SURE * (need.fixed + kept / shared))
 
     @cached_property
     def _shape(self) -> tuple[int, int]:
@@ -66,8 +71,9 @@ class Need:
         return rows, length if made.source is None else min(length, made.source.tokens.shape[1])
 
 
-def _planned(recipe: SettledRecipe, rows: int, length: int) -> Memory:
-    work = Workload(rows, length, recipe.precision, recipe.optimizer.kind)
+def _planned(recipe: SettledRecipe, rows: int, length: int, layout: Layout) -> Memory:
+    shards = layout.shard * layout.context * layout.tensor * layout.pipeline
+    work = Workload(rows, length, recipe.precision, recipe.optimizer.kind, shards)
     return training_memory(recipe.model, work, recipe.adapter)
 
 

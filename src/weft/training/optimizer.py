@@ -1,6 +1,6 @@
 """Optimizers built from their settings. Tensors of two or more dimensions decay; gains and biases do not."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any, assert_never
 
 import torch
@@ -66,18 +66,23 @@ def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
 # ---- the optimizers
 
 
-def build(settings: config.Optimizer, model: nn.Module) -> optim.Optimizer:
+def build(settings: config.Optimizer, model: nn.Module, local: Mapping[str, Tensor] | None = None) -> optim.Optimizer:
     """The optimizer of a model's trainable parameters; one fused kernel updates all. The learning rate is set at every
-    step."""
+    step.
+
+    `local` has this process's part of each parameter by name, where several processes share them: then these are
+    updated.
+    """
+    here: dict[Tensor, Tensor] = {p: local[name] for name, p in model.named_parameters()} if local else {}
     match settings:
         case config.AdamW():
-            groups = decay_groups(model, settings.weight_decay, layer_decay=settings.layer_decay)
+            groups = _local(decay_groups(model, settings.weight_decay, layer_decay=settings.layer_decay), here)
             return optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
         case config.Adam():
-            groups = decay_groups(model, 0.0)
+            groups = _local(decay_groups(model, 0.0), here)
             return optim.Adam(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
         case config.SGD():
-            groups = decay_groups(model, settings.weight_decay)
+            groups = _local(decay_groups(model, settings.weight_decay), here)
             optimizer = optim.SGD(groups, lr=0.0, momentum=settings.momentum, fused=True)
             if settings.momentum:  # the fused kernel leaves them uninitialised where the first update is held back
                 for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -92,6 +97,10 @@ def build(settings: config.Optimizer, model: nn.Module) -> optim.Optimizer:
             return Muon(settings, matrices, decay_groups(model, settings.weight_decay, without=matrices))
         case _:
             assert_never(settings)
+
+
+def _local(groups: list[dict[str, Any]], here: Mapping[Tensor, Tensor]) -> list[dict[str, Any]]:
+    return [{**group, "params": [here.get(p, p) for p in group["params"]]} for group in groups]
 
 
 class Muon(optim.Optimizer):
@@ -185,9 +194,9 @@ def set_rate(optimizer: optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group.get("factor", 1.0)
 
 
-def gradients(optimizer: optim.Optimizer) -> list[Tensor]:
-    """The gradients that the next update will read."""
-    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+def parameters(optimizer: optim.Optimizer) -> list[Tensor]:
+    """What an update changes."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def update(optimizer: optim.Optimizer, divisor: Tensor | None, overflow: Tensor | None = None) -> None:

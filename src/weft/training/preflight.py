@@ -20,7 +20,6 @@ from weft.data.batch import Batch
 from weft.errors import RunError, out_of_memory
 from weft.explain.units import byte_size
 from weft.models.base import LanguageModel
-from weft.runs import checkpoint, snapshot
 from weft.training.learner import Learner
 from weft.training.loader import Loader
 from weft.training.memory import place, total_memory
@@ -75,25 +74,27 @@ class Preflight:
     def run(self, scratch: Path, notes: Mapping[str, Any]) -> Findings:
         """Try everything once in the folder `scratch`, which is removed again. The run's state is restored."""
         began = time.perf_counter()
-        model, optimizer = self.learner.model, self.learner.optimizer
+        optimizer, parallel = self.learner.optimizer, self.learner.parallel
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        shutil.rmtree(scratch, ignore_errors=True)
+        parallel.once(lambda: shutil.rmtree(scratch, ignore_errors=True))
         try:
-            saved = checkpoint.write(scratch, snapshot.snapshot(0, model, optimizer, notes), keep=1)
+            saved = self.learner.write(scratch, self.learner.copy(0, notes), keep=1)
             micro = self._fitting()
-            needed = snapshot.size(model, optimizer)  # only now are there moments
+            needed = self.learner.size()  # only now are there moments
             free = shutil.disk_usage(scratch).free
             if free < needed:
                 raise RunError(
                     f"{scratch.parent}: {byte_size(free)} left on the disk; a checkpoint needs {byte_size(needed)}"
                 )
-            checkpoint.try_moments(scratch, model, optimizer)
+            self.learner.try_moments(scratch)
             self._evaluate()
             self.learner.load(saved)
+            parallel.once(lambda: shutil.rmtree(scratch, ignore_errors=True))
         finally:
             optimizer.zero_grad(set_to_none=True)
-            shutil.rmtree(scratch, ignore_errors=True)
+            if not parallel.mesh.splits or parallel.mesh.world.leads:
+                shutil.rmtree(scratch, ignore_errors=True)
         return Findings(micro, needed, free, peak_memory(self.device), time.perf_counter() - began)
 
     def _evaluate(self) -> None:

@@ -6,25 +6,28 @@ checkpoints that exist are untouched, and the next write may succeed. Only the l
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from weft.errors import RunError
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
-from weft.runs.snapshot import Snapshot
+from weft.training.learner import Copy
+
+Write = Callable[[Path, Copy, int, bool], Path]  # folder, copy, how many to keep, whether the run was interrupted
 
 
 class Saver:
-    """Writes a run's checkpoints. `before` is called first each time: it brings the metrics to the disk."""
+    """Writes a run's checkpoints by `write`. `before` is called first each time: it brings the metrics to the disk."""
 
-    def __init__(self, run: RunFolder, keep: int, before: Callable[[], None]):
-        self._run, self._keep, self._before = run, keep, before
+    def __init__(self, run: RunFolder, write: Write, keep: int, before: Callable[[], None]):
+        self._run, self._write_copy, self._keep, self._before = run, write, keep, before
         self._thread: threading.Thread | None = None
         self._failure: RunError | None = None
         self._bug: BaseException | None = None
         self._unreported = False
         self.lost_best = False  # the best weights so far never reached the disk
 
-    def save(self, step: int, take: Callable[[], Snapshot], best: bool = False, interrupted: bool = False) -> None:
+    def save(self, step: int, take: Callable[[], Copy], best: bool = False, interrupted: bool = False) -> None:
         """Take a snapshot and start to write it, after the write before it has ended."""
         self.wait()
         try:
@@ -35,9 +38,9 @@ class Saver:
         self._thread = threading.Thread(target=self._write, args=(take(), best, interrupted), daemon=True)
         self._thread.start()
 
-    def _write(self, copy: Snapshot, best: bool, interrupted: bool) -> None:
+    def _write(self, copy: Copy, best: bool, interrupted: bool) -> None:
         try:
-            path = checkpoint.write(self._run.checkpoints, copy, self._keep, interrupted)
+            path = self._write_copy(self._run.checkpoints, copy, self._keep, interrupted)
         except RunError as error:
             self._fail(copy.step, str(error), best)
         except BaseException as error:  # a bug: it is raised where the loop waits

@@ -5,18 +5,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, optim
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
-from weft.models.transformer import Stack
 from weft.nn.dropout import following
 from weft.nn.recurrent import carrying
-from weft.parallel.ranks import ALONE, Ranks
-from weft.recipe.config import Precision, SettledRecipe
+from weft.parallel.passes import Parallel
+from weft.recipe.config import Precision
 from weft.training.objective import Loss
-from weft.training.optimizer import gradients, set_rate, update
-from weft.training.precision import autocast, check_precision, use_eight_bits
+from weft.training.optimizer import parameters, set_rate, update
+from weft.training.precision import autocast
 
 # The loss scale of fp16: where it starts, and after how many steps without overflow it doubles.
 FIRST_SCALE = 2.0**16
@@ -35,30 +34,16 @@ class StepResult:
     discarded: Tensor | None = None  # 1 where the update was discarded, else 0; None where there were no limits
 
 
-def fit(model: LanguageModel, recipe: SettledRecipe, device: torch.device) -> None:
-    """Prepare `model` to be trained as the recipe says: eight-bit products, blocks that run again in the backward pass.
-
-    Called once, before the first step. A precision that the device doesn't have is refused.
-    """
-    check_precision(recipe.precision, device)
-    if recipe.precision == "fp8":
-        use_eight_bits(model)
-    for module in model.modules():
-        if isinstance(module, Stack):
-            module.recompute = recipe.batch.recompute
-
-
 @dataclass(frozen=True)
 class OptimisationStep:
     """Gradients of all parts of a batch, clipped to norm `clip` unless that is 0 (Pascanu et al. 2013); one update."""
 
-    model: LanguageModel
+    parallel: Parallel
     optimizer: optim.Optimizer
     loss: Callable[[LanguageModel, Batch], Loss]
     device: torch.device
     precision: Precision = "fp32"
     clip: float = 0.0
-    ranks: Ranks = ALONE
     lanes: int = 0  # rows of a step, in all processes, where they continue each other
 
     def __call__(self, parts: Sequence[Batch], lr: float, limits: Tensor | None = None) -> StepResult:
@@ -71,9 +56,10 @@ class OptimisationStep:
         if self.precision == "fp16":
             return self._scaled(parts, limits)
         loss, nll, count = self.backward(parts)
-        norm = nn.utils.get_total_norm(gradients(self.optimizer))
+        norm = self.parallel.norm(parameters(self.optimizer))
         discarded = None if limits is None else _above(loss, norm, limits)
         update(self.optimizer, _excess(norm, self.clip) if self.clip else None, discarded)
+        self.parallel.clear()
         return StepResult(loss, nll, norm, count, sum(part.read for part in parts), discarded)
 
     def backward(self, parts: Sequence[Batch], scale: Tensor | None = None) -> tuple[Tensor, Tensor, int]:
@@ -82,24 +68,25 @@ class OptimisationStep:
 
         Every part is divided by the count of targets in all of them and in all processes, known from the loss masks
         before the first forward pass; so the gradient is that of the whole batch however many targets each part holds.
-        After the last part gradients and losses are summed over the processes. `scale` () multiplies the gradients.
+        Gradients and losses are summed over the processes. `scale` () multiplies the gradients.
         """
-        own = sum(part.count for part in parts)
-        everywhere = self.ranks.total(own, self.device)
+        own, counters = sum(part.count for part in parts), self.parallel.mesh.counters
+        everywhere = counters.total(own, self.device)
         count = max(1, everywhere) if isinstance(everywhere, int) else everywhere.clamp(min=1)
         loss_sum = torch.zeros((), device=self.device)
         nll_sum = torch.zeros((), device=self.device)
-        for part in parts:
+        for number, part in enumerate(parts, start=1):
             there = part.to(self.device)
-            with following(there.keys), self.carried(there):
+            with following(there.keys), self.carried(there), self.parallel.adding(last=number == len(parts)):
                 with autocast(self.precision, self.device):
-                    loss, _, extras = self.loss(self.model, there)
+                    loss, _, extras = self.parallel(self.loss, there)
                 share = loss / count
                 (share if scale is None else share * scale).backward()
             loss_sum += loss.detach()
             nll_sum += extras["nll"]
         self._share_states(parts)
-        self.ranks.sum_([*(p.grad for p in self.model.parameters() if p.grad is not None), loss_sum, nll_sum])
+        self.parallel.collect()
+        counters.sum_([loss_sum, nll_sum])
         return loss_sum / count, nll_sum / count, own
 
     @contextmanager
@@ -124,13 +111,13 @@ class OptimisationStep:
 
     def _share_states(self, parts: Sequence[Batch]) -> None:
         """Every process learns the states of the others' rows: one of them writes the checkpoint."""
-        if parts[0].lanes is None or self.ranks.alone:
+        if parts[0].lanes is None or self.parallel.mesh.readers.alone:
             return
         kept = self.optimizer.state["carried"]  # type: ignore[index]
         mine = torch.cat([part.lanes for part in parts if part.lanes is not None]).to(self.device)
         shared = torch.zeros_like(kept["states"])
         shared[:, :, mine] = kept["states"][:, :, mine]
-        self.ranks.sum_([shared])
+        self.parallel.mesh.readers.sum_([shared])
         kept["states"] = shared
 
     def _scaled(self, parts: Sequence[Batch], limits: Tensor | None) -> StepResult:
@@ -145,13 +132,14 @@ class OptimisationStep:
             state["calm"] = torch.zeros((), device=self.device)
         scale, calm = state["scale"], state["calm"]
         loss, nll, count = self.backward(parts, scale)
-        norm = nn.utils.get_total_norm(gradients(self.optimizer)) / scale
+        norm = self.parallel.norm(parameters(self.optimizer)) / scale
         finite = norm.isfinite()
         # an overflow is normal while the scale can still be lowered; below 1 something else is wrong, and must be seen
         shown = torch.where(finite | (scale < 1.0), norm, 0.0)
         discarded = None if limits is None else _above(loss, shown, limits)
         held = (~finite).float() if discarded is None else torch.maximum((~finite).float(), discarded)
         update(self.optimizer, _excess(norm, self.clip) * scale if self.clip else scale, held)
+        self.parallel.clear()
         calm = torch.where(finite, calm + 1.0, 0.0)
         state["scale"] = scale * torch.where(finite, torch.where(calm < CALM, 1.0, 2.0), 0.5)
         state["calm"] = torch.where(calm < CALM, calm, 0.0)

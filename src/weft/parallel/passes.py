@@ -1,0 +1,102 @@
+"""A model's passes in one process, or in several that each hold all of it and read different rows of a batch."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from weft.models.base import LanguageModel
+from weft.parallel.mesh import SINGLE, Mesh
+
+T = TypeVar("T")
+
+
+class Root(nn.Module):
+    """A model's loss as the forward pass of a module: what DDP and FSDP2 hook into."""
+
+    def __init__(self, model: LanguageModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, loss: Callable[..., Any], batch: Any) -> Any:
+        """What `loss` makes of the model and a batch."""
+        return loss(self.model, batch)
+
+
+@dataclass
+class Parallel:
+    """A model that this process holds whole, and trains alone; others say what is different where there are more."""
+
+    model: LanguageModel
+    mesh: Mesh = SINGLE
+
+    @cached_property
+    def local(self) -> dict[str, Tensor]:
+        """What this process holds of each parameter: what the optimizer changes."""
+        return dict(self.model.named_parameters())
+
+    # ---- a step
+
+    def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:
+        """The loss of a batch, by the model."""
+        return loss(self.model, batch)
+
+    @contextmanager
+    def adding(self, last: bool) -> Iterator[None]:
+        """Inside, a part of a batch is passed forward and back, perhaps the last one of a step."""
+        yield
+
+    def collect(self) -> None:
+        """After a step's last pass: complete the gradients, and put each where the optimizer reads it."""
+
+    def norm(self, parameters: Iterable[Tensor]) -> Tensor:
+        """The norm of all gradients of `parameters`; ()."""
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+    def clear(self) -> None:
+        """Forget gradients that the optimizer doesn't know of."""
+
+    # ---- besides training
+
+    def within(self, work: Callable[[LanguageModel], T]) -> T:
+        """What `work` makes of the model; where it is in parts, all processes call this at the same time."""
+        return work(self.model)
+
+    def once(self, work: Callable[[], object]) -> None:
+        """Do something with a place on the disk: where processes share it one of them does, when all are here."""
+        work()
+
+
+class Replicas(Parallel):
+    """Each of several processes holds all weights. Gradients are summed while the backward pass goes on (Li et al.
+    2020)."""
+
+    def __init__(self, model: LanguageModel, mesh: Mesh):
+        super().__init__(model, mesh)
+        # all have drawn the same weights: there is nothing to send before the first step
+        self.root = DistributedDataParallel(Root(model), init_sync=False, gradient_as_bucket_view=True)
+        self.root.register_comm_hook(None, _sum)
+
+    def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:
+        return self.root(loss, batch)
+
+    @contextmanager
+    def adding(self, last: bool) -> Iterator[None]:
+        """Gradients are summed after the last part."""
+        if last:
+            yield
+        else:
+            with self.root.no_sync():
+                yield
+
+
+def _sum(state: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's own hook would divide by the number of processes; the loss is divided by the count of targets already."""
+    work = distributed.all_reduce(bucket.buffer(), async_op=True)
+    future: torch.futures.Future[Any] = work.get_future()
+    return future.then(lambda done: done.value()[0])

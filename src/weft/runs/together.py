@@ -1,0 +1,425 @@
+"""Checkpoints of a model that several processes hold in parts, by torch.distributed.checkpoint, in the usual files.
+
+Each process writes its own pieces into the files of one checkpoint, side by side, and reads the pieces that it needs:
+torch plans who writes what, and what of it each reads. So the files are those that one process would have written, and
+a run may go on over any other mesh, or in one process; they are exported and looked at as ever.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, StorageReader, StorageWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from weft.errors import RunError
+from weft.models.renamed import current_name
+from weft.parallel.apply import Split
+from weft.parallel.pieces import Geometry, Piece
+from weft.parallel.ranks import Ranks
+from weft.runs import checkpoint, tensors
+from weft.runs.snapshot import random_state, restore_random_state
+from weft.safetensors_header import Place, read_header
+
+WEIGHTS, MOMENTS = "model.safetensors", "state/optimizer.safetensors"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds of a tensor of the whole: its own part, and where the pieces of it lie."""
+
+    tensor: Tensor
+    geometry: Geometry
+
+    @cached_property
+    def chunks(self) -> list[ChunkStorageMetadata]:
+        """The pieces, as torch's planners describe them."""
+        pieces = self.geometry.pieces
+        return [ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes)) for piece in pieces]
+
+    def piece(self, offsets: Sequence[int] | None) -> Tensor:
+        """The piece that begins at `offsets`."""
+        found = next(piece for piece in self.geometry.pieces if piece.offsets == tuple(offsets or ()))
+        return found.of(self.tensor)
+
+
+@dataclass(frozen=True)
+class Part:
+    """This process's part of everything resumable, in the host's memory; by file and name."""
+
+    step: int
+    held: dict[str, Held]
+    random: dict[str, Tensor]
+    state: str  # JSON
+
+
+# ---- what a process has
+
+
+def part(step: int, parallel: Split, optimizer: optim.Optimizer, notes: Mapping[str, Any]) -> Part:
+    """Copy this process's weights and moments, random generators and `notes`."""
+    held = {
+        key: Held(torch.empty(found.tensor.shape, dtype=found.tensor.dtype).copy_(found.tensor), found.geometry)
+        for key, found in (_weights(parallel) | _moments(parallel, optimizer)).items()
+    }
+    state = {"step": step, "optimizer": type(optimizer).__name__, "notes": dict(notes)}
+    return Part(step, held, random_state(), json.dumps(state, indent=1))
+
+
+def _weights(parallel: Split) -> dict[str, Held]:
+    learned = [name for name, parameter in parallel.model.named_parameters() if parameter.requires_grad]
+    return {f"{WEIGHTS}/{name}": Held(parallel.local[name], parallel.geometries[name]) for name in learned}
+
+
+def _moments(parallel: Split, optimizer: optim.Optimizer) -> dict[str, Held]:
+    names = {tensor: name for name, tensor in parallel.local.items()}
+    found = {}
+    for of, values in optimizer.state.items():
+        name: str = names[of] if isinstance(of, Tensor) else of
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                found[f"{MOMENTS}/{key}/{name}"] = Held(value, _geometry(parallel, name, value))
+    return found
+
+
+def _geometry(parallel: Split, name: str, value: Tensor) -> Geometry:
+    """A moment lies as its parameter does; a number of its own, or what belongs to no parameter, is the same to all."""
+    if name in parallel.local and value.shape == parallel.local[name].shape and value.dim():
+        return parallel.geometries[name]
+    return Geometry(value.shape, (Piece(slice(None), (0,) * value.dim(), tuple(value.shape)),))
+
+
+def size(parallel: Split, optimizer: optim.Optimizer) -> int:
+    """About how many bytes a checkpoint takes on the disk, over all processes."""
+    every = [*_weights(parallel).values(), *_moments(parallel, optimizer).values()]
+    return sum(held.tensor.element_size() * held.geometry.shape.numel() for held in every)
+
+
+# ---- writing
+
+
+def write(folder: Path, copy: Part, keep: int, interrupted: bool, ranks: Ranks) -> Path:
+    """Write a checkpoint together with the other processes of `ranks`, which all call this.
+
+    The first of them names the place beside, and renames it when all pieces are there: should one process be lost
+    before, the checkpoints that stand are untouched.
+    """
+    if not ranks.leads:
+        beside = ranks.share(str)
+        if beside:
+            _save(Path(beside), copy, ranks)
+        return folder / checkpoint.checkpoint_name(copy.step, interrupted)
+    begun = False
+
+    def fill(beside: Path) -> None:
+        nonlocal begun
+        begun = True
+        (beside / "state").mkdir()
+        ranks.share(lambda: str(beside))
+        _save(beside, copy, ranks)
+        tensors.save(beside / "state/random.safetensors", copy.random)
+        (beside / "state/state.json").write_text(copy.state, encoding="utf-8")
+        checkpoint.seal(beside, copy.step, {})
+
+    try:
+        return checkpoint.put(folder, checkpoint.checkpoint_name(copy.step, interrupted), fill, keep)
+    finally:
+        if not begun:
+            ranks.share(str)  # nothing to write, or it can't be: the others wait to hear
+
+
+def _save(folder: Path, copy: Part, ranks: Ranks) -> None:
+    try:
+        dcp.save({}, storage_writer=Writer(folder), planner=_SavePlanner(copy.held), process_group=ranks.group)
+    except dcp.CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        raise first if isinstance(first, OSError) else RunError(f"{folder}: cannot be written: {first}") from None
+
+
+class _SavePlanner(DefaultSavePlanner):
+    """Plans from what a process holds."""
+
+    def __init__(self, held: Mapping[str, Held]):
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.held = held
+
+    def create_local_plan(self) -> SavePlan:
+        """Every piece is an item; of those that several processes hold, torch has one of them write it."""
+        self.plan = SavePlan([_item(key, held, chunk) for key, held in self.held.items() for chunk in held.chunks])
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        """The piece that an item names."""
+        return self.held[index.fqn].piece(index.offset)
+
+
+def _item(key: str, held: Held, chunk: ChunkStorageMetadata) -> WriteItem:
+    properties = TensorProperties(dtype=held.tensor.dtype)
+    data = TensorWriteData(chunk, properties, held.geometry.shape)
+    return WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+
+
+class Writer(StorageWriter):
+    """Pieces into safetensors files that lie ready for them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """One writer, one checkpoint."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **given: Any) -> None:
+        """Nothing to do before the plan is known."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """The first process lays the files out, before anybody writes."""
+        wanted: dict[str, dict[str, tuple[torch.dtype, torch.Size]]] = {WEIGHTS: {}}
+        for item in (item for plan in plans for item in plan.items):
+            file, name = _file_of(item.index.fqn)
+            assert item.tensor_data is not None
+            wanted.setdefault(file, {})[name] = item.tensor_data.properties.dtype, item.tensor_data.size
+        for file, names in wanted.items():
+            tensors.reserve(self.folder / file, names)
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """This process's pieces, each at its place, synced."""
+        future: Future[list[WriteResult]] = Future()
+        headers = {
+            file: read_header(self.folder / file).tensors for file in {_file_of(i.index.fqn)[0] for i in plan.items}
+        }
+        handles = {file: os.open(self.folder / file, os.O_WRONLY) for file in headers}
+        results = []
+        try:
+            for item in plan.items:
+                file, name = _file_of(item.index.fqn)
+                value: Tensor = planner.resolve_data(item)  # type: ignore[assignment]
+                _put(handles[file], headers[file][name], item.index.offset or (), value)
+                results.append(WriteResult(item.index, value.nbytes, None))
+            for handle in handles.values():
+                os.fsync(handle)
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """The files' own headers say all that is needed to read them."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """No ids are used."""
+        return True
+
+
+def _file_of(key: str) -> tuple[str, str]:
+    """model.safetensors/decoder.norm.weight → the file, and the name in it."""
+    file = next(file for file in (WEIGHTS, MOMENTS) if key.startswith(f"{file}/"))
+    return file, key.removeprefix(f"{file}/")
+
+
+def _put(handle: int, place: Place, offsets: Sequence[int], value: Tensor) -> None:
+    """Write a block of a tensor (row-major) that begins at `offsets`: one run of bytes for each row that it cuts."""
+    shape, sizes, width = place.shape, tuple(value.shape), value.element_size()
+    cut = max((axis for axis in range(len(shape)) if sizes[axis] != shape[axis]), default=0)
+    strides = [width] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    rows = memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    run = len(rows) // max(1, _count(sizes[:cut]))
+    for number, index in enumerate(product(*(range(size) for size in sizes[:cut]))):
+        begin = place.begin + sum(o * s for o, s in zip(offsets, strides, strict=True))
+        begin += sum(i * s for i, s in zip(index, strides, strict=False))
+        _write_all(handle, rows[number * run : (number + 1) * run], begin)
+
+
+def _count(sizes: Sequence[int]) -> int:
+    count = 1
+    for size in sizes:
+        count *= size
+    return count
+
+
+def _write_all(handle: int, data: memoryview, begin: int) -> None:
+    while data:
+        done = os.pwrite(handle, data, begin)
+        data, begin = data[done:], begin + done
+
+
+# ---- reading
+
+
+def load(path: Path, parallel: Split, optimizer: optim.Optimizer) -> dict[str, Any]:
+    """Put back weights, moments and random generators on this mesh, whatever mesh they were saved on; the notes.
+
+    The checkpoint was verified before; every process calls this.
+    """
+    state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
+    kind, own = state.get("optimizer"), type(optimizer).__name__
+    if kind is not None and kind != own:
+        raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
+    wanted = _weights(parallel)
+    _check(path, wanted)
+    moments = _room(path, parallel)
+    _read(path, wanted | {key: held for key, (_, _, held) in moments.items()})
+    optimizer.state.clear()
+    for of, moment, held in moments.values():
+        optimizer.state[of][moment] = held.tensor
+    restore_random_state(tensors.load(path / "state/random.safetensors"))
+    return dict(state["notes"])
+
+
+def load_weights(path: Path, parallel: Split) -> None:
+    """Put back the weights alone."""
+    wanted = _weights(parallel)
+    _check(path, wanted)
+    _read(path, wanted)
+
+
+def _check(path: Path, wanted: Mapping[str, Held]) -> None:
+    """Refuse the weights of another model."""
+    there = {current_name(name): place.shape for name, place in read_header(path / WEIGHTS).tensors.items()}
+    for key, held in wanted.items():
+        name = _file_of(key)[1]
+        shape = tuple(held.geometry.shape)
+        if there.get(name) != shape:
+            found = "which is missing" if name not in there else f"which is {there[name]} there"
+            raise RunError(f"{path}: the weights do not fit the model in config.toml: {name} {shape}, {found}")
+
+
+def _room(path: Path, parallel: Split) -> dict[str, tuple[Any, str, Held]]:
+    """For each moment in a checkpoint what it belongs to, its kind, and memory for this process's part of it."""
+    found: dict[str, tuple[Any, str, Held]] = {}
+    for stored, place in read_header(path / MOMENTS).tensors.items():
+        moment, _, name = current_name(stored).partition("/")
+        anywhere = next(iter(parallel.local.values()))
+        of: Any = parallel.local.get(name, name)
+        like = isinstance(of, Tensor) and place.shape == tuple(parallel.geometries[name].shape)
+        dtype = tensors.DTYPES[place.dtype]
+        if isinstance(of, str) and name in parallel.elsewhere:
+            continue
+        if like and place.shape:
+            held = Held(torch.zeros_like(of, dtype=dtype), parallel.geometries[name])
+        else:
+            whole = torch.zeros(place.shape, dtype=dtype, device=anywhere.device)
+            held = Held(whole, _geometry(parallel, "", whole))
+        found[f"{MOMENTS}/{moment}/{name}"] = of, moment, held
+    return found
+
+
+def _read(path: Path, held: Mapping[str, Held]) -> None:
+    """Each process for itself: nobody has to know what the others read."""
+    reader, planner = Reader(path, {_file_of(key)[0] for key in held}), _LoadPlanner(held)
+    dcp.load({}, storage_reader=reader, planner=planner, no_dist=True)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """Plans from what a process holds."""
+
+    def __init__(self, held: Mapping[str, Held]):
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.held = held
+
+    def create_local_plan(self) -> LoadPlan:
+        """What this process's pieces are made of."""
+        assert self.metadata is not None
+        there = self.metadata.state_dict_metadata
+        items = [item for key, held in self.held.items() for item in _items(key, there[key], held)]
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """The piece that an item fills."""
+        return self.held[index.fqn].piece(index.offset)
+
+
+def _items(key: str, there: Any, held: Held) -> list[Any]:
+    return create_read_items_for_chunk_list(key, there, held.chunks) if held.chunks else []
+
+
+class Reader(StorageReader):
+    """Pieces out of safetensors files, whose pages are read as they are used."""
+
+    def __init__(self, folder: Path, names: set[str]):
+        self.folder, self.names = folder, names
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """One reader, one checkpoint."""
+
+    def read_metadata(self, *args: Any, **given: Any) -> Metadata:
+        """Every tensor is one chunk."""
+        found: dict[str, Any] = {}
+        for key, place in self._places():
+            shape = torch.Size(place.shape)
+            whole = [ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)]
+            found[key] = TensorStorageMetadata(TensorProperties(dtype=tensors.DTYPES[place.dtype]), shape, whole)
+        return Metadata(found)
+
+    def _places(self) -> Iterator[tuple[str, Place]]:
+        for file in self.names:
+            for name, place in read_header(self.folder / file).tensors.items():
+                yield f"{file}/{current_name(name)}", place
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **given: Any) -> None:
+        """Nothing to do."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return plans
+
+    @torch.no_grad()
+    def read_data(self, plan: LoadPlan, planner: Any) -> Future[None]:
+        """Fill every piece."""
+        pages = {
+            f"{file}/{current_name(name)}": tensor
+            for file in self.names
+            for name, tensor in tensors.each(self.folder / file)
+        }
+        for item in plan.items:
+            target = planner.resolve_tensor(item)
+            source = pages[item.storage_index.fqn]
+            for axis, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                source = source.narrow(axis, offset, length)
+            target.copy_(source)
+            planner.commit_tensor(item, target)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """No ids are used."""
+        return True
