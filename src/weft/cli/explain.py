@@ -26,7 +26,8 @@ def explain(
         str,
         typer.Argument(
             metavar="RUN|PRESET",
-            help="A run's folder; a preset or recipe, which has no weights yet; or mlp, the lectures' small network.",
+            help="A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; or "
+            "parallel, a layer split over processes in every way (d_model=, d_ff=, heads=, tokens=).",
             autocompletion=options.complete_recipes,
         ),
     ],
@@ -49,6 +50,9 @@ def explain(
     open: Annotated[
         str | None, typer.Option(metavar="MODULE", help="Graph: show what is inside of it, such as decoder.0.")
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Parallel: how many processes the layer is split over.", show_default="2")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -63,6 +67,11 @@ def explain(
     from weft.runs.folder import RunFolder
 
     is_run = RunFolder(source).config.is_file()
+    if source == "parallel" and not is_run:
+        _parallel(context.params)
+        return
+    if ranks is not None:
+        raise ConfigError(f"--ranks {ranks}: it belongs to weft explain parallel")
     lecture = source == "mlp" and not is_run
     asked = {name: context.params[name] for name in (*OF_ATTENTION, *OF_A_GRAPH)}
     chosen = {name: value for name, value in asked.items() if value is not None and value is not False}
@@ -99,6 +108,27 @@ def explain(
         return
     place = out or (RunFolder(source).path if is_run else Path()) / "explain.html"
     echo(f"{picture.title}: {picture.save(place)}")
+
+
+def _parallel(given: dict[str, Any]) -> None:
+    """An MLP and an attention block, split over processes in every way."""
+    from weft.config import assignments, validate
+    from weft.errors import ConfigError
+
+    for name in ("text", "target", "only", *OF_ATTENTION, *OF_A_GRAPH):
+        if given[name] is not None and given[name] is not False:
+            raise ConfigError(f"--{name}: weft explain parallel has no such option; it takes --ranks and --out")
+    tree = assignments(given["changes"] or [])
+    with loading():
+        from weft.explain.parallel import Sizes
+        from weft.explain.parallel_picture import parallel_splits
+        from weft.explain.picture import check_picture
+
+    out, ranks = given["out"], given["ranks"]
+    if out is not None:
+        check_picture(out)
+    picture = parallel_splits(validate(Sizes, tree), 2 if ranks is None else ranks)
+    echo(picture.text() if out is None else f"{picture.title}: {picture.save(out)}")
 
 
 ALL = (".html", ".svg", ".png", ".pdf", ".dot")
