@@ -193,9 +193,9 @@ def _run(block: Block, way: Way, mesh: DeviceMesh, example: _Example) -> Split:
     gradients: list[Any] = []
     passed: Any = distribute_tensor(example.upstream, mesh, [needs[-1]])
     for stage, read, out in zip(stages[::-1], inputs[::-1], outputs[::-1], strict=True):
-        found: list[Any]
         with Meter() as meter:
-            passed, *found = torch.autograd.grad(out, [read, *stage.weights], passed)
+            back: Any = torch.autograd.grad(out, [read, *stage.weights], passed)
+        passed, *found = back
         backward.insert(0, tuple(meter.collectives))
         flops += meter.flops
         with Meter() as meter:  # each process used a weight that all have on its own tokens

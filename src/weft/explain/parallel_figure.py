@@ -43,20 +43,22 @@ def share(part: int, whole: int) -> str:
 
 def draw(*blocks: Splits) -> Figure:
     """A row for each way of splitting a block, the best first; several blocks one below another."""
-    wide, high = 14.6 + TEXT, [ROW * len(splits.splits) + 0.9 for splits in blocks]
-    figure = new_figure(0.56 * wide, sum(0.56 * each + 0.3 * (len(blocks) > 1) for each in high))
-    for number, splits in enumerate(blocks, 1):
-        axes: Any = figure.add_subplot(len(blocks), 1, number)
+    above = 0.9 if len(blocks) == 1 else 1.5
+    wide, high = 14.6 + TEXT, [ROW * len(splits.splits) + above + 0.1 for splits in blocks]
+    figure = new_figure(0.56 * wide, 0.56 * sum(high))
+    figure.set_layout_engine("none")  # everything has its place already
+    for number, splits in enumerate(blocks):
+        place = (0.0, sum(high[number + 1 :]) / sum(high), 1.0, high[number] / sum(high))
+        axes: Any = figure.add_axes(place)
         axes.set_xlim(-0.1, wide - 0.1)
-        axes.set_ylim(0.9 - high[number - 1], 0.9)
-        axes.set_aspect("equal")
+        axes.set_ylim(above - high[number], above)
         axes.axis("off")
         if len(blocks) > 1:
-            axes.set_title(splits.block.name, fontsize=12)
+            axes.text(0, 1.2, f"{splits.block.name} on {splits.ranks} processes", va="center", fontsize=12)
         _key(axes, splits.ranks)
-        for place, split in enumerate(splits.splits):
-            axes.plot([0, wide - 0.2], [-ROW * place] * 2, color=SOFT, linewidth=0.5, alpha=0.6)
-            _way(axes, -ROW * place, splits, split)
+        for row, split in enumerate(splits.splits):
+            axes.plot([0, wide - 0.2], [-ROW * row] * 2, color=SOFT, linewidth=0.5, alpha=0.6)
+            _way(axes, -ROW * row, splits, split)
     return figure
 
 

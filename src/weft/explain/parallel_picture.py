@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from weft.explain.page import Section
@@ -18,6 +19,8 @@ RING = (
     "bf16. Compute: operations of matrix products, forward and backward. Activations: what the norm, the two matrices "
     "and the function between them read, and the backward pass reads again."
 )
+# a narrow page scrolls it
+DRAWN = Markup('<div class="scroll splits" role="region" tabindex="0" aria-label="{}">{}</div>')
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class ParallelSplits(Picture):
         sections = []
         for block in self.blocks:
             title = f"{block.block.name} on {block.ranks} processes"
-            sections.append(Section(title, _about(block), svg(draw(block), title) + html_tables(_tables(block))))
+            drawn = DRAWN.format(title, Markup(svg(draw(block), title)))
+            sections.append(Section(title, _about(block), drawn + html_tables(_tables(block))))
         return sections
 
     def text(self) -> str:

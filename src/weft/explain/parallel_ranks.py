@@ -2,6 +2,7 @@
 
 torch's `LocalTensorMode` runs every operation once for each rank, on that rank's shards, and carries out the
 collectives between them. The numbers are those of real processes, but no socket is opened and nothing waits forever.
+The collectives are those of real processes too, on GPUs: Gloo has an all-gather in the place of an all-to-all.
 """
 
 from collections.abc import Iterator
