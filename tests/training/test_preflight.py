@@ -17,7 +17,7 @@ from weft.parallel.passes import Parallel
 from weft.runs import checkpoint, tensors
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
-from weft.training import loop, memory, preflight
+from weft.training import learner, loop, memory, preflight
 from weft.training.display import expectations
 from weft.training.learner import Learner
 from weft.training.preflight import Preflight, one_pass
@@ -260,7 +260,7 @@ def test_what_cannot_fit_is_refused(tmp_path, recipe, corpus, monkeypatch, words
     monkeypatch.setattr(memory, "total_memory", lambda device: 1 << 30)
     monkeypatch.setattr(preflight, "total_memory", lambda device: 1 << 30)
     if "model.layers=100" in words:
-        monkeypatch.setattr(loop, "first_model", allocate)
+        monkeypatch.setattr(learner, "first_model", allocate)
     if any("length" in word for word in words):
         corpus = SimpleNamespace(train=Endless(), validation=None)
     with pytest.raises(RunError, match=message):

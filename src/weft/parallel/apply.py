@@ -131,7 +131,7 @@ def _copies(parameter: Tensor, processes: int) -> int:
 
 
 def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) -> Split:
-    """Split a model with empty weights over the mesh. `to_empty` gives it memory afterwards, and `fill` weights."""
+    """Split a model with empty weights over the mesh. The root's `to_empty` gives it memory then, `fill` weights."""
     layout = mesh.layout
     heights = {f"{name}.{kind}": module.heights for name, module in model.named_modules()
                if isinstance(module, Linear) and len(module.heights) > 1 for kind in ("weight", "bias")}  # fmt: skip

@@ -7,6 +7,7 @@ a run may go on over any other mesh, or in one process; they are exported and lo
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,12 +130,15 @@ def write(folder: Path, copy: Part, keep: int, interrupted: bool, ranks: Ranks) 
     The first of them names the place beside, and renames it when all pieces are there: should one process be lost
     before, the checkpoints that stand are untouched.
     """
+    name = checkpoint.checkpoint_name(copy.step, interrupted)
     if not ranks.leads:
         beside = ranks.share(str)
         if beside:
             _save(Path(beside), copy, ranks)
-        return folder / checkpoint.checkpoint_name(copy.step, interrupted)
-    begun = False
+        if not ranks.share(bool):
+            raise RunError(f"{folder / name}: the checkpoint cannot be written")  # the first one says why
+        return folder / name
+    begun = stands = False
 
     def fill(beside: Path) -> None:
         nonlocal begun
@@ -147,10 +151,13 @@ def write(folder: Path, copy: Part, keep: int, interrupted: bool, ranks: Ranks) 
         checkpoint.seal(beside, copy.step, {})
 
     try:
-        return checkpoint.put(folder, checkpoint.checkpoint_name(copy.step, interrupted), fill, keep)
+        target = checkpoint.put(folder, name, fill, keep)
+        stands = True
     finally:
         if not begun:
             ranks.share(str)  # nothing to write, or it can't be: the others wait to hear
+        ranks.share(lambda: stands)
+    return target
 
 
 def _save(folder: Path, copy: Part, ranks: Ranks) -> None:
@@ -202,7 +209,7 @@ class Writer(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """The first process lays the files out, before anybody writes."""
-        wanted: dict[str, dict[str, tuple[torch.dtype, torch.Size]]] = {WEIGHTS: {}}
+        wanted: dict[str, dict[str, tuple[torch.dtype, torch.Size]]] = {WEIGHTS: {}, MOMENTS: {}}
         for item in (item for plan in plans for item in plan.items):
             file, name = _file_of(item.index.fqn)
             assert item.tensor_data is not None
@@ -340,7 +347,9 @@ def _room(path: Path, parallel: Split) -> dict[str, tuple[Any, str, Held]]:
 def _read(path: Path, held: Mapping[str, Held]) -> None:
     """Each process for itself: nobody has to know what the others read."""
     reader, planner = Reader(path, {_file_of(key)[0] for key in held}), _LoadPlanner(held)
-    dcp.load({}, storage_reader=reader, planner=planner, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it is not: nobody is asked
+        dcp.load({}, storage_reader=reader, planner=planner, no_dist=True)
 
 
 class _LoadPlanner(DefaultLoadPlanner):

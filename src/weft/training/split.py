@@ -70,6 +70,6 @@ def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> SplitLearn
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])
     parallel = lay_out(fitted(model, recipe), mesh, recipe.precision, recipe.compile)
-    model.to_empty(device=device)
+    parallel.root.to_empty(device=device)
     parallel.fill(whole.named_parameters())
     return SplitLearner(parallel, optimizer.build(recipe.optimizer, model, parallel.local))
