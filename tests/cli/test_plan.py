@@ -83,6 +83,51 @@ def test_more_devices_take_less_time_and_memory(capsys: pytest.CaptureFixture[st
     assert "too little" not in out
 
 
+def test_a_layout_is_chosen_and_the_others_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "gpt3-175b", "--gpus", "1024", "--device", "a100", "--interconnect", "ib-hdr"]
+    assert run(arguments) == 0
+    out = capsys.readouterr().out
+    assert "2,048 × 2,048 tokens a step over 1,024 GPUs" in out
+    assert "the fastest that fits" in out
+    assert "does not fit: 2.86 TiB of 74.5 GiB" in out  # a copy on each
+    assert "25 GB/s a GPU between machines (ib-hdr)" in out
+    assert run([*arguments, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    best, others = values["layouts"]["best"], values["layouts"]["others"]
+    assert best["fits"]
+    assert best["memory_bytes"]["peak"] < 80e9
+    assert values["device"]["mfu"] == best["mfu"]
+    assert values["training"]["seconds"] == pytest.approx(
+        values["training"]["tokens"] / (2048 * 2048) * best["seconds"]["step"]
+    )
+    assert all(each["seconds"]["step"] >= best["seconds"]["step"] or not each["fits"] for each in others)
+
+
+def test_a_layout_that_was_asked_for_stands_beside_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "gpt2", "--gpus", "8", "--layout", "tensor=4,sequence=true"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [asked] = [line for line in lines if line.startswith("replicate 2 × tensor 4 + sequence")]
+    assert "slower: all-reduces" in asked
+    assert "the fastest of all" in lines[lines.index(asked) + 1]
+
+
+def test_one_device_is_timed_as_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """59.6 ms and 14.1 GiB were measured on one H200."""
+    assert run(["plan", "gpt2", "--device", "h200", "--batch", "32", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["layouts"]["best"]
+    assert best["seconds"]["step"] == pytest.approx(0.0596, rel=0.15)
+    assert best["memory_bytes"]["peak"] / 2**30 == pytest.approx(14.1, rel=0.05)
+    assert run(["plan", "gpt2", "--device", "h200", "--mfu", "0.3"]) == 0
+    assert "At 30.0% of the peak of 989 TFLOP/s (--mfu; a step works out to 4" in capsys.readouterr().out
+
+
+def test_published_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--published"]) == 0
+    out = capsys.readouterr().out
+    assert "GPT 1008B" in out
+    assert "LLaMA 3.1 405B" in out
+
+
 def test_a_step_of_so_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "multi30k", "batch.tokens=4096", "batch.length=64"]) == 0
     assert "of 32 × 64 tokens" in capsys.readouterr().out  # of a pair both sides count
@@ -98,6 +143,14 @@ def test_a_step_of_so_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpt2", "--tokens", "many"], "--tokens 'many': expected a number"),
         (["gpt2", "--device", "h2000"], "--device 'h2000': no such device"),
         (["gpt2", "--mfu", "1.5"], "--mfu 1.5: expected a share"),
+        (["gpt2", "--gpus", "8", "--interconnect", "ib-nrd"], "--interconnect 'ib-nrd': expected a number"),
+        (["gpt2", "--gpus", "8", "--layout", "tensor=8"], "--layout: tensor 8 does not divide 12 heads"),
+        (["gpt2", "--gpus", "8", "--layout", "tensor=3"], "tensor 3 takes a multiple of 3 GPUs, and --gpus is 8"),
+        (["gpt2", "--gpus", "8", "--layout", "tensr=2"], "no such axis; did you mean 'tensor'"),
+        (["lstm", "--gpus", "8", "--layout", "shard=8"], "--layout: this model can't be planned over a mesh"),
+        (["gpt2", "--gpus", "64", "--batch", "9"], "9 rows a step can't be divided over 64 GPUs"),
+        (["gpt2", "--published"], "--published shows a fixed table; leave out 'gpt2'"),
+        (["--published", "--lecture", "opt"], "leave the others out"),
         (["gpt2", "--length", "2048"], "length 2048: the model's positions end at model.context = 1024"),
         (["gpt2", "model.layerz=3"], "model.layerz: unknown key; did you mean 'model.layers'?"),
         (["gpt2", "--batch", "0"], "--batch"),

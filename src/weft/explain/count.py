@@ -161,6 +161,11 @@ class Linear:
         """These, and the bias."""
         return self.products + (sum(self.heights) if self.bias else 0)
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether tensor parallelism splits it by what it reads: the last of a sublayer (Shoeybi et al. 2019)."""
+        return self.name.endswith((".out", ".down"))
+
     def adapter(self, rank: int) -> int:
         """The parameters of low-rank matrices beside it: as many are multiplied for each token."""
         return rank * (len(self.heights) * self.inputs + sum(self.heights))

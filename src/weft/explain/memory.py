@@ -15,7 +15,8 @@ For the backward pass it also keeps activations, in bytes a token. The model of 
 - A frozen product keeps nothing. An adapter keeps its layer's input (and a byte a number for dropout), and its own
   few numbers. Layers below the lowest adapter keep nothing.
 - Recomputing keeps the input of each layer, and everything of the one layer that is run again.
-- Logits exist a chunk at a time, with their gradient. On a GPU chunks grow to 1/64 of its memory.
+- Logits exist a chunk at a time, with their gradient. On a GPU chunks grow to 1/64 of its memory (`logits_bytes`).
+- A compiled model keeps less of a gate: f(x W_g) is found again from x W_g.
 
 What the allocator loses, and the device's own libraries, come on top: 5 to 15 % on a GPU.
 """
@@ -30,6 +31,7 @@ from weft.nn.config import Gated, LoRA
 
 WIDE = 4  # bytes of an fp32 number
 LOGITS_AT_A_TIME = 1 << 22  # as the loss cuts them
+GPU_SHARE = 128  # on a GPU one for so many bytes of its memory
 MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}  # muon: of what is in no layer; a matrix has one
 
 
@@ -147,20 +149,61 @@ def _cell(cell: str, D: int) -> int:
     return (GATES[cell] + STATE_VECTORS[cell]) * D
 
 
-def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[float], float, float]:
+@dataclass(frozen=True)
+class LayerBytes:
+    """Bytes a token that a layer keeps, by what a layout can split.
+
+    `along`: what runs along the skip connections and into norms; `inputs`: what the first matrix of a sublayer reads;
+    `inside`: between the first matrix and the last, where heads and features can be divided.
+    """
+
+    along: float
+    inputs: float
+    inside: float
+
+    @property
+    def all(self) -> float:
+        """On one device."""
+        return self.along + self.inputs + self.inside
+
+
+def layer_bytes(model: config.TransformerConfig, T: int, n: int, compiled: bool = False) -> list[LayerBytes]:
+    """What one layer of each stack keeps of a token, at `T` tokens a sequence and `n` bytes a number."""
     D = model.d_model
     norm = n * D if model.placement != "none" else 0
-    sublayer = n * D + norm + (D if model.dropout else 0)
-    around = n * D if model.placement == "pre" else 0
-    around += WIDE * D if model.embedding_norm else 0
-    layers: list[float] = []
+    along = norm + (D if model.dropout else 0)
+    found = []
     for depth, causal, cross in stacks(model):
-        layer = 2 * sublayer + _attention(model, n, cross=False) + _feedforward(model, n)
-        layer += n * model.position.activations(model.sizes(depth, causal), T)
-        if cross:
-            layer += sublayer + n * D + _attention(model, n, cross=True)
-        layers += [layer] * depth
-    return layers, len(stacks(model)) * around + n * D, n * D
+        inside = float(_attention(model, n, cross=False) + _feedforward(model, n, compiled))
+        inside += n * model.position.activations(model.sizes(depth, causal), T)
+        inside += _attention(model, n, cross=True) if cross else 0
+        found.append(LayerBytes(along * (3 if cross else 2), n * D * (4 if cross else 2), inside))
+    return found
+
+
+def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[float], float, float]:
+    layers: list[float] = []
+    for (depth, _, _), each in zip(stacks(model), layer_bytes(model, T, n), strict=True):
+        layers += [each.all] * depth
+    return layers, around_bytes(model, n), n * model.d_model
+
+
+def around_bytes(model: config.TransformerConfig, n: int) -> float:
+    """Bytes a token that are kept outside of the layers: norms around them, and what the logits are made of."""
+    D = model.d_model
+    around = (n * D if model.placement == "pre" else 0) + (WIDE * D if model.embedding_norm else 0)
+    return len(stacks(model)) * around + n * D
+
+
+def logits_bytes(vocab_size: int, d_model: int, tokens: int, gpu: int) -> int:
+    """What the loss holds on a GPU with so many bytes of memory, in 16 bits: `nn/loss.py` says how.
+
+    Two chunks of logits where there are several (one is made while the other is there), the table, and its gradient in
+    fp32, twice where chunks are added up.
+    """
+    rows = 1 << max(0, (gpu // GPU_SHARE // vocab_size).bit_length() - 1)
+    chunks = 2 if tokens > rows else 1
+    return 2 * chunks * min(tokens, rows) * vocab_size + (2 + WIDE * chunks) * vocab_size * d_model
 
 
 def _adapted(model: config.TransformerConfig, layers: list[float], adapter: LoRA, n: int) -> list[float]:
@@ -196,10 +239,10 @@ def _attention(model: config.TransformerConfig, n: int, cross: bool) -> int:
     return kept
 
 
-def _feedforward(model: config.TransformerConfig, n: int) -> int:
+def _feedforward(model: config.TransformerConfig, n: int, compiled: bool) -> int:
     settings = model.feedforward
     masks = settings.d_ff if settings.dropout else 0
     if isinstance(settings, Gated):
-        return 4 * n * settings.d_ff + masks
+        return (3 if compiled else 4) * n * settings.d_ff + masks
     from_output = settings.activation in ("relu", "sigmoid", "tanh")
     return (1 if from_output else 2) * n * settings.d_ff + masks

@@ -14,17 +14,23 @@ from weft.nn.config import LoRA
 
 PETAFLOP_DAY = 8.64e19  # 10¹⁵ operations a second for a day (Brown et al. 2020)
 PUE = 1.1  # what a large data centre draws for each watt that reaches its machines
+ROWS = 32  # a device reads in a step, where nobody says
+STEP_TOKENS = 1 << 22  # that a step reads at most, unless there are more devices: about what GPT-3 read
 TOKENS_PER_PARAMETER = 20  # about where compute is best spent (Hoffmann et al. 2022)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What training runs on, and the share of the peak that it reaches (MFU; Chowdhery et al. 2022, appendix B)."""
+    """What training runs on, and the share of the peak that it reaches (MFU; Chowdhery et al. 2022, appendix B).
+
+    `basis` says where that share comes from.
+    """
 
     device: Device
     gpus: int
     mfu: float
     precision: str
+    basis: str = "assumed; --mfu changes it"
 
     def __post_init__(self) -> None:
         if not 0.0 < self.mfu <= 1.0:
@@ -34,6 +40,11 @@ class Machine:
     def peak(self) -> float:
         """Operations a second that all devices could do."""
         return self.gpus * self.device.peak(self.precision)
+
+
+def default_rows(gpus: int, length: int) -> int:
+    """Sequences a step where nobody says how many."""
+    return max(gpus, min(ROWS * gpus, STEP_TOKENS // length // gpus * gpus))
 
 
 @dataclass(frozen=True)
@@ -175,7 +186,7 @@ def training_table(training: TrainingPlan, machine: Machine, why: str, batch: st
         ("energy", f"{plain(training.kilowatt_hours)} kWh"),
     ]
     remark = (
-        f"At {machine.mfu:.0%} of the peak of {machine.peak / 1e12:,.4g} TFLOP/s (--mfu);"
+        f"At {machine.mfu:.1%} of the peak of {machine.peak / 1e12:,.4g} TFLOP/s ({machine.basis});"
         f" {machine.device.watts:g} W a device, times {PUE} for the building (PUE)."
     )
     title = f"{machine.gpus:,} × {machine.device.title}" if machine.gpus > 1 else machine.device.title
