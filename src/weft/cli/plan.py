@@ -100,7 +100,7 @@ def plan(
     from weft.explain.devices import MFU, device_named
     from weft.explain.interconnect import interconnect_named
     from weft.explain.layout_search import layout_from, search
-    from weft.explain.layout_tables import device_table, layout_record, layouts_table
+    from weft.explain.layout_tables import device_table, layout_record, layouts_table, spare_columns
     from weft.explain.layouts import Job
     from weft.explain.memory import Workload, training_memory
     from weft.explain.plan import TOKENS_PER_PARAMETER as RATIO
@@ -147,7 +147,10 @@ def plan(
     if as_json:
         memory = training_memory(recipe.model, work, recipe.adapter)
         values = record(recipe.name, cost, memory, training, machine)
-        columns.print_json(values if found is None else {**values, "layouts": layout_record(found)})
+        if found is not None:
+            layouts = layout_record(found)
+            values |= {"memory_bytes": layouts["best"]["memory_bytes"], "layouts": layouts}
+        columns.print_json(values)
         return
     columns.show(*components_table(recipe.name, cost))
     if not cost.parameters:
@@ -157,7 +160,9 @@ def plan(
         columns.show(*memory_table(recipe.model, work, machine, recipe.adapter))
     else:
         if gpus > 1:
-            columns.show(*layouts_table(found))
+            table = layouts_table(found)
+            header, rows, fewer = columns.without(spare_columns(table), table.header, table.rows)
+            columns.show(header, rows, table.title, [*table.remarks, *fewer], table.text)
             typer.echo()
         columns.show(*device_table(found.best))
     typer.echo()

@@ -66,7 +66,7 @@ DEVICES = {
     "rtx4090": _device("NVIDIA RTX 4090", (165, 82.6, 82.6), 24, 1.008, 450),
     "rtx3090": _device("NVIDIA RTX 3090", (71, 35.6, 35.6), 24, 0.936, 350),
     "mi300x": _linked(_device("AMD MI300X", (1307, 653, 163), 192, 5.3, 750), 0.5, 448, "roce-400"),
-    "cpu": _device("a processor with 8 cores (assumed)", (0.8, 0.8, 0.8), 32, 0.05, 65),
+    "cpu": replace(_device("a processor with 8 cores (assumed)", (0.8, 0.8, 0.8), 32, 0.05, 65), share=0.5),
 }
 
 

@@ -159,7 +159,9 @@ def why_not(other: Prediction, best: Prediction) -> str:
     device, time = other.job.device, other.time
     if not other.fits:
         return f"does not fit: {byte_size(other.memory.peak)} of {byte_size(device.memory)}"
-    slower = f"{other.time.total / best.time.total - 1:.0%} slower"
+    slower = (
+        f"{other.time.total / best.time.total - 1:.{0 if other.time.total > 1.01 * best.time.total else 1}%} slower"
+    )
     waits = {
         f"bubble {time.bubble / time.total:.0%}": time.bubble - best.time.bubble,
         _named(other, "tensor", "all-reduces"): time.tensor - best.time.tensor,

@@ -1,16 +1,17 @@
 """A search among layouts as tables, and as plain values."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from weft.explain.layout_memory import rank_memory
-from weft.explain.layout_search import Search, why_not, written
+from weft.explain.layout_search import Search, why_not
 from weft.explain.layout_time import Prediction
 from weft.explain.layouts import Choice, Job
 from weft.explain.memory import cache_bytes
 from weft.explain.plan import Table
 from weft.explain.units import byte_size, plain, short
-from weft.layout import Layout
+from weft.layout import AXES, Layout
 
 BEST = 3  # layouts that are shown as the best ones
 
@@ -23,29 +24,38 @@ def layouts_table(found: Search) -> Table:
         if len(top) < BEST and all(each.choice.layout != other.choice.layout for other in top):
             top.append(each)
     fastest = found.free or best
-    rows = [_row(each, why_not(each, fastest) if each is not fastest else "the fastest that fits") for each in top]
+    shown = [(each, why_not(each, fastest) if each is not fastest else "the fastest that fits") for each in top]
     if not top:
-        rows.append(_row(best, why_not(best, fastest)))
+        shown.append((best, why_not(best, fastest)))
     if found.free is not None and found.free.choice.layout != best.choice.layout:
-        rows.append(_row(found.free, "the fastest of all" if found.free.fits else why_not(found.free, found.free)))
-    rows += [_row(each, why_not(each, fastest)) for each in found.others() if each not in top]
+        shown.append((found.free, "the fastest of all" if found.free.fits else why_not(found.free, found.free)))
+    shown += [(each, why_not(each, fastest)) for each in found.others() if each not in top]
+    axes = [axis for axis in AXES if any(each.choice.layout.sizes[axis] > 1 for each, _ in shown)]
     net = job.net
     remarks = [
         f"{job.device.title}: {net.inside / 1e9:.4g} GB/s each way inside a machine of {net.machine:,}"
         + (f", {net.across / 1e9:.4g} GB/s a GPU between machines ({net.name})." if job.gpus > net.machine else "."),
-        "'again': layers run again in the backward pass (batch.recompute). Communication is what compute does not hide."
-        " Seconds are of the slowest stage, which in a pipeline has the logits.",
+        "seq: with parallel.sequence. rows: read at a time by one GPU (batch.micro). again: layers run again in the"
+        " backward pass (batch.recompute). waits: communication that compute does not hide. Seconds are those of the"
+        " slowest stage; in a pipeline it has the logits.",
     ]
-    header = ("layout", "rows", "again", "memory", "compute", "communication", "bubble", "step", "MFU", "")
+    header = (*axes, "rows", "again", "memory", "compute", "waits", "bubble", "step", "MFU", "")
     title = f"{job.rows:,} × {job.length:,} tokens a step over {job.gpus:,} GPUs"
-    return Table(header, rows, title, remarks, text=(0, 9))
+    return Table(header, [_row(each, axes, why) for each, why in shown], title, remarks, text=(len(header) - 1,))
 
 
-def _row(each: Prediction, remark: str) -> tuple[str, ...]:
+def spare_columns(table: Table) -> list[int]:
+    """Those of `layouts_table` that a narrow terminal can do without, the first one first."""
+    return [table.header.index(name) for name in ("compute", "waits", "bubble", "MFU", "again")]
+
+
+def _row(each: Prediction, axes: Sequence[str], remark: str) -> tuple[str, ...]:
     time, choice = each.time, each.choice
+    sizes = {axis: str(size) if size > 1 else "" for axis, size in choice.layout.sizes.items()}
+    sizes["tensor"] += " seq" if choice.layout.sequence else ""
     waits = time.tensor + time.context + time.send + time.shard + time.replicate
     return (
-        written(choice.layout),
+        *(sizes[axis] for axis in axes),
         str(choice.micro),
         "yes" if choice.again else "",
         byte_size(each.memory.peak),
