@@ -232,7 +232,7 @@ def published_table() -> Table:
     far = sum(error > 0.25 for error in errors)
     remarks = [
         f"{len(errors)} rows, {len(errors) - far} within 25 %; median error {median(errors):.1%}, of the"
-        f" {len(held_out)} rows that no constant was fitted to (fitted) or changed after (seen) {median(held_out):.1%}.",
+        f" {len(held_out)} rows that no constant was fitted to (fitted) or changed by (seen) {median(held_out):.1%}.",
         "Far off: DeepSpeed's ZeRO-3, and context parallelism over 4 and 8 GPUs; what slowed them down, the planner"
         " does not know. Sharding over more than 128 GPUs is checked by no other row, so take it with care.",
         "Tokens and FLOP/s are those of one GPU. weft: benchmarks/RESULTS.md. Megatron: Narayanan et al. 2021, tables 1"
