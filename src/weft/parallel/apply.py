@@ -5,6 +5,7 @@ whose and when, and which part of each parameter is here.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,6 +156,8 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 def _sharded(model: LanguageModel, mesh: Mesh, precision: str) -> nn.Module:
     """FSDP2 (Zhao et al. 2023): weights are gathered block by block, gradients summed and split again."""
+    # keys and values are views of what a source's product gives; nothing changes them in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     narrow = precision == "bf16" and mesh.part("shard").device_type == "cuda"
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32)
     given: dict[str, Any] = {"mesh": mesh.part("replicate", "shard"), "mp_policy": policy}

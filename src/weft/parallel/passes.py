@@ -11,6 +11,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from weft.models.base import LanguageModel
+from weft.models.heads import PretrainingPair
 from weft.parallel.mesh import SINGLE, Mesh
 
 T = TypeVar("T")
@@ -79,7 +80,10 @@ class Replicas(Parallel):
     def __init__(self, model: LanguageModel, mesh: Mesh):
         super().__init__(model, mesh)
         # all have drawn the same weights: there is nothing to send before the first step
-        self.root = DistributedDataParallel(Root(model), init_sync=False, gradient_as_bucket_view=True)
+        idle = any(isinstance(module, PretrainingPair) for module in model.modules())  # one half may have no part in it
+        self.root = DistributedDataParallel(
+            Root(model), init_sync=False, gradient_as_bucket_view=True, find_unused_parameters=idle
+        )
         self.root.register_comm_hook(None, _sum)
 
     def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:

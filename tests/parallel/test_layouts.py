@@ -1,0 +1,329 @@
+"""Models in parts: the gradients, the curve and the end of one process, whatever the mesh; checkpoints that fit any."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.parallel.test_ranks import note, noted, together
+from tests.training.small import held_out_loss, resume
+from tests.training.test_elastic import SAME, curve, followed, on_step, started, text
+from torch import Tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+from weft.errors import ConfigError
+from weft.layout import Layout
+from weft.models.base import LanguageModel
+from weft.models.build import build
+from weft.models.presets import preset
+from weft.nn.dropout import following, row_keys
+from weft.nn.init import empty_weights
+from weft.nn.loss import linear_cross_entropy
+from weft.parallel import apply, mesh
+from weft.parallel.ranks import Ranks
+from weft.recipe.resolve import resolve
+from weft.runs import checkpoint
+from weft.runs.folder import RunFolder, open_run
+from weft.runs.tensors import load
+
+CPU = torch.device("cpu")
+
+# ---- gradients of every family
+
+SMALL = {"layers": 2, "d_model": 32, "vocab_size": 37, "dropout": 0.1}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("gpt-tiny", SMALL),
+    "llama": ("llama-tiny", {**SMALL, "attention": {"heads": 4, "kv_heads": 2, "dropout": 0.1}}),
+    "alibi": ("gpt-tiny", {**SMALL, "position": {"kind": "alibi"}}),
+    "t5": ("gpt-tiny", {**SMALL, "position": {"kind": "t5"}}),
+    "relative": ("gpt-tiny", {**SMALL, "position": {"kind": "relative"}}),
+    "qk-norm": ("llama-tiny", {**SMALL, "attention": {"heads": 4, "qk_norm": {"kind": "rms"}}}),
+    "bert": ("bert-tiny", SMALL),
+    "vaswani": ("vaswani-tiny", SMALL),
+    "lstm": ("lstm", {"layers": 2, "d_model": 16, "vocab_size": 37}),
+    "bahdanau": ("bahdanau-tiny", {"d_model": 16, "d_embedding": 8, "d_attention": 8, "vocab_size": 37}),
+}
+
+
+def family(name: str) -> Any:
+    base, changes = FAMILIES[name]
+    return preset(base).replace(**changes)
+
+
+def rows(settings: Any, some: slice) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Tokens, targets, and a source whose last tokens are padding where the model reads one."""
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = torch.randint(0, settings.vocab_size, (2, 4, 8), generator=generator)
+    mask = torch.ones(4, 8, dtype=torch.bool)
+    mask[:, -3:] = False
+    source = SimpleNamespace(tokens=tokens.flip(1)[some], mask=mask[some])
+    reads = settings.kind in ("encoder-decoder", "bahdanau")
+    return tokens[some], targets[some], {"source": source} if reads else {}
+
+
+def loss_of(model: LanguageModel, batch: tuple[Tensor, Tensor, dict[str, Any]]) -> Tensor:
+    tokens, targets, given = batch
+    features = model.features(tokens, **given)
+    return linear_cross_entropy(model.readout(features), targets)[0]  # type: ignore[operator]
+
+
+def _gradients(ranks: Ranks, folder: Path, cases: list[tuple[str, dict[str, Any]]]) -> None:
+    """The largest difference between the gradients of a model in parts and those of the whole, case by case."""
+    found = []
+    for name, sizes in cases:
+        settings, keys = family(name), row_keys(3, torch.arange(4))
+        torch.manual_seed(0)
+        whole = build(settings).train()
+        with following(keys):
+            expected = loss_of(whole, rows(settings, slice(None)))
+        expected.backward()
+        over = mesh.build(Layout(**sizes), ranks, CPU)
+        with empty_weights():
+            model = build(settings).train()
+        parallel = apply.lay_out(model, over, "fp32", False)
+        parallel.root.to_empty(device=CPU)
+        parallel.fill(whole.named_parameters())
+        mine = slice(over.readers.rank * 4 // over.readers.ranks, (over.readers.rank + 1) * 4 // over.readers.ranks)
+        with following(keys[mine]):
+            loss = parallel(loss_of, rows(settings, mine))
+            loss.backward()
+        parallel.collect()
+        total = loss.detach()
+        over.counters.sum_([total])
+        worst = 0.0
+        for parameter, gradient in whole.named_parameters():
+            if gradient.grad is None:  # BERT's second head has nothing to do here
+                assert parallel.local[parameter].grad is None
+                continue
+            here = parallel.local[parameter].grad
+            for piece in parallel.geometries[parameter].pieces:
+                assert here is not None, parameter
+                difference = piece.of(here) - piece.cut(gradient.grad)
+                worst = max(worst, float(difference.abs().max() / gradient.grad.abs().max().clamp(min=1e-3)))
+        norm = torch.nn.utils.get_total_norm([p.grad for p in whole.parameters() if p.grad is not None])
+        apart = abs(float(parallel.norm(parallel.local.values()) / norm) - 1.0)
+        found.append([name, sizes, abs(float(total / expected.detach()) - 1.0), worst, apart])
+    note(folder, ranks, found=found)
+
+
+def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
+    tensor, sequence, shard = {"tensor": 2}, {"tensor": 2, "sequence": True}, {"shard": 2}
+    cases = [(name, tensor) for name in FAMILIES] + [(name, shard) for name in ("gpt", "vaswani", "lstm", "bahdanau")]
+    cases += [(name, sequence) for name in ("gpt", "llama", "bert", "vaswani", "t5", "qk-norm")]
+    assert together(_gradients, tmp_path, cases) == [0, 0]
+    for one in noted(tmp_path):
+        assert len(one["found"]) == len(cases)
+        for name, sizes, loss, gradients, norm in one["found"]:
+            assert max(loss, gradients, norm) < 1e-5, (name, sizes, loss, gradients, norm)
+
+
+def test_two_axes_at_once(tmp_path: Path) -> None:
+    both: dict[str, Any] = {"tensor": 2, "shard": 2}
+    cases = [("gpt", both), ("llama", {**both, "sequence": True}), ("vaswani", both), ("bert", {"tensor": 2})]
+    assert together(_gradients, tmp_path, cases, count=4) == [0] * 4
+    for one in noted(tmp_path, 4):
+        for name, sizes, loss, gradients, norm in one["found"]:
+            assert max(loss, gradients, norm) < 1e-5, (name, sizes, loss, gradients, norm)
+
+
+# ---- what travels
+
+
+def _collectives(ranks: Ranks, folder: Path) -> None:
+    found = {}
+    for sequence in (False, True):
+        settings = family("gpt")
+        with empty_weights():
+            model = build(settings).train()
+        parallel = apply.lay_out(model, mesh.build(Layout(tensor=2, sequence=sequence), ranks, CPU), "fp32", False)
+        parallel.root.to_empty(device=CPU)
+        torch.manual_seed(0)
+        parallel.fill(build(settings).named_parameters())
+        block = model.decoder.blocks[1]  # type: ignore[union-attr,operator]
+        time = 4 if sequence else 8
+        x = torch.randn(2, time, 32, requires_grad=True)
+        stack = model.decoder
+        for name, run in {
+            "attention": lambda h: block.attention(h, where(stack, 8)),  # noqa: B023
+            "feedforward": block.feedforward,
+        }.items():
+            with CommDebugMode() as seen:
+                y = run(x)
+                forward = counts(seen)
+                y.sum().backward()
+            found[f"{name} {sequence}"] = [forward, counts(seen)]
+    note(folder, ranks, found=found)
+
+
+def where(stack: Any, time: int) -> Any:
+    from weft.models.transformer import _where
+    from weft.nn.mask import Mask
+
+    places = torch.arange(time)[None]
+    return _where(stack, Mask(causal=True), places, torch.zeros(1, time, 32))
+
+
+def counts(seen: CommDebugMode) -> dict[str, int]:
+    return {str(kind).rpartition(".")[2]: number for kind, number in seen.get_comm_counts().items() if number}
+
+
+def test_collectives_are_megatrons(tmp_path: Path) -> None:
+    """One sum in each pass of a block's halves; with `sequence` it is a reduce-scatter and an all-gather instead
+    (Shoeybi et al. 2019, §3; Korthikanti et al. 2022, §4.2.2)."""
+    assert together(_collectives, tmp_path) == [0, 0]
+    once, twice = {"all_reduce": 1}, {"all_reduce": 2}
+    pair = {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}
+    pairs = dict.fromkeys(pair, 2)
+    for one in noted(tmp_path):
+        for half in ("attention", "feedforward"):
+            assert one["found"][f"{half} False"] == [once, twice]
+            assert one["found"][f"{half} True"] == [pair, pairs]
+
+
+# ---- whole runs
+
+LONG = [*SAME, "model.attention.heads=4", "model.d_model=32", "batch.length=12"]
+
+
+def _runs(ranks: Ranks, folder: Path, runs: dict[str, list[str]]) -> None:
+    for name, changes in runs.items():
+        if ranks.leads:
+            (folder / name).mkdir()
+        started(ranks, folder / name, *LONG, *changes)
+        ranks.wait()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from weft.parallel.ranks import ALONE
+
+    folder = tmp_path_factory.mktemp("straight")
+    started(ALONE, folder, *LONG)
+    return folder / "run"
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return load(checkpoint.newest_good(RunFolder(run).checkpoints)[0] / "model.safetensors")
+
+
+def test_curves_are_those_of_one_process(tmp_path: Path, straight: Path) -> None:
+    runs = {
+        "shard": ["parallel.shard=2"],
+        "tensor": ["parallel.tensor=2", "batch.recompute=true"],
+        "sequence": ["parallel.tensor=2", "parallel.sequence=true", "batch.micro=16"],
+    }
+    assert together(_runs, tmp_path, runs) == [0, 0]
+    for name in runs:
+        assert np.allclose(curve(tmp_path / name / "run"), curve(straight), rtol=1e-5, atol=1e-6), name
+        for key, value in weights(tmp_path / name / "run").items():
+            torch.testing.assert_close(value, weights(straight)[key], rtol=1e-4, atol=2e-5, msg=f"{name} {key}")
+
+
+class StoppedError(Exception):
+    pass
+
+
+def _stopped(ranks: Ranks, folder: Path, changes: list[str], at: int) -> None:
+    """A run that ends in the middle of a step, without a word."""
+
+    def stop(number: int, step: object, parts: object) -> None:
+        if number == at:
+            raise StoppedError
+
+    on_step(stop)
+    try:
+        started(ranks, folder, *LONG, *changes)
+    except StoppedError:
+        return
+    raise AssertionError("the run was not stopped")
+
+
+def _resumed(ranks: Ranks, folder: Path, sizes: dict[str, Any], at: int | None = None) -> None:
+    """It goes on over another mesh, perhaps to be stopped again."""
+    if at is not None:
+
+        def stop(number: int, step: object, parts: object) -> None:
+            if number == at:
+                raise StoppedError
+
+        on_step(stop)
+    recipe = open_run(folder / "run").settled_recipe().replace(parallel=sizes)
+    if ranks.leads:
+        RunFolder(folder / "run").write_config(recipe)
+    ranks.wait()
+    try:
+        if ranks.leads:
+            resume(folder / "run", corpus=text(), evaluate=held_out_loss(text()), quiet=True, ranks=ranks)
+        else:
+            followed(ranks, folder, recipe, held_out_loss(text()))
+    except StoppedError:
+        assert at is not None
+
+
+def test_a_run_goes_on_over_other_meshes(tmp_path: Path, straight: Path) -> None:
+    """Four processes, then two, then one, which alone ends it; and one after another over the same mesh."""
+    both = ["parallel.tensor=2", "parallel.shard=2"]
+    assert together(_stopped, tmp_path, both, 11, count=4) == [0] * 4
+    found = checkpoint.newest_good(RunFolder(tmp_path / "run").checkpoints)[0]
+    assert checkpoint.step_of(found) == 10
+    assert together(_resumed, tmp_path, {"shard": 2}, 8) == [0, 0]
+    assert checkpoint.step_of(checkpoint.newest_good(RunFolder(tmp_path / "run").checkpoints)[0]) == 16
+    from weft.parallel.ranks import ALONE
+
+    _resumed(ALONE, tmp_path, {})
+    assert np.allclose(curve(tmp_path / "run"), curve(straight), rtol=1e-5, atol=1e-6)
+    for key, value in weights(tmp_path / "run").items():
+        torch.testing.assert_close(value, weights(straight)[key], rtol=1e-4, atol=2e-5, msg=key)
+
+
+def _twice(ranks: Ranks, folder: Path) -> None:
+    """A run that is never stopped, and one that is and goes on over the same mesh."""
+    sizes = ["parallel.tensor=2"]
+    if ranks.leads:
+        (folder / "whole").mkdir()
+        (folder / "cut").mkdir()
+    ranks.wait()
+    started(ranks, folder / "whole", *LONG, *sizes)
+    ranks.wait()
+    _stopped(ranks, folder / "cut", sizes, 14)
+    on_step(lambda number, step, parts: None)
+    ranks.wait()
+    _resumed(ranks, folder / "cut", {"tensor": 2})
+
+
+def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path) -> None:
+    assert together(_twice, tmp_path) == [0, 0]
+    assert curve(tmp_path / "cut/run") == curve(tmp_path / "whole/run")
+    whole, cut = weights(tmp_path / "whole/run"), weights(tmp_path / "cut/run")
+    assert whole.keys() == cut.keys() and all(torch.equal(whole[key], cut[key]) for key in whole)
+
+
+# ---- what can't be
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (["parallel.tensor=3"], "parallel.tensor = 3: model.attention.heads = 4 can't be divided by it; choose one of"),
+        (["parallel.sequence=true"], "parallel.sequence: tokens are divided between matrices that are split"),
+        (["model=lstm", "parallel.pipeline=2"], "parallel.pipeline: only a Transformer can be divided so"),
+        (["parallel.shard=2", "batch.micro=auto"], "batch.micro = 'auto'"),
+        (["parallel.tensor=2", "parallel.sequence=true", "batch.length=33"], "batch.length = 33 can't be divided"),
+        (["parallel.tensor=0"], "parallel.tensor = 0"),
+        (["parallel.expert=2"], "parallel.expert"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused(changes: list[str], line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve("gpt-tiny", changes)
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_sizes_have_to_come_out() -> None:
+    assert Layout(tensor=2).over(8).replicate == 4
+    assert Layout(replicate=2, shard=2, tensor=2).over(8).sizes["shard"] == 2
+    for layout, processes in ((Layout(tensor=3), 8), (Layout(replicate=2, tensor=2), 8), (Layout(shard=4), 1)):
+        with pytest.raises(ConfigError, match=r"^parallel: .* takes .*, and there (is|are) \d+; start as many"):
+            layout.over(processes)
