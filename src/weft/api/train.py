@@ -23,6 +23,7 @@ from weft.errors import ConfigError, DataError, RunError, TokenizerError, WeftEr
 from weft.models.base import device_of
 from weft.objectives import table as objectives
 from weft.parallel.ranks import ALONE, Ranks, join
+from weft.parallel.restart import job, restarts
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Constant, Noam, Recipe, SettledRecipe
 from weft.recipe.objective import Chat
@@ -102,12 +103,17 @@ def train(
         _refuse_run_alone(str(recipe), changes, sources)
         wanted = resolve(str(recipe), changes, sources, log)
     _check(wanted)
+    begun = _begun(Path("runs") / wanted.name if run is None else Path(run), run is None)
+    if begun is not None:
+        log(f"{begun}: this job has begun it before it was restarted; continuing")
+        return resume(begun, log=log)
     with claimed(free_folder(Path("runs") / wanted.name) if run is None else run) as folder:
         settled, objective, choices = _prepare(wanted, folder, log)
         ranks.share(lambda: _invitation(settled, folder))
         command = " ".join(["weft", *sys.argv[1:]]) if Path(sys.argv[0]).name == "weft" else None
         worker = Worker(ranks=ranks, log=log)
-        notes = {"command": command, "choices": [[choice.key, str(choice.value), choice.why] for choice in choices]}
+        chosen = [[choice.key, str(choice.value), choice.why] for choice in choices]
+        notes = {"command": command, "choices": chosen} | ({"job": name} if (name := job()) is not None else {})
         start.train(settled, folder, objective, worker, notes)
         return finish(settled, folder, objective, ranks)
 
@@ -134,6 +140,19 @@ def resume(run: Path | str, *, changes: Sequence[str] | Mapping[str, Any] = (), 
         ranks.share(lambda: _invitation(recipe, folder))
         start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
         return finish(recipe, folder, objective, ranks)
+
+
+def _begun(wanted: Path, free: bool) -> Path | None:
+    """The run that torchrun's job began, where it has started the processes again; with `free` under any free name."""
+    if not restarts():
+        return None
+    names = [wanted, *sorted(wanted.parent.glob(f"{wanted.name}-*"))] if free else [wanted]
+    for path in names:
+        if is_run(str(path)):
+            begins = [line for line in read_lines(RunFolder(path).events) if line["event"] == "start"]
+            if begins and begins[-1].get("job") == job():
+                return path
+    return None
 
 
 def free_folder(wanted: Path) -> Path:

@@ -11,18 +11,20 @@ how often its main thread has taken part in something common, and looks at the o
 
 import math
 import os
+import socket
 import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from weft.errors import ConfigError
 
 PATIENCE = 600.0  # seconds without news after which a process is given up
 VARIABLE = "WEFT_PATIENCE"  # names another time
-DONE = "done"
+DONE, STOPPED = "done", "stopped"  # told instead of a count: a process has ended; it stops because another has
 
 
 def patience() -> float:
@@ -54,14 +56,56 @@ class Heartbeat:
     def start(self) -> None:
         """Count and watch until the process ends."""
         self.answered = time.monotonic()
+        self.store.set(f"who/{self.rank}", f"{os.getpid()} {socket.gethostname()}")
         threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._watch_store, name="heartbeat store", daemon=True).start()
 
-    def leave(self) -> None:
-        """Tell the others that this process has nothing left to do, and isn't missing."""
-        with suppress(Exception):  # the store may be gone already
-            self.store.set(f"beat/{self.rank}", DONE)
+    def leave(self, why: str = DONE) -> None:
+        """Tell the others that this process has nothing left to do, or stops for another's sake, and isn't missing."""
         self.left = True
+        with suppress(Exception):  # the store may be gone already
+            self.store.set(f"beat/{self.rank}", why)
+
+    def missing(self) -> list[int]:
+        """The processes that have ended, or don't run any more, found within a few beats; none where nobody knows."""
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        began, first = time.monotonic(), dict[int, str]()
+        with suppress(Exception):
+            first = {rank: self._told(rank) for rank in others}
+            while time.monotonic() - began < 2.5 * self._every:
+                gone = [rank for rank in others if self._ended(rank)]
+                if gone:
+                    return gone
+                time.sleep(0.05)
+            return [rank for rank in others if self._told(rank) == first[rank] != STOPPED]
+        return []
+
+    def name(self, rank: int) -> str:
+        """A process, as a person finds it: its rank, its number and its machine."""
+        with suppress(Exception):
+            number, _, host = self.store.get(f"who/{rank}").decode().partition(" ")
+            return f"process {rank} of {self.ranks} (pid {number} on {host})"
+        return f"process {rank} of {self.ranks}"
+
+    def _told(self, rank: int) -> str:
+        return str(self.store.get(f"beat/{rank}").decode()) if self.store.check([f"beat/{rank}"]) else ""
+
+    def _ended(self, rank: int) -> bool:
+        """Whether a process has said that it has ended, or was of this machine and is no more."""
+        told = self._told(rank)
+        if told in (DONE, STOPPED):
+            return told == DONE
+        number, _, host = self.store.get(f"who/{rank}").decode().partition(" ")
+        if host != socket.gethostname():
+            return False
+        state = Path(f"/proc/{number}/stat")
+        if Path("/proc/self/stat").exists():
+            return not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+        try:
+            os.kill(int(number), 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def _watch(self) -> None:
         seen: dict[int, tuple[tuple[int, int], float, float]] = {}
@@ -90,9 +134,8 @@ class Heartbeat:
     def _others(self) -> dict[int, tuple[int, int]]:
         """Beats and common work of each other process that counts."""
         others = [rank for rank in range(self.ranks) if rank != self.rank]
-        there = [rank for rank in others if self.store.check([f"beat/{rank}"])]
-        told = {rank: self.store.get(f"beat/{rank}").decode() for rank in there}
-        counts = {rank: text.split() for rank, text in told.items() if text != DONE}
+        told = {rank: self._told(rank) for rank in others}
+        counts = {rank: text.split() for rank, text in told.items() if text not in ("", DONE, STOPPED)}
         return {rank: (int(beats), int(common)) for rank, (beats, common) in counts.items()}
 
     def _judge(self, rank: int, news: tuple[int, int], seen: dict[int, tuple[tuple[int, int], float, float]]) -> None:

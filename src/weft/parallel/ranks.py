@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed
 
 from weft.errors import ConfigError, RunError
-from weft.parallel.heartbeat import Heartbeat
+from weft.parallel.heartbeat import STOPPED, Heartbeat
 
 T = TypeVar("T")
 BUCKET = 64 << 20  # bytes that travel at once: few large messages are faster than many small ones
@@ -117,20 +117,43 @@ class Ranks:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """A process that has ended can't be waited for. It logged why; rank 0 adds a line, and the others just stop."""
         _heart[0].common += 1
+        with self.reaching():
+            yield
+
+    @contextmanager
+    def reaching(self, where: str = "") -> Iterator[None]:
+        """Inside, torch may wait for the other processes. One that has ended can't be waited for: one of those that are
+        left says who it was and `where` that was noticed, and all stop."""
         try:
             yield
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
-            atexit.unregister(_leave)
-            if not self.leads:
-                raise SystemExit(2) from error
-            raise RunError(
-                f"one of {self.ranks} processes can't be reached; its last message says why "
-                "(WEFT_DEBUG=1 shows the error that was met here)"
-            ) from error
+            if not _heart or not lost(error):
+                raise
+            raise _stop(where) from error
+
+
+def lost(error: BaseException) -> bool:
+    """Whether an error means that another process can't be reached; anything else is an error of this one's own."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    return isinstance(error, distributed.DistError) or "gloo" in str(error).lower()
+
+
+def _stop(where: str) -> BaseException:
+    """What ends this process where another one is gone."""
+    heart = _heart[0]
+    gone = heart.missing()
+    heart.leave(STOPPED)
+    atexit.unregister(_leave)
+    if heart.rank != min(rank for rank in range(heart.ranks) if rank not in gone):
+        return SystemExit(2)
+    who = " and ".join(heart.name(rank) for rank in gone)
+    line = f"{who} {'has' if len(gone) == 1 else 'have'} ended" if gone else f"one of {heart.ranks} processes is gone"
+    return RunError(
+        f"{line}{f', noticed {where}' if where else ''}; stopping: a resumed run continues from the last checkpoint "
+        "(WEFT_DEBUG=1 shows the error that was met here)"
+    )
 
 
 ALONE = Ranks()

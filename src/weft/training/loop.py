@@ -164,7 +164,8 @@ class Loop:
     def _step(self, take: OptimisationStep, parts: Sequence[Batch], step: int, rate: float) -> StepResult:
         if self.compiled is not None:
             self.compiled.whole = len(parts) == 1
-        return take(parts, rate * self.rate(step), self.limits)
+        with self.worker.ranks.reaching(f"at step {step}"):
+            return take(parts, rate * self.rate(step), self.limits)
 
     def _stretch(
         self, state: TrainingState, journal: Journal, saver: Saver, display: Display, interrupted: Interrupted
@@ -194,7 +195,7 @@ class Loop:
                 return since
             better = False
             if self.objective.holds_out and (step % evaluate == 0 or last):
-                with clock.paused():
+                with clock.paused(), ranks.reaching(f"in the evaluation after step {step}"):
                     if saver.lost_best:
                         state.best, saver.lost_best = None, False
                     better = self.evaluation.evaluate(state, journal, display)
