@@ -22,6 +22,7 @@ from torch import Tensor, distributed
 
 from weft.errors import ConfigError, RunError
 from weft.parallel.heartbeat import STOPPED, Heartbeat
+from weft.parallel.restart import restarts
 
 T = TypeVar("T")
 BUCKET = 64 << 20  # bytes that travel at once: few large messages are faster than many small ones
@@ -195,7 +196,10 @@ def join() -> Ranks:
         torch.cuda.set_device(local)
         place = {"backend": "cpu:gloo,cuda:nccl"}
     try:
-        distributed.init_process_group(**place, timeout=PATIENCE)
+        # each attempt has a place of its own in torchrun's store, where the one before left its addresses (torch 2.13)
+        store, rank, size = next(iter(distributed.rendezvous("env://")))
+        store = distributed.PrefixStore(f"attempt {restarts()}", store)
+        distributed.init_process_group(**place, timeout=PATIENCE, store=store, rank=rank, world_size=size)
     except (RuntimeError, ValueError) as error:
         address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
