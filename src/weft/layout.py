@@ -48,6 +48,12 @@ class Layout(Config):
         """How many parts a batch's rows are divided into."""
         return (self.replicate or 1) * self.shard
 
+    @property
+    def row_unit(self) -> int:
+        """Rows have a multiple of so many tokens: each process reads two runs of a row, or as many tokens as `sequence`
+        divides again."""
+        return 1 if self.context == 1 else self.context * math.lcm(2, self.tensor if self.sequence else 1)
+
     def over(self, processes: int) -> "Layout":
         """This layout with nothing left open, over so many processes; one that doesn't come out is refused."""
         within = math.prod(size for axis, size in self.sizes.items() if axis != "replicate")

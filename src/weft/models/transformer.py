@@ -13,15 +13,16 @@ from weft.models import heads
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TransformerConfig
 from weft.nn import norm, position
-from weft.nn.attention import AttentionMask, Past
+from weft.nn.attention import AttentionMask
 from weft.nn.block import Block
-from weft.nn.cache import KeyValueCache
+from weft.nn.cache import KeyValueCache, Past
 from weft.nn.dropout import Dropout, calls_from, next_call
 from weft.nn.init import Initialiser, reset
 from weft.nn.linear import Embedding
 from weft.nn.loss import Readout
 from weft.nn.mask import Mask
 from weft.nn.position import Position
+from weft.nn.runs import Runs, taken
 
 BLOCK_CALLS = 32  # numbers of dropouts set aside for a block: more than it and its adapters have
 SourceCache = list[tuple[Tensor, Tensor]]  # keys and values of the source, layer by layer
@@ -33,6 +34,7 @@ class Limits(TypedDict, total=False):
     documents: Tensor | None  # (batch, time) ids that keep packed documents apart
     mask: Tensor | None  # (batch, time) True where a token is real
     prefix: Tensor | None  # (batch,) so many tokens are read in both directions by a decoder
+    runs: Runs  # the places of whole rows that are read here, where processes divide them
 
 
 class EncodedSource(NamedTuple):
@@ -55,6 +57,7 @@ class Stack(nn.Module):
         self.dropout = Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers))
         self.norm = norm.build(settings.norm, d_model) if settings.placement == "pre" else None
+        self.context: Past | None = None  # where processes divide rows: gives the keys and values of whole ones
         self.recompute = False  # keep only the blocks' inputs for the backward pass, and run the blocks again
 
     def forward(
@@ -62,7 +65,7 @@ class Stack(nn.Module):
         x: Tensor,
         positions: Tensor,
         where: AttentionMask,
-        cache: Sequence[Past] | None = None,
+        cache: Sequence[Past | None] | None = None,
         source: EncodedSource | None = None,
     ) -> Tensor:
         """x (batch, time, d_model) → (batch, time, d_model); layers also read `cache` and `source`."""
@@ -150,6 +153,9 @@ class Transformer(LanguageModel):
 
         positions (batch, time) where they are not 0 … time − 1; segments (batch, time) for an encoder; source for an
         encoder–decoder; `limits` on what a token sees.
+
+        With `runs`, tokens and segments are those of the runs alone, and what else is given is that of whole rows: the
+        queries of the runs are compared with all of a row's keys.
         """
         encoded = None
         stack = self.decoder or self.encoder
@@ -157,17 +163,20 @@ class Transformer(LanguageModel):
         if self.decoder is not None and self.encoder is not None:
             given = self._given(source)
             encoded = encoded_source(self.encode(given), given.mask, tokens.shape[1])
-        documents = limits.get("documents")
+        documents, runs = limits.get("documents"), limits.get("runs", ())
         seen = Mask(
             causal=stack.causal,
             window=stack.window,
             prefix=limits.get("prefix"),
             real=limits.get("mask"),
-            documents=None if documents is None else (documents, documents),
+            documents=None if documents is None else (taken(documents, runs), documents),
+            runs=runs,
         )
         x = self.embed(tokens, self.embedding, segments)
-        positions = _places(tokens) if positions is None else positions
-        return stack(x, positions, _where(stack, seen, positions, x), source=encoded)
+        keys = _places(tokens) if positions is None else positions
+        queries = taken(keys, runs)
+        others = [stack.context] * len(stack.blocks) if runs else None
+        return stack(x, queries, _where(stack, seen, queries, keys, x), others, encoded)
 
     def head(self, features: Tensor, mask: Tensor | None = None) -> Any:
         """The head's output for features (batch, time, d_model): logits, or a class, tag or vector."""
@@ -260,7 +269,7 @@ class Transformer(LanguageModel):
         x = self.embed(source.tokens, self.source_embedding or self.embedding, None)
         positions = _places(source.tokens)
         mask = Mask(causal=False, window=self.encoder.window, real=source.mask)
-        encoded = self.encoder(x, positions, _where(self.encoder, mask, positions, x))
+        encoded = self.encoder(x, positions, _where(self.encoder, mask, positions, positions, x))
         return [block.cross.keys_values(encoded) for block in self.decoder.blocks]  # type: ignore[operator,union-attr]
 
 
@@ -290,18 +299,18 @@ def _places(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device)[None]
 
 
-def _where(stack: Stack, mask: Mask, positions: Tensor, x: Tensor) -> AttentionMask:
-    """The mask of whole sequences x (batch, time, d_model) that a stack reads at once."""
-    angles = stack.position.angles(positions, positions.shape[1], x.dtype)
-    where = AttentionMask(mask, stack.position, positions, positions, angles)
-    return _with_blocks(mask, stack.position, positions, angles) if where.flexes else where
+def _where(stack: Stack, mask: Mask, queries: Tensor, keys: Tensor, x: Tensor) -> AttentionMask:
+    """The mask of tokens x (batch, time, d_model) that a stack reads at once, in rows whose positions are `keys`."""
+    angles = stack.position.angles(queries, keys.shape[1], x.dtype)
+    where = AttentionMask(mask, stack.position, queries, keys, angles)
+    return _with_blocks(mask, stack.position, queries, keys, angles) if where.flexes else where
 
 
 def _with_blocks(
-    mask: Mask, position: Position, positions: Tensor, angles: tuple[Tensor, Tensor] | None
+    mask: Mask, position: Position, queries: Tensor, keys: Tensor, angles: tuple[Tensor, Tensor] | None
 ) -> AttentionMask:
     """The same with FlexAttention's map of blocks."""
-    where = AttentionMask(mask, position, positions, positions, angles)
+    where = AttentionMask(mask, position, queries, keys, angles)
     where.blocks()
     return where
 

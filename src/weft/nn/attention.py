@@ -8,7 +8,7 @@ fused kernels, with memory that does not grow with the square of the length. A f
 import importlib.util
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from weft.nn import norm
+from weft.nn.cache import Past
 from weft.nn.config import Attention as AttentionConfig
 from weft.nn.config import Relative
 from weft.nn.dropout import dropped, next_call, place_keys
@@ -25,6 +26,7 @@ from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
 from weft.nn.mask import Mask
 from weft.nn.position import Position
+from weft.nn.runs import Runs, spans
 
 # A mask of more entries than this is made block by block of queries, and again in the backward pass.
 DENSE_ENTRIES = 2**22
@@ -34,13 +36,6 @@ QUERY_BLOCK = 512
 FLEX_ENTRIES = 2**18
 # On a GPU more probabilities than this, over all rows and heads, are not kept for the backward pass.
 KEPT_ENTRIES = 2**28
-
-
-class Past(Protocol):
-    """Keys and values of the tokens before these, in one layer (`nn/cache.py`)."""
-
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append these (batch, kv_heads, time, d_head); returns all of them, up to the longest row."""
 
 
 class AttentionMask:
@@ -134,6 +129,10 @@ class QKV(NamedTuple):
         repeats = self.q.shape[1] // self.k.shape[1]
         return QKV(self.q, *(x.repeat_interleave(repeats, dim=1) for x in (self.k, self.v)))
 
+    def part(self, queries: slice, keys: slice) -> "QKV":
+        """Some queries, keys and their values."""
+        return QKV(self.q[:, :, queries], self.k[:, :, keys], self.v[:, :, keys])
+
 
 def reference_attention(
     qkv: QKV, scale: float, mask: Tensor | None = None, drop: Callable[[Tensor], Tensor] = lambda weights: weights
@@ -166,7 +165,7 @@ def fast_attention(qkv: QKV, scale: float, where: AttentionMask) -> Tensor:
     if not biased and (mask.triangular or mask.full):
         return _fused(qkv, scale, None, mask.triangular)
     if mask.continued and not biased and _flashes(qkv.q):
-        return _continued(qkv, scale)
+        return _continued(qkv, scale, mask.runs)
     if where.flexes:
         return _flex()(*qkv, block_mask=where.blocks(), scale=scale, enable_gqa=qkv.grouped)
     if qkv.pairs <= DENSE_ENTRIES:
@@ -220,7 +219,9 @@ def _load_kernels() -> None:
 
 def _kernels_fit(qkv: QKV, where: AttentionMask) -> bool:
     mask, narrow = where.mask, qkv.q.dtype in (torch.float16, torch.bfloat16) and qkv.q.shape[-1] <= 128
-    plain = mask.prefix is None and mask.places is None and not mask.offset and not where.position.biases
+    placed = mask.causal or mask.window is not None or mask.documents is not None
+    moved = mask.places is not None or mask.offset or mask.runs
+    plain = mask.prefix is None and not (placed and moved) and not where.position.biases
     return _kernels and qkv.q.is_cuda and narrow and plain
 
 
@@ -241,28 +242,26 @@ def _flashes(q: Tensor) -> bool:
     return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 
-def _continued(qkv: QKV, scale: float) -> Tensor:
-    """The last tokens of a text attend to all of it, each up to its own place.
+def _continued(qkv: QKV, scale: float, runs: Runs = ()) -> Tensor:
+    """The last tokens of a text attend to all of it, each up to its own place; or several runs of its tokens.
 
     FlashAttention draws its triangle from the end, which `scaled_dot_product_attention` can ask of it only through
     torch.nn.attention.bias, and that imports torch's compiler: six seconds for the first text.
     """
+    if runs:
+        return torch.cat([_continued(qkv.part(own, slice(0, run.stop)), scale) for own, run in spans(runs)], dim=2)
     return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, is_causal=True, scale=scale)[0]
 
 
 def _by_query_blocks(qkv: QKV, where: AttentionMask, one: Callable[[QKV, slice, slice], Tensor]) -> Tensor:
     """A few queries at a time, each block with its own strip of the mask, over the keys that it can see; in the
     backward pass each is computed again."""
-    q, k, v = qkv
-    outs = []
-    for start in range(0, q.shape[2], QUERY_BLOCK):
-        queries = slice(start, min(start + QUERY_BLOCK, q.shape[2]))
-        keys = where.mask.key_range(queries, k.shape[2])
-        part = QKV(q[:, :, queries], k[:, :, keys], v[:, :, keys])
-        if torch.is_grad_enabled():
-            outs.append(checkpoint(one, part, queries, keys, use_reentrant=False))
-        else:
-            outs.append(one(part, queries, keys))
+    outs, (time, source) = [], (qkv.q.shape[2], qkv.k.shape[2])
+    for start in range(0, time, QUERY_BLOCK):
+        queries = slice(start, min(start + QUERY_BLOCK, time))
+        keys = where.mask.key_range(queries, source)
+        given = qkv.part(queries, keys), queries, keys
+        outs.append(checkpoint(one, *given, use_reentrant=False) if torch.is_grad_enabled() else one(*given))
     return torch.cat(outs, dim=2)
 
 
@@ -354,7 +353,7 @@ class SelfAttention(_Heads):
                 nn.init.xavier_uniform_(table)
 
     def forward(self, x: Tensor, where: AttentionMask, past: Past | None = None) -> Tensor:
-        """x (batch, time, d_model) → (batch, time, d_model); `past` gives the keys and values that came before."""
+        """x (batch, time, d_model) → (batch, time, d_model); `past` gives keys and values that aren't these tokens'."""
         q, k, v = self.qkv(x).split(self.widths, -1)
         q, k, v = self.split(q, self.heads), self.split(k, self.kv_heads), self.split(v, self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from weft.nn import feedforward, norm
-from weft.nn.attention import AttentionMask, CrossAttention, Past, SelfAttention
+from weft.nn.attention import AttentionMask, CrossAttention, SelfAttention
+from weft.nn.cache import Past
 from weft.nn.config import Block as BlockConfig
 from weft.nn.dropout import Dropout
 

@@ -1,7 +1,17 @@
 """Keys and values of the tokens that were read, so that they are computed once."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
+
+
+class Past(Protocol):
+    """Keys and values of other tokens than these, in one layer: those before them, or those that other processes read
+    of the same rows (`Stack.context`)."""
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add these (batch, kv_heads, time, d_head); returns all of them, up to the longest row."""
 
 
 class KeyValueCache:

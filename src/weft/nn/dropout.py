@@ -20,30 +20,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.nn.runs import Runs, within
+
 GOLDEN = -1640531527  # 2³² over the golden ratio, as a signed number: neighbours land far from each other
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32
 CHUNK = 1 << 15  # numbers hashed at a time on a CPU: they stay in its cache
 
 
 class _Pass:
-    """The rows that are being read: their keys (batch,) int32, and how many dropouts there were so far."""
+    """The rows that are being read: their keys (batch,) int32, how many dropouts there were so far, and which of the
+    rows' places are read here, if not all."""
 
     keys: Tensor | None = None
     calls: int = 0
+    runs: Runs = ()
 
 
 _now = _Pass()
 
 
 @contextmanager
-def following(keys: Tensor | None) -> Iterator[None]:
-    """Inside, forward and backward passes read rows with these keys (batch,), int32."""
-    before = _now.keys, _now.calls
-    _now.keys, _now.calls = keys, 0
+def following(keys: Tensor | None, runs: Runs = ()) -> Iterator[None]:
+    """Inside, forward and backward passes read rows with these keys (batch,), int32, or `runs` of their places."""
+    before = _now.keys, _now.calls, _now.runs
+    _now.keys, _now.calls, _now.runs = keys, 0, runs
     try:
         yield
     finally:
-        _now.keys, _now.calls = before
+        _now.keys, _now.calls, _now.runs = before
 
 
 def next_call(calls: int = 1) -> int:
@@ -75,10 +79,21 @@ def place_keys(shape: torch.Size, call: int, first: tuple[int, ...] = (), *, dev
     """Keys of the places of `shape` (batch, …) in this call, int32; None outside of `following`.
 
     An axis counts from its `first`, which are 0 where they aren't given: a part of a longer axis has its own places.
+    The last one is the time, of which only some places may be read here.
     """
     if _now.keys is None:
         return None
     assert len(_now.keys) == shape[0], f"keys of {len(_now.keys)} rows for {shape[0]}"
+    if not _now.runs or len(shape) == 1:
+        return _place_keys(shape, call, first, device)
+    *outer, begin = (*first, *[0] * len(shape))[: len(shape) - 1]
+    runs = within(_now.runs, begin, begin + shape[-1])
+    each = [(torch.Size((*shape[:-1], len(run))), call, (*outer, run.start), device) for run in runs]
+    return torch.cat([_place_keys(*one) for one in each], dim=-1)
+
+
+def _place_keys(shape: torch.Size, call: int, first: tuple[int, ...], device: torch.device) -> Tensor:
+    assert _now.keys is not None
     call = (call + 1) * 0x632BE5AB % 2**31
     if device.type == "cuda" and not torch.compiler.is_compiling() and len(shape) in (2, 3):
         kernel = _kernel()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.nn.runs import Runs, spans, within
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -23,6 +25,7 @@ class Mask:
         documents never see each other.
     offset: so many keys come before the first query's own, those of a cache.
     places (batch, time): the queries' own, if not offset … offset + time − 1 in every row.
+    runs: the queries' own in every row, where other processes have the rest of it.
     """
 
     causal: bool
@@ -32,6 +35,7 @@ class Mask:
     documents: tuple[Tensor, Tensor] | None = None
     offset: int = 0
     places: Tensor | None = None
+    runs: Runs = ()
 
     @property
     def full(self) -> bool:
@@ -41,11 +45,11 @@ class Mask:
     @property
     def triangular(self) -> bool:
         """The lower triangle and nothing else, which kernels draw for themselves."""
-        return self.continued and not self.offset
+        return self.continued and not self.offset and not self.runs
 
     @property
     def continued(self) -> bool:
-        """The same with `offset` keys before the triangle, which all queries see."""
+        """The same with `offset` keys before the triangle, which all queries see; or runs of queries, each so."""
         extra = (self.window, self.prefix, self.real, self.documents, self.places)
         return self.causal and all(e is None for e in extra)
 
@@ -53,7 +57,7 @@ class Mask:
         """The mask as a function of indices (row, head, query, key), as FlexAttention takes it."""
 
         def mask_mod(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            place = query + self.offset if self.places is None else self.places[row, query]
+            place = self._place(row, query)
             seen = key <= place if self.causal else key >= 0
             if self.window is not None:
                 seen = seen & (key > place - self.window)
@@ -68,6 +72,14 @@ class Mask:
             return seen
 
         return mask_mod
+
+    def _place(self, row: Tensor, query: Tensor) -> Tensor:
+        if self.places is not None:
+            return self.places[row, query]
+        place = query + self.offset
+        for own, run in spans(self.runs):
+            place = torch.where(query < own.start, place, query + (run.start - own.start))
+        return place
 
     @property
     def rows(self) -> int:
@@ -87,5 +99,8 @@ class Mask:
         if self.places is not None or self.prefix is not None:
             return slice(0, keys)
         first, last = queries.start + self.offset, queries.stop + self.offset
+        if self.runs:
+            found = within(self.runs, queries.start, queries.stop)
+            first, last = found[0].start, found[-1].stop
         window = keys if self.window is None else self.window
         return slice(max(0, first - window + 1), min(keys, last if self.causal else last + window - 1))

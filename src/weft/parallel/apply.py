@@ -9,18 +9,19 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.models.transformer import Stack
 from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
-from weft.parallel import tensor
+from weft.parallel import context, tensor
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Parallel, Root, T
 from weft.parallel.pieces import Geometry, geometry
@@ -60,6 +61,10 @@ class Split(Parallel):
                 piece.of(self.local[name]).copy_(piece.cut(values))
 
     # ---- a step
+
+    def own(self, batch: Batch) -> Batch:
+        """This process's tokens of each row, where processes divide rows."""
+        return context.divided(batch, self.mesh)
 
     def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:
         return self.root(loss, batch)
@@ -105,13 +110,22 @@ class Split(Parallel):
         """What `work` makes of the model, in all processes at once; FSDP2 gathers weights for it."""
         if not isinstance(self.root, FSDPModule):
             return work(self.model)
-        try:
-            found: T = self.root(lambda model, _: work(model), None)
-            return found
-        finally:
-            for module in self.root.modules():
-                if isinstance(module, FSDPModule):  # else the next pass would read weights from before
-                    module.reshard()
+        errors: list[BaseException] = []
+
+        def kept(model: LanguageModel, _: None) -> T | None:
+            try:
+                return work(model)
+            except BaseException as error:  # FSDP2 has to see the pass end: else it would hold on to these weights
+                errors.append(error)
+                return None
+
+        found: Any = self.root(kept, None)
+        for module in self.root.modules():
+            if isinstance(module, FSDPModule):  # else the next pass would read weights from before
+                module.reshard()
+        if errors:
+            raise errors[0]
+        return cast(T, found)
 
     def once(self, work: Callable[[], object]) -> None:
         """The first process does it, when all are here."""
@@ -142,6 +156,8 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) ->
         biases = any(isinstance(module, Stack) and module.position.biases for module in model.modules())
         tensor.split(model, layout, mesh.part("tensor"))
         sums = [name for name, _ in model.named_parameters() if is_sum(name, layout, biases)]
+    if layout.context > 1:
+        context.install(model, mesh.context)
     if compile_:
         for block in _blocks(model):
             block.compile()

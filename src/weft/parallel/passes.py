@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.models.heads import PretrainingPair
 from weft.parallel.mesh import SINGLE, Mesh
@@ -42,6 +43,10 @@ class Parallel:
         return dict(self.model.named_parameters())
 
     # ---- a step
+
+    def own(self, batch: Batch) -> Batch:
+        """What this process reads of a batch whose rows are its own."""
+        return batch
 
     def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:
         """The loss of a batch, by the model."""

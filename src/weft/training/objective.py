@@ -219,4 +219,5 @@ class Objective(ABC, Generic[S]):
 def model_inputs(batch: Batch) -> dict[str, Any]:
     """What a batch holds besides its tokens, as keyword arguments of `model.features`."""
     given = {key: getattr(batch, key) for key in ("positions", "documents", "mask", "segments", "source")}
+    given |= {"runs": batch.runs or None}
     return {key: value for key, value in given.items() if value is not None}

@@ -12,6 +12,7 @@ import torch
 from weft.models.build import build
 from weft.nn.init import empty_weights
 from weft.parallel.apply import Split, lay_out
+from weft.parallel.context import check_context
 from weft.parallel.mesh import Mesh
 from weft.recipe.config import SettledRecipe
 from weft.runs import together
@@ -61,6 +62,7 @@ class SplitLearner(Learner):
 def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> SplitLearner:
     """The recipe's model before its first step, over a mesh: the weights that one process would have drawn."""
     check_precision(recipe.precision, device)
+    check_context(mesh.layout, recipe.model, recipe.objective.kind, recipe.batch.length)
     whole = first_model(recipe)
     with empty_weights():
         model = build(recipe.model)

@@ -53,6 +53,7 @@ class OptimisationStep:
         not finite, the update is discarded, and weights and moments stay as they are (`training/guard.py` sets them).
         """
         set_rate(self.optimizer, lr)
+        parts = [self.parallel.own(part) for part in parts]
         if self.precision == "fp16":
             return self._scaled(parts, limits)
         loss, nll, count = self.backward(parts)
@@ -77,7 +78,8 @@ class OptimisationStep:
         nll_sum = torch.zeros((), device=self.device)
         for number, part in enumerate(parts, start=1):
             there = part.to(self.device)
-            with following(there.keys), self.carried(there), self.parallel.adding(last=number == len(parts)):
+            last = number == len(parts)
+            with following(there.keys, there.runs), self.carried(there), self.parallel.adding(last):
                 with autocast(self.precision, self.device):
                     loss, _, extras = self.parallel(self.loss, there)
                 share = loss / count
