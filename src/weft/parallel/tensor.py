@@ -45,12 +45,7 @@ def split(model: LanguageModel, layout: Layout, mesh: DeviceMesh) -> None:
     if layout.sequence:
         for name, module in model.named_modules():
             if isinstance(module, Stack):
-                styles[f"{name}.blocks.0"] = PrepareModuleInput(
-                    input_layouts=(Replicate(), None, None, None),
-                    desired_input_layouts=(Shard(1), None, None, None),
-                    use_local_output=True,
-                )
-                styles[name] = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+                styles |= _dividing_tokens(name, module, model)
     parallelize_module(model, mesh, styles, src_data_rank=None)
     _split_words(model, mesh)
 
@@ -64,6 +59,22 @@ def _style(name: str, placed: Placement | None, layout: Layout) -> ParallelStyle
     if placed == "row":
         return RowwiseParallel(output_layouts=between)
     return RowwiseParallel(input_layouts=Replicate())
+
+
+def _dividing_tokens(name: str, stack: Stack, model: LanguageModel) -> dict[str, ParallelStyle]:
+    """Tokens are divided before a stack's first layer and gathered after its last, where these are here."""
+    here = {key for key, _ in stack.blocks.named_children()}
+    layers = (getattr(model.config, "encoder_layers", None) if name == "encoder" else None) or model.config.layers  # type: ignore[attr-defined]
+    styles: dict[str, ParallelStyle] = {}
+    if "0" in here:
+        styles[f"{name}.blocks.0"] = PrepareModuleInput(
+            input_layouts=(Replicate(), None, None, None),
+            desired_input_layouts=(Shard(1), None, None, None),
+            use_local_output=True,
+        )
+    if str(layers - 1) in here:
+        styles[name] = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+    return styles
 
 
 def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
@@ -80,7 +91,7 @@ def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
             module.dropout.part = Part(-1, rank, parts)
         if isinstance(module, Sublayer) and layout.sequence:
             module.dropout.part = Part(1, rank, parts)
-    if stack.position.biases:
+    if stack.position.biases and len(stack.blocks):
         heads = next(block.attention.heads for block in stack.blocks if isinstance(block, Block))
         whole = stack.position.bias
 
