@@ -314,11 +314,7 @@ class Pipeline:
 
     def _own(self, tokens: Tensor) -> tuple[int, int]:
         rows, time = tokens.shape
-        layout = self.mesh.layout
-        if not layout.sequence or layout.tensor == 1:
-            return rows, time
-        each = -(-time // layout.tensor)
-        return rows, max(0, min(each, time - self.mesh.axis("tensor").rank * each))
+        return rows, time // self.mesh.layout.tensor if self.mesh.layout.sequence else time
 
 
 class _Layers(nn.Module):

@@ -1,0 +1,317 @@
+"""Layers divided into stages: the same losses, gradients, dropouts and features as one process's."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.parallel.test_ranks import note, noted, together
+from torch import distributed
+
+from weft.config import Config
+from weft.data.batch import Batch, Source
+from weft.errors import ConfigError, ModelError
+from weft.layout import Layout
+from weft.models import config as models
+from weft.models.base import LanguageModel
+from weft.models.build import build
+from weft.models.presets import preset
+from weft.models.transformer import Stack
+from weft.nn import config
+from weft.nn.dropout import following, row_keys
+from weft.nn.init import empty_weights
+from weft.nn.linear import Linear
+from weft.objectives.masked import masked_loss
+from weft.objectives.words import word_loss
+from weft.parallel import apply, mesh, stages, tensor
+from weft.parallel.pipeline import Pipeline
+from weft.parallel.plan import is_sum
+from weft.parallel.ranks import Ranks
+from weft.recipe.objective import NextToken
+from weft.training.objective import Loss, model_inputs
+from weft.training.precision import autocast
+
+WORDS, ROWS, TIME, PARTS, FACTOR = 37, 8, 8, 4, 1 / 7
+
+# ---- models, and what each is trained with
+
+
+def _small(name: str, **changes: Any) -> Any:
+    sizes = {"vocab_size": WORDS, "d_model": 16, "context": 16, "dropout": 0.1, "layers": 4}
+    attention = config.Attention(heads=2, dropout=0.1)
+    return preset(name).replace(**{**sizes, "attention": attention, **changes})
+
+
+MODELS: dict[str, Config] = {
+    "tied": _small("gpt-tiny", head=models.LMHead(tied=True)),
+    "untied": _small("llama-tiny", head=models.LMHead(tied=False)),
+    "bert": _small("bert-tiny"),
+    "classifier": _small("bert-tiny", layers=3, head=models.ClassificationHead(labels=3, dropout=0.2)),
+    "translator": _small("vaswani-tiny", layers=2),
+    "two tables": _small("vaswani-tiny", layers=3, encoder_layers=1, source_vocab_size=23),
+    "biases": _small("vaswani-tiny", layers=2, position=config.T5Bias()),
+}
+
+
+def _words(model: LanguageModel, batch: Batch) -> Loss:
+    return word_loss(NextToken(smoothing=0.1), model, batch)
+
+
+def _classes(model: LanguageModel, batch: Batch) -> Loss:
+    logits = model.forward(batch.tokens, **model_inputs(batch)).float()
+    loss = torch.nn.functional.cross_entropy(logits, batch.targets, reduction="sum")
+    return loss, len(logits), {"nll": loss.detach()}
+
+
+LOSSES: dict[str, Callable[[LanguageModel, Batch], Loss]] = {"bert": masked_loss, "classifier": _classes}
+
+
+def _batch(name: str) -> Batch:
+    rng = torch.Generator().manual_seed(1)
+
+    def draw(most: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, most, shape, generator=rng)
+
+    batch = Batch(draw(WORDS, ROWS, TIME), draw(WORDS, ROWS, TIME), keys=row_keys(3, torch.arange(ROWS)))
+    real = torch.arange(TIME) < draw(TIME, ROWS)[:, None] + 1
+    if name == "bert":
+        weight = torch.full((ROWS,), 0.7)
+        pairs = {"next_sentence": draw(2, ROWS), "next_sentence_weight": weight, "segments": draw(2, ROWS, TIME)}
+        return replace(batch, mask=real, loss_mask=real & (draw(2, ROWS, TIME) > 0), **pairs)
+    if name == "classifier":
+        return replace(batch, targets=draw(3, ROWS), mask=real)
+    if isinstance(MODELS[name], models.EncoderDecoder):
+        return replace(batch, source=Source(draw(23, ROWS, 6), torch.arange(6) < draw(6, ROWS)[:, None] + 1))
+    return replace(batch, documents=draw(2, ROWS, TIME).cumsum(1))
+
+
+# ---- against one process
+
+
+def _divided(name: str, over: mesh.Mesh, whole: LanguageModel) -> tuple[apply.Parallel, Pipeline]:
+    layout, settings = over.layout, MODELS[name]
+    stages.check(settings, layout)
+    with empty_weights():
+        model = build(settings)
+    stage = stages.cut(model, over)
+    fused, sums = {}, []
+    if layout.tensor > 1:
+        fused = {f"{path}.{kind}": part.heights for path, part in model.named_modules()
+                 if isinstance(part, Linear) and len(part.heights) > 1 for kind in ("weight", "bias")}  # fmt: skip
+        biases = any(isinstance(part, Stack) and part.position.biases for part in model.modules())
+        tensor.split(model, layout, over.part("tensor"))
+        sums = [path for path, _ in model.named_parameters() if is_sum(path, layout, biases)]
+    parallel = apply.Parallel(model, over, apply.Passes(model), sums, fused)
+    model.to_empty(device="cpu")
+    parallel.fill((path, values) for path, values in whole.named_parameters() if path in parallel.geometries)
+    return parallel, Pipeline(model, over, stage)
+
+
+def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = False) -> dict[str, Any]:
+    """How far a step and an evaluation are from one process's, relative to the largest number."""
+    torch.manual_seed(0)
+    whole, loss, batch = build(MODELS[name]), LOSSES.get(name, _words), _batch(name)
+    parallel, pipeline = _divided(name, over, whole)
+    whole.train()
+    with following(batch.keys):
+        expected, _, extras = loss(whole, batch)
+        (expected * FACTOR).backward()
+    model = parallel.model.train()
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.recompute = recompute
+    each = ROWS // over.readers.ranks
+    mine = batch._each(lambda rows: rows[over.readers.rank * each :][:each])
+    sums = pipeline.backward(mine.split(parts), loss, FACTOR, lambda part: following(part.keys))
+    parallel.collect()
+    pipeline.collect(parallel.local)
+    if not pipeline.stage.is_last:
+        assert [float(found) for found in sums] == [0.0, 0.0]
+    for ranks in (over.readers, pipeline.line):
+        ranks.sum_(sums)
+    errors = {"loss": float(abs(sums[0] - expected) / expected), "nll": float(abs(sums[1] / extras["nll"] - 1))}
+    gradients = {path: p.grad for path, p in whole.named_parameters()}
+    for path, part in parallel.local.items():
+        assert (part.grad is None) == (gradients[path] is None), path
+        for piece in parallel.geometries[path].pieces if part.grad is not None else ():
+            errors[path] = _apart(piece.of(part.grad), piece.cut(gradients[path]))
+    errors |= _evaluated(whole, model, pipeline, batch)
+    worst = max(errors, key=lambda path: errors[path])
+    return {"worst": [name, worst, errors[worst]], "names": list(parallel.local), "layers": list(pipeline.stage.layers)}
+
+
+def _evaluated(whole: LanguageModel, model: LanguageModel, pipeline: Pipeline, batch: Batch) -> dict[str, float]:
+    """Of other sizes than those of the step."""
+    whole.eval(), model.eval()
+    some = batch._each(lambda rows: rows[:3])
+    here = [path for path, _ in model.named_parameters()]
+    features = model.features(some.tokens, **model_inputs(some))
+    with pipeline.whole_head(), torch.no_grad():
+        outputs = model.head(features, some.mask)
+    assert here == [path for path, _ in model.named_parameters()], "the head is gone again"
+    with torch.no_grad():
+        expected = whole.features(some.tokens, **model_inputs(some))
+        answers = whole.head(expected, some.mask)
+    several = (outputs, answers) if isinstance(answers, tuple) else ((outputs,), (answers,))
+    heads = [_apart(found, wanted) for found, wanted in zip(*several, strict=True)]
+    return {"features": _apart(features, expected), "head": max(heads)}
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+
+
+# ---- two processes
+
+
+def _two(ranks: Ranks, folder: Path) -> None:
+    over = mesh.build(Layout(pipeline=2), ranks, torch.device("cpu"))
+    worst = [_compared(name, over)["worst"] for name in MODELS]
+    worst.append(_compared("translator", over, recompute=True)["worst"])
+    found = _compared("tied", over, parts=1)  # the pipeline is never full
+    torch.manual_seed(0)
+    whole, parts = build(MODELS["untied"]), _batch("untied").split(PARTS)
+    _, pipeline = _divided("untied", over, whole)
+    narrow = _narrow(pipeline, parts, whole)
+    passes, sent = _watched(pipeline)
+    pipeline.backward(parts, _words, 1.0, lambda part: following(part.keys))
+    note(
+        folder,
+        ranks,
+        worst=[*worst, found["worst"]],
+        names=found["names"],
+        layers=found["layers"],
+        passes=list(passes),
+        sent=dict(sent),
+        narrow=narrow,
+        refused=_refused(pipeline, parts),
+    )
+    ranks.wait()
+
+
+def _watched(pipeline: Pipeline) -> tuple[list[str], dict[str, int]]:
+    """The order of the passes of a stage, and how many tensors it has sent and received."""
+    passes: list[str] = []
+    sent = {"isend": 0, "irecv": 0}
+    passing, operation = pipeline.passing, distributed.P2POp.__init__
+
+    def watched(number: int, forward: bool) -> Any:
+        passes.append(f"{'F' if forward else 'B'}{number}")
+        return passing(number, forward)
+
+    def counted(self: Any, op: Any, tensor: torch.Tensor, *given: Any, **named: Any) -> None:
+        sent[op.__name__] += tensor.dim() == 3  # torch sends numbers of its own to begin with
+        operation(self, op, tensor, *given, **named)
+
+    pipeline.passing = watched  # type: ignore[method-assign]
+    distributed.P2POp.__init__ = counted  # type: ignore[method-assign]
+    return passes, sent
+
+
+def _narrow(pipeline: Pipeline, parts: list[Batch], whole: LanguageModel) -> list[float]:
+    """The loss in bf16, of the stages and of one process."""
+    device = torch.device("cpu")
+    sums = pipeline.backward(parts, _words, 1.0, lambda part: autocast("bf16", device))
+    pipeline.line.sum_(sums)
+    total = torch.zeros(())
+    for part in parts:
+        with following(part.keys), autocast("bf16", device):
+            total += _words(whole.train(), part)[0].detach()
+    return [float(sums[0]), float(total)]
+
+
+def _refused(pipeline: Pipeline, parts: list[Batch]) -> list[str]:
+    """What is said of parts of several sizes, of a step in which the model refuses what it reads, and of generating."""
+
+    def unreadable(model: LanguageModel, part: Batch) -> Loss:
+        raise ModelError("token id 99 is outside the vocabulary")
+
+    def step(loss: Callable[..., Loss], parts: list[Batch]) -> Any:
+        return pipeline.backward(parts, loss, 1.0, lambda part: following(part.keys))
+
+    lines = []
+    refused = [lambda: step(_words, _batch("tied").split(3)), lambda: pipeline.model.start(1, 4)]
+    if pipeline.stage.is_first:  # the other one would wait for it
+        refused.append(lambda: step(unreadable, parts))
+    for call in refused:
+        with pytest.raises((ConfigError, ModelError)) as error:
+            call()
+        lines.append(str(error.value))
+    return lines
+
+
+def test_two_stages_train_as_one_process(tmp_path: Path) -> None:
+    assert together(_two, tmp_path) == [0, 0]
+    found = noted(tmp_path)
+    for one in found:
+        for model, what, error in one["worst"]:
+            assert error < 1e-5, f"{model}: {what} differs by {error}"
+        assert one["narrow"][0] == one["narrow"][1]
+    # every parameter is somewhere, and the tied table on both stages
+    names = [set(one["names"]) for one in found]
+    assert names[0] | names[1] == {name for name, _ in build(MODELS["tied"]).named_parameters()}
+    assert names[0] & names[1] == {"embedding.weight"}
+    assert [one["layers"] for one in found] == [[0, 1], [2, 3]]
+    # 1F1B: the first stage is one part ahead; a part's hidden states go on once, and their gradients come back once
+    assert found[0]["passes"] == ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]
+    assert found[1]["passes"] == ["F0", "B0", "F1", "B1", "F2", "B2", "F3", "B3"]
+    assert [one["sent"] for one in found] == [{"isend": PARTS, "irecv": PARTS}] * 2
+    sizes, generating, unread = found[0]["refused"]
+    assert sizes.startswith("parallel.pipeline = 2: the parts of a batch") and "2 and 3 rows" in sizes
+    assert found[1]["refused"] == [sizes, generating] and "can't generate" in generating
+    assert unread == "token id 99 is outside the vocabulary"
+
+
+# ---- four processes
+
+
+def _four(ranks: Ranks, folder: Path) -> None:
+    cpu = torch.device("cpu")
+    worst = []
+    tensors = mesh.build(Layout(pipeline=2, tensor=2), ranks, cpu)
+    worst += [_compared(name, tensors)["worst"] for name in ("tied", "untied", "bert", "translator")]
+    tokens = mesh.build(Layout(pipeline=2, tensor=2, sequence=True), ranks, cpu)
+    worst += [_compared(name, tokens)["worst"] for name in ("tied", "biases")]
+    copies = mesh.build(Layout(pipeline=2), ranks, cpu)
+    worst.append(_compared("tied", copies, parts=2)["worst"])
+    found = _compared("biases", mesh.build(Layout(pipeline=4), ranks, cpu))
+    note(folder, ranks, worst=[*worst, found["worst"]], names=found["names"], copies=copies.readers.ranks)
+    ranks.wait()
+
+
+def test_four_processes_in_stages(tmp_path: Path) -> None:
+    assert together(_four, tmp_path, count=4) == [0] * 4
+    found = noted(tmp_path, 4)
+    for one in found:
+        assert one["copies"] == 2
+        for model, what, error in one["worst"]:
+            assert error < 1e-5, f"{model}: {what} differs by {error}"
+    names = [set(one["names"]) for one in found]
+    assert set.union(*names) == {name for name, _ in build(MODELS["biases"]).named_parameters()}
+    holders = {name: [stage for stage in range(4) if name in names[stage]] for name in set.union(*names)}
+    assert holders["embedding.weight"] == [0, 2, 3]  # of the source, of the target, and tied to the output
+    assert holders["encoder.position.weight"] == [0, 1] and holders["decoder.position.weight"] == [2, 3]
+    assert holders["decoder.blocks.1.cross.kv.weight"] == [3]
+
+
+# ---- one process
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "line"),
+    [
+        (preset("lstm"), Layout(pipeline=2), "only a Transformer has layers .* model.kind is 'recurrent'"),
+        (MODELS["tied"], Layout(pipeline=5), "the model has 4 layers"),
+        (MODELS["two tables"], Layout(pipeline=5), "the model has 4 layers"),
+        (_small("bert-tiny", head=models.EmbeddingHead()), Layout(pipeline=2), "compares the rows of a batch"),
+        (MODELS["tied"], Layout(pipeline=2, shard=2), "together with parallel.shard = 2"),
+        (MODELS["tied"], Layout(pipeline=2, context=2), "together with parallel.context = 2"),
+    ],
+)
+def test_what_has_no_stages_is_refused(model: Config, layout: Layout, line: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^parallel\.pipeline = {layout.pipeline}: .*{line}"):
+        stages.check(model, layout)
+    stages.check(model, layout.replace(pipeline=1))
