@@ -10,7 +10,6 @@ import torch
 from tests.parallel.test_ranks import note, noted, together
 from torch import distributed
 
-from weft.config import Config
 from weft.data.batch import Batch, Source
 from weft.errors import ConfigError, ModelError
 from weft.layout import Layout
@@ -39,19 +38,19 @@ WORDS, ROWS, TIME, PARTS, FACTOR = 37, 8, 8, 4, 1 / 7
 
 
 def _small(name: str, **changes: Any) -> Any:
-    sizes = {"vocab_size": WORDS, "d_model": 16, "context": 16, "dropout": 0.1, "layers": 4}
+    sizes = {"vocab_size": WORDS, "d_model": 16, "context": 16, "dropout": 0.1, "layers": 2}
     attention = config.Attention(heads=2, dropout=0.1)
     return preset(name).replace(**{**sizes, "attention": attention, **changes})
 
 
-MODELS: dict[str, Config] = {
-    "tied": _small("gpt-tiny", head=models.LMHead(tied=True)),
+MODELS: dict[str, Any] = {
+    "tied": _small("gpt-tiny", layers=3, head=models.LMHead(tied=True)),
     "untied": _small("llama-tiny", head=models.LMHead(tied=False)),
     "bert": _small("bert-tiny"),
     "classifier": _small("bert-tiny", layers=3, head=models.ClassificationHead(labels=3, dropout=0.2)),
-    "translator": _small("vaswani-tiny", layers=2),
+    "translator": _small("vaswani-tiny"),
     "two tables": _small("vaswani-tiny", layers=3, encoder_layers=1, source_vocab_size=23),
-    "biases": _small("vaswani-tiny", layers=2, position=config.T5Bias()),
+    "biases": _small("vaswani-tiny", position=config.T5Bias()),
 }
 
 
@@ -131,7 +130,7 @@ def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = 
         assert [float(found) for found in sums] == [0.0, 0.0]
     for ranks in (over.readers, pipeline.line):
         ranks.sum_(sums)
-    errors = {"loss": float(abs(sums[0] - expected) / expected), "nll": float(abs(sums[1] / extras["nll"] - 1))}
+    errors = {"loss": float(abs(sums[0] / expected.detach() - 1)), "nll": float(abs(sums[1] / extras["nll"] - 1))}
     gradients = {path: p.grad for path, p in whole.named_parameters()}
     for path, part in parallel.local.items():
         assert (part.grad is None) == (gradients[path] is None), path
@@ -254,7 +253,7 @@ def test_two_stages_train_as_one_process(tmp_path: Path) -> None:
     names = [set(one["names"]) for one in found]
     assert names[0] | names[1] == {name for name, _ in build(MODELS["tied"]).named_parameters()}
     assert names[0] & names[1] == {"embedding.weight"}
-    assert [one["layers"] for one in found] == [[0, 1], [2, 3]]
+    assert [one["layers"] for one in found] == [[0], [1, 2]]
     # 1F1B: the first stage is one part ahead; a part's hidden states go on once, and their gradients come back once
     assert found[0]["passes"] == ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]
     assert found[1]["passes"] == ["F0", "B0", "F1", "B1", "F2", "B2", "F3", "B3"]
@@ -272,9 +271,9 @@ def _four(ranks: Ranks, folder: Path) -> None:
     cpu = torch.device("cpu")
     worst = []
     tensors = mesh.build(Layout(pipeline=2, tensor=2), ranks, cpu)
-    worst += [_compared(name, tensors)["worst"] for name in ("tied", "untied", "bert", "translator")]
+    worst += [_compared(name, tensors)["worst"] for name in ("tied", "bert", "translator")]
     tokens = mesh.build(Layout(pipeline=2, tensor=2, sequence=True), ranks, cpu)
-    worst += [_compared(name, tokens)["worst"] for name in ("tied", "biases")]
+    worst += [_compared(name, tokens)["worst"] for name in ("untied", "biases")]
     copies = mesh.build(Layout(pipeline=2), ranks, cpu)
     worst.append(_compared("tied", copies, parts=2)["worst"])
     found = _compared("biases", mesh.build(Layout(pipeline=4), ranks, cpu))
@@ -304,14 +303,14 @@ def test_four_processes_in_stages(tmp_path: Path) -> None:
     ("model", "layout", "line"),
     [
         (preset("lstm"), Layout(pipeline=2), "only a Transformer has layers .* model.kind is 'recurrent'"),
-        (MODELS["tied"], Layout(pipeline=5), "the model has 4 layers"),
+        (MODELS["tied"], Layout(pipeline=4), "the model has 3 layers"),
         (MODELS["two tables"], Layout(pipeline=5), "the model has 4 layers"),
         (_small("bert-tiny", head=models.EmbeddingHead()), Layout(pipeline=2), "compares the rows of a batch"),
         (MODELS["tied"], Layout(pipeline=2, shard=2), "together with parallel.shard = 2"),
         (MODELS["tied"], Layout(pipeline=2, context=2), "together with parallel.context = 2"),
     ],
 )
-def test_what_has_no_stages_is_refused(model: Config, layout: Layout, line: str) -> None:
+def test_what_has_no_stages_is_refused(model: Any, layout: Layout, line: str) -> None:
     with pytest.raises(ConfigError, match=rf"^parallel\.pipeline = {layout.pipeline}: .*{line}"):
         stages.check(model, layout)
     stages.check(model, layout.replace(pipeline=1))

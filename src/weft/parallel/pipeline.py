@@ -117,11 +117,15 @@ class Pipeline:
 
     def _scheduled(self, parts: Sequence[Batch], dtype: torch.dtype) -> Schedule1F1B | ScheduleGPipe:
         """torch's engine for so many parts of this size; what is received has its memory there."""
-        like = [
-            tuple(torch.empty(shape, dtype=dtype, device="meta", requires_grad=True) for shape in shapes)
-            for shapes in (self._arriving(parts[0].tokens, parts[0].source), self._leaving(parts[0]))
-        ]
-        stage = _TorchStage(self, like[0], like[1], parts[0].tokens.device)
+        part, last = parts[0], self.stage.is_last
+        arriving = self._boundary(self.stage.layers.start, part.tokens, part.source)
+        leaving = [()] if last else self._boundary(self.stage.layers.stop, part.tokens, part.source)
+        stage = _TorchStage(
+            self,
+            _like(arriving, dtype),
+            _like(leaving, torch.float32 if last else dtype),
+            part.tokens.device,
+        )
         # fewer parts than stages never fill the pipeline; then both schedules do the same, and torch has it so
         schedule = Schedule1F1B if len(parts) >= self.stage.of else ScheduleGPipe
         return schedule(stage, len(parts), loss_fn=lambda loss, target: loss, scale_grads=False)
@@ -140,7 +144,7 @@ class Pipeline:
             self._received, self._encoded = (), None
         work.sums[0].add_(loss.detach())
         work.sums[1].add_(extras["nll"].detach())
-        return loss * work.factor
+        return (loss * work.factor).float()
 
     @contextmanager
     def passing(self, number: int, forward: bool) -> Iterator[None]:
@@ -235,7 +239,7 @@ class Pipeline:
         """Features (batch, time, d_model) on every process, stage after stage."""
         stage, group, device = self.stage, self.line.group, tokens.device
         dtype = self._dtype(device)
-        shapes = self._arriving(tokens, given.get("source"))
+        shapes = self._boundary(stage.layers.start, tokens, given.get("source"))
         self._received = tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
         for tensor in self._received:
             distributed.recv(tensor, group=group, group_src=stage.number - 1)
@@ -291,12 +295,6 @@ class Pipeline:
         kind = device.type
         narrow = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
         return torch.bfloat16 if narrow else self._wide
-
-    def _arriving(self, tokens: Tensor, source: Source | None) -> list[tuple[int, ...]]:
-        return self._boundary(self.stage.layers.start, tokens, source)
-
-    def _leaving(self, part: Batch) -> list[tuple[int, ...]]:
-        return [()] if self.stage.is_last else self._boundary(self.stage.layers.stop, part.tokens, part.source)
 
     def _boundary(self, layer: int, tokens: Tensor, source: Source | None) -> list[tuple[int, ...]]:
         """Shapes of what passes before a layer: an encoded source, and hidden states, of this process's tokens alone
@@ -356,6 +354,10 @@ class _TorchStage(PipelineStage):
         """Part `bwd_chunk_id` back."""
         with self.pipeline.passing(bwd_chunk_id, forward=False):
             super().backward_one_chunk(bwd_chunk_id, *given, **named)
+
+
+def _like(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(shape, dtype=dtype, device="meta", requires_grad=True) for shape in shapes)
 
 
 def _shapes(part: Batch) -> tuple[torch.Size, ...]:
