@@ -111,6 +111,9 @@ class Pipeline:
         try:
             # the last stage's output is the loss already; torch asks for targets all the same
             self._schedule.step(target=torch.zeros(len(parts)), return_outputs=False)
+        except BaseException:
+            self._kind = self._schedule = None  # what was on its way is lost
+            raise
         finally:
             self._work = None
         return sums
@@ -265,8 +268,8 @@ class Pipeline:
         tables = ["embedding.weight"] if self.stage.tied else []
         names = [name for name in self.stage.holders if name.startswith("output.")] + tables
         if self._head is None:
-            parts = [_local(own[name]) for name in names] if self.stage.is_last else []
-            told = [[(name, part.shape, part.dtype) for name, part in zip(names, parts, strict=False)]]
+            parts = {name: _local(own[name]) for name in names} if self.stage.is_last else {}
+            told = [[(name, part.shape, part.dtype) for name, part in parts.items()]]
             distributed.broadcast_object_list(told, group=self.line.group, group_src=last, device=torch.device("cpu"))
             self._head = told[0]
         lent = []
