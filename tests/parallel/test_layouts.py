@@ -18,11 +18,13 @@ from weft.layout import Layout
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import preset
+from weft.nn.attention import AttentionMask
 from weft.nn.dropout import following, row_keys
 from weft.nn.init import empty_weights
 from weft.nn.loss import linear_cross_entropy
+from weft.nn.mask import Mask
 from weft.parallel import apply, mesh
-from weft.parallel.ranks import Ranks
+from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, open_run
@@ -157,12 +159,10 @@ def _collectives(ranks: Ranks, folder: Path) -> None:
     note(folder, ranks, found=found)
 
 
-def where(stack: Any, time: int) -> Any:
-    from weft.models.transformer import _where
-    from weft.nn.mask import Mask
-
+def where(stack: Any, time: int) -> AttentionMask:
     places = torch.arange(time)[None]
-    return _where(stack, Mask(causal=True), places, torch.zeros(1, time, 32))
+    angles = stack.position.angles(places, time, torch.float32)
+    return AttentionMask(Mask(causal=True), stack.position, places, places, angles)
 
 
 def counts(seen: CommDebugMode) -> dict[str, int]:
@@ -197,8 +197,6 @@ def _runs(ranks: Ranks, folder: Path, runs: dict[str, list[str]]) -> None:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from weft.parallel.ranks import ALONE
-
     folder = tmp_path_factory.mktemp("straight")
     started(ALONE, folder, *LONG)
     return folder / "run"
@@ -213,6 +211,8 @@ def test_curves_are_those_of_one_process(tmp_path: Path, straight: Path) -> None
         "shard": ["parallel.shard=2"],
         "tensor": ["parallel.tensor=2", "batch.recompute=true"],
         "sequence": ["parallel.tensor=2", "parallel.sequence=true", "batch.micro=16"],
+        "pipeline": ["parallel.pipeline=2", "batch.micro=8"],
+        "context": ["parallel.context=2"],
     }
     assert together(_runs, tmp_path, runs) == [0, 0]
     for name in runs:
@@ -270,8 +270,6 @@ def test_a_run_goes_on_over_other_meshes(tmp_path: Path, straight: Path) -> None
     assert checkpoint.step_of(found) == 10
     assert together(_resumed, tmp_path, {"shard": 2}, 8) == [0, 0]
     assert checkpoint.step_of(checkpoint.newest_good(RunFolder(tmp_path / "run").checkpoints)[0]) == 16
-    from weft.parallel.ranks import ALONE
-
     _resumed(ALONE, tmp_path, {})
     assert np.allclose(curve(tmp_path / "run"), curve(straight), rtol=1e-5, atol=1e-6)
     for key, value in weights(tmp_path / "run").items():
@@ -310,7 +308,6 @@ def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path) -> None:
         (["parallel.sequence=true"], "parallel.sequence: tokens are divided between matrices that are split"),
         (["model=lstm", "parallel.pipeline=2"], "parallel.pipeline: only a Transformer can be divided so"),
         (["parallel.shard=2", "batch.micro=auto"], "batch.micro = 'auto'"),
-        (["parallel.tensor=2", "parallel.sequence=true", "batch.length=33"], "batch.length = 33 can't be divided"),
         (["parallel.tensor=0"], "parallel.tensor = 0"),
         (["parallel.expert=2"], "parallel.expert"),
     ],

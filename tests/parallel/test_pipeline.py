@@ -1,6 +1,7 @@
 """Layers divided into stages: the same losses, gradients, dropouts and features as one process's."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = 
             module.recompute = recompute
     each = ROWS // over.readers.ranks
     mine = batch._each(lambda rows: rows[over.readers.rank * each :][:each])
-    sums = pipeline.backward(mine.split(parts), loss, FACTOR, lambda part: following(part.keys))
+    sums = pipeline.backward(mine.split(parts), loss, lambda loss: loss * FACTOR, nullcontext)
     parallel.collect()
     pipeline.collect(parallel.local)
     if not pipeline.stage.is_last:
@@ -176,7 +177,7 @@ def _two(ranks: Ranks, folder: Path) -> None:
     _, pipeline = _divided("untied", over, whole)
     narrow = _narrow(pipeline, parts, whole)
     passes, sent = _watched(pipeline)
-    pipeline.backward(parts, _words, 1.0, lambda part: following(part.keys))
+    pipeline.backward(parts, _words, lambda loss: loss, nullcontext)
     note(
         folder,
         ranks,
@@ -213,7 +214,7 @@ def _watched(pipeline: Pipeline) -> tuple[list[str], dict[str, int]]:
 def _narrow(pipeline: Pipeline, parts: list[Batch], whole: LanguageModel) -> list[float]:
     """The loss in bf16, of the stages and of one process."""
     device = torch.device("cpu")
-    sums = pipeline.backward(parts, _words, 1.0, lambda part: autocast("bf16", device))
+    sums = pipeline.backward(parts, _words, lambda loss: loss, lambda: autocast("bf16", device))
     pipeline.line.sum_(sums)
     total = torch.zeros(())
     for part in parts:
@@ -229,7 +230,7 @@ def _refused(pipeline: Pipeline, parts: list[Batch]) -> list[str]:
         raise ModelError("token id 99 is outside the vocabulary")
 
     def step(loss: Callable[..., Loss], parts: list[Batch]) -> Any:
-        return pipeline.backward(parts, loss, 1.0, lambda part: following(part.keys))
+        return pipeline.backward(parts, loss, lambda loss: loss, nullcontext)
 
     lines = []
     refused = [lambda: step(_words, _batch("tied").split(3)), lambda: pipeline.model.start(1, 4)]

@@ -103,6 +103,7 @@ def train(
         _refuse_run_alone(str(recipe), changes, sources)
         wanted = resolve(str(recipe), changes, sources, log)
     _check(wanted)
+    wanted.parallel.over(ranks.ranks)  # refused before anything is read
     begun = _begun(Path("runs") / wanted.name if run is None else Path(run), run is None)
     if begun is not None:
         log(f"{begun}: this job has begun it before it was restarted; continuing")
@@ -132,9 +133,10 @@ def resume(run: Path | str, *, changes: Sequence[str] | Mapping[str, Any] = (), 
     recipe = folder.settled_recipe()
     with held(folder):
         objective = objectives.build(recipe, folder)
-        _check_data(objective, log)
         if changes:
             recipe = _extend(folder, recipe, changes, log)
+        recipe.parallel.over(ranks.ranks)
+        _check_data(objective, log)
         if recipe.model.kind != "ngram" and (found := checkpoint.standing(folder.checkpoints)):
             check_lines(folder, recipe, checkpoint.step_of(found[-1]))
         ranks.share(lambda: _invitation(recipe, folder))

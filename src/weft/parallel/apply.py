@@ -6,7 +6,7 @@ whose and when, and which part of each parameter is here.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -23,9 +23,11 @@ from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
 from weft.parallel import context, tensor
 from weft.parallel.mesh import Mesh
-from weft.parallel.passes import Parallel, Root, T
+from weft.parallel.passes import Parallel, Root, T, Work
 from weft.parallel.pieces import Geometry, geometry
+from weft.parallel.pipeline import Pipeline
 from weft.parallel.plan import is_sum
+from weft.parallel.stages import cut
 
 
 @dataclass(kw_only=True)
@@ -35,7 +37,13 @@ class Split(Parallel):
     root: nn.Module
     sums: list[str]  # whose gradients are summed over the tensor axis
     fused: dict[str, list[int]]  # heights of what lies in a split matrix
-    elsewhere: frozenset[str] = frozenset()  # the names of parameters that other processes have
+    pipeline: Pipeline | None = None
+
+    @property
+    def elsewhere(self) -> set[str]:
+        """The names of parameters that other stages have."""
+        stage = None if self.pipeline is None else self.pipeline.stage
+        return set() if stage is None else {name for name, held in stage.holders.items() if stage.number not in held}
 
     # ---- what is here of each parameter
 
@@ -54,8 +62,9 @@ class Split(Parallel):
     @torch.no_grad()
     def fill(self, whole: Iterable[tuple[str, Tensor]]) -> None:
         """Give each parameter its part of a whole one."""
+        elsewhere = self.elsewhere
         for name, values in whole:
-            if name in self.elsewhere:
+            if name in elsewhere:
                 continue
             for piece in self.geometries[name].pieces:
                 piece.of(self.local[name]).copy_(piece.cut(values))
@@ -68,6 +77,12 @@ class Split(Parallel):
 
     def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:
         return self.root(loss, batch)
+
+    def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
+        """Through the stages, where there are some; then the sums are the last one's."""
+        if self.pipeline is None:
+            return super().backward(parts, work)
+        return self.pipeline.backward(parts, work.loss, work.share, work.forward)
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -84,6 +99,8 @@ class Split(Parallel):
             local.grad = gradient
         due = [self.local[name].grad for name in self.sums]
         self.mesh.axis("tensor").sum_([gradient for gradient in due if gradient is not None])
+        if self.pipeline is not None:
+            self.pipeline.collect(self.local)
 
     def norm(self, parameters: Iterable[Tensor]) -> Tensor:
         """The norm of all gradients of `parameters`, wherever their parts are; ()."""
@@ -98,7 +115,10 @@ class Split(Parallel):
     @cached_property
     def copies(self) -> dict[Tensor, float]:
         """How many processes hold the same part of a parameter."""
-        return {self.local[name]: _copies(p, self.mesh.world.ranks) for name, p in self.model.named_parameters()}
+        stage = None if self.pipeline is None else self.pipeline.stage
+        everywhere = {name: _copies(p, self.mesh.world.ranks) for name, p in self.model.named_parameters()}
+        held = {name: 1.0 if stage is None else len(stage.holders[name]) / stage.of for name in everywhere}
+        return {self.local[name]: copies * held[name] for name, copies in everywhere.items()}
 
     def clear(self) -> None:
         """Forget gradients that the optimizer doesn't know of."""
@@ -108,6 +128,9 @@ class Split(Parallel):
 
     def within(self, work: Callable[[LanguageModel], T]) -> T:
         """What `work` makes of the model, in all processes at once; FSDP2 gathers weights for it."""
+        if self.pipeline is not None:
+            with self.pipeline.whole_head():
+                return work(self.model)
         if not isinstance(self.root, FSDPModule):
             return work(self.model)
         errors: list[BaseException] = []
@@ -148,6 +171,7 @@ def _copies(parameter: Tensor, processes: int) -> int:
 def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) -> Split:
     """Split a model with empty weights over the mesh. The root's `to_empty` gives it memory then, `fill` weights."""
     layout = mesh.layout
+    stage = cut(model, mesh) if layout.pipeline > 1 else None
     heights = {f"{name}.{kind}": module.heights for name, module in model.named_modules()
                if isinstance(module, Linear) and len(module.heights) > 1 for kind in ("weight", "bias")}  # fmt: skip
     fused = heights if layout.tensor > 1 else {}
@@ -161,9 +185,12 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) ->
     if compile_:
         for block in _blocks(model):
             block.compile()
-    alone = layout.readers * layout.context == 1
-    root = Root(model) if alone else _sharded(model, mesh, precision)
-    return Split(model=model, mesh=mesh, root=root, sums=sums, fused=fused)
+    pipeline = None if stage is None else Pipeline(model, mesh, stage)
+    if layout.sequence:
+        model.features = tensor.padded(model.features, layout.tensor)
+    whole = stage is not None or layout.readers * layout.context == 1
+    root = Root(model) if whole else _sharded(model, mesh, precision)
+    return Split(model=model, mesh=mesh, root=root, sums=sums, fused=fused, pipeline=pipeline)
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:

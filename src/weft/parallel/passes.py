@@ -1,7 +1,7 @@
 """A model's passes in one process, or in several that each hold all of it and read different rows of a batch."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -30,6 +30,19 @@ class Root(nn.Module):
         return loss(self.model, batch)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a step does with each part of its batch: the loss of it, and its share of the whole, whose gradient counts.
+
+    Both passes of a part are made inside `around(part)`, the forward pass inside `forward()`.
+    """
+
+    loss: Callable[[LanguageModel, Batch], tuple[Tensor, Tensor | int, dict[str, Tensor]]]
+    share: Callable[[Tensor], Tensor]
+    around: Callable[[Batch], AbstractContextManager[object]]
+    forward: Callable[[], AbstractContextManager[object]]
+
+
 @dataclass
 class Parallel:
     """A model that this process holds whole, and trains alone; others say what is different where there are more."""
@@ -51,6 +64,19 @@ class Parallel:
     def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:
         """The loss of a batch, by the model."""
         return loss(self.model, batch)
+
+    def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
+        """Add up the gradients of a step's parts, which are on the device; the sums of loss and −log p, () each."""
+        device = parts[0].tokens.device
+        loss_sum, nll_sum = torch.zeros((), device=device), torch.zeros((), device=device)
+        for number, part in enumerate(parts, start=1):
+            with work.around(part), self.adding(last=number == len(parts)):
+                with work.forward():
+                    loss, _, extras = self(work.loss, part)
+                work.share(loss).backward()
+            loss_sum += loss.detach()
+            nll_sum += extras["nll"]
+        return loss_sum, nll_sum
 
     @contextmanager
     def adding(self, last: bool) -> Iterator[None]:

@@ -44,8 +44,8 @@ class _Work:
 
     parts: Sequence[Batch]
     loss: LossSum
-    factor: Tensor | float
-    scope: Callable[[Batch], AbstractContextManager[Any]]
+    share: Callable[[Tensor], Tensor]
+    scope: Callable[[], AbstractContextManager[Any]]
     sums: tuple[Tensor, Tensor]  # of losses and of −log p
 
 
@@ -83,10 +83,10 @@ class Pipeline:
         self,
         parts: Sequence[Batch],
         loss: LossSum,
-        factor: Tensor | float,
-        scope: Callable[[Batch], AbstractContextManager[Any]],
+        share: Callable[[Tensor], Tensor],
+        scope: Callable[[], AbstractContextManager[Any]],
     ) -> tuple[Tensor, Tensor]:
-        """Add up the gradients of all parts of a batch, each one's loss multiplied by `factor`.
+        """Add up the gradients of all parts of a batch, of what `share` makes of each one's loss.
 
         All stages are given the same parts, on the device. `scope` is entered around every forward pass. The sums of
         the losses and of −log p, () each, are those of the last stage; on the others they are 0.
@@ -100,14 +100,14 @@ class Pipeline:
                 "(batch.size over the processes that read different rows)"
             )
         device = parts[0].tokens.device
-        with scope(parts[0]):
+        with scope():
             dtype = self._dtype(device)
         kind = len(parts), *shapes, dtype
         if kind != self._kind:
             self._kind, self._schedule = kind, self._scheduled(parts, dtype)
         assert self._schedule is not None
         sums = torch.zeros((), device=device), torch.zeros((), device=device)
-        self._work = _Work(parts, loss, factor, scope, sums)
+        self._work = _Work(parts, loss, share, scope, sums)
         try:
             # the last stage's output is the loss already; torch asks for targets all the same
             self._schedule.step(target=torch.zeros(len(parts)), return_outputs=False)
@@ -134,12 +134,12 @@ class Pipeline:
         return schedule(stage, len(parts), loss_fn=lambda loss, target: loss, scale_grads=False)
 
     def forward(self, *received: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """One part through this stage: what the next one receives, or on the last stage the loss times the factor."""
+        """One part through this stage: what the next one receives, or on the last stage its share of the loss."""
         work, part = self._work, self._part
         assert work is not None and part is not None
         self._received = received
         try:
-            with work.scope(part):
+            with work.scope():
                 loss, _, extras = work.loss(self.model, part)
         except _Passed as passed:
             return passed.outputs
@@ -147,7 +147,7 @@ class Pipeline:
             self._received, self._encoded = (), None
         work.sums[0].add_(loss.detach())
         work.sums[1].add_(extras["nll"].detach())
-        return (loss * work.factor).float()
+        return work.share(loss).float()
 
     @contextmanager
     def passing(self, number: int, forward: bool) -> Iterator[None]:

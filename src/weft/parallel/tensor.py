@@ -6,8 +6,9 @@ own tokens of a row. The model's code is that of one process; it has fewer heads
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, distributed, nn
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.device_mesh import DeviceMesh
@@ -75,6 +76,38 @@ def _dividing_tokens(name: str, stack: Stack, model: LanguageModel) -> dict[str,
     if str(layers - 1) in here:
         styles[name] = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
     return styles
+
+
+def padded(features: Callable[..., Tensor], parts: int) -> Callable[..., Tensor]:
+    """`features` for rows of any length, which are filled up on the right so that `parts` processes can divide them."""
+
+    def whole(tokens: Tensor, **given: Any) -> Tensor:
+        source = given.get("source")
+        if source is not None:
+            given["source"] = _Source(*_filled(source.tokens, source.mask, parts))
+        time, extra = tokens.shape[1], -tokens.shape[1] % parts
+        if not extra:
+            return features(tokens, **given)
+        tokens, mask = _filled(tokens, given.get("mask"), parts)
+        for name in ("positions", "segments", "documents"):
+            if given.get(name) is not None:
+                given[name] = nn.functional.pad(given[name], (0, extra))
+        return features(tokens, **{**given, "mask": mask})[:, :time]
+
+    return whole
+
+
+class _Source(NamedTuple):
+    tokens: Tensor
+    mask: Tensor | None
+
+
+def _filled(tokens: Tensor, mask: Tensor | None, parts: int) -> tuple[Tensor, Tensor | None]:
+    extra = -tokens.shape[1] % parts
+    if not extra:
+        return tokens, mask
+    real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+    return nn.functional.pad(tokens, (0, extra)), nn.functional.pad(real, (0, extra))
 
 
 def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:

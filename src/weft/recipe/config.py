@@ -342,8 +342,6 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
     elif layout.pipeline > 1 or layout.context > 1:
         axis = "pipeline" if layout.pipeline > 1 else "context"
         yield f"parallel.{axis}: only a Transformer can be divided so, not a '{model.kind}' model"
-    if layout.sequence and recipe.batch.length is not None and recipe.batch.length % tensor:
-        yield f"parallel.sequence: batch.length = {recipe.batch.length} can't be divided by parallel.tensor = {tensor}"
     if recipe.batch.micro == "auto":
         yield "batch.micro = 'auto': what fits is tried by one process alone; with parallel.* name a number"
     if recipe.adapter is not None and (tensor > 1 or layout.pipeline > 1):

@@ -14,6 +14,7 @@ from weft.nn.init import empty_weights
 from weft.parallel.apply import Split, lay_out
 from weft.parallel.context import check_context
 from weft.parallel.mesh import Mesh
+from weft.parallel.stages import check as check_stages
 from weft.recipe.config import SettledRecipe
 from weft.runs import together
 from weft.training import optimizer
@@ -62,6 +63,7 @@ class SplitLearner(Learner):
 def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> SplitLearner:
     """The recipe's model before its first step, over a mesh: the weights that one process would have drawn."""
     check_precision(recipe.precision, device)
+    check_stages(recipe.model, mesh.layout)
     check_context(mesh.layout, recipe.model, recipe.objective.kind, recipe.batch.length)
     whole = first_model(recipe)
     with empty_weights():

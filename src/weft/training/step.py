@@ -11,7 +11,7 @@ from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.nn.dropout import following
 from weft.nn.recurrent import carrying
-from weft.parallel.passes import Parallel
+from weft.parallel.passes import Parallel, Work
 from weft.recipe.config import Precision
 from weft.training.objective import Loss
 from weft.training.optimizer import parameters, set_rate, update
@@ -74,22 +74,24 @@ class OptimisationStep:
         own, counters = sum(part.count for part in parts), self.parallel.mesh.counters
         everywhere = counters.total(own, self.device)
         count = max(1, everywhere) if isinstance(everywhere, int) else everywhere.clamp(min=1)
-        loss_sum = torch.zeros((), device=self.device)
-        nll_sum = torch.zeros((), device=self.device)
-        for number, part in enumerate(parts, start=1):
-            there = part.to(self.device)
-            last = number == len(parts)
-            with following(there.keys, there.runs), self.carried(there), self.parallel.adding(last):
-                with autocast(self.precision, self.device):
-                    loss, _, extras = self.parallel(self.loss, there)
-                share = loss / count
-                (share if scale is None else share * scale).backward()
-            loss_sum += loss.detach()
-            nll_sum += extras["nll"]
+        work = Work(
+            self.loss,
+            lambda loss: loss / count if scale is None else loss / count * scale,
+            self.around,
+            lambda: autocast(self.precision, self.device),
+        )
+        loss_sum, nll_sum = self.parallel.backward([part.to(self.device) for part in parts], work)
         self._share_states(parts)
         self.parallel.collect()
         counters.sum_([loss_sum, nll_sum])
+        self.parallel.mesh.axis("pipeline").sum_([loss_sum, nll_sum])  # the last stage has them
         return loss_sum / count, nll_sum / count, own
+
+    @contextmanager
+    def around(self, part: Batch) -> Iterator[None]:
+        """Inside, both passes of a part: dropout follows its rows, and states go on from row to row."""
+        with following(part.keys, part.runs), self.carried(part):
+            yield
 
     @contextmanager
     def carried(self, part: Batch) -> Iterator[None]:
