@@ -22,12 +22,10 @@ from weft.models.transformer import Stack
 from weft.nn import config
 from weft.nn.dropout import following, row_keys
 from weft.nn.init import empty_weights
-from weft.nn.linear import Linear
 from weft.objectives.masked import masked_loss
 from weft.objectives.words import word_loss
-from weft.parallel import apply, mesh, stages, tensor
+from weft.parallel import apply, mesh, stages
 from weft.parallel.pipeline import Pipeline
-from weft.parallel.plan import is_sum
 from weft.parallel.ranks import Ranks
 from weft.recipe.objective import NextToken
 from weft.training.objective import Loss, model_inputs
@@ -90,23 +88,15 @@ def _batch(name: str) -> Batch:
 # ---- against one process
 
 
-def _divided(name: str, over: mesh.Mesh, whole: LanguageModel) -> tuple[apply.Parallel, Pipeline]:
-    layout, settings = over.layout, MODELS[name]
-    stages.check(settings, layout)
+def _divided(name: str, over: mesh.Mesh, whole: LanguageModel) -> tuple[apply.Split, Pipeline]:
+    stages.check(MODELS[name], over.layout)
     with empty_weights():
-        model = build(settings)
-    stage = stages.cut(model, over)
-    fused, sums = {}, []
-    if layout.tensor > 1:
-        fused = {f"{path}.{kind}": part.heights for path, part in model.named_modules()
-                 if isinstance(part, Linear) and len(part.heights) > 1 for kind in ("weight", "bias")}  # fmt: skip
-        biases = any(isinstance(part, Stack) and part.position.biases for part in model.modules())
-        tensor.split(model, layout, over.part("tensor"))
-        sums = [path for path, _ in model.named_parameters() if is_sum(path, layout, biases)]
-    parallel = apply.Parallel(model, over, apply.Passes(model), sums, fused)
-    model.to_empty(device="cpu")
-    parallel.fill((path, values) for path, values in whole.named_parameters() if path in parallel.geometries)
-    return parallel, Pipeline(model, over, stage)
+        model = build(MODELS[name])
+    parallel = apply.lay_out(model, over, "fp32", False)
+    parallel.root.to_empty(device="cpu")
+    parallel.fill(whole.named_parameters())
+    assert parallel.pipeline is not None
+    return parallel, parallel.pipeline
 
 
 def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = False) -> dict[str, Any]:
@@ -126,7 +116,6 @@ def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = 
     mine = batch._each(lambda rows: rows[over.readers.rank * each :][:each])
     sums = pipeline.backward(mine.split(parts), loss, lambda loss: loss * FACTOR, nullcontext)
     parallel.collect()
-    pipeline.collect(parallel.local)
     if not pipeline.stage.is_last:
         assert [float(found) for found in sums] == [0.0, 0.0]
     for ranks in (over.readers, pipeline.line):
