@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -40,6 +41,8 @@ CONTEXT = 800e6  # the same of a GPU's memory
 AMPLE = 1.5  # times the memory that a step is predicted to take
 MOST_ON_A_GPU = 6  # small jobs there wait for the processor; more of them wait for each other
 STOPPING = 60.0  # seconds that jobs have to save when the comparison is interrupted
+WORKER = (sys.executable, "-m", "weft.compare.worker")
+TAIL = 10_000  # bytes of what a process wrote to standard error, of which the last line says why it died
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,10 @@ def machine_for(entrants: Sequence[Entrant], wanted: int | None) -> Machine:
 
 @dataclass
 class Running:
-    """A process and the job it has, if any."""
+    """A process, the file that its standard error goes to, and the job it has, if any."""
 
     process: subprocess.Popen[str]
+    errors: IO[bytes]
     job: Job | None = None
 
 
@@ -140,12 +144,11 @@ class Runner:
     @contextmanager
     def _workers(self, events: SimpleQueue[Any]) -> Iterator[list[Running]]:
         """Processes that wait for jobs. However this ends, none of them goes on."""
-        command = [sys.executable, "-m", "weft.compare.worker", str(self.machine.threads)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.machine.threads), "TOKENIZERS_PARALLELISM": "false"}
-        workers = [Running(_started(command, environment)) for _ in range(self.machine.jobs)]
-        for worker in workers:
-            Thread(target=_listen, args=(worker, events), daemon=True).start()
+        workers: list[Running] = []
         try:
+            for _ in range(self.machine.jobs):
+                workers.append(_started(self.machine.threads))
+                Thread(target=_listen, args=(workers[-1], events), daemon=True).start()
             yield workers
         except KeyboardInterrupt:
             for worker in workers:
@@ -157,7 +160,7 @@ class Runner:
             for worker in workers:
                 worker.process.kill()
                 worker.process.wait()
-                for pipe in (worker.process.stdin, worker.process.stdout, worker.process.stderr):
+                for pipe in (worker.process.stdin, worker.process.stdout, worker.errors):
                     if pipe is not None:
                         with suppress(OSError):
                             pipe.close()
@@ -188,9 +191,7 @@ class Runner:
         """What a process said of its job, or that it ended."""
         job = worker.job
         if said is None:
-            assert worker.process.stderr is not None
-            last = [line for line in worker.process.stderr.read().splitlines() if line.strip()][-1:]
-            reason = last[0].strip() if last else f"it ended with exit status {worker.process.wait()}"
+            reason = _last_words(worker) or f"it ended with exit status {worker.process.wait()}"
             raise RunError(f"{job or 'a worker'}: the process that ran it died: {reason}; start again to go on")
         assert job is not None
         if "error" in said:
@@ -231,10 +232,29 @@ def job_of(outcome: Outcome) -> Job:
     return Job(outcome.contender, outcome.share, outcome.lr, outcome.seed)
 
 
-def _started(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+def _started(threads: int) -> Running:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    # a pipe that nobody reads would hold the process up once it is full
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 — closed when the process has ended
     # a session of its own: Ctrl-C comes from us alone, once we know what has to be saved
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True)  # type: ignore[call-overload]
+    process = subprocess.Popen(
+        [*WORKER, str(threads)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    return Running(process, errors)
+
+
+def _last_words(worker: Running) -> str:
+    """The last line that a process wrote to standard error; nothing where it wrote none."""
+    end = worker.errors.seek(0, os.SEEK_END)
+    worker.errors.seek(max(0, end - TAIL))
+    lines = worker.errors.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _listen(worker: Running, events: SimpleQueue[Any]) -> None:
