@@ -2,6 +2,7 @@
 
 import math
 import random
+from pathlib import Path
 
 from weft.compare.jobs import Job, Sweep, rates_around
 from weft.compare.results import Outcome
@@ -92,4 +93,6 @@ def test_without_a_search_only_the_rungs_are_run() -> None:
 
 def test_no_two_jobs_share_a_folder() -> None:
     _, order = finish(SWEEP, 0.16)
+    order += [Job(name, 1.0, rate, 0) for name in ("a,b", "a-b", "a=b", "a-1.0000") for rate in (None, 0.01)]
     assert len({job.folder for job in order}) == len(order)
+    assert all(Path(job.folder).name == job.folder for job in order)

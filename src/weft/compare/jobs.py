@@ -4,7 +4,6 @@ Nothing here remembers anything: what is wanted follows from the outcomes, so a 
 where it was, and a finished job is never run again.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +27,7 @@ class Job:
     def folder(self) -> str:
         """A name for its folder, which no other job has."""
         rate = "" if self.lr is None else f"-lr{self.lr:.3g}"
-        return f"{re.sub(r'[^A-Za-z0-9._+=-]', '-', self.contender)}-{self.share:.4f}{rate}-seed{self.seed}"
+        return f"{self.contender}-{self.share:.4f}{rate}-seed{self.seed}"
 
     def __str__(self) -> str:
         rate = "" if self.lr is None else f", learning rate {self.lr:.3g}"
