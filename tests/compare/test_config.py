@@ -18,6 +18,8 @@ def test_contenders_in_words() -> None:
         "wide",
         {"recipe": "lstm", "changes": {"model": {"d_model": 512}}},
     )
+    schedule = contender("step=lstm schedule.hold=9 schedule=step")[1]["changes"]["schedule"]
+    assert schedule == {"kind": "step", "hold": 9}
     assert contender("my/own.toml model.layers=2")[0] == "own,layers=2"
 
 

@@ -11,6 +11,7 @@ from weft.compare.config import contender, experiment
 from weft.compare.entrants import Entrant, entrants
 from weft.compare.jobs import Job
 from weft.compare.sizes import multiplied, resized, sized
+from weft.errors import ConfigError
 from weft.explain.count import count
 from weft.models.presets import preset
 
@@ -88,6 +89,36 @@ def test_lengths_of_a_schedule_follow_the_length_of_the_run(folder: Path) -> Non
     short = own.settled(Job("own", 1 / 9, 0.001, 0))
     assert (short.steps, short.schedule.warmup) == (11, 2)
     assert short.evaluate.every <= 11
+    assert own.settled(Job("own", 1 / 81, 0.001, 0)).schedule.warmup == 1
+
+
+def test_lengths_without_a_length_are_shares_of_the_budget(folder: Path) -> None:
+    """The text alone would have 600 steps chosen for it, which is no reason to refuse a warm-up of 800."""
+    batch = {"batch": {"size": 16, "length": 64}}
+    steps, noam, timed = (
+        ready(folder, f"gpt-tiny {words}", budget=budget, settings=batch)[0]
+        for words, budget in (
+            ("schedule=step schedule.warmup=100 schedule.hold=800 schedule.every=100", {"tokens": 1_024_000}),
+            ("schedule=noam schedule.warmup=4000", {"tokens": 1_024_000}),
+            ("schedule.warmup=800", {"minutes": 1}),
+        )
+    )
+    whole = steps.settled(Job("gpt-tiny", 1.0, 0.001, 0))
+    assert (whole.steps, whole.schedule.warmup, whole.schedule.hold, whole.schedule.every) == (1000, 100, 800, 100)
+    third = steps.settled(Job("gpt-tiny", 1 / 3, 0.001, 0))
+    assert (third.steps, third.schedule.warmup, third.schedule.hold, third.schedule.every) == (333, 33, 266, 33)
+    assert noam.settled(Job("gpt-tiny", 1 / 27, 1.0, 0)).schedule.warmup == 148  # 4000 · 37 / 1000
+    assert timed.settled(Job("gpt-tiny", 0.0, 0.001, 0)).schedule.warmup == 1  # a few steps to see how long they take
+    assert timed.lasting(2000).settled(Job("gpt-tiny", 1 / 3, 0.001, 0)).schedule.warmup == round(800 / 2000 * 667)
+    with pytest.raises(ConfigError, match=r"schedule\.warmup = 800 is longer than the 500 steps that the budget pays"):
+        timed.lasting(500)
+
+
+def test_what_a_step_costs_is_counted_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (gpt,) = ready(folder, GPT)
+    assert gpt.flops_per_step > 0
+    monkeypatch.setattr("weft.compare.entrants.count", None)
+    assert gpt.flops_per_step * gpt.whole.steps <= 1e9
 
 
 @pytest.mark.parametrize("name", ["transformer", "transformer++", "gpt-tiny", "llama-tiny", "lstm", "gru", "elman"])

@@ -14,6 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from weft.config import Config, Tree, assignments, flat, merge, nested, read_toml, validate
 from weft.data.config import Data
 from weft.errors import ConfigError
+from weft.recipe.resolve import changed_tables
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+,=-]*$")]
 RATIO = 3  # of the budgets of one rung and the next
@@ -212,7 +213,7 @@ def contender(words: str) -> tuple[str, Tree]:
         name = ",".join(
             [Path(recipe).name.removesuffix(".toml"), *(change.removeprefix("model.") for change in changes)]
         )
-    return name, {"recipe": recipe, "changes": assignments(changes)}
+    return name, {"recipe": recipe, "changes": changed_tables(changes)}
 
 
 def varied(words: str) -> tuple[str, list[Any]]:

@@ -6,6 +6,7 @@ All that can be refused is refused here, before anything is trained.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Entrant:
         """Tokens that a step reads."""
         return (self.whole.batch.size or 1) * self.whole.batch.length
 
-    @property
+    @cached_property
     def flops_per_step(self) -> float:
         """Operations of a step, forward and backward."""
         return flops_per_step(self.whole)
@@ -95,8 +96,19 @@ class Entrant:
         return training_memory(self.whole.model, work, self.whole.adapter).total(batch.recompute)
 
     def lasting(self, steps: int) -> "Entrant":
-        """The same with another number of steps as its whole budget."""
-        return replace(self, whole=_settled(self.recipe, {"steps": steps}, self.corpus, self.device))
+        """The same with another number of steps as its whole budget.
+
+        A recipe that says nothing of its own length has the lengths of its schedule in steps of this one.
+        """
+        recipe = self.recipe
+        if recipe.steps is None:
+            if not isinstance(recipe.schedule, Noam) and (recipe.schedule.warmup or 0) > steps:
+                raise ConfigError(
+                    f"{self.name}: schedule.warmup = {recipe.schedule.warmup} is longer than the {steps:,} steps that "
+                    "the budget pays for; set it lower, or leave it out"
+                )
+            recipe = recipe.replace(steps=steps)
+        return replace(self, recipe=recipe, whole=_settled(recipe, {"steps": steps}, self.corpus, self.device))
 
     def sweep(self, experiment: Experiment) -> Sweep:
         """The jobs that it is put through."""
@@ -118,7 +130,7 @@ class Entrant:
             noam = isinstance(self.whole.schedule, Noam)
             changes |= {"schedule": {"scale": job.lr}} if noam else {"optimizer": {"lr": job.lr}}
         if not job.share:
-            changes |= {"compile": self.whole.compile, "schedule": {"warmup": 1}, "log": {"every": PROBE // 4}}
+            changes |= {"compile": self.whole.compile, "schedule": _least(self.recipe), "log": {"every": PROBE // 4}}
         return _settled(self.recipe, changes, self.corpus, self.device)
 
 
@@ -150,13 +162,15 @@ def entrants(experiment: Experiment, folder: Path, device: str, log: Log) -> lis
         elif experiment.sizes == "budget":
             model = sized_for(experiment.budget, with_vocabulary(model, corpus.facts))
         recipe = recipe.replace(model=model.model_dump())
-        whole = _settled(recipe, {}, corpus, device)
-        if not isinstance(recipe.model, NGram):
-            whole = _settled(recipe, {"steps": _steps(experiment, name, whole)}, corpus, device)
-        elif experiment.budget.tokens is not None:
+        if isinstance(recipe.model, NGram) and experiment.budget.tokens is not None:
             most = min(experiment.budget.tokens, len(corpus.shards.train))
             recipe = recipe.replace(data={**recipe.data.model_dump(exclude_none=True), "tokens": most})
-        made.append(Entrant(name, experiment.contenders[name], recipe, corpus, whole, device))
+        # how long it is follows from what a step costs, so its batch is chosen first
+        whole = _settled(recipe, {"schedule": _least(recipe)}, corpus, device)
+        each = Entrant(name, experiment.contenders[name], recipe, corpus, whole, device)
+        made.append(
+            each if each.counts or experiment.budget.axis == "minutes" else each.lasting(_steps(experiment, each))
+        )
     return made
 
 
@@ -249,21 +263,24 @@ def _some(texts: Iterator[str], source: TextSource) -> Iterator[str]:
 # ---- the budget
 
 
-def _steps(experiment: Experiment, name: str, recipe: SettledRecipe) -> int:
-    """How many steps the whole budget pays for."""
-    budget, batch = experiment.budget, recipe.batch
-    tokens = (batch.size or 1) * batch.length
-    if budget.axis == "minutes":
-        return recipe.steps
-    cost = flops_per_step(recipe) if budget.axis == "flops" else float(tokens)
+def _steps(experiment: Experiment, entrant: Entrant) -> int:
+    """How many steps a whole budget in FLOPs or tokens pays for."""
+    budget, batch = experiment.budget, entrant.whole.batch
+    tokens = entrant.tokens_per_step
+    cost = entrant.flops_per_step if budget.axis == "flops" else float(tokens)
     steps = int(budget.amount // cost)
     if steps < 1:
         what = f"{cost:.3g} FLOPs" if budget.axis == "flops" else f"{tokens:,} tokens"
         raise ConfigError(
-            f"{name}: one step of {batch.size} × {batch.length} tokens takes {what}, more than the budget of {budget}; "
-            "give a larger budget, or a smaller model or batch.size"
+            f"{entrant.name}: one step of {batch.size} × {batch.length} tokens takes {what}, more than the budget of "
+            f"{budget}; give a larger budget, or a smaller model or batch.size"
         )
     return steps
+
+
+def _least(recipe: Recipe) -> Tree:
+    """A schedule's lengths as short as they can be, for a run whose rates are not looked at."""
+    return {field: 1 for field in LENGTHS if getattr(recipe.schedule, field, None) is not None}
 
 
 def _for_length(tree: Tree, steps: int) -> None:
@@ -276,8 +293,8 @@ def _for_length(tree: Tree, steps: int) -> None:
         tree.get(section, {}).pop(field, None)
     for field in LENGTHS:
         given = tree["schedule"].get(field)
-        if given is not None and own is not None:
-            tree["schedule"][field] = max(1 if field == "every" else 0, round(given * steps / own))
+        if given and own is not None:
+            tree["schedule"][field] = max(1, round(given * steps / own))
 
 
 def _settled(recipe: Recipe, changes: dict[str, Any], corpus: Corpus, device: str) -> SettledRecipe:
