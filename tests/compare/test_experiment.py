@@ -147,6 +147,8 @@ def test_a_comparison_that_ends_is_not_run_again(folder: Path, capsys: Capture) 
     assert sum(gpt["nats"]) == pytest.approx(kept.evaluate()["loss"] * kept.evaluate()["tokens"], rel=1e-4)
     assert gpt["flops"] == pytest.approx(2e9, rel=0.02)
     assert not any((folder / "out/jobs").iterdir())
+    kinds = {"plan.json", "results.jsonl", "data", "jobs", "runs", "figures", "compare.html"}
+    assert {path.name for path in (folder / "out").iterdir()} == kinds
     assert (folder / "out/figures/loss-flops.png").is_file()
     first = (folder / "out/compare.html").read_text()
     assert run(words) == 0

@@ -146,7 +146,7 @@ def entrants(experiment: Experiment, folder: Path, device: str, log: Log) -> lis
 
     `device` is "cpu" or "cuda". Steps are those of a budget in FLOPs or tokens; for minutes they are found later.
     """
-    recipes = {name: _resolved(experiment, name, log) for name in experiment.contenders}
+    recipes = {name: _resolved(experiment, name) for name in experiment.contenders}
     corpora = _corpora(experiment, recipes, folder, device, log)
     if experiment.budget.axis == "tokens" and len({corpus.path for corpus in corpora.values()}) > 1:
         raise ConfigError(
@@ -174,7 +174,7 @@ def entrants(experiment: Experiment, folder: Path, device: str, log: Log) -> lis
     return made
 
 
-def _resolved(experiment: Experiment, name: str, log: Log) -> Recipe:
+def _resolved(experiment: Experiment, name: str) -> Recipe:
     """A contender's recipe, on the comparison's text."""
     each = experiment.contenders[name]
     changes = merge(experiment.settings, each.changes)

@@ -35,10 +35,10 @@ class Started:
     """A comparison that is ready to run, or to go on."""
 
     experiment: Experiment
-    out: Path
     entrants: list[Entrant]
     machine: Machine
     command: str
+    began: str
 
     @property
     def sweeps(self) -> list[Sweep]:
@@ -103,20 +103,32 @@ def claimed_folder(out: Path, plan: str = PLAN) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             out.mkdir(parents=True, exist_ok=True)
+            before = {entry.name for entry in out.iterdir()}
             stack.enter_context(locked(out / LOCK))
         except BlockingIOError:
             raise RunError(f"{out}: another process compares there; wait for it, or give another --out") from None
         except OSError as error:
             raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
+        stack.callback((out / LOCK).unlink, missing_ok=True)
         try:
             yield
-        except WeftError:
-            if missing and not (out / plan).exists():
-                shutil.rmtree(out, ignore_errors=True)
-                with suppress(OSError):
-                    for place in missing[1:]:
-                        place.rmdir()
+        except (WeftError, OSError):
+            if not (out / plan).exists():
+                _clear(out, before, missing)
             raise
+
+
+def _clear(out: Path, before: set[str], missing: Sequence[Path]) -> None:
+    """Remove what is in a folder beside what was there `before`, and the folders that were `missing`, inside out."""
+    for entry in out.iterdir():
+        if entry.name not in before:
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+    with suppress(OSError):
+        for place in missing:
+            place.rmdir()
 
 
 def _start(experiment: Experiment, place: Workplace) -> Started:
@@ -137,13 +149,12 @@ def _start(experiment: Experiment, place: Workplace) -> Started:
     ready = entrants(experiment, place.data or out / "data", device, log_to_stderr)
     if noted is None:
         machine = machine_for(ready, place.jobs)
-        steps = {each.name: each.whole.steps for each in ready}
-        noted = {"asked": asked, "machine": {"jobs": machine.jobs, "threads": machine.threads}, "steps": steps}
+        noted = {"asked": asked, "machine": {"jobs": machine.jobs, "threads": machine.threads}}
         noted |= {"command": place.command, "began": time.strftime("%Y-%m-%d %H:%M"), "weft": __version__}
         write_text(out / PLAN, json.dumps(noted, indent=1) + "\n")
     # threads decide the last bit of a sum, so they stay what they were
     machine = Machine(place.jobs or noted["machine"]["jobs"], noted["machine"]["threads"])
-    return Started(experiment, out, ready, machine, noted["command"])
+    return Started(experiment, ready, machine, noted["command"], noted["began"])
 
 
 def _noted(out: Path) -> dict[str, Any] | None:
@@ -203,7 +214,6 @@ def _facts(ready: Started) -> dict[str, str]:
     read = min(size, experiment.held_out or HELD_OUT[first.device])
     tokenizers = [f"{each.tokenizer.kind}, {each.shards.index.vocab_size:,} tokens" for each in corpora.values()]
     cores = f"{counted(ready.machine.jobs, 'job')} side by side"
-    noted = _noted(ready.out) or {}
     return {
         "text": f"{', '.join(experiment.data.sources)}: {first.corpus.shards.train.bytes:,} bytes to learn from",
         "held out": f"{size:,} bytes" + ("" if read == size else f", of which the first {read:,} or so are measured"),
@@ -212,7 +222,7 @@ def _facts(ready: Started) -> dict[str, str]:
         "seeds": str(experiment.seeds),
         "machine": f"{device_name(pick_device())}, {platform.machine()}, {cores}",
         "versions": f"weft {__version__}, torch {torch.__version__}",
-        "began": str(noted.get("began", "")),
+        "began": ready.began,
     }
 
 

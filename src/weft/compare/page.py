@@ -122,11 +122,6 @@ TABLE = (
 )
 
 
-def save_figures(comparison: Comparison, folder: Path | str) -> list[Path]:
-    """Write each chart of a comparison as .svg and .png: loss-flops.svg, multipliers.png, …"""
-    return ComparisonPage(comparison).save_figures(folder)
-
-
 def _sweep(drawings: Sequence[Drawing]) -> Markup:
     charts = html_charts(drawings, "cmp-small")
     if len(drawings) <= MANY:

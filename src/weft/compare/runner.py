@@ -97,7 +97,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.results = self.out / "results.jsonl"
         for line in read_lines(self.results):
-            outcome = validate(Outcome, {key: value for key, value in line.items() if key != "check"})
+            outcome = validate(Outcome, line)
             self.outcomes[job_of(outcome)] = outcome
         for job in list(self.outcomes):  # a job whose outcome was noted just before the end
             self._tidy(job)
