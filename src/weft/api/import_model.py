@@ -1,7 +1,6 @@
 """Models from other programs as runs."""
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from weft.interop.formats import read_model
 from weft.models.config import Encoder, EncoderDecoder
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
 from weft.recipe.objective import OBJECTIVES
+from weft.recipe.resolve import run_name
 from weft.runs.folder import RunFolder
 from weft.runs.imported import write_run
 
@@ -59,7 +59,7 @@ def recipe_for(bundle: ModelBundle, place: Path) -> Recipe:
     """The recipe of an imported model: how it reads, and the objective it could be trained for further."""
     tokenizer = {"kind": "pretrained", "path": str(place)}
     tree: dict[str, Any] = {
-        "name": re.sub(r"[^A-Za-z0-9._+-]+", "-", place.name).strip("-._+") or "run",
+        "name": run_name(place.name),
         "precision": "fp32",
         "compile": False,
         "tokenizer": tokenizer,

@@ -18,7 +18,7 @@ from weft.data.documents import left_out
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
-from weft.data.split import train_texts
+from weft.data.split import some_texts, train_texts
 from weft.errors import ConfigError, DataError, RunError, TokenizerError, WeftError
 from weft.models.base import device_of
 from weft.objectives import table as objectives
@@ -292,16 +292,8 @@ def trained_tokenizer(
 
 def _texts(objective: Objective[Any], side: Literal["target", "source"] | None) -> Iterator[str]:
     """The training text, for a tokenizer to learn from. Data of which nothing is left to train on is refused."""
-    found = False
-    for text in objective.texts(side):
-        found = found or bool(text)
-        yield text
-    if not found:
-        names = ", ".join(source for part in objective.recipe.data.parts for source in part.sources)
-        raise DataError(
-            f"{names}: too short to learn from one part and hold out another; give some thousand characters, "
-            "or hold out nothing with data.validation.kind=none"
-        )
+    sources = [source for part in objective.recipe.data.parts for source in part.sources]
+    return some_texts(objective.texts(side), sources, ", or hold out nothing with data.validation.kind=none")
 
 
 def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) -> tuple[TokenizerConfig, list[Choice]]:

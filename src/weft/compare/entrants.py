@@ -4,7 +4,6 @@ All that can be refused is refused here, before anything is trained.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +18,14 @@ from weft.data.amount import amount
 from weft.data.config import TextSource
 from weft.data.prepare import prepare
 from weft.data.shards import INDEX, Shards
-from weft.data.split import train_texts
+from weft.data.split import some_texts, train_texts
 from weft.errors import ConfigError, DataError
 from weft.explain.count import count
 from weft.explain.memory import Workload, training_memory
 from weft.models.config import NGram
 from weft.progress import Log
 from weft.recipe.config import Noam, Recipe, SettledRecipe
-from weft.recipe.resolve import resolve
+from weft.recipe.resolve import resolve, run_name
 from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.text.config import TokenizerConfig
@@ -188,7 +187,7 @@ def _resolved(experiment: Experiment, name: str) -> Recipe:
         raise ConfigError("there is no text to compare on; give it with --data, for instance --data book.txt")
     recipe = resolve(each.recipe, changes, list(data.sources), lambda line: None)
     own = {key: getattr(recipe.data, key) for key in ("document_mask", "tokens")}
-    recipe = recipe.replace(data={**data.model_dump(exclude_none=True), **own}, name=_safe(name))
+    recipe = recipe.replace(data={**data.model_dump(exclude_none=True), **own}, name=run_name(name))
     if recipe.objective.kind != "next-token":
         raise ConfigError(
             f"{name}: objective '{recipe.objective.kind}' has no bits per byte; models that predict the next token are "
@@ -199,10 +198,6 @@ def _resolved(experiment: Experiment, name: str) -> Recipe:
     recipe.objective.check(recipe.model)
     refuse_unread(recipe)
     return recipe
-
-
-def _safe(name: str) -> str:
-    return "".join(sign if sign.isalnum() or sign in "._+-" else "-" for sign in name).strip("-._+") or "run"
 
 
 # ---- text
@@ -242,22 +237,12 @@ def _corpus(recipe: Recipe, text: TextSource, place: Path, known: tuple[int, str
     if (place / INDEX).is_file() and (place / FILE).is_file():  # from an earlier start
         tokenizer = Tokenizer.load(place)
     else:
-        tokenizer, _, choices = trained_tokenizer(config, choices, lambda: _some(train_texts(text), text))
+        tokenizer, _, choices = trained_tokenizer(config, choices, lambda: some_texts(train_texts(text), text.sources))
         for choice in choices:
             log(f"  {choice}")
     if hasattr(config, "vocab_size"):
         config = config.replace(vocab_size=tokenizer.vocab_size)
     return Corpus(place, config, prepare(text, place, tokenizer))
-
-
-def _some(texts: Iterator[str], source: TextSource) -> Iterator[str]:
-    """Texts of which there is at least one."""
-    found = False
-    for each in texts:
-        found = found or bool(each)
-        yield each
-    if not found:
-        raise DataError(f"{', '.join(source.sources)}: too short to learn from one part and hold out another")
 
 
 # ---- the budget

@@ -56,6 +56,22 @@ def train_texts(text: TextSource) -> Iterator[str]:
     return (section.text for section in sections if section.side == "train")
 
 
+def some_texts(texts: Iterable[str], sources: Iterable[str], advice: str = "") -> Iterator[str]:
+    """The same texts, for a tokenizer to learn from; if all of them are empty, an error names their `sources`.
+
+    `advice` is what helps besides more text.
+    """
+    found = False
+    for text in texts:
+        found = found or bool(text)
+        yield text
+    if not found:
+        names = ", ".join(sources)
+        raise DataError(
+            f"{names}: too short to learn from one part and hold out another; give some thousand characters{advice}"
+        )
+
+
 def section_for(sources: Sequence[str]) -> int:
     """How long a section is: short for a short text, so that some sections can be held out of it."""
     total = sum(size for _, size, *_ in stamps(sources))

@@ -102,7 +102,7 @@ def _find(source: str) -> tuple[Tree, str]:
     """The tables that a name stands for, and what to call them in errors."""
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
-        return {"name": _name(path.stem), **read_toml(path)}, source
+        return {"name": run_name(path.stem), **read_toml(path)}, source
     if is_run(source):
         return read_toml(path / "config.toml"), source
     if source in recipe_names():
@@ -166,8 +166,9 @@ def changed_tables(changes: Iterable[str] | Mapping[str, Any]) -> Tree:
     return tree
 
 
-def _name(stem: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-._+") or "run"
+def run_name(words: str) -> str:
+    """Any words as the name of a run or of a folder, in which they can stand: letters, digits and . _ + -"""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", words).strip("-._+") or "run"
 
 
 def _expand(tree: Tree, where: str) -> Tree:
