@@ -7,7 +7,8 @@ import pytest
 
 from weft.api.run import load
 from weft.cli.main import run
-from weft.compare.config import contender, experiment
+from weft.compare.asked import contender
+from weft.compare.config import experiment
 from weft.compare.entrants import Entrant, entrants
 from weft.compare.jobs import Job
 from weft.compare.sizes import multiplied, resized, sized

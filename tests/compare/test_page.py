@@ -10,7 +10,7 @@ import pytest
 from tests.compare.page_sample import BASE, SHARES, VARIED, ablation, comparison, counted, measured, outcome
 
 from weft.compare.charts import AXES, effects_chart, looks, loss_charts, multiplier_chart, sweep_charts
-from weft.compare.drawing import log_ticks, scientific, spread
+from weft.compare.drawing import log_ticks, save_figures, scientific, spread
 from weft.compare.effects import main_effects
 from weft.compare.multiplier import Multiplier
 from weft.compare.page import ComparisonPage
@@ -287,7 +287,7 @@ def test_ticks_are_round_and_inside() -> None:
 def test_figures_are_written_by_name(tmp_path: Path) -> None:
     laws = {BASE: (0.75, 1.0), "new": (0.75, 2.0)}
     contenders = [replace(measured(name, law, tokens=0, seconds=0.0), sweep=()) for name, law in laws.items()]
-    paths = ComparisonPage(replace(comparison(), contenders=tuple(contenders))).save_figures(tmp_path)
+    paths = save_figures(ComparisonPage(replace(comparison(), contenders=tuple(contenders))).drawings(), tmp_path)
     names = ["loss-flops", "multipliers"]  # no other amounts, and no sweep
     assert [path.name for path in paths] == [f"{name}{suffix}" for name in names for suffix in (".svg", ".png")]
     assert paths[0].read_text("utf-8").count("<svg") == 1 and paths[1].read_bytes()[:4] == b"\x89PNG"

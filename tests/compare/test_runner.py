@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from weft.compare import runner
-from weft.compare.config import contender, experiment
+from weft.compare.asked import contender
+from weft.compare.config import experiment
 from weft.compare.entrants import Entrant, entrants
 from weft.compare.jobs import Job, Sweep
 from weft.compare.runner import Machine, Runner

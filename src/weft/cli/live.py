@@ -1,17 +1,48 @@
-"""A table on the terminal that follows a comparison; elsewhere a line for each run that ends."""
+"""A comparison on the terminal: a table that follows it, elsewhere a line for each run that ends, and what came out."""
 
+import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.cli import columns
+from weft.cli.terminal import echo
 from weft.progress import log_to_stderr
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from weft.compare.experiment import Workplace
+    from weft.compare.page import ComparisonPage
     from weft.compare.runner import Progress, Watch
+    from weft.compare.scaling_page import ScalingPage
+
+
+@contextmanager
+def workplace(folder: Path, jobs: int | None) -> Iterator["Workplace"]:
+    """Where a comparison runs, followed on the terminal."""
+    from weft.compare.experiment import Workplace
+
+    with live() as watch:
+        yield Workplace(folder, jobs=jobs, watch=watch, command=shlex.join(["weft", *sys.argv[1:]]))
+
+
+def show(page: "ComparisonPage | ScalingPage", places: Mapping[str, Path], as_json: bool) -> None:
+    """Write the page and its figures, and print what it says and where everything is."""
+    from weft.compare.drawing import save_figures
+
+    page.save(places["page"])
+    save_figures(page.drawings(), places["page"].parent / "figures")
+    if as_json:
+        columns.print_json(page.record())
+        return
+    echo(page.text())
+    echo("")
+    for what, place in places.items():
+        echo(f"{what:9}{place}")
 
 
 @contextmanager

@@ -50,3 +50,11 @@ Changes = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Changes, such as model.layers=8.", autocompletion=complete_keys),
 ]
+Text = Annotated[
+    list[str] | None,
+    typer.Option("--data", "-d", metavar="SOURCE", help="The text: files, folders, builtin:python."),
+]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs side by side (default: as many as fit).")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Where everything goes (default: one in comparisons/).")
+]

@@ -1,15 +1,13 @@
 """`weft scale`: a scaling law of one family of models on one text."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weft.cli import columns, options
+from weft.cli import options
+from weft.cli.live import show, workplace
 from weft.cli.loading import loading
-from weft.cli.terminal import echo
 
 
 def scale(
@@ -22,10 +20,7 @@ def scale(
         ),
     ],
     changes: options.Changes = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", "-d", metavar="SOURCE", help="The text: files, folders, builtin:python."),
-    ] = None,
+    data: options.Text = None,
     flops: Annotated[
         float | None, typer.Option("--budget", "--flops", help="Operations of the ladder's largest run, such as 1e13.")
     ] = None,
@@ -33,10 +28,8 @@ def scale(
     rungs: Annotated[int, typer.Option(help="Lengths of training of each size, each three times the one before.")] = 4,
     rates: Annotated[int, typer.Option(help="Learning rates that are tried for each size; 1: the recipe's own.")] = 5,
     seeds: Annotated[int, typer.Option(help="Runs of each.")] = 1,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs side by side (default: as many as fit).")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where everything goes (default: one in comparisons/).")
-    ] = None,
+    jobs: options.Jobs = None,
+    out: options.Out = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Fit how the loss of a family falls with its size and with the text it reads, and what to train next.
@@ -46,41 +39,22 @@ def scale(
 
       weft scale llama-tiny --data book.txt --budget 1e13
     """
-    from weft.cli.live import live
-    from weft.compare.config import experiment
+    from weft.compare.asked import Asked
     from weft.errors import ConfigError
-    from weft.recipe.resolve import changed_tables
 
     if flops is None:
         raise ConfigError("how large? give the operations of the ladder's largest run, for instance --budget 1e13")
-    above = changed_tables(changes or [])
-    text = above.pop("data", {}) | ({"sources": data} if data else {})
-    name = Path(recipe).name.removesuffix(".toml")
-    wanted = experiment(
-        {
-            "contenders": {name: {"recipe": recipe}},
-            "data": text,
-            "budget": {"flops": flops},
-            "settings": above,
-            "seeds": seeds,
-            "rungs": rungs,
-            "rates": rates,
-        }
+    asked = Asked(
+        [recipe, *(changes or [])],
+        data or [],
+        options={"seeds": seeds, "rungs": rungs, "rates": rates},
+        budget={"flops": flops},
     )
+    wanted = asked.experiment()
+    folder = out or Path("comparisons") / f"scale-{asked.folder}"
     with loading():
-        from weft.compare.experiment import Workplace
         from weft.compare.scale import page_of
         from weft.compare.scale import scale as run
-    folder = out or Path("comparisons") / f"scale-{name}"
-    command = shlex.join(["weft", *sys.argv[1:]])
-    with live() as watch:
-        found = run(wanted, Workplace(folder, jobs=jobs, watch=watch, command=command), sizes)
-    page = page_of(found)
-    page.save(folder / "scale.html")
-    page.save_figures(folder / "figures")
-    if as_json:
-        columns.print_json(page.record())
-        return
-    echo(page.text() or "")
-    echo(f"\npage     {folder / 'scale.html'}")
-    echo(f"numbers  {folder / 'ladder' / 'results.jsonl'}")
+    with workplace(folder, jobs) as place:
+        page = page_of(run(wanted, place, sizes))
+    show(page, {"page": folder / "scale.html", "numbers": folder / "ladder" / "results.jsonl"}, as_json)

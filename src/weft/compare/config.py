@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from weft.config import Config, Tree, assignments, flat, merge, nested, read_toml, validate
+from weft.config import Config, Tree, flat, merge, nested, read_toml, validate
 from weft.data.config import Data
 from weft.errors import ConfigError
-from weft.recipe.resolve import changed_tables
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+,=-]*$")]
 RATIO = 3  # of the budgets of one rung and the next
@@ -161,7 +160,7 @@ def _label(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# ---- from a file, or from words
+# ---- from a file
 
 
 def shipped() -> list[str]:
@@ -184,44 +183,25 @@ def tables_of(source: str) -> Tree | None:
 
 def _written_out(tree: Tree) -> Tree:
     """Contenders that are a recipe's name, or a table with `recipe` and changes beside it, as tables with both."""
-    given = tree.get("contenders")
-    if not isinstance(given, Mapping):
-        return tree
+    data = tree.get("data", {})
+    if isinstance(data, str | list):
+        data = {"sources": [data] if isinstance(data, str) else data}
+    written = {**tree, "data": data}
+    for key in ("contenders", "data", "settings"):
+        if not isinstance(written.get(key, {}), Mapping):
+            raise ConfigError(f"{key} = {written[key]!r}: expected a table")
     contenders: Tree = {}
-    for name, each in given.items():
+    for name, each in tree["contenders"].items():
         if isinstance(each, str):
             each = {"recipe": each}
         if not isinstance(each, Mapping) or not isinstance(each.get("recipe"), str):
             raise ConfigError(f'contenders.{name}: expected a recipe\'s name, or a table with recipe = "…"')
         own = {key: each[key] for key in ("recipe", "parameters") if key in each}
         contenders[name] = {**own, "changes": {key: value for key, value in each.items() if key not in own}}
-    data = tree.get("data")
-    if isinstance(data, str | list):
-        data = {"sources": [data] if isinstance(data, str) else data}
-    written = {**tree, "contenders": contenders, **({} if data is None else {"data": data})}
+    written["contenders"] = contenders
     if isinstance(tree.get("vary"), Mapping):  # dotted keys or tables of them, down to the list of values
         written["vary"] = flat(tree["vary"])
     return written
-
-
-def contender(words: str) -> tuple[str, Tree]:
-    """'transformer model.placement=pre', or 'wide=transformer model.d_model=512': its name and its table."""
-    first, *changes = words.split()
-    name, equals, recipe = first.partition("=")
-    if not equals:
-        recipe = first
-        name = ",".join(
-            [Path(recipe).name.removesuffix(".toml"), *(change.removeprefix("model.") for change in changes)]
-        )
-    return name, {"recipe": recipe, "changes": changed_tables(changes)}
-
-
-def varied(words: str) -> tuple[str, list[Any]]:
-    """'model.placement=pre,post': the key and its values."""
-    key, equals, values = words.partition("=")
-    if not equals or not all(key.split(".")) or not all(values.split(",")):
-        raise ConfigError(f"--vary {words}: expected KEY=VALUE,VALUE, for instance model.placement=pre,post")
-    return key, [flat(assignments([f"value={value}"]))["value"] for value in values.split(",")]
 
 
 def experiment(tree: Mapping[str, Any], source: str = "") -> Experiment:

@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -67,6 +68,11 @@ class Panels(Picture):
         for number, drawing in enumerate(self.drawings, 1):
             drawing.draw_on(figure.add_subplot(rows, columns, number))
         return figure
+
+
+def save_figures(drawings: Sequence[Drawing | Panels], folder: Path | str) -> list[Path]:
+    """Write each chart as .svg and .png under its name: loss-flops.svg, multipliers.png, …"""
+    return [each.save(Path(folder) / f"{each.name}{suffix}") for each in drawings for suffix in (".svg", ".png")]
 
 
 class Look(NamedTuple):

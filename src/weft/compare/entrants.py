@@ -210,7 +210,7 @@ def _corpora(
     made: dict[str, Corpus] = {}
     found: dict[str, Corpus] = {}
     data = experiment.data
-    text = TextSource(data.sources, data.validation, data.column, data.encoding)
+    text = data.text(data.parts[0])
     size = round(amount(list(data.sources), [data.column], data.encoding).bytes * data.training_share)
     for name, recipe in recipes.items():
         asked = json.dumps(recipe.tokenizer and recipe.tokenizer.model_dump(mode="json"), sort_keys=True)

@@ -4,7 +4,6 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 from markupsafe import Markup
@@ -61,7 +60,7 @@ class ComparisonPage(Picture):
         return main_effects(self.comparison.contenders, varied) if varied else []
 
     def figure(self) -> Figure:
-        """The first chart; `save_figures` writes all of them."""
+        """The first chart."""
         return self.drawings()[0].figure()
 
     def drawings(self) -> list[Drawing | Panels]:
@@ -75,11 +74,6 @@ class ComparisonPage(Picture):
         single = all(len(standing.contender.shares) <= 1 for standing in self.standings)
         return [] if self.comparison.varied and single else loss_charts(self.standings)
 
-    def save_figures(self, folder: Path | str) -> list[Path]:
-        """Write each chart as .svg and .png under its name."""
-        drawings = self.drawings()
-        return [each.save(Path(folder) / f"{each.name}{suffix}") for each in drawings for suffix in (".svg", ".png")]
-
     def text(self) -> str:
         """The table, the effects, the result and what weakens it, in 80 columns."""
         parts = [text_standings(self.standings)]
@@ -89,9 +83,9 @@ class ComparisonPage(Picture):
         parts += [textwrap.fill(each, WIDTH, break_long_words=False, break_on_hyphens=False) for each in told]
         return "\n\n".join(parts)
 
-    def records(self) -> list[dict[str, Any]]:
-        """The table as values: a record for each contender, best first."""
-        return [standing.record() for standing in self.standings]
+    def record(self) -> dict[str, Any]:
+        """The same as values: the result, and a record for each contender, best first."""
+        return {"result": self.result, "contenders": [standing.record() for standing in self.standings]}
 
     def sections(self) -> list[Section]:
         """From the result to how it was measured."""

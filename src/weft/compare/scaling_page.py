@@ -6,7 +6,6 @@ L(N, D) = E + A/N^α + B/D^β for N parameters and D tokens (Hoffmann et al. 202
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
@@ -96,13 +95,8 @@ class ScalingPage(Picture):
         ]
 
     def figure(self) -> Figure:
-        """The first chart; `save_figures` writes all of them."""
+        """The first chart."""
         return self.drawings()[0].figure()
-
-    def save_figures(self, folder: Path | str) -> list[Path]:
-        """Write each chart as .svg and .png under its name."""
-        drawings = self.drawings()
-        return [each.save(Path(folder) / f"{each.name}{suffix}") for each in drawings for suffix in (".svg", ".png")]
 
     def tables(self) -> list[Table]:
         """The constants, and the points by size."""

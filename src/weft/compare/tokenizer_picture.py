@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -169,6 +169,10 @@ class TokenizerComparison(Charts):
             cut = " ".join(shown(piece) for piece, _ in each.pieces)
             lines += textwrap.wrap(f"{begin}: {cut}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
         return "\n\n".join(filter(None, [super().text(), "\n".join(lines)]))
+
+    def record(self) -> dict[str, Any]:
+        """The same as values: a record for each tokenizer."""
+        return {"tokenizers": [asdict(each) for each in self.measures]}
 
     def html(self) -> str:
         """The chart, the tables, and the sentence as boxes."""

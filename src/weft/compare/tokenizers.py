@@ -4,25 +4,22 @@ Each is trained on the training side alone and measured on what is held out. Not
 which tokenizer a model predicts text best with is a matter of bits per byte, at equal compute.
 """
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
 
+from weft.compare.asked import ALLOWED, choose
 from weft.compare.tokenizer_picture import TokenizerComparison, TokenizerMeasure
-from weft.config import Tree, validate
 from weft.data.config import TextSource
 from weft.data.split import split_sections, train_texts
-from weft.errors import ConfigError, DataError, TokenizerError, suggestion
+from weft.errors import ConfigError, DataError, TokenizerError
 from weft.files import utf8_size
 from weft.progress import Log, bar, log_to_stderr
-from weft.text.config import KINDS, Byte, TokenizerConfig, TrainedConfig
+from weft.text.config import Byte, TrainedConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 LECTURE = "Henry is givin' a lectrue on transformers"  # the sentence under each tokenizer of lecture 3
@@ -48,7 +45,7 @@ def compare_tokenizers(
     """
     chosen = [(spec, choose(spec)) for spec in specs]
     if not chosen:
-        raise ConfigError(f"--tokenizers: name at least one: {_allowed()}")
+        raise ConfigError(f"--tokenizers: name at least one: {ALLOWED}")
     again = next((spec for spec, count in Counter(specs).items() if count > 1), None)
     if again is not None:
         raise ConfigError(f"--tokenizers {again}: it is named twice")
@@ -56,36 +53,6 @@ def compare_tokenizers(
     held_out, training = _sides(text, log)
     measures = [_measure(spec, each, text, held_out, sentence) for spec, each in chosen]
     return TokenizerComparison(tuple(measures), sentence, ", ".join(text.sources), training)
-
-
-def choose(spec: str) -> TrainedConfig | Tokenizer:
-    """The settings of a kind to train, or a finished tokenizer by its path."""
-    kind, colon, size = spec.partition(":")
-    if kind not in KINDS:
-        if spec and Path(spec).exists():
-            return Tokenizer.load(spec)
-        near = suggestion(kind, KINDS, what="kinds")
-        raise ConfigError(f"--tokenizers {spec}: neither a kind nor a file or folder; {near}; {_allowed()}")
-    settings: TrainedConfig = TypeAdapter(TokenizerConfig).validate_python({"kind": kind})  # type: ignore[assignment]
-    if not colon:
-        return settings
-    if not re.fullmatch(r"[1-9][0-9]{0,8}", size):
-        raise ConfigError(f"--tokenizers {spec}: '{size}' is no vocabulary size; {_allowed()}")
-    if isinstance(settings, Byte):
-        raise ConfigError(f"--tokenizers {spec}: a byte tokenizer has a vocabulary of its own; write byte")
-    return validate(type(settings), {"kind": kind, "vocab_size": int(size)}, "--tokenizers")
-
-
-def settings_of(spec: str) -> Tree:
-    """The tokenizer of a spec as a recipe has it."""
-    chosen = choose(spec)
-    if isinstance(chosen, Tokenizer):
-        return {"kind": "pretrained", "path": spec}
-    return chosen.model_dump(mode="json", exclude_none=True)
-
-
-def _allowed() -> str:
-    return f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, with a size as in bpe:8000, or a run or a tokenizer's file"
 
 
 def _source(data: TextSource | Sequence[str] | str) -> TextSource:
