@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from weft.cli import columns
 from weft.cli.terminal import echo
+from weft.errors import counted
 from weft.progress import log_to_stderr
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from weft.compare.page import ComparisonPage
     from weft.compare.runner import Progress, Watch
     from weft.compare.scaling_page import ScalingPage
+
+
+NOW = "now: share of the budget · step · loss"
 
 
 @contextmanager
@@ -69,7 +73,7 @@ class _Lines:
         if self._seen is None:
             self._seen = set(progress.outcomes)
             if self._seen:
-                log_to_stderr(f"{len(self._seen)} runs are finished already")
+                log_to_stderr(f"{counted(len(self._seen), 'run')} finished already")
         for job, outcome in progress.outcomes.items():
             if job not in self._seen:
                 self._seen.add(job)
@@ -86,15 +90,14 @@ def _table(progress: "Progress", seconds: float) -> "Group":
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, expand=False)
-    for title in ("contender", "runs", "best so far", "now"):
-        table.add_column(title, justify="left" if title in ("contender", "now") else "right", no_wrap=True)
+    for title in ("contender", "runs", "best so far", NOW):
+        table.add_column(title, justify="left" if title in ("contender", NOW) else "right", no_wrap=True)
     for name in dict.fromkeys(job.contender for job in progress.wanted):
         mine = [job for job in progress.wanted if job.contender == name]
         done = [progress.outcomes[job] for job in mine if job in progress.outcomes]
         best = min((outcome.bits_per_byte for outcome in done if outcome.nats), default=None)
         now = [
-            f"{'lr search' if job.share < 1 and job.seed == 0 else 'training'} {step:,}/{steps:,}"
-            + (f" loss {loss:.2f}" if loss is not None else "")
+            f"{_share(job.share)} · {step:,}/{steps:,}" + (f" · {loss:.2f}" if loss is not None else "")
             for job, (step, steps, loss) in progress.running.items()
             if job.contender == name
         ]
@@ -106,6 +109,11 @@ def _table(progress: "Progress", seconds: float) -> "Group":
     left = f", about {_time(seconds * (1 - share) / share)} left" if share > 0.02 else ""
     line = f"{share:.0%} after {_time(seconds)}{left}. Ctrl-C saves, the same command continues."
     return Group(table, Text(line, style="dim"))
+
+
+def _share(share: float) -> str:
+    """A share of the budget in a word; the first steps of a budget in minutes are taken to time them."""
+    return "timing" if not share else "whole" if share == 1 else f"1/{round(1 / share)}"
 
 
 def _time(seconds: float) -> str:
