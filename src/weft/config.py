@@ -191,6 +191,7 @@ EXPECTED = {
     "float": "a number",
     "bool": "true or false",
     "finite": "a finite number",
+    "dict": "a table",
     "string_too_short": "some text",
     "string": "text",
 }

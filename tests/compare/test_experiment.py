@@ -62,6 +62,71 @@ def test_mistakes_are_one_line_and_leave_nothing(folder: Path, capsys: Capture, 
     assert sorted(path.name for path in folder.iterdir()) == ["book.txt", "short.txt"]
 
 
+BOTH = ["gpt-tiny", "lstm", "--data", "book.txt"]
+ONE = ["gpt-tiny", "--data", "book.txt", "--flops", "1e10"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        *(([*BOTH, "--tokens", given], f"budget.tokens = {given}: expected a finite") for given in ("nan", "inf")),
+        ([*BOTH, "--tokens", "-5"], "budget.tokens = -5.0: expected a number greater than 0"),
+        ([*BOTH, "--flops", "nan"], "budget.flops = nan: expected a finite number"),
+        ([*BOTH, "--flops", "-1"], "budget.flops = -1.0: expected a number greater than 0"),
+        ([*BOTH, "--flops", "1e300"], "budget.flops = 1e+300: expected a number less than or equal to"),
+        ([*BOTH, "--minutes", "0"], "budget.minutes = 0.0: expected a number greater than 0"),
+        ([*BOTH, "--flops", "1e10", "--seeds", "0"], "seeds = 0: expected a number greater than or equal to 1"),
+        ([*BOTH, "--flops", "1e10", "--seeds", "99999999999"], "expected a number less than or equal to 100"),
+        ([*BOTH, "--flops", "1e10", "--rungs", "99"], "rungs = 99: expected a number less than or equal to 8"),
+        ([*BOTH, "--flops", "1e10", "--rates", "0"], "rates = 0: expected a number greater than or equal to 1"),
+        ([*BOTH, "--flops", "1e10", "--grid", "some"], "grid = 'some': available: full, one"),
+        ([*BOTH, "--flops", "1e10", "--sizes", "x"], "sizes = 'x': available: budget, fixed"),
+        ([*BOTH, "--flops", "1e10", "--baseline", "nobody"], "baseline = 'nobody': not one of gpt-tiny, lstm"),
+        ([*BOTH, "--flops", "1e10", "--jobs", "0"], "invalid value for '--jobs'"),
+        ([*BOTH, "--flops", "1e10", "--out", "book.txt"], "book.txt: is a file; give a folder with --out"),
+        ([*BOTH, "--flops", "1e10", "--out", "."], "holds other files already; give a new or an empty folder"),
+        ([*BOTH, "--flops", "1e10", "data=5"], "data = 5: expected a table; text is given with --data"),
+        (["a/b=gpt-tiny", *BOTH, "--flops", "1e10"], "contenders: 'a/b' can't be a name: expected letters, digits"),
+        (["", *BOTH, "--flops", "1e10"], "'': expected a preset, a recipe or a .toml file"),
+        ([*ONE, "--vary", "model.layers=1,2", "--vary", "model.layers=3,4"], "--vary model.layers: given twice"),
+        ([*ONE, "--tokenizers", "bpe:0"], "--tokenizers bpe:0: '0' is no vocabulary size"),
+        ([*ONE, "--tokenizers", "bpe:300,bpe:300"], "--tokenizers bpe:300: it is named twice"),
+        (["--tokenizers", "bpe:0", "--data", "book.txt"], "--tokenizers bpe:0: '0' is no vocabulary size"),
+        (["--tokenizers", "char", "--data", "book.txt", "--out", "book.txt"], "cannot be written: book.txt is not a"),
+        (["--tokenizers", "char", "--data", "book.txt", "model.layers=2"], "model: a model's setting, and no model"),
+        (
+            [*BOTH, "--flops", "1e10", "--out", "new/folder", "tokenizer=byte", "schedule.warmup=1000"],
+            "gpt-tiny: schedule.warmup = 1000 is longer than the 3 steps that the budget pays for",
+        ),
+    ],
+)
+def test_values_that_cannot_be_are_refused(folder: Path, capsys: Capture, words: list[str], line: str) -> None:
+    test_mistakes_are_one_line_and_leave_nothing(folder, capsys, words, line)
+
+
+def test_a_folder_that_was_empty_is_empty_again(folder: Path, capsys: Capture) -> None:
+    (folder / "out").mkdir()
+    assert run(["compare", *BOTH, "--flops", "1e7", "--out", "out"]) == 2
+    assert "more than the budget of 1e7 FLOPs" in capsys.readouterr().err
+    assert not any((folder / "out").iterdir())
+
+
+@pytest.mark.parametrize("given", ["contenders = 5", "data = 5", "settings = 5", "budget = 5", "vary = 5"])
+def test_a_file_of_other_types_is_refused(folder: Path, capsys: Capture, given: str) -> None:
+    contenders = "" if "contenders" in given else 'contenders = {a = "gpt-tiny", b = "lstm"}\n'
+    (folder / "own.toml").write_text(f"{contenders}{given}\n")
+    assert run(["compare", "own.toml", "--data", "book.txt", "--seeds", "1"]) == 2
+    assert f"{given}: expected a table" in capsys.readouterr().err
+
+
+def test_json_of_tokenizers(folder: Path, capsys: Capture) -> None:
+    assert run(["compare", "--tokenizers", "char,byte", "--data", "book.txt", "--json"]) == 0
+    char, byte = json.loads(capsys.readouterr().out)["tokenizers"]
+    assert (char["name"], byte["name"]) == ("char", "byte")
+    assert byte["tokens"] == byte["bytes"] == char["bytes"] == char["tokens"]  # all of it is ASCII
+    assert (folder / "comparisons/tokenizers/tokenizers.html").is_file()
+
+
 def ready(folder: Path, *words: str, **more: object) -> list[Entrant]:
     """Contenders on the book."""
     tree = {"data": {"sources": ["book.txt"]}, "budget": {"flops": 1e9}, **more}

@@ -71,6 +71,19 @@ def test_the_law_is_found_and_foretells_the_next_rung() -> None:
     [
         (["llama-tiny", "--data", "book.txt"], "how large?"),
         (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--sizes", "2"], "three sizes or more"),
+        *(
+            (["llama-tiny", "--data", "book.txt", "--budget", given], f"budget.flops = {float(given)}: expected a")
+            for given in ("nan", "-1", "0", "1e300")
+        ),
+        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--sizes", "5000"], "16 at most"),
+        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--sizes", "x"], "invalid value for '--sizes'"),
+        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--rungs", "99"], "rungs = 99: expected"),
+        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--rates", "0"], "rates = 0: expected"),
+        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--out", "book.txt"], "book.txt: is a file"),
+        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--out", "."], "holds other files already"),
+        (["llama-tiny", "lstm", "--data", "book.txt", "--budget", "1e12"], "a scaling law is of one family"),
+        (["llama-tiny", "steps=9", "--data", "book.txt", "--budget", "1e12"], "steps: the budget decides"),
+        (["llama-tiny", "schedule.warmup=9000", "--data", "book.txt", "--budget", "1e12"], "that the budget pays for"),
         (["llama-tiny", "--budget", "1e12"], "there is no text to compare on"),
         (["ngram-3", "--data", "book.txt", "--budget", "1e12"], "a 'ngram' model has no width to choose"),
         (["llama-tiny", "--data", "book.txt", "--budget", "1e8"], "no model of this family has about"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from weft.compare.config import Experiment, experiment, tables_of
+from weft.compare.config import Experiment, experiment, plain, tables_of
 from weft.config import Tree, assignments, flat, merge, validate
 from weft.data.config import Data, TextSource
 from weft.errors import ConfigError, suggestion
@@ -63,13 +63,17 @@ class Asked:
         """Everything that was asked for, with what is varied written out."""
         file = tables_of(self.named[0]) if len(self.named) == 1 else None
         tree: Tree = {"budget": {}, "data": {}, **(file if file is not None else self._contenders())}
-        above = self._settings()
+        above, vary = self._settings(), dict[str, list[Any]]()
         if "data" in above:  # the text is everybody's
             tree["data"] = merge(tree["data"], above.pop("data"))
         if above:
             tree["settings"] = merge(tree.get("settings", {}), above)
-        if self.vary:
-            tree["vary"] = dict(map(varied, self.vary))
+        for key, values in map(varied, self.vary):
+            if key in vary:
+                raise ConfigError(f"--vary {key}: given twice; give all of its values at once")
+            vary[key] = values
+        if vary:
+            tree["vary"] = vary
         if self.tokenizers:
             tree["contenders"] = _with_tokenizers(tree["contenders"], self.tokenizers)
         tree |= _given(self.options)
@@ -92,6 +96,8 @@ class Asked:
     def _settings(self) -> Tree:
         """What is set for all contenders, the text among it."""
         above = changed_tables([word for word in self.words if word not in self.named])
+        if not isinstance(above.get("data", {}), Mapping):
+            raise ConfigError(f"data = {above['data']!r}: expected a table; text is given with --data")
         if self.data:
             above["data"] = merge(above.get("data", {}), {"sources": list(self.data)})
         return above
@@ -123,11 +129,13 @@ def _names_a_recipe(word: str) -> bool:
 
 def contender(words: str) -> tuple[str, Tree]:
     """'transformer model.placement=pre', or 'wide=transformer model.d_model=512': its name and its table."""
-    first, *changes = words.split()
+    first, *changes = words.split() or [""]
+    if not first:
+        raise ConfigError(f"'{words}': expected a preset, a recipe or a .toml file")
     name, equals, recipe = first.partition("=")
     if not equals:
         recipe = first
-        name = ",".join([run_name(_stem(recipe)), *(change.removeprefix("model.") for change in changes)])
+        name = ",".join([run_name(_stem(recipe)), *(plain(change.removeprefix("model.")) for change in changes)])
     return name, {"recipe": recipe, "changes": changed_tables(changes)}
 
 

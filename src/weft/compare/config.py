@@ -3,6 +3,7 @@
 They come from the command line or from a TOML file; both are the same to what follows.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from itertools import product
@@ -15,7 +16,7 @@ from weft.config import Config, Tree, flat, merge, nested, read_toml, validate
 from weft.data.config import Data
 from weft.errors import ConfigError
 
-Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+,=-]*$")]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,=-]{0,149}")  # of a contender, and of its files
 RATIO = 3  # of the budgets of one rung and the next
 STEP = 2.0  # of one learning rate and the next in the sweep
 
@@ -23,7 +24,7 @@ STEP = 2.0  # of one learning rate and the next in the sweep
 class Budget(Config):
     """What every contender may use: floating-point operations of training, tokens that are read, or minutes."""
 
-    flops: PositiveFloat | None = None
+    flops: Annotated[float, Field(gt=0, le=1e30)] | None = None
     tokens: PositiveInt | None = None
     minutes: PositiveFloat | None = None
 
@@ -46,7 +47,8 @@ class Budget(Config):
         return float(self.flops or self.tokens or self.minutes or 0.0)
 
     def __str__(self) -> str:
-        words = {"flops": f"{self.amount:.3g} FLOPs".replace("e+", "e"), "tokens": f"{self.amount:,.0f} tokens"}
+        flops = re.sub(r"e\+0?", "e", f"{self.amount:.3g} FLOPs")
+        words = {"flops": flops, "tokens": f"{self.amount:,.0f} tokens"}
         return words.get(self.axis, f"{self.amount:g} minutes")
 
 
@@ -72,12 +74,12 @@ class Experiment(Config):
     those that differ from the first contender in one of them.
     """
 
-    contenders: dict[Name, Contender]
+    contenders: dict[str, Contender]
     data: Data
     budget: Budget
-    seeds: PositiveInt = 3
+    seeds: Annotated[int, Field(ge=1, le=100)] = 3
     rungs: Annotated[int, Field(ge=1, le=8)] = 4
-    rates: PositiveInt = 5
+    rates: Annotated[int, Field(ge=1, le=25)] = 5
     sizes: Literal["fixed", "budget"] = "fixed"
     baseline: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -87,6 +89,12 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
+        for name in self.contenders:
+            if not NAME.fullmatch(name):
+                raise ValueError(
+                    f"contenders: '{name}' can't be a name: expected letters, digits and . _ + , = - (150 at most); "
+                    "give it another, as in wide=transformer"
+                )
         if self.baseline is not None and self.baseline not in self.contenders:
             raise ValueError(f"baseline = '{self.baseline}': not one of {', '.join(self.contenders)}")
         for key, values in self.vary.items():
@@ -120,7 +128,8 @@ class Experiment(Config):
             contenders[",".join(labels.values())] = Contender(recipe=base.recipe, changes=changes, levels=labels)
         if len(contenders) < len(combinations):
             raise ConfigError("vary: two values of one setting are the same")
-        return self.replace(contenders={name: each.model_dump() for name, each in contenders.items()})
+        changes = {"contenders": {name: each.model_dump() for name, each in contenders.items()}}
+        return validate(Experiment, {**self.model_dump(exclude_none=True), **changes})
 
     @property
     def varied(self) -> dict[str, tuple[str, ...]]:
@@ -151,13 +160,18 @@ def _short(keys: list[str]) -> dict[str, str]:
     return {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
 
 
+def plain(words: str) -> str:
+    """Words with signs that no contender's name has replaced."""
+    return re.sub(r"[^A-Za-z0-9._+,=-]+", "-", words)
+
+
 def _label(value: Any) -> str:
     """A value in a word: a table's kind and, if that is all there is to tell, nothing else."""
     if isinstance(value, Mapping):
         kind = str(value.get("kind", ""))
         rest = [f"{key}={_label(each)}" for key, each in flat(value).items() if key != "kind"]
         return kind or "+".join(rest)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else plain(str(value))
 
 
 # ---- from a file

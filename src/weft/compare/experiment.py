@@ -104,6 +104,8 @@ def claimed_folder(out: Path, plan: str = PLAN) -> Iterator[None]:
         try:
             out.mkdir(parents=True, exist_ok=True)
             before = {entry.name for entry in out.iterdir()}
+            if not (out / plan).exists() and before - {LOCK, "data", Path(plan).parts[0]}:
+                raise ConfigError(f"{out}: holds other files already; give a new or an empty folder with --out")
             stack.enter_context(locked(out / LOCK))
         except BlockingIOError:
             raise RunError(f"{out}: another process compares there; wait for it, or give another --out") from None
@@ -143,8 +145,6 @@ def _start(experiment: Experiment, place: Workplace) -> Started:
                 f"{out}: holds another comparison (differs in: {', '.join(differing)}); give another folder with "
                 "--out, or remove it"
             )
-    elif any(entry.name not in (LOCK, "data") for entry in out.iterdir()):
-        raise ConfigError(f"{out}: holds other files already; give a new or an empty folder with --out")
     device = pick_device().type
     ready = entrants(experiment, place.data or out / "data", device, log_to_stderr)
     if noted is None:

@@ -21,6 +21,7 @@ from weft.explain.units import short
 
 SPREAD = 2.0  # of one size of the ladder and the next
 TOKENS = 10  # a parameter, of the largest run: the smaller sizes have more
+MOST = 16  # sizes
 LADDER, NEXT = "ladder", "next"
 
 
@@ -41,8 +42,10 @@ def ladder(experiment: Experiment, sizes: int) -> Experiment:
         raise ConfigError("a scaling law is of one family: give one preset or recipe")
     if experiment.budget.flops is None:
         raise ConfigError("a ladder's budget is in FLOPs, those of its largest run: give --flops, for instance 1e13")
-    if sizes < 3:
-        raise ConfigError(f"--sizes {sizes}: a law needs three sizes or more")
+    if not 3 <= sizes <= MOST:
+        raise ConfigError(
+            f"--sizes {sizes}: a law needs three sizes or more, each twice the one before; {MOST} at most"
+        )
     (base,) = experiment.contenders.values()
     largest = math.sqrt(experiment.budget.flops / (6 * TOKENS))
     wanted = [largest * SPREAD**-rung for rung in reversed(range(sizes))]

@@ -63,9 +63,11 @@ def sized(model: Model, wanted: float) -> Model:
             break
         best, distance = other, found
     if distance > math.log(NEAR):
+        small = multiplied(best) > wanted
+        advice = "a larger budget, or a smaller vocabulary such as tokenizer=char" if small else "a smaller budget"
         raise ConfigError(
             f"no model of this family has about {wanted:,.0f} parameters with a vocabulary of {best.vocab_size:,}: the "
-            f"nearest has {multiplied(best):,}; give a larger budget, or a smaller vocabulary such as tokenizer=char"
+            f"nearest has {multiplied(best):,}; give {advice}"
         )
     return best
 
