@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, minimize_scalar
 
@@ -148,11 +148,14 @@ def test_too_few_runs() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.floats(0.1, 10), min_size=9, max_size=9))
+@example([1.0, 4.0, 1.0, 0.125, 4.0, 5.0, 8.0, 4.0, 0.5])  # which fall with neither
 def test_any_losses_give_finite_constants(losses: list[float]) -> None:
     cells = [(size, length) for size in (1e5, 1e6, 1e7) for length in (1e6, 1e7, 1e8)]
     found: Fit = fit([Point(*cell, loss) for cell, loss in zip(cells, losses, strict=True)], draws=20)
     assert np.isfinite(found.draws).all()
-    assert np.isfinite([found.predict(1e8, 1e9), *found.predict_interval(1e8, 1e9), *found.optimal(1e18)]).all()
+    assert np.isfinite([found.predict(1e8, 1e9), *found.predict_interval(1e8, 1e9)]).all()
+    assert min(*found.optimal(1e18), *found.optimal_interval(1e18)) >= 1 - 1e-9
+    assert max(*found.optimal(1e18), *found.optimal_interval(1e18)) <= 1e18 / 6 * (1 + 1e-9)
 
 
 def test_it_is_quick_and_the_same_again() -> None:

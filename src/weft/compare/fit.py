@@ -212,7 +212,11 @@ def _law(constants: Array, parameters: float | Array, tokens: float | Array) -> 
 
 
 def _optimal_parameters(constants: Array, flops: float) -> Array:
-    """(draws,) for constants (draws, 5)."""
+    """(draws,) for constants (draws, 5): one parameter at least, and one token.
+
+    Losses that hardly fall with size and length leave small exponents, by which the optimum is divided: without these
+    ends it could be any number, infinity among them.
+    """
     _, A, B, alpha, beta = constants.T
-    both = alpha + beta
-    return np.exp((np.log(alpha * A / (beta * B)) + beta * math.log(flops / 6)) / both)
+    found = (np.log(alpha * A / (beta * B)) + beta * math.log(flops / 6)) / (alpha + beta)
+    return np.exp(np.clip(found, 0, math.log(flops / 6)))

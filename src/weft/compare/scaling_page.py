@@ -71,7 +71,9 @@ class ScalingPage(Picture):
         if self.budget:
             size, tokens = self.optimum or self.fit.optimal(self.budget)
             low, high = self.fit.optimal_interval(self.budget)
-            bounds = f"{short(low)}–{short(high)}" if low >= 1 and high <= self.budget else "the runs hardly tell"
+            bounds = (
+                f"{short(low)}–{short(high)}" if low > 1 and high < 0.99 * self.budget / 6 else "the runs hardly tell"
+            )
             told += (
                 f" For {flops_text(self.budget)} FLOPs it is {short(size)} parameters ({bounds}), trained on"
                 f" {short(tokens)} tokens."
