@@ -68,8 +68,12 @@ position = {kind = "bins", width = 3}
 kind = "byte"
 """
 
-BUILT = """
+# built, planned, trained and used in one process: most of the time goes into its start
+WHOLE = """
+import contextlib, io
 import torch
+from weft.cli.main import run
+from weft.errors import ConfigError
 from weft.models.build import build
 from weft.nn.config import Bins
 from weft.recipe.resolve import resolve
@@ -88,6 +92,16 @@ state = model.start(2, 9)
 steps = [model.step(part, state) for part in tokens.split([4, 1, 1, 3], dim=1)]
 assert torch.allclose(whole, torch.cat(steps, dim=1), atol=1e-4)
 print(sum(parameter.numel() for parameter in model.parameters()))
+try:
+    resolve("recipe.toml", ["model.position.kind=bin"])
+except ConfigError as error:
+    print(error)
+assert run(["plan", "recipe.toml"]) == 0
+out = io.StringIO()
+with contextlib.redirect_stdout(out):
+    train = ["train", "recipe.toml", "--data", "text.txt", "--run", "run", "steps=2", "checkpoint.every=1"]
+    assert run([*train, "batch.size=2", "batch.length=16"]) == 0
+    assert run(["generate", "run", "--prompt", "the frog", "--max-tokens", "4"]) == 0
 """
 
 
@@ -105,39 +119,32 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(tree: Path, *arguments: str) -> str:
+@pytest.fixture(scope="module")
+def printed(tree: Path) -> str:
+    """What was said of it, after all that is done with it has gone well."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "COLUMNS": "120"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", WHOLE], cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_it_is_counted_as_it_is_built_and_can_be_stepped(tree: Path) -> None:
-    built = int(run(tree, "-c", BUILT))
-    plan = run(tree, "-m", "weft", "plan", "recipe.toml").split("\n\n")[0]
+def test_it_is_counted_as_it_is_built(printed: str) -> None:
+    built, _, plan = printed.split("\n\n")[0].split("\n", 2)
     rows = dict(re.findall(r"^(\w+) +([\d,]+)", plan, flags=re.MULTILINE))
     assert int(rows["positions"].replace(",", "")) == 11 * 16 + 2
-    assert int(rows["all"].replace(",", "")) == built
+    assert int(rows["all"].replace(",", "")) == int(built)
 
 
-def test_it_is_trained_saved_and_used(tree: Path) -> None:
-    steps = ["steps=2", "checkpoint.every=1", "batch.size=2", "batch.length=16"]
-    run(tree, "-m", "weft", "train", "recipe.toml", "--data", "text.txt", "--run", "run", *steps)
+def test_it_is_trained_and_saved(tree: Path, printed: str) -> None:
     first, second = (
         load_file(tree / "run" / "checkpoints" / f"step-0000000{step}" / "model.safetensors") for step in (1, 2)
     )
     for name in ("decoder.position.weight", "decoder.position.slopes"):
         assert first[name].isfinite().all()
         assert not torch.equal(first[name], second[name])
-    run(tree, "-m", "weft", "generate", "run", "--prompt", "the frog", "--max-tokens", "4")
 
 
-def test_an_unknown_kind_is_answered_with_the_new_one(tree: Path) -> None:
-    code = "from weft.recipe.resolve import resolve\nresolve('recipe.toml', ['model.position.kind=bin'])"
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tree, env=environment, capture_output=True, text=True, check=False
-    )
-    assert "model.position.kind = 'bin': unknown kind; did you mean 'bins'" in done.stderr
+def test_an_unknown_kind_is_answered_with_the_new_one(printed: str) -> None:
+    assert "model.position.kind = 'bin': unknown kind; did you mean 'bins'" in printed.splitlines()[1]

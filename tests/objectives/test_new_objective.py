@@ -132,10 +132,27 @@ for words in json.loads(sys.argv[1]):
         code = run(words)
     print(json.dumps([code, out.getvalue(), err.getvalue()]))
 """
+MODEL = ["model.layers=1", "model.d_model=32", "model.attention.heads=2", "model.feedforward.d_ff=32"]
+SETTINGS_GIVEN = ["objective.grades=4", "steps=60", "batch.size=16", "batch.length=16", "optimizer.lr=0.01"]
+MISTAKES = {
+    "objective.grades=1": "objective.grades = 1: expected a number greater than or equal to 2",
+    "evaluate.metric=within": "objective 'grade' has no such metric; did you mean 'within_one'?",
+    "model=lstm": "model.kind = 'recurrent': objective 'grade' needs an encoder or decoder with a head of kind",
+}
 
 
-def run(package: Path, *commands: list[str]) -> list[list[Any]]:
-    """Commands of the copy, all in one process: most of the time goes into its start."""
+@pytest.fixture(scope="module")
+def done(package: Path, rows: Path) -> list[list[Any]]:
+    """What the copy's commands printed, all in one process: most of the time goes into its start."""
+    train = ["train", "bert-tiny", "--data", str(rows), "objective=grade"]
+    commands = [
+        [*train, "--run", "run", "tokenizer=word", *SETTINGS_GIVEN, *MODEL],
+        ["evaluate", "run", "--json"],
+        ["evaluate", "run", "--data", str(rows)],
+        ["classify", "run", str(rows), "--json"],
+        ["train", "--resume", "run"],
+        *([*train, word] for word in MISTAKES),
+    ]
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS, json.dumps(commands)],
         cwd=package,
@@ -159,25 +176,14 @@ def test_two_files_are_edited_and_one_is_new(package: Path) -> None:
     assert differences(found) == {"recipe/objective.py", "objectives/grade.py", "objectives/table.py"}
 
 
-def test_it_is_learned_measured_and_resumed(package: Path, rows: Path, tmp_path: Path) -> None:
-    place = str(tmp_path / "run")
-    model = ["model.layers=1", "model.d_model=32", "model.attention.heads=2", "model.feedforward.d_ff=32"]
-    words = ["objective=grade", "objective.grades=4", "steps=60", "batch.size=16"]
-    words += ["batch.length=16", "optimizer.lr=0.01", "tokenizer=word", *model]
-    trained, evaluated, elsewhere, used, resumed = run(
-        package,
-        ["train", "bert-tiny", "--data", str(rows), "--run", place, *words],
-        ["evaluate", place, "--json"],
-        ["evaluate", place, "--data", str(rows)],
-        ["classify", place, str(rows), "--json"],
-        ["train", "--resume", place],
-    )
+def test_it_is_learned_measured_and_resumed(package: Path, done: list[list[Any]]) -> None:
+    trained, evaluated, elsewhere, used, resumed, *_ = done
     code, out, err = trained
     assert code == 0, err
     assert "a model that has learned nothing has a loss of 2.08" in err  # 3 · ln 2
-    for shown in ("accuracy", "within one", f"use       weft classify {place} < lines.txt"):
+    for shown in ("accuracy", "within one", "use       weft classify run < lines.txt"):
         assert shown in out
-    assert (tmp_path / "run/report.html").exists()
+    assert (package / "run/report.html").exists()
 
     code, out, err = evaluated
     assert code == 0, err
@@ -191,15 +197,7 @@ def test_it_is_learned_measured_and_resumed(package: Path, rows: Path, tmp_path:
     assert resumed[0] == 0, resumed[2]
 
 
-def test_its_mistakes_are_one_line(package: Path, rows: Path) -> None:
-    mistakes = {
-        "objective.grades=1": "objective.grades = 1: expected a number greater than or equal to 2",
-        "evaluate.metric=within": "objective 'grade' has no such metric; did you mean 'within_one'?",
-        "model=lstm": "model.kind = 'recurrent': objective 'grade' needs an encoder or decoder with a head of kind",
-    }
-    given = ["train", "bert-tiny", "--data", str(rows), "objective=grade"]
-    for (code, _, err), line in zip(
-        run(package, *([*given, word] for word in mistakes)), mistakes.values(), strict=True
-    ):
+def test_its_mistakes_are_one_line(done: list[list[Any]]) -> None:
+    for (code, _, err), line in zip(done[-len(MISTAKES) :], MISTAKES.values(), strict=True):
         assert code == 2
         assert line in err and err.count("\n") == 1
