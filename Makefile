@@ -5,8 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-# Small models gain nothing from many threads, and the tests run in several processes.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# Small models gain nothing from many threads, and the tests run in several processes, which start sooner where what
+# Python compiled is kept.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
 .PHONY: help install quickstart test test-all test-resume test-weights lint format bench docs clean
 

@@ -49,8 +49,8 @@ def loss_after_training(masked: bool) -> float:
         if masked
         else build(bert(2, 32, 4, 16, 16).replace(**common, placement="pre", head={"kind": "lm"}))
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(120):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
         tokens = torch.randint(16, (32, 9))
         loss = F.cross_entropy(model(tokens[:, :-1])[:, :-1].flatten(0, 1), tokens[:, 1:-1].flatten())
         optimizer.zero_grad()

@@ -108,6 +108,7 @@ def test_weights_and_biases_sees_every_line_and_the_same_run(  # type: ignore[no
     assert recorder.finished == 2
 
 
+@pytest.mark.slow  # for the service that wandb starts
 def test_weights_and_biases_offline(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     pytest.importorskip("wandb")
     settings = recipe("log.wandb=offline", "steps=2", "log.every=1")
