@@ -199,7 +199,9 @@ def test_a_family_in_other_sizes(name: str) -> None:
         assert abs(products / (2 * multiplied(found)) - 1) < 0.08
 
 
-def test_a_comparison_that_ends_is_not_run_again(folder: Path, capsys: Capture) -> None:
+def test_a_comparison_that_ends_is_not_run_again(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["compare", GPT, "ngram-3", "--data", "book.txt", "--flops", "2e9", "--seeds", "1", "--rungs", "1"]
     words += ["--rates", "1", "--jobs", "1", "--out", "out", "tokenizer=char", "batch.length=32"]
     assert run(words) == 0
@@ -217,6 +219,7 @@ def test_a_comparison_that_ends_is_not_run_again(folder: Path, capsys: Capture) 
     assert {path.name for path in (folder / "out").iterdir()} == kinds
     assert (folder / "out/figures/loss-flops.png").is_file()
     first = (folder / "out/compare.html").read_text()
+    monkeypatch.setattr("weft.compare.drawing.save_figures", lambda drawings, folder: [])  # which take seconds
     assert run(words) == 0
     assert (folder / "out/results.jsonl").read_text() == results
     assert (folder / "out/compare.html").read_text() == first

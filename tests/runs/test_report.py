@@ -73,10 +73,10 @@ def test_memory_is_predicted_for_the_rows_that_were_found_to_fit(  # type: ignor
         if len(parts[0].tokens) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    many = recipe("steps=3", "batch.size=64", "batch.micro=2")
+    many = recipe("steps=1", "batch.size=16", "batch.micro=2")
     expected = write_report(train(many, tmp_path / "two", corpus=corpus, quiet=True).run).read_text()
     meddle_with_steps(monkeypatch, little_memory)
-    auto = recipe("steps=3", "batch.size=64", "batch.micro=auto")
+    auto = recipe("steps=1", "batch.size=16", "batch.micro=auto")
     found = write_report(train(auto, tmp_path / "auto", corpus=corpus, quiet=True).run).read_text()
     row = re.compile(r"<tr><td>memory</td><td>(.*?)</td>")
     assert row.search(found)[1] == row.search(expected)[1]  # type: ignore[index]

@@ -98,6 +98,7 @@ def test_an_unknown_name() -> None:
         builtin.corpus("pyton")
 
 
+@pytest.mark.slow  # for all of the standard library that it parses
 def test_the_real_one_is_about_two_million_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     found = builtin.corpus("python")
