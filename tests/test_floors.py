@@ -8,8 +8,6 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent / "src" / "weft"
 MODULES = sorted(ROOT.rglob("*.py"))
 
@@ -48,13 +46,8 @@ def nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-@cache
-def imports(path: Path) -> list[tuple[str, int]]:
+def imports(path: Path) -> Iterator[tuple[str, int]]:
     """Every module that a file imports, wherever the import stands, except under `if TYPE_CHECKING`."""
-    return list(_imports(path))
-
-
-def _imports(path: Path) -> Iterator[tuple[str, int]]:
     typing_only = {
         inner
         for node in nodes(path)
@@ -90,18 +83,20 @@ def test_every_room_stands_on_a_floor() -> None:
     assert rooms <= set(FLOORS), f"no floor for {sorted(rooms - set(FLOORS))}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_go_down(path: Path) -> None:
+def test_imports_go_down() -> None:
+    assert not [wrong for path in MODULES for wrong in upward(path)]
+
+
+def upward(path: Path) -> Iterator[str]:
     here = room(name_of(path))
-    if here == "__init__":
-        return  # weft/__init__.py only points at the api
-    for module, line in imports(path):
+    for module, line in imports(path) if here != "__init__" else ():  # weft/__init__.py only points at the api
         there = room(module)
         if not module.startswith("weft.") or there == here or there.startswith("__"):
             continue
-        assert there in FLOORS, f"{path}:{line}: {module} is in no known room"
-        down = FLOORS[there] < FLOORS[here] or (here, there) in ALLOWED
-        assert down, f"{path}:{line}: {here} (floor {FLOORS[here]}) imports {module} (floor {FLOORS[there]})"
+        if there not in FLOORS:
+            yield f"{path}:{line}: {module} is in no known room"
+        elif FLOORS[there] >= FLOORS[here] and (here, there) not in ALLOWED:
+            yield f"{path}:{line}: {here} (floor {FLOORS[here]}) imports {module} (floor {FLOORS[there]})"
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -143,8 +138,11 @@ OPTIONAL = {
 }
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if room(name_of(p)) != "cli"], ids=name_of)
-def test_no_import_hides_in_a_function(path: Path) -> None:
+def test_no_import_hides_in_a_function() -> None:
+    assert not [wrong for path in MODULES if room(name_of(path)) != "cli" for wrong in hidden_imports(path)]
+
+
+def hidden_imports(path: Path) -> Iterator[str]:
     functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     for node in {inner for function in functions for inner in ast.walk(function)}:
         match node:
@@ -155,34 +153,36 @@ def test_no_import_hides_in_a_function(path: Path) -> None:
             case _:
                 continue
         for module in hidden:
-            optional = any(module == name or module.startswith(f"{name}.") for name in OPTIONAL)
-            assert optional, f"{path}:{node.lineno}: {module} is imported inside a function"
+            if not any(module == name or module.startswith(f"{name}.") for name in OPTIONAL):
+                yield f"{path}:{node.lineno}: {module} is imported inside a function"
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if room(name_of(p)) in ("nn", "models")], ids=name_of)
-def test_models_know_nothing_of_processes(path: Path) -> None:
-    assert not [module for module, _ in imports(path) if module.startswith("torch.distributed")]
-    assert "torch.distributed" not in ast.unparse(nodes(path)[0])
+def test_models_know_nothing_of_processes() -> None:
+    for path in [path for path in MODULES if room(name_of(path)) in ("nn", "models")]:
+        assert not [f"{path}: {module}" for module, _ in imports(path) if module.startswith("torch.distributed")]
+        assert "torch.distributed" not in ast.unparse(nodes(path)[0]), path
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_nothing_loaded_can_run_code(path: Path) -> None:
+def test_nothing_loaded_can_run_code() -> None:
+    assert not [wrong for path in MODULES for wrong in unsafe_readers(path)]
+
+
+def unsafe_readers(path: Path) -> Iterator[str]:
     unsafe = {"pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}
     reads_pickles = name_of(path) == "weft.interop.nanogpt"  # by torch's restricted reader alone
     found = {module for module, _ in imports(path) if module.split(".")[0] in unsafe}
-    assert found <= ({"pickle"} if reads_pickles else set())
+    yield from (f"{path}: imports {module}" for module in found - ({"pickle"} if reads_pickles else set()))
     for node in nodes(path):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "pickle":
-            assert node.attr == "UnpicklingError", f"{path}:{node.lineno}: pickle.{node.attr}"
+        match node:
+            case ast.Attribute(value=ast.Name(id="pickle"), attr=name) if name != "UnpicklingError":
+                yield f"{path}:{node.lineno}: pickle.{name}"
         if isinstance(node, ast.Call):
             name = called(node)
-            if name == "torch.load" and reads_pickles:
-                assert "weights_only=True" in ast.unparse(node), f"{path}:{node.lineno}: an open reader"
-                continue
-            assert name not in ("eval", "exec", "torch.load"), f"{path}:{node.lineno}: {name}"
+            restricted = name == "torch.load" and reads_pickles and "weights_only=True" in ast.unparse(node)
+            if name in ("eval", "exec", "torch.load") and not restricted:
+                yield f"{path}:{node.lineno}: {name}"
             if name.split(".")[-1] == "load" and name.split(".")[0] in ("np", "numpy"):
-                pickles = [k for k in node.keywords if k.arg == "allow_pickle"]
-                assert not pickles, f"{path}:{node.lineno}: allow_pickle"
+                yield from (f"{path}:{node.lineno}: {k.arg}" for k in node.keywords if k.arg == "allow_pickle")
 
 
 def test_names_say_what_is_inside() -> None:
