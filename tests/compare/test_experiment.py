@@ -210,9 +210,9 @@ def test_a_comparison_that_ends_is_not_run_again(
     results = (folder / "out/results.jsonl").read_text()
     outcomes = [json.loads(line) for line in results.splitlines()]
     assert {outcome["contender"] for outcome in outcomes} == {"gpt", "ngram-3"}
-    kept = load(folder / "out/runs/gpt")
+    measured = load(folder / "out/runs/gpt").evaluate()
     gpt = next(outcome for outcome in outcomes if outcome["contender"] == "gpt")
-    assert sum(gpt["nats"]) == pytest.approx(kept.evaluate()["loss"] * kept.evaluate()["tokens"], rel=1e-4)
+    assert sum(gpt["nats"]) == pytest.approx(measured["loss"] * measured["tokens"], rel=1e-4)
     assert gpt["flops"] == pytest.approx(2e9, rel=0.02)
     assert not any((folder / "out/jobs").iterdir())
     kinds = {"plan.json", "results.jsonl", "data", "jobs", "runs", "figures", "compare.html"}
