@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from weft.data.batch import Batch
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, device_of
 from weft.models.transformer import Stack
 from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
@@ -28,6 +28,8 @@ from weft.parallel.pieces import Geometry, geometry
 from weft.parallel.pipeline import Pipeline
 from weft.parallel.plan import is_sum
 from weft.parallel.stages import cut
+
+UNIT = 1 << 25  # parameters that FSDP2 gathers at a time, at least: a unit costs the host about a millisecond a step
 
 
 @dataclass(kw_only=True)
@@ -106,19 +108,20 @@ class Split(Parallel):
         """The norm of all gradients of `parameters`, wherever their parts are; ()."""
         trained = [p for p in parameters if p.grad is not None]
         gradients = [p.grad for p in trained if p.grad is not None]
-        copies = [self.copies[p] for p in trained]
         norms = torch.stack(torch._foreach_norm(gradients)).float()
-        total = (norms.square() / torch.tensor(copies, device=norms.device)).sum()
+        total = (norms.square() * torch.stack([self.shares[p] for p in trained])).sum()
         self.mesh.world.sum_([total])
         return total.sqrt()
 
     @cached_property
-    def copies(self) -> dict[Tensor, float]:
-        """How many processes hold the same part of a parameter."""
+    def shares(self) -> dict[Tensor, Tensor]:
+        """1 / how many processes hold the same part of a parameter; () each, on the device, which nobody waits for."""
         stage = None if self.pipeline is None else self.pipeline.stage
         everywhere = {name: _copies(p, self.mesh.world.ranks) for name, p in self.model.named_parameters()}
         held = {name: 1.0 if stage is None else len(stage.holders[name]) / stage.of for name in everywhere}
-        return {self.local[name]: copies * held[name] for name, copies in everywhere.items()}
+        of = {name: 1.0 / (copies * held[name]) for name, copies in everywhere.items()}
+        values = {share: torch.full((), share, device=device_of(self.model)) for share in set(of.values())}
+        return {self.local[name]: values[share] for name, share in of.items()}
 
     def clear(self) -> None:
         """Forget gradients that the optimizer doesn't know of."""
@@ -197,6 +200,26 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
     return (block for module in model.modules() if isinstance(module, Stack) for block in module.blocks)
 
 
+def _fits_easily(model: nn.Module, mesh: Mesh) -> bool:
+    """Whether all weights in 16 bits are little beside the GPU's memory: then they stay after the forward pass, and
+    the backward pass doesn't gather them again."""
+    here = 2 * sum(p.numel() for p in model.parameters()) / mesh.layout.tensor
+    return here < torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 20
+
+
+def _units(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Blocks that are gathered at a time: one, or as many as make it worth the while."""
+    for stack in (module for module in model.modules() if isinstance(module, Stack)):
+        unit: list[nn.Module] = []
+        for block in stack.blocks:
+            unit.append(block)
+            if sum(p.numel() for part in unit for p in part.parameters()) >= UNIT:
+                yield unit
+                unit = []
+        if unit:
+            yield unit
+
+
 def _sharded(model: LanguageModel, mesh: Mesh, precision: str) -> nn.Module:
     """FSDP2 (Zhao et al. 2023): weights are gathered block by block, gradients summed and split again."""
     # keys and values are views of what a source's product gives; nothing changes them in place
@@ -204,11 +227,13 @@ def _sharded(model: LanguageModel, mesh: Mesh, precision: str) -> nn.Module:
     narrow = precision == "bf16" and mesh.part("shard").device_type == "cuda"
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32)
     given: dict[str, Any] = {"mesh": mesh.part("replicate", "shard"), "mp_policy": policy}
-    for block in _blocks(model):
-        for module in block.modules():
-            if isinstance(module, CrossAttention):  # a source's keys are made outside of the block
-                fully_shard([module.kv] if module.k_norm is None else [module.kv, module.k_norm], **given)
-        fully_shard(block, **given)
+    if narrow and _fits_easily(model, mesh):
+        given["reshard_after_forward"] = False
+    for module in model.modules():
+        if isinstance(module, CrossAttention):  # a source's keys are made outside of the block
+            fully_shard([module.kv] if module.k_norm is None else [module.kv, module.k_norm], **given)
+    for unit in _units(model):
+        fully_shard(unit, **given)
     root = Root(model)
     fully_shard(root, **given)
     for module in root.modules():
