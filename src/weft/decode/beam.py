@@ -205,6 +205,9 @@ class _Batch:
         # each beam ends in at most one way, so among twice as many candidates there are K to go on with
         total = self.scores.unsqueeze(-1) + self._log_p().double().view(len(self.searches), self.width, self.size)
         best, places = total.flatten(1).topk(min(2 * self.settings.beams, self.width * self.size), dim=-1)
+        if self.model.parts > 1:
+            agreed = self.model.agree([best.tolist(), places.tolist()])
+            best, places = best.new_tensor(agreed[0]), places.new_tensor(agreed[1])
         parents, tokens = places // self.size, places % self.size
         self.written += 1
         left_out = [[0.0] * self.width] * len(self.searches)
@@ -260,6 +263,8 @@ class _Coverage:
         where = model.alignment
         if where is None:
             raise ConfigError("coverage_penalty: this model looks at no source; leave it out")
+        if model.parts > 1:
+            raise ConfigError("coverage_penalty: it looks at all heads, which several processes divide here; start one")
         self.seen = torch.empty(0)
         self.latest = torch.empty(0)  # weights of the last reading, (rows, time, source time), the mean of all heads
         self.hook = where.register_forward_hook(self._look)

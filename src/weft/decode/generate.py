@@ -67,7 +67,7 @@ def _until_full(model: LanguageModel, texts: list[Text], source: Source | None) 
         return (yield from run_ahead(stepper, texts, logits, size))
     while True:
         logits = logits[:, :size]
-        chunks = write(texts, logits, adjusted(texts, logits))
+        chunks = write(texts, logits, adjusted(texts, logits), model.agree)
         yield from chunks
         going = [place for place, chunk in enumerate(chunks) if chunk.finish is None]
         ended = len(going) < len(texts)

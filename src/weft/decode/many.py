@@ -55,9 +55,12 @@ def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: 
     can't take the CPU fast path for them, and has fewer and fewer rows while the last texts of a batch end; the engine
     lets the next ones in. Lockstep is faster where prompts are of one length, or few, and for recurrent and n-gram
     models, which have nothing to page. On a GPU it runs ahead of the host. A text that may grow very long is left to
-    lockstep as well, whose capacity grows with it.
+    lockstep as well, whose capacity grows with it; so are those of a model in parts, as the engine's blocks hold all
+    heads.
     """
     if not isinstance(model, Transformer) or model.encoder is not None or device_of(model).type != "cpu":
+        return False
+    if model.parts > 1:
         return False
     many = len(prompts) > rows or len(prompts) >= MANY
     unequal = len({len(prompt.ids) for prompt in prompts}) > 1

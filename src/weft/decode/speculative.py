@@ -148,7 +148,7 @@ def _bursts(model: LanguageModel, guesser: Guesser, text: Text) -> Iterator[Chun
         logits = _read(stepper, [*text.ids[known:], *guess.tokens], len(guess.tokens) + 1)[:, :vocab_size]
         for place in range(len(guess.tokens) + 1):
             here = logits[place : place + 1]
-            token = _decide(text, adjusted([text], here), guess, place)
+            token = model.agree(_decide(text, adjusted([text], here), guess, place))
             chunk = text.push(token, reports(here, [token], [text.settings])[0])
             yield chunk
             if chunk.finish is not None:

@@ -1,6 +1,6 @@
 """One text while it is written: how its next token is chosen, and what each token adds to it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,10 +130,13 @@ def _seen(text: Text, logits: Tensor) -> TokenCounts:
     return text.seen
 
 
-def write(texts: Sequence[Text], logits: Tensor, ready: Tensor) -> list[Chunk]:
+Agree = Callable[[list[int]], list[int]]  # what all processes choose that write the same texts (`LanguageModel.agree`)
+
+
+def write(texts: Sequence[Text], logits: Tensor, ready: Tensor, agree: Agree) -> list[Chunk]:
     """Choose a token for each text from `ready` (B, V) logits, which the model gave as `logits`, and go on with it."""
     settings = [text.settings for text in texts]
-    tokens = choose(ready, settings, [0.0 if text.settings.greedy else text.uniform() for text in texts])
+    tokens = agree(choose(ready, settings, [0.0 if text.settings.greedy else text.uniform() for text in texts]))
     given = zip(texts, tokens, reports(logits, tokens, settings), strict=True)
     return [text.push(token, report) for text, token, report in given]
 

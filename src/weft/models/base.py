@@ -8,13 +8,15 @@ Decoding, scoring and serving know nothing else about a model.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from weft.config import Config
 from weft.errors import ModelError
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -84,6 +86,11 @@ class LanguageModel(nn.Module):
     # features(tokens, …): whole sequences (batch, time) read at once → (batch, time, …) for `head`. What else may be
     # given (a source, document ids, a mask) is each model's own.
     features: Callable[..., Tensor]
+    parts = 1  # processes that hold the model together: with more than one, this process has a part of each matrix
+
+    def agree(self, chosen: T) -> T:
+        """What the first of the processes that hold the model has chosen: all go on with that. Alone, `chosen`."""
+        return chosen
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, also those of a model that was built empty and then given memory (`to_empty`)."""

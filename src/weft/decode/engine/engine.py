@@ -153,7 +153,7 @@ class Engine:
                     self._write([request], logits[row : row + 1])
             return
         self.counts.written += len(requests)
-        for request, chunk in zip(requests, write(requests, logits, ready), strict=True):
+        for request, chunk in zip(requests, write(requests, logits, ready, self.model.agree), strict=True):
             if request.cancelled:
                 continue  # it leaves before the next step, with what it has
             request.add(chunk)

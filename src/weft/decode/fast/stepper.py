@@ -4,7 +4,8 @@
 - CUDA fast path (`cuda`): LLaMA's step, and the reading of its prompts, in a few kernels, in 16 bits;
 - CUDA graphs (`cuda_graphs`, `engine_graphs`): any Transformer's step, captured once and replayed.
 
-Everything else is read by the model's own `advance`. All ways give the same logits but for rounding.
+Everything else is read by the model's own `advance`, and so is a model that several processes hold in parts: the fast
+paths read whole matrices. All ways give the same logits but for rounding.
 """
 
 from collections.abc import Callable, Iterator
@@ -112,7 +113,7 @@ def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
     table = model.embedding.weight
     if table.device.type != "cpu" or table.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return False
-    return state.even and isinstance(state.cache, KeyValueCache) and llama_like(model.config) and not _hooked(model)
+    return state.even and isinstance(state.cache, KeyValueCache) and llama_like(model.config) and _readable(model)
 
 
 def cuda_fast_path(model: LanguageModel, state: State) -> CUDAFastPath | None:
@@ -124,18 +125,19 @@ def cuda_fast_path(model: LanguageModel, state: State) -> CUDAFastPath | None:
         return None
     if not has_kernels() or not isinstance(state.cache, KeyValueCache | PagedCache):
         return None
-    fits = llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and not _hooked(model)
+    fits = llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and _readable(model)
     return CUDAFastPath(model, state) if fits else None
 
 
-def _hooked(model: Transformer) -> bool:
-    """Whether hooks look inside the model, whose parts only the plain way calls."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+def _readable(model: Transformer) -> bool:
+    """Whether a fast path can read the weights by itself: they are all here, and no hooks look inside the model, whose
+    modules only the plain way calls."""
+    return model.parts == 1 and not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def shape_is_fixed(model: LanguageModel, state: State) -> bool:
-    """Whether all steps after `state` are of one shape, as a CUDA graph must be."""
-    if not (isinstance(model, Transformer) and isinstance(state, TransformerState)):
+    """Whether all steps after `state` are of one shape, as a CUDA graph must be, and need no other process."""
+    if not (isinstance(model, Transformer) and isinstance(state, TransformerState)) or model.parts > 1:
         return False
     return isinstance(state.cache, KeyValueCache) and not _stretches(model, state.max_len)
 
