@@ -134,6 +134,7 @@ OPTIONAL = {
     "weft.nn.dropout_kernel",
     "weft.decode.fast.kernels",
     "weft.nn.loss_kernel",
+    "weft.training.parts",
     "weft.training.split",
 }
 

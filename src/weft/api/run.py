@@ -31,7 +31,6 @@ from weft.evaluate.perplexity import Score
 from weft.evaluate.surprisal import Surprisal, surprisals
 from weft.explain.count import count
 from weft.models.base import LanguageModel, device_of
-from weft.models.heads import WordHead
 from weft.models.transformer import Transformer
 from weft.objectives import table as objectives
 from weft.objectives.classify import Classify
@@ -40,6 +39,7 @@ from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
 from weft.objectives.tag import Tag
+from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import Advance, log_to_stderr, warn
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder, open_run
@@ -48,7 +48,7 @@ from weft.runs.noted import changed_files
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective
 from weft.training.precision import autocast, pick_device
-from weft.training.weights import load_model
+from weft.training.weights import load_model, written_in
 
 if TYPE_CHECKING:
     from weft.api.explain import Explain
@@ -360,32 +360,36 @@ def load(
     *,
     dtype: torch.dtype | None = None,
     quantize: str | None = None,
+    ranks: Ranks = ALONE,
 ) -> Run:
     """A run's model with its best weights, and its tokenizer. Damaged checkpoints are passed over, with a warning.
 
     `dtype` is what a Transformer's weights are kept in. By default that is float32, but 16 bits on a GPU for one that
     writes and that learned in bf16 or fp8, or came in 16 bits: writing reads every weight for every token. With
-    `quantize` ('int8' or 'int4') they are kept in so many bits.
+    `quantize` ('int8' or 'int4') they are kept in so many bits. Several `ranks` divide the model's matrices among them
+    (Shoeybi et al. 2019); all of them call this, and then use the model in the same way at the same time.
     """
     if quantize is not None:
         check_bits(quantize)
-    folder = open_run(run)
-    recipe = folder.recipe()
-    model, damage = load_model(folder, device=device or pick_device())
-    for line in (*changed_files(folder), *damage):
+        if not ranks.alone:
+            raise ConfigError(f"quantize = {quantize!r}: not for a model that several processes divide")
+    with ranks.leader_first():  # what is wrong with a run, the first process finds
+        folder = open_run(run)
+        recipe = folder.recipe()
+    device = torch.device(device or pick_device())
+    if ranks.alone:
+        model, damage = load_model(folder, device=device)
+        if isinstance(model, Transformer):
+            model.to(dtype or written_in(recipe, model, device))
+    else:
+        from weft.training import parts  # loads torch's own ways to split a model
+
+        model, damage = parts.load_model(folder, ranks, device, dtype)
+    for line in (*changed_files(folder), *damage) if ranks.leads else ():
         warn(line)
-    if isinstance(model, Transformer):
-        model.to(dtype or _written_in(recipe, model))
-    loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path))
-    loaded.objective.check_tokenizer(noted_tokenizer(folder.data))
+    with ranks.leader_first():
+        loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path))
+        loaded.objective.check_tokenizer(noted_tokenizer(folder.data))
     if quantize is not None:
         loaded.quantize(quantize)
     return loaded
-
-
-def _written_in(recipe: Recipe, model: Transformer) -> torch.dtype:
-    """What a model's weights are kept in for writing."""
-    if model.decoder is None or not isinstance(model.output, WordHead) or device_of(model).type != "cuda":
-        return torch.float32
-    own = model.embedding.weight.dtype
-    return torch.bfloat16 if own == torch.float32 and recipe.precision in ("bf16", "fp8") else own

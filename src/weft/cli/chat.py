@@ -10,6 +10,7 @@ import typer
 from weft.cli import options
 from weft.cli.loading import loading
 from weft.cli.terminal import broken_between_words, echo, terminal_width, write
+from weft.cli.together import load_together, refuse_together, together
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -24,6 +25,7 @@ HELP = """/reset          forget what was said
 LEAVE = ("/quit", "/exit", "/bye", "exit", "quit")  # on a terminal; in a pipe the bare words are said to the model
 
 
+@together
 def chat(
     run: options.Run,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
@@ -51,9 +53,9 @@ def chat(
     checkpoint replies as its generation_config.json has it, where no option says otherwise.
     """
     with loading():
-        from weft.api.run import load
         from weft.api.settings import sampling, with_defaults
         from weft.cli.writing import Remarks, check_writes, say_defaults
+        from weft.parallel.ranks import join
     from weft.errors import ConfigError, WeftError
 
     for name, value in (("temperature", temperature), ("seed", seed)):
@@ -66,19 +68,20 @@ def chat(
         "seed": seed,
     }
     given |= {"stop": stop, "slide": False if no_slide else None}
+    refuse_together(join(), {"--quantize": quantize})
     sampling(**given)  # what can't be is refused before anything is loaded
-    loaded = load(run, quantize=quantize)
+    loaded = load_together(run, quantize=quantize)
     check_writes(loaded)
     settings = sampling(**with_defaults(given, {"max_tokens": LONGEST_REPLY, **loaded.chat_defaults}))
     say_defaults(loaded, settings, given)
     messages = _system(system)
     reported = False  # that a reply was too long for the window
-    terminal = sys.stdin.isatty()
+    terminal = join().share(sys.stdin.isatty)
     if terminal:
         templated = loaded.tokenizer.chat_template is not None
         frame = "with its chat template" if templated else "continuing the text so far"
         echo(f"{loaded.path}, {frame}; /help lists the commands, /quit leaves", err=True)
-    for line in _lines(terminal):
+    for line in _heard_by_all(_lines(terminal)):
         if terminal and line.strip().lower() in LEAVE:
             return
         if line.startswith("/"):
@@ -99,9 +102,18 @@ def chat(
             echo(f"weft: {error}", err=True)
 
 
+def _heard_by_all(lines: Iterator[str]) -> Iterator[str]:
+    """Where several processes reply together, the first one reads, and passes on what was said."""
+    from weft.parallel.ranks import join
+
+    while (line := join().share(lambda: next(lines, None))) is not None:
+        yield line
+
+
 def _lines(terminal: bool) -> Iterator[str]:
     """What the person says, until they leave. Empty lines say nothing."""
     from weft.errors import DataError
+    from weft.parallel.ranks import join
 
     if terminal:
         import readline  # noqa: F401 — arrow keys and history, from here on
@@ -115,7 +127,7 @@ def _lines(terminal: bool) -> Iterator[str]:
                 echo("")
             return
         except KeyboardInterrupt:
-            if not terminal:
+            if not terminal or not join().alone:
                 raise
             echo("\n/quit leaves", err=True)
             continue
@@ -161,6 +173,8 @@ def _command(line: str, messages: list[dict[str, str]]) -> bool:
 
 def _reply(run: "Run", messages: list[dict[str, str]], line: str, settings: "Sampling", remarks: "Remarks") -> None:
     """Write a reply as it comes. Ctrl-C ends it where it is, and what was written stays part of the conversation."""
+    from weft.parallel.ranks import join
+
     reply, said = "", {"role": "user", "content": line}
 
     def texts() -> Iterator[str]:
@@ -175,6 +189,8 @@ def _reply(run: "Run", messages: list[dict[str, str]], line: str, settings: "Sam
         for text in texts() if (width := terminal_width()) is None else broken_between_words(texts(), width):
             write(text)
     except KeyboardInterrupt:
+        if not join().alone:  # torchrun has heard it too, and ends all processes
+            raise
         echo(" …", nl=False)
     messages += [said, {"role": "assistant", "content": reply}]
     write("\n")

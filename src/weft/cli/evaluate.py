@@ -9,6 +9,7 @@ import typer
 from weft.cli import columns, options
 from weft.cli.loading import loading
 from weft.cli.terminal import echo
+from weft.cli.together import load_together, refuse_together, together
 
 if TYPE_CHECKING:
     from weft.evaluate.details import Details
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from weft.explain.plan import Table
 
 
+@together
 def evaluate(
     context: typer.Context,
     run: options.Run,
@@ -77,7 +79,9 @@ def evaluate(
     """
     if tasks is not None or tasks_path is not None or limit is not None:
         from weft.cli.tasks import Asked, evaluate_on_tasks
+        from weft.parallel.ranks import join
 
+        refuse_together(join(), {"--tasks": tasks})  # its harness would ask, and print, in each of them
         others = {"--data": data, "--targets": targets, "--stride": stride, "--figure": figure, "--quantize": quantize}
         others |= {"--details": details or None, "--overlap": overlap or None, "--out": out}
         evaluate_on_tasks(run, Asked(tasks, tasks_path, limit, as_json), {**others, "": context.args})
@@ -85,9 +89,9 @@ def evaluate(
     with loading():
         import torch
 
-        from weft.api.run import load
         from weft.decode.fast.quantize import check_bits
         from weft.evaluate.overlap import QUICK, overlap_tables
+        from weft.parallel.ranks import join
     from weft.data.rows import MissingColumnError
     from weft.errors import ConfigError, DataError, RunError
 
@@ -106,7 +110,10 @@ def evaluate(
         raise ConfigError(f"--encoding {encoding}: it is that of the files of --data, which isn't given")
     if targets and not data:
         raise ConfigError(f"--targets {targets[0]}: they answer the lines of --data, which isn't given")
-    loaded = load(run, dtype=torch.float32)  # as it learned, whatever it would write with
+    sources = [*(data or []), *more] or None
+    refuse_together(join(), {"--quantize": quantize, "--figure": figure, "--out": out})
+    refuse_together(join(), {"--data": "-" in (sources or ()) and "-"})  # there is one standard input
+    loaded = load_together(run, dtype=torch.float32)  # as it learned, whatever it would write with
     objective = loaded.config.objective
     if targets and objective.reads != "rows":
         raise ConfigError(f"--targets {targets[0]}: this run is {objective.makes}, which is evaluated on text alone")
@@ -117,7 +124,6 @@ def evaluate(
     asked = "--details" if details else "--overlap" if overlap else f"--out {out}" if out else None
     if asked is not None and not (objective.continues and objective.reads == "text"):
         raise ConfigError(f"{asked}: this run is {objective.makes}, and that is for language models")
-    sources = [*(data or []), *more] or None
     shared, found, unchecked = None, None, 0
     try:
         with loaded.evaluation(sources, targets or (), encoding) as text:

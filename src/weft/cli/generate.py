@@ -10,6 +10,7 @@ import typer
 from weft.cli import options
 from weft.cli.loading import loading
 from weft.cli.terminal import echo, write
+from weft.cli.together import load_together, refuse_together, together
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -23,6 +24,7 @@ LONGEST_MATCH = 1000  # tokens that --lookup may ask for
 CHOICE, RULES, MANY, SPEED = "How tokens are chosen", "Constraints", "Many texts", "Speed"
 
 
+@together
 def generate(
     run: options.Run,
     prompt: Annotated[
@@ -140,13 +142,18 @@ def generate(
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout as they are written.
 
-    An imported checkpoint writes as its generation_config.json has it, where no option says otherwise.
+    An imported checkpoint writes as its generation_config.json has it, where no option says otherwise. A model that is
+    too large for one GPU is divided over several, started with torchrun:
+
+      torchrun --nproc-per-node 2 --no-python -- weft generate ...
     """
     with loading():
         from weft.api.run import load
         from weft.cli.writing import Remarks, check_writes, say_defaults
         from weft.files import check_place
+        from weft.parallel.ranks import join
 
+    ranks = join()
     guesses = draft is not None or lookup is not None
     single = file is None and out is None and not as_json and beam is None and n == 1 and logprobs is None
     _refuse(
@@ -180,6 +187,7 @@ def generate(
             "--contrast sets how strongly to contrast; name the weaker run with --amateur",
         ),
     )
+    refuse_together(ranks, {"--quantize": quantize, "--draft": draft, "--amateur": amateur, "--out": out})
     rules = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
@@ -201,8 +209,8 @@ def generate(
     settings_over({})  # what can't be is refused before anything is loaded
     if out is not None:
         check_place(out)
-    prompts = _prompts(prompt, file)
-    loaded = load(run, quantize=quantize)
+    prompts = ranks.share(lambda: _prompts(prompt, file))
+    loaded = load_together(run, quantize=quantize)
     check_writes(loaded)
     settings = settings_over({"max_tokens": LONGEST_TEXT, **loaded.defaults})
     say_defaults(loaded, settings, {**drawing, **rules, "temperature": 0.0 if greedy else temperature})

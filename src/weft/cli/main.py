@@ -109,7 +109,7 @@ def run(arguments: list[str]) -> int:
         raise
     except Exception as error:
         return _failed(error, arguments)
-    if code == 130:
+    if code == 130 and os.environ.get("RANK", "0") == "0":  # of several processes the first one says so
         print("weft: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 

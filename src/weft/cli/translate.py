@@ -8,8 +8,10 @@ import typer
 from weft.cli import options
 from weft.cli.loading import loading
 from weft.cli.terminal import write
+from weft.cli.together import load_together, together
 
 
+@together
 def translate(
     run: options.Run,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Lines of text; standard input if not given.")] = "-",
@@ -27,8 +29,8 @@ def translate(
 ) -> None:
     """Translate a file line by line, or whatever the run learned to write from a text. Blank lines stay blank."""
     with loading():
-        from weft.api.run import load
         from weft.api.settings import beam as beam_settings
+        from weft.parallel.ranks import join
     from weft.data.streams import lines
     from weft.errors import ConfigError, DataError
     from weft.files import check_place, write_text
@@ -39,8 +41,8 @@ def translate(
             raise ConfigError(f"--{name}-penalty {value}: a beam of 1 has no scores to compare; leave it out")
     if out is not None:
         check_place(out)
-    read = [line.rstrip("\r\n") for line in lines(file)]  # as in training
-    loaded = load(run)
+    read = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # as in training
+    loaded = load_together(run)
     settings = beam_settings(
         beams=beam,
         length_penalty=None if length_penalty is None else {"kind": "power", "alpha": length_penalty},
@@ -52,6 +54,7 @@ def translate(
     text = "".join(line.replace("\n", " ") + "\n" for line in written)
     if out is None:
         write(text)
+    if out is None or not join().leads:
         return
     try:
         write_text(out, text)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -33,6 +33,8 @@ from weft.nn.feedforward import Gated, Plain
 from weft.nn.loss import Readout
 from weft.parallel.plan import Placement, placement, plan
 
+# with a gradient; torch 2.13 has renamed it
+_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 OUTPUT = ("output", "output_bias", "output.weight", "output.bias", "output.words.weight", "output.words.bias")
 
 
@@ -177,7 +179,7 @@ def _split_words(model: LanguageModel, mesh: DeviceMesh) -> None:
         """All words' (…, vocab_size), on every process."""
         own = readout(features).logits()
         own = nn.functional.pad(own, (0, each - own.shape[-1]))  # the last process may have fewer
-        gathered = all_gather_tensor_autograd(own.movedim(-1, 0).contiguous(), 0, group)
+        gathered = _gather(own.movedim(-1, 0).contiguous(), 0, group)
         return gathered.movedim(0, -1)[..., :vocab_size]
 
     model.readout = readout  # type: ignore[assignment]

@@ -12,6 +12,8 @@ from weft.errors import ConfigError, RunError
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import TransformerConfig
+from weft.models.heads import WordHead
+from weft.models.transformer import Transformer
 from weft.nn.init import empty_weights
 from weft.progress import warn
 from weft.recipe.config import Recipe
@@ -59,6 +61,19 @@ def load_model(
 
     model, damage = checkpoint.find(run.checkpoints, which, filled)
     return model.to(device).eval(), damage
+
+
+def written_in(recipe: Recipe, model: LanguageModel, device: torch.device) -> torch.dtype:
+    """What the weights of a Transformer are kept in for use on `device`; `model` has the type that they are stored in.
+
+    float32, but 16 bits on a GPU for one that writes and that learned in bf16 or fp8, or came in 16 bits: writing reads
+    every weight for every token.
+    """
+    assert isinstance(model, Transformer)
+    if model.decoder is None or not isinstance(model.output, WordHead) or device.type != "cuda":
+        return torch.float32
+    own = model.embedding.weight.dtype
+    return torch.bfloat16 if own == torch.float32 and recipe.precision in ("bf16", "fp8") else own
 
 
 # ---- adapters
