@@ -179,7 +179,13 @@ def _split_words(model: LanguageModel, mesh: DeviceMesh) -> None:
         """All words' (…, vocab_size), on every process."""
         own = readout(features).logits()
         own = nn.functional.pad(own, (0, each - own.shape[-1]))  # the last process may have fewer
-        gathered = _gather(own.movedim(-1, 0).contiguous(), 0, group)
+        own = own.movedim(-1, 0).contiguous()
+        if torch.is_grad_enabled():
+            gathered = _gather(own, 0, group)
+        else:  # torch 2.11 has no such operation in inference mode
+            pieces = [torch.empty_like(own) for _ in range(parts)]
+            distributed.all_gather(pieces, own, group=group)
+            gathered = torch.cat(pieces)
         return gathered.movedim(0, -1)[..., :vocab_size]
 
     model.readout = readout  # type: ignore[assignment]

@@ -35,7 +35,7 @@ def load_model(
 
     def find() -> tuple[str, list[str]]:
         check_divides(run, recipe, ranks.ranks)
-        path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
+        path, damage = checkpoint.find(run.checkpoints, "best", _intact_weights)
         return str(path.resolve()), damage
 
     recipe = run.recipe()
@@ -52,6 +52,13 @@ def load_model(
     together.load_weights(path, parallel)
     keep_local(model, over)
     return model.eval(), damage
+
+
+def _intact_weights(path: Path) -> Path:
+    """A checkpoint whose weights are as they were written; its moments, which are larger, nobody reads."""
+    files = checkpoint.manifest_of(path)["files"]
+    tensors.check(path / together.WEIGHTS, files[together.WEIGHTS]["sha256"])
+    return path
 
 
 def check_divides(run: RunFolder, recipe: Recipe, processes: int) -> None:
