@@ -33,7 +33,7 @@ def together(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def refuse_together(ranks: "Ranks", options: Mapping[str, Any]) -> None:
-    """Refuse options that a model can't serve which several processes divide; those left out are None or False."""
+    """Refuse options that a model can't serve while several processes divide it; those left out are None or False."""
     from weft.errors import ConfigError
 
     name, value = next(((name, value) for name, value in options.items() if value), ("", None))
