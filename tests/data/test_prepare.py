@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from weft.data import folder as folders
 from weft.data import prepare as preparing
 from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, TextSource
 from weft.data.prepare import prepare
@@ -140,7 +141,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
 ) -> None:
     whole = prepare(TextSource([str(text)]), tmp_path / "whole", BYTES, shard_tokens=5000)
     assert len(whole.index.shards) > 3
-    note = preparing._note
+    note = folders.note
     for stop in range(len(whole.index.shards)):
         out = tmp_path / f"stopped-{stop}"
         left = iter(range(stop))
@@ -150,24 +151,25 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
                 raise KeyboardInterrupt
             note(folder, shard)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(preparing, "_note", stopping)
+        monkeypatch.setattr(folders, "note", stopping)
         with pytest.raises(KeyboardInterrupt):
             prepare(TextSource([str(text)]), out, BYTES, shard_tokens=5000)
         with pytest.raises(DataError, match="unfinished"):
             Shards.open(out)
-        monkeypatch.setattr(preparing, "_note", note)
+        monkeypatch.setattr(folders, "note", note)
         prepare(TextSource([str(text)]), out, BYTES, shard_tokens=5000)
         assert contents(out) == contents(tmp_path / "whole")
 
 
 KILLED = """
 import os, signal, sys
-from weft.data import prepare as preparing
+from weft.data import folder as folders
+from weft.data import folder, prepare as preparing
 from weft.data.config import TextSource
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
-note, left = preparing._note, [2]
+note, left = folder.note, [2]
 
 def noting(out, shard):
     note(out, shard)
@@ -177,7 +179,7 @@ def noting(out, shard):
             journal.write('{"name": "tra')
         os.kill(os.getpid(), signal.SIGKILL)
 
-preparing._note = noting
+folder.note = noting
 preparing.prepare(TextSource([sys.argv[1]]), sys.argv[2], build_tokenizer(Byte(), ["x"]), shard_tokens=2000)
 """
 
@@ -252,7 +254,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, text: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(preparing.ShardWriter, "add", full)
+    monkeypatch.setattr(folders.ShardWriter, "add", full)
     with pytest.raises(DataError, match="out: cannot be written: No space left on device"):
         prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
     monkeypatch.undo()

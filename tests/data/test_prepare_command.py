@@ -60,6 +60,12 @@ def test_a_finished_tokenizer_and_validation_files(tmp_path: Path, text: Path) -
         (["--validation", "1.5"], "--validation: fraction = 1.5"),
         (["--validation", "nowhere.txt"], "nowhere.txt: no such file"),
         (["--vocab", "0"], "--vocab: vocab_size = 0"),
+        (["--part", "3"], "--part 3: expected NUMBER/COUNT, such as 3/16"),
+        (["--part", "0/4"], "--part 0/4: expected"),
+        (["--part", "5/4"], "--part 5/4: expected"),
+        (["--part", "1/2"], "weft prepare FILE --tokenizer bpe --out first, and give --tokenizer first"),
+        (["--merge", "--vocab", "9"], "--vocab 9: the parts are made already; with --merge leave it out"),
+        (["--merge"], "no such folder"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: Path, words: list[str], message: str) -> None:
@@ -67,6 +73,17 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: Path, words: list[str], mes
     assert isinstance(done.exception, WeftError)
     assert message in str(done.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_text_in_parts(tmp_path: Path, text: Path) -> None:
+    assert run(text, "--out", tmp_path / "whole", "--vocab", "280").exit_code == 0
+    for number in (1, 2):
+        where = ("--part", f"{number}/2", "--tokenizer", tmp_path / "whole", "--out", tmp_path / str(number))
+        assert run(text, *where, "--jobs", "1").exit_code == 0
+    done = run("--merge", tmp_path / "1", tmp_path / "2", "--out", tmp_path / "merged")
+    assert done.exit_code == 0, done.output
+    assert Shards.open(tmp_path / "merged").fingerprint == Shards.open(tmp_path / "whole").fingerprint
+    assert Shards.open(tmp_path / "whole").fingerprint[:16] in done.output
 
 
 def test_a_prepared_folder_is_no_text(tmp_path: Path, text: Path) -> None:

@@ -20,30 +20,66 @@ def prepare(
     ],
     out: Annotated[Path, typer.Option(help="The folder to write; an unfinished one is continued.")],
     tokenizer: Annotated[
-        str, typer.Option(metavar="KIND|RUN|PATH", help="A kind to train on this text, or a finished tokenizer.")
-    ] = "bpe",
+        str | None,
+        typer.Option(
+            metavar="KIND|RUN|PATH", help="A kind to train on this text (default: bpe), or a finished tokenizer."
+        ),
+    ] = None,
     vocab: Annotated[int | None, typer.Option(help="Vocabulary size of a tokenizer that is trained.")] = None,
     validation: Annotated[
-        str, typer.Option(metavar="SHARE|SOURCE", help="The share to hold out (0: none), or a source of its own.")
-    ] = "0.1",
+        str | None,
+        typer.Option(
+            metavar="SHARE|SOURCE", help="The share to hold out (default: 0.1; 0: none), or a source of its own."
+        ),
+    ] = None,
     column: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The column of JSONL, CSV or Parquet that holds the text (default: text)."),
     ] = None,
-    encoding: Annotated[str, typer.Option(metavar="NAME", help="The encoding of the files, such as cp1252.")] = "utf-8",
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The encoding of the files, such as cp1252 (default: utf-8).")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes that encode (default: as many as there are processors).")
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(metavar="NUMBER/COUNT", help="Prepare this part of the text alone, such as 3/16.")
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="The SOURCEs are all parts of a text: put them together.")
+    ] = False,
 ) -> None:
-    """Turn text into token shards that training reads straight from disk."""
+    """Turn text into token shards that training reads straight from disk.
+
+    A large text can be divided over machines that see the same files, and put together afterwards, to the same bytes as
+    one machine would have written:
+
+      weft prepare texts/ --tokenizer RUN --part 1/2 --out one     (on one machine)
+      weft prepare texts/ --tokenizer RUN --part 2/2 --out two     (on the other)
+      weft prepare --merge one two --out tokens
+    """
     from weft.config import validate
     from weft.data.config import Data, TextSource
     from weft.data.documents import is_plain
+    from weft.data.merge import merge as put_together
+    from weft.data.parts import parse_part
     from weft.data.prepare import prepare as write
     from weft.errors import ConfigError
 
+    if merge:
+        given = {"tokenizer": tokenizer, "vocab": vocab, "validation": validation, "column": column}
+        given |= {"encoding": encoding, "jobs": jobs, "part": part}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(f"--{name} {value}: the parts are made already; with --merge leave it out")
+        _report(put_together(sources, out))
+        return
     if column is not None and all(map(is_plain, sources)):
         raise ConfigError(f"--column {column}: {sources[0]} is plain text, which has no columns")
-    read = validate(Data, {"encoding": encoding})
-    text = TextSource(sources, _split(validation), column or "text", read.encoding)
-    _report(write(text, out, _tokenizer(text, tokenizer, vocab)))
+    read = validate(Data, {"encoding": encoding or "utf-8"})
+    number = None if part is None else parse_part(part)
+    text = TextSource(sources, _split(validation or "0.1"), column or "text", read.encoding, number)
+    _report(write(text, out, _tokenizer(text, tokenizer or "bpe", vocab), jobs=jobs))
 
 
 def _split(validation: str) -> "Split":
@@ -69,6 +105,11 @@ def _tokenizer(text: "TextSource", name: str, vocab: int | None) -> "Tokenizer":
         return chosen
     if name == "byte":  # nothing to learn
         return build_tokenizer(chosen, [])
+    if text.part is not None:
+        raise TokenizerError(
+            f"--part {text.part}: all parts need the same finished tokenizer; train one on some of the text, for "
+            f"instance with weft prepare FILE --tokenizer {name} --out first, and give --tokenizer first"
+        )
     if "-" in text.sources:
         raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
     return build_tokenizer(chosen, train_texts(text))

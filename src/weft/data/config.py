@@ -54,13 +54,28 @@ Split = Annotated[HashSplit | TailSplit | FilesSplit | NoSplit, Field(discrimina
 
 
 @dataclass(frozen=True)
+class NumberedPart:
+    """One of several parts of a text, which as many machines prepare: the third `of` sixteen has `number` 3."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+@dataclass(frozen=True)
 class TextSource:
-    """Text to read: where it is, what of it is held out, the column that holds it where it is a table, its encoding."""
+    """Text to read: where it is, what of it is held out, the column that holds it where it is a table, its encoding.
+
+    Of a text that several machines prepare, each reads a `part`.
+    """
 
     sources: Sequence[str]
     validation: Split = field(default_factory=HashSplit)
     column: str = "text"
     encoding: str = "utf-8"
+    part: NumberedPart | None = None
 
 
 class Part(Config):

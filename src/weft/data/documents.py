@@ -53,7 +53,7 @@ def read(
         warn(line)
     for name in files(sources, column, encoding):
         held = False
-        for document in _read_one(name, column, section, encoding):
+        for document in read_file(name, column, section, encoding):
             held = True
             found = found or not document.text.isspace()
             yield document
@@ -262,14 +262,15 @@ def stamp(name: str) -> list[Any]:
 # ---- one file
 
 
-def _read_one(name: str, column: str, section: int, encoding: str) -> Iterator[Document]:
+def read_file(name: str, column: str, section: int, encoding: str) -> Iterator[Document]:
+    """The documents of one of those that `files` names; the last section of a file ends a document."""
     if name.startswith("builtin:"):
         for text in builtin.corpus(name).documents:
             yield from _sections_of(text, name)
         return
     if name.startswith("hub:"):
         for path in _download(name.removeprefix("hub:")):
-            yield from _read_one(path, column, section, encoding)
+            yield from read_file(path, column, section, encoding)
         return
     if name != "-" and format_of(name) in TABLES:
         try:

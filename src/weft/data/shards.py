@@ -3,6 +3,9 @@
 A prepared folder holds, for each shard, `NAME.tokens` (little-endian uint16 or uint32) and `NAME.sections` (int64,
 shape (3, sections): a section's first token in the shard, its UTF-8 bytes, its document's number in the split).
 `index.json` lists the shards and is written last: a folder without it is unfinished.
+
+In a part of a text, what comes before isn't known, and a section's place in the whole text (`parts.py`) stands where
+its document's number would; `part.json` lists the shards.
 """
 
 import hashlib
@@ -24,6 +27,7 @@ from weft.files import put, sync, write_bytes
 Ids = npt.NDArray[np.int64]
 Side = Literal["train", "validation"]
 INDEX = "index.json"
+PART = "part.json"
 PLAN = "plan.json"
 
 
@@ -34,7 +38,7 @@ class Shard(Config):
     split: Side
     tokens: NonNegativeInt
     sections: NonNegativeInt
-    documents: NonNegativeInt  # those that begin in this shard
+    documents: NonNegativeInt  # those that begin in this shard; in a part those that end
     bytes: NonNegativeInt  # of UTF-8 text
     tokens_sha256: str
     sections_sha256: str
@@ -142,6 +146,11 @@ class Tokens:
         return spans
 
     @property
+    def shards(self) -> list[tuple[npt.NDArray[Any], Ids]]:
+        """Each shard's ids as they are stored, and its sections (3, n)."""
+        return list(zip(self._shards, self._sections, strict=True))
+
+    @property
     def sections(self) -> Ids:
         """(3, sections): the first token of each section of the text, its UTF-8 bytes, its document's number."""
         shifts = (np.array([[start], [0], [0]]) for start in self._starts[:-1])
@@ -159,14 +168,18 @@ class Shards:
     def __init__(self, path: Path, index: Index) -> None:
         self.path = path
         self.index = index
-        self.train = self._tokens("train")
-        self.validation = self._tokens("validation") if self.of("validation") else None
+        self.train = self.tokens("train")
+        self.validation = self.tokens("validation") if self.of("validation") else None
 
     @classmethod
     def open(cls, path: str | Path) -> "Shards":
         """The folder that `weft prepare` wrote. Every file's size is checked."""
-        path = Path(path)
-        index = _read_index(path)
+        return cls.checked(Path(path), INDEX)
+
+    @classmethod
+    def checked(cls, path: Path, name: str) -> "Shards":
+        """The same with the index of another name, such as that of a part."""
+        index = _read_index(path, name)
         width = np.dtype(index.dtype).itemsize
         for shard in index.shards:
             _check_size(path / f"{shard.name}.tokens", shard.tokens * width)
@@ -181,7 +194,8 @@ class Shards:
         """The shards of one split, in order."""
         return [shard for shard in self.index.shards if shard.split == split]
 
-    def _tokens(self, split: Side) -> Tokens:
+    def tokens(self, split: Side) -> Tokens:
+        """The tokens of one split, which may be none."""
         ids, sections = [], []
         for shard in self.of(split):
             ids.append(_map(self.path / f"{shard.name}.tokens", _little(self.index.dtype), (shard.tokens,)))
@@ -194,11 +208,15 @@ class Shards:
         return self.index.checksum
 
 
-def _read_index(path: Path) -> Index:
-    file = path / INDEX
+def _read_index(path: Path, name: str) -> Index:
+    file = path / name
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
+        if (path / PART).exists():
+            raise DataError(
+                f"{path}: a part of a text; put all parts together: weft prepare --merge PART... --out FOLDER"
+            ) from None
         if (path / PLAN).exists():
             raise DataError(f"{path}: unfinished; run the same `weft prepare` again and it continues") from None
         what = "not a folder that `weft prepare` wrote" if path.exists() else "no such folder"
@@ -251,24 +269,41 @@ class ShardWriter:
         """A section: its ids, the UTF-8 bytes of its text, its document's number in the split."""
         for column, value in zip(self._columns, (self.tokens, size, document), strict=True):
             column.append(value)
+        self._add(ids)
+
+    def extend(self, ids: npt.NDArray[Any], sections: Ids) -> None:
+        """Several sections: their ids (n,); and (3, m), where they begin in these ids, their bytes, their documents."""
+        firsts, sizes, documents = sections
+        for column, values in zip(self._columns, (firsts + self.tokens, sizes, documents), strict=True):
+            column.frombytes(values.astype(np.int64).tobytes())
+        self._add(ids)
+
+    def _add(self, ids: npt.NDArray[Any]) -> None:
         raw = ids.astype(self._dtype, copy=False).tobytes()
         self._digest.update(raw)
         self._stream.write(raw)
         self.tokens += len(ids)
 
-    def close(self, first_document: int) -> Shard:
-        """`first_document`: the number of the first document that may begin here, one more than any before."""
+    def close(self, first_document: int | None) -> Shard:
+        """`first_document`: the number of the first document that may begin here, one more than any before.
+
+        None says that this is a part's shard, which has places for numbers.
+        """
         sections = np.array(self._columns, dtype="<i8")
         write_bytes(self._folder / f"{self._name}.sections", sections.tobytes())
         sync(self._stream)
         self._stream.close()
         put(self._partial, self._folder / f"{self._name}.tokens")
+        if first_document is None:
+            documents = int((sections[2] & 1).sum())
+        else:
+            documents = int(sections[2, -1]) + 1 - first_document
         return Shard(
             name=self._name,
             split=self._split,
             tokens=self.tokens,
             sections=sections.shape[1],
-            documents=int(sections[2, -1]) + 1 - first_document,
+            documents=documents,
             bytes=int(sections[1].sum()),
             tokens_sha256=self._digest.hexdigest(),
             sections_sha256=hashlib.sha256(sections.tobytes()).hexdigest(),

@@ -81,7 +81,7 @@ def section_for(sources: Sequence[str]) -> int:
 def _sides(text: TextSource, section: int, log: Log) -> Iterator[tuple[Side, Document]]:
     documents, split = read(text.sources, text.column, section=section, encoding=text.encoding), text.validation
     if isinstance(split, HashSplit):
-        sided = ((_by_hash(document.text, split), document) for document in documents)
+        sided = ((side_by_hash(document.text, split), document) for document in documents)
         yield from _or_tail(sided, split, log)
     elif isinstance(split, TailSplit):
         yield from _by_place(text, split, documents)
@@ -93,7 +93,8 @@ def _sides(text: TextSource, section: int, log: Log) -> Iterator[tuple[Side, Doc
                 yield "validation", document
 
 
-def _by_hash(text: str, split: HashSplit) -> Side:
+def side_by_hash(text: str, split: HashSplit) -> Side:
+    """The side of a text, by nothing but itself."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return "validation" if int.from_bytes(digest, "big") < split.fraction * 2**64 else "train"
 
@@ -238,7 +239,7 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
 def _rows_by_hash(rows: Iterable[Row], key: Sequence[str], split: HashSplit) -> Iterator[Row]:
     for row in rows:
         text = json.dumps([row.values[name] for name in key], ensure_ascii=False, sort_keys=True)
-        yield Row(row.values, row.where, _by_hash(text, split))
+        yield Row(row.values, row.where, side_by_hash(text, split))
 
 
 def _rows_by_place(rows: Iterable[Row], split: TailSplit) -> Iterator[Row]:

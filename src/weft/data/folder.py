@@ -1,0 +1,180 @@
+"""A folder of tokens while it is written: a plan, which is all that decides the bytes, and a journal of what is done.
+
+A shard is noted once it is whole. Whoever was killed and starts again with the same plan writes only what is missing,
+and ends with the same bytes as one that was never stopped. The index comes last, and makes the folder a finished one.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from weft.data.shards import INDEX, PART, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for
+from weft.data.verified import verify
+from weft.errors import DataError, TokenizerError, WeftError
+from weft.files import locked, sync, write_text
+from weft.progress import warn
+from weft.text.tokenizer import Tokenizer
+
+FORMAT = "weft plan"
+JOURNAL = "journal.jsonl"
+
+Plan = dict[str, Any]
+
+
+def written(out: Path, plan: Plan, tokenizer: Tokenizer, write: Callable[[list[Shard]], list[Shard]]) -> Shards:
+    """The finished folder. `write` gets the shards that are done already, makes the others and returns them all."""
+    index = PART if "part" in plan else INDEX
+    try:
+        done = _begin(out, plan, index)
+        if done is None and _intact(out, index, tokenizer):
+            return Shards.checked(out, index)
+        done = done or []
+        with locked(out / PLAN):
+            tokenizer.save(out)
+            for path in out.glob("*.partial"):
+                path.unlink()
+            write_text(out / JOURNAL, "".join(shard.model_dump_json() + "\n" for shard in done))
+            try:
+                shards = write(done)
+            except WeftError:  # the text itself is wrong: what began with this call goes with it
+                if not done:
+                    _discard(out)
+                raise
+            ordered = tuple(sorted(shards, key=lambda shard: shard.name))
+            size = tokenizer.vocab_size
+            made = Index(dtype=dtype_for(size), vocab_size=size, tokenizer=tokenizer.fingerprint, shards=ordered)
+            made = made.replace(sha256=made.checksum)
+            write_text(out / index, json.dumps(made.model_dump(), indent=1) + "\n")  # now the folder is finished
+            (out / JOURNAL).unlink()
+    except BlockingIOError:
+        raise DataError(f"{out}: another `weft prepare` is writing there; wait for it") from None
+    except ChildProcessError as error:
+        raise DataError(
+            f"{out}: a process that encodes text {error}; the same command continues, with fewer --jobs if need be"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from None
+    return Shards(out, made)
+
+
+def read_plan(folder: Path) -> Plan:
+    """What a folder was, or is to be, made from; empty where `weft prepare` wrote none."""
+    try:
+        found = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    except OSError as error:
+        raise DataError(f"{folder / PLAN}: cannot be read: {error.strerror}") from None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else {}
+
+
+def differing(one: Plan, other: Plan) -> list[str]:
+    """The keys in which two plans differ."""
+    return [key for key in {**one, **other} if one.get(key) != other.get(key)]
+
+
+class Writers:
+    """The shards that are written now, one for each side, and all that are finished."""
+
+    def __init__(self, out: Path, plan: Plan, dtype: str, done: Sequence[Shard]) -> None:
+        self.shards = list(done)
+        self._out, self._dtype, self._most = out, dtype, int(plan["shard_tokens"])
+        self._numbered = "part" not in plan
+        self._open: dict[Side, ShardWriter] = {}
+
+    def to(self, side: Side) -> ShardWriter:
+        """The shard of a side that is written now."""
+        if side not in self._open:
+            number = sum(shard.split == side for shard in self.shards)
+            self._open[side] = ShardWriter(self._out, side, number, self._dtype)
+        return self._open[side]
+
+    def space(self, side: Side) -> int:
+        """How many tokens the shard still takes: the section that reaches or passes it is its last."""
+        return self._most - self.to(side).tokens
+
+    def finish(self, side: Side) -> None:
+        """Close a side's shard and note it."""
+        seen = sum(shard.documents for shard in self.shards if shard.split == side)
+        self.shards.append(self._open.pop(side).close(seen if self._numbered else None))
+        note(self._out, self.shards[-1])
+
+    @contextmanager
+    def writing(self) -> Iterator["Writers"]:
+        """Finishes the last shards where all went well; otherwise what is unfinished is left."""
+        try:
+            yield self
+            for side in sorted(self._open):
+                self.finish(side)
+        finally:
+            for writer in self._open.values():
+                writer.abandon()
+
+
+def note(out: Path, shard: Shard) -> None:
+    """A finished shard's line in the journal, synced: from now on it need not be made again."""
+    with (out / JOURNAL).open("a", encoding="utf-8") as stream:
+        stream.write(shard.model_dump_json() + "\n")
+        sync(stream)
+
+
+def _begin(out: Path, plan: Plan, index: str) -> list[Shard] | None:
+    """The shards that are finished already; None if everything is. Makes the folder and writes its plan."""
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out}: is a file; give a folder to write to")
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / PLAN).exists():
+        if any(path.name != PLAN and not path.name.startswith(f".{PLAN}.") for path in out.iterdir()):
+            raise DataError(f"{out}: holds other files already; give a new or an empty folder")
+        write_text(out / PLAN, json.dumps(plan, indent=1) + "\n")
+        return []
+    found = read_plan(out)
+    if not found:
+        raise DataError(f"{out / PLAN}: not a plan that `weft prepare` wrote; give a new folder")
+    if keys := differing(plan, found):
+        raise DataError(
+            f"{out}: was prepared from something else (differs in: {', '.join(keys)}); remove it or give another folder"
+        )
+    return None if (out / index).exists() else _journalled(out)
+
+
+def _intact(out: Path, index: str, tokenizer: Tokenizer) -> bool:
+    """Whether a finished folder is still what was written."""
+    try:
+        Shards.checked(out, index).verify()
+        if Tokenizer.load(out).fingerprint != tokenizer.fingerprint:
+            raise DataError(f"{out}: damaged: its tokenizer is not what was written")
+    except (DataError, TokenizerError) as error:
+        warn(f"{error}; preparing it again")
+        return False
+    return True
+
+
+def _journalled(out: Path) -> list[Shard]:
+    """The shards that the journal names and that are whole; a line that a kill cut short ends it."""
+    shards: list[Shard] = []
+    try:
+        lines = (out / JOURNAL).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        try:
+            shard = Shard.model_validate_json(line)
+            verify(out, shard.checksums)
+        except (ValidationError, DataError):
+            break
+        shards.append(shard)
+    return shards
+
+
+def _discard(out: Path) -> None:
+    """Removes what preparing wrote, and the folder if it is empty then."""
+    for pattern in ("train-*", "validation-*", "tokenizer*.json", JOURNAL, PLAN):
+        for path in out.glob(pattern):
+            path.unlink()
+    if not any(out.iterdir()):
+        out.rmdir()
