@@ -1,8 +1,10 @@
 """How fast `weft prepare` is beside the tokenizer alone, on the same text, cores and run; and its peak memory.
 
+`weft` encodes in its own process, on all cores, `weft 2` in two processes of one thread each.
+
 python benchmarks/prepare.py                 repeats the built-in corpus to 64 MB
 python benchmarks/prepare.py --megabytes 1000
-python benchmarks/prepare.py --file text.txt
+python benchmarks/prepare.py --file text.txt --jobs 1 2 4
 """
 
 import argparse
@@ -16,15 +18,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from weft.data import prepare as preparing
 from weft.data.config import HashSplit, TextSource
 from weft.data.documents import read
-from weft.data.prepare import BATCH, prepare
+from weft.data.encode import BATCH
+from weft.data.prepare import prepare
 from weft.data.split import section_for
 from weft.text import builtin
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
-WAYS = ("encode_batch", "encode_batch_fast", "weft")  # the fast one leaves offsets out; weft calls that one
+DIRECT = ("encode_batch", "encode_batch_fast")  # the fast one leaves offsets out; weft calls that one
 
 
 def generate(file: Path, megabytes: int) -> None:
@@ -52,9 +56,11 @@ def direct(file: Path, tokenizer: Path, method: str) -> int:
     return tokens + sum(len(encoding) for encoding in encode(batch, add_special_tokens=False))
 
 
-def weft(file: Path, tokenizer: Path) -> int:
+def weft(file: Path, tokenizer: Path, jobs: int | None) -> int:
+    text, there = TextSource([str(file)], HashSplit()), Tokenizer.load(tokenizer)
     with tempfile.TemporaryDirectory(dir=file.parent) as out:
-        shards = prepare(TextSource([str(file)], HashSplit()), Path(out) / "out", Tokenizer.load(tokenizer))
+        preparing.WORTH = file.stat().st_size + 1  # several processes only where they are asked for
+        shards = prepare(text, Path(out) / "out", there, jobs=jobs)
         return sum(shard.tokens for shard in shards.index.shards)
 
 
@@ -73,14 +79,20 @@ def main() -> None:
     options.add_argument("--vocab", type=int, default=8192)
     options.add_argument("--rounds", type=int, default=2, help="the ways take turns; the fastest round counts")
     options.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer.json; one is trained if not given")
-    options.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
+    options.add_argument("--jobs", type=int, nargs="*", default=[1, 2], help="how many processes encode")
+    options.add_argument("--measure", help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.measure:
         start = time.perf_counter()
-        way = chosen.measure
-        tokens = weft(chosen.file, chosen.tokenizer) if way == "weft" else direct(chosen.file, chosen.tokenizer, way)
+        way, _, jobs = chosen.measure.partition(" ")
+        if way == "weft":
+            tokens = weft(chosen.file, chosen.tokenizer, int(jobs) if jobs else None)
+        else:
+            tokens = direct(chosen.file, chosen.tokenizer, way)
         seconds = time.perf_counter() - start
-        print(seconds, tokens, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        # a process of the largest, of which there are `jobs`
+        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * int(jobs or 0)
+        print(seconds, tokens, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + largest) * 1024)
         return
     with tempfile.TemporaryDirectory() as scratch:
         file = chosen.file or Path(scratch) / "text.txt"
@@ -90,14 +102,15 @@ def main() -> None:
         if chosen.tokenizer is None:
             texts = (document.text for document, _ in zip(read([str(file)]), range(512), strict=False))
             build_tokenizer(BPE(vocab_size=chosen.vocab), texts).save(tokenizer)
+        ways = (*DIRECT, "weft", *(f"weft {jobs}" for jobs in chosen.jobs))
         best: dict[str, tuple[float, int, int]] = {}
         for _ in range(chosen.rounds):
-            for what in WAYS:
+            for what in ways:
                 best[what] = min(best.get(what, (float("inf"), 0, 0)), measured(what, file, tokenizer))
         size = file.stat().st_size
     table = Table("way", "seconds", "MB/s", "tokens/s", "peak MiB", "of encode_batch", box=None)
     for what, (seconds, tokens, peak) in best.items():
-        rate = f"{best[WAYS[0]][0] / seconds:.0%}"
+        rate = f"{best[DIRECT[0]][0] / seconds:.0%}"
         row = f"{seconds:.1f}", f"{size / seconds / 1e6:.2f}", f"{tokens / seconds:,.0f}", f"{peak / 2**20:.0f}", rate
         table.add_row(what, *row)
     Console().print(f"{size / 1e6:.0f} MB of text", table)
