@@ -124,6 +124,7 @@ OPTIONAL = {
     "onnxruntime",
     "onnxscript",
     "pyarrow",
+    "ray",
     "resource",
     "torch.utils.tensorboard",
     "triton",

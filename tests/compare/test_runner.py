@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.compare import runner
+from weft.compare import pools
 from weft.compare.asked import contender
 from weft.compare.config import experiment
 from weft.compare.entrants import Entrant, entrants
@@ -41,7 +41,7 @@ def counts(tmp_path: Path) -> Entrant:
 
 
 def run(counts: Entrant, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Runner:
-    monkeypatch.setattr(runner, "WORKER", (sys.executable, "-c", script))
+    monkeypatch.setattr(pools, "WORKER", (sys.executable, "-c", script))
     folder.mkdir()
     jobs = Runner(folder, {counts.name: counts}, Machine(1, 1), None)
     jobs.run([Sweep(counts.name, (), (), (1 / 3, 1.0), (0,))], lambda progress: None)

@@ -10,6 +10,7 @@ EXTRAS = {
     "pyarrow": ("Parquet files", "weft[parquet]"),
     "huggingface_hub": ("hub:owner/name sources", "weft[hub]"),
     "tensorboard": ("log.tensorboard = true", "weft[tensorboard]"),
+    "ray": ("weft compare --jobs ray", "weft[ray]"),
     "lm_eval": ("tasks of lm-evaluation-harness", "weft[lm-eval]"),
 }
 GIB = 1 << 30

@@ -26,12 +26,14 @@ NOW = "now: share of the budget · step · loss"
 
 
 @contextmanager
-def workplace(folder: Path, jobs: int | None) -> Iterator["Workplace"]:
+def workplace(folder: Path, jobs: str | None) -> Iterator["Workplace"]:
     """Where a comparison runs, followed on the terminal."""
     from weft.compare.experiment import Workplace
+    from weft.compare.pools import parse_jobs
 
+    where = parse_jobs(jobs)
     with live() as watch:
-        yield Workplace(folder, jobs=jobs, watch=watch, command=shlex.join(["weft", *sys.argv[1:]]))
+        yield Workplace(folder, jobs=where, watch=watch, command=shlex.join(["weft", *sys.argv[1:]]))
 
 
 def show(page: "ComparisonPage | ScalingPage", places: Mapping[str, Path], as_json: bool) -> None:

@@ -54,7 +54,13 @@ Text = Annotated[
     list[str] | None,
     typer.Option("--data", "-d", metavar="SOURCE", help="The text: files, folders, builtin:python."),
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs side by side (default: as many as fit).")]
+Jobs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|slurm|ray",
+        help="Runs side by side (default: as many as fit); or Slurm or Ray runs them, slurm:8 eight at once.",
+    ),
+]
 Out = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Where everything goes (default: one in comparisons/).")
 ]

@@ -16,6 +16,7 @@ from weft import __version__
 from weft.compare.config import Experiment
 from weft.compare.entrants import Entrant, entrants
 from weft.compare.jobs import Job, Sweep, share_text
+from weft.compare.pools import HERE, Where
 from weft.compare.results import Comparison, Measured, Outcome
 from weft.compare.runner import Machine, Runner, Watch, machine_for
 from weft.config import flat
@@ -50,13 +51,13 @@ class Started:
 class Workplace:
     """Where a comparison runs: its folder, and the one that its text is in as tokens, inside the first by default.
 
-    `jobs` is how many run side by side, as many as fit if left out. `watch` is called while they run. `command` is what
-    repeats it.
+    `jobs` is where they run and how many side by side, as many as fit if left out. `watch` is called while they run.
+    `command` is what repeats it.
     """
 
     out: Path
     data: Path | None = None
-    jobs: int | None = None
+    jobs: Where = HERE
     watch: Watch = lambda progress: None
     command: str = ""
 
@@ -152,8 +153,12 @@ def _start(experiment: Experiment, place: Workplace) -> Started:
         noted = {"asked": asked, "machine": {"jobs": machine.jobs, "threads": machine.threads}}
         noted |= {"command": place.command, "began": time.strftime("%Y-%m-%d %H:%M"), "weft": __version__}
         write_text(out / PLAN, json.dumps(noted, indent=1) + "\n")
+    elif place.jobs == HERE:
+        machine = Machine(noted["machine"]["jobs"], 1)
+    else:
+        machine = machine_for(ready, place.jobs)
     # threads decide the last bit of a sum, so they stay what they were
-    machine = Machine(place.jobs or noted["machine"]["jobs"], noted["machine"]["threads"])
+    machine = replace(machine, threads=noted["machine"]["threads"])
     return Started(experiment, ready, machine, noted["command"], noted["began"])
 
 
@@ -213,7 +218,7 @@ def _facts(ready: Started) -> dict[str, str]:
     size = min(text.bytes for text in held_out if text is not None)
     read = min(size, experiment.held_out or HELD_OUT[first.device])
     tokenizers = [f"{each.tokenizer.kind}, {each.shards.index.vocab_size:,} tokens" for each in corpora.values()]
-    cores = f"{counted(ready.machine.jobs, 'job')} side by side"
+    cores = f"{counted(ready.machine.jobs, 'job')} {ready.machine.where}"
     return {
         "text": f"{', '.join(experiment.data.sources)}: {first.corpus.shards.train.bytes:,} bytes to learn from",
         "held out": f"{size:,} bytes" + ("" if read == size else f", of which the first {read:,} or so are measured"),

@@ -1,4 +1,4 @@
-"""Running a comparison's jobs on one machine: several side by side, stopped and continued at any moment.
+"""Running a comparison's jobs: several side by side, stopped and continued at any moment.
 
 out/
   plan.json        what was asked; the same command continues, another one is refused
@@ -11,23 +11,18 @@ out/
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from weft.compare.entrants import Entrant
 from weft.compare.jobs import Job, Sweep
+from weft.compare.pools import HERE, Ended, Pool, Processes, Where, slurm_tasks, srun
+from weft.compare.ray_pool import RayTasks, ray_tasks
 from weft.compare.results import Outcome
 from weft.compare.worker import JOB, OUTCOME, RUN
 from weft.config import validate
@@ -40,36 +35,47 @@ PROCESS = 600e6  # bytes that a process takes before it does anything
 CONTEXT = 800e6  # the same of a GPU's memory
 AMPLE = 1.5  # times the memory that a step is predicted to take
 MOST_ON_A_GPU = 6  # small jobs there wait for the processor; more of them wait for each other
+BESIDE_A_GPU = 4  # processors of a job that Slurm or Ray starts
 STOPPING = 60.0  # seconds that jobs have to save when the comparison is interrupted
-WORKER = (sys.executable, "-m", "weft.compare.worker")
-TAIL = 10_000  # bytes of what a process wrote to standard error, of which the last line says why it died
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What jobs run on: so many side by side, each with so many threads."""
+    """What jobs run on: so many at once, each with so many threads, and with a GPU of its own where others start it."""
 
     jobs: int
     threads: int
+    gpus: int = 0
+    where: Where = HERE
 
 
-def machine_for(entrants: Sequence[Entrant], wanted: int | None) -> Machine:
-    """As many jobs side by side as cores and memory allow, for the contender that needs most; or the `wanted` ones."""
+def machine_for(entrants: Sequence[Entrant], where: Where) -> Machine:
+    """As many jobs side by side as cores and memory allow, for the contender that needs most; or those wanted.
+
+    What Slurm and Ray start has the processors that a task of the allocation has, or a few.
+    """
     device = torch.device(entrants[0].device)
+    gpus = int(device.type == "cuda")
+    if where.kind != "here":
+        threads = int(os.environ.get("SLURM_CPUS_PER_TASK", BESIDE_A_GPU if gpus else 1))
+        jobs = slurm_tasks(where) if where.kind == "slurm" else where.count or ray_tasks(threads, gpus)
+        return Machine(jobs, threads, gpus, where)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     each = AMPLE * max(entrant.memory for entrant in entrants) + (PROCESS if device.type == "cpu" else CONTEXT)
     fit = min(cores if device.type == "cpu" else min(MOST_ON_A_GPU, cores // 2), int(free_memory(device) // each))
-    jobs = wanted or max(1, fit)
+    jobs = where.count or max(1, fit)
     return Machine(jobs, max(1, cores // jobs))
 
 
-@dataclass
-class Running:
-    """A process, the file that its standard error goes to, and the job it has, if any."""
-
-    process: subprocess.Popen[str]
-    errors: IO[bytes]
-    job: Job | None = None
+def opened(machine: Machine) -> Pool:
+    """Where jobs run."""
+    match machine.where.kind:
+        case "here":
+            return Processes(machine.threads)
+        case "slurm":
+            return Processes(machine.threads, srun(machine.threads, machine.gpus))
+        case "ray":
+            return RayTasks(machine.threads, machine.gpus)
 
 
 @dataclass
@@ -106,22 +112,34 @@ class Runner:
         """Run every job that the sweeps ask for; what they ask for follows from what is measured."""
         if all(job in self.outcomes for job in self._wanted(sweeps)):
             return self.outcomes
-        events: SimpleQueue[tuple[Running, dict[str, Any] | None]] = SimpleQueue()
-        with self._workers(events) as workers:
+        with self._pool() as pool:
+            running: dict[Path, Job] = {}
             while True:
                 wanted, searching = self._wanted(sweeps), self._searching(sweeps)
-                under_way = {worker.job for worker in workers if worker.job is not None}
-                waiting = [job for job in wanted if job not in self.outcomes and job not in under_way]
+                waiting = [job for job in wanted if job not in self.outcomes and job not in running.values()]
                 # a search comes first, for what follows from it; a long job that starts last keeps everybody waiting
                 waiting.sort(key=lambda job: (job.contender not in searching, -wanted[job]))
-                for worker in workers:
-                    while worker.job is None and waiting:
-                        self._give(worker, waiting.pop(0))
-                watch(Progress(self.outcomes, {job: self._step(job) for job in self._jobs(workers)}, wanted))
-                if not any(worker.job for worker in workers):
+                for job in waiting:
+                    if len(running) < self.machine.jobs and self._give(pool, job):
+                        running[self._folder(job)] = job
+                watch(Progress(self.outcomes, {job: self._step(job) for job in running.values()}, wanted))
+                if not running:
                     return self.outcomes
-                with suppress(Empty):
-                    self._take(*events.get(timeout=0.5))
+                ended = pool.ended(0.5)
+                if ended is not None:
+                    self._take(ended, running)
+
+    @contextmanager
+    def _pool(self) -> Iterator[Pool]:
+        """Where jobs run. However this ends, none of them goes on."""
+        pool = opened(self.machine)
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            pool.stop(STOPPING)
+            raise
+        finally:
+            pool.close()
 
     def _wanted(self, sweeps: Sequence[Sweep]) -> dict[Job, float]:
         """Every job that is known to be needed, and its operations."""
@@ -135,42 +153,14 @@ class Runner:
         entrant = self.entrants[job.contender]
         return 0.0 if entrant.counts else entrant.flops_per_step * entrant.whole.steps * job.share
 
-    @staticmethod
-    def _jobs(workers: Sequence[Running]) -> list[Job]:
-        return [worker.job for worker in workers if worker.job is not None]
+    # ---- jobs
 
-    # ---- processes
-
-    @contextmanager
-    def _workers(self, events: SimpleQueue[Any]) -> Iterator[list[Running]]:
-        """Processes that wait for jobs. However this ends, none of them goes on."""
-        workers: list[Running] = []
-        try:
-            for _ in range(self.machine.jobs):
-                workers.append(_started(self.machine.threads))
-                Thread(target=_listen, args=(workers[-1], events), daemon=True).start()
-            yield workers
-        except KeyboardInterrupt:
-            for worker in workers:
-                if worker.job is not None:  # training saves its step before it stops
-                    worker.process.send_signal(signal.SIGINT)
-            _wait(workers, STOPPING)
-            raise
-        finally:
-            for worker in workers:
-                worker.process.kill()
-                worker.process.wait()
-                for pipe in (worker.process.stdin, worker.process.stdout, worker.errors):
-                    if pipe is not None:
-                        with suppress(OSError):
-                            pipe.close()
-
-    def _give(self, worker: Running, job: Job) -> None:
-        """Hand a job to a process; one that was measured already when everything stopped is only noted."""
+    def _give(self, pool: Pool, job: Job) -> bool:
+        """Start a job; one that was measured already when everything stopped is only noted."""
         folder = self._folder(job)
         if (folder / OUTCOME).is_file():
             self._note(job)
-            return
+            return False
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / JOB).is_file():
             entrant = self.entrants[job.contender]
@@ -181,22 +171,17 @@ class Runner:
                 folder / JOB,
                 json.dumps({"names": names, "recipe": recipe, "held_out": self.held_out, "kept": kept}),
             )
-        assert worker.process.stdin is not None
-        worker.job = job
-        with suppress(BrokenPipeError):  # it died; its listener says so
-            worker.process.stdin.write(json.dumps(str(folder)) + "\n")
-            worker.process.stdin.flush()
+        pool.begin(folder)
+        return True
 
-    def _take(self, worker: Running, said: dict[str, Any] | None) -> None:
-        """What a process said of its job, or that it ended."""
-        job = worker.job
-        if said is None:
-            reason = _last_words(worker) or f"it ended with exit status {worker.process.wait()}"
-            raise RunError(f"{job or 'a worker'}: the process that ran it died: {reason}; start again to go on")
+    def _take(self, ended: Ended, running: dict[Path, Job]) -> None:
+        """How a job ended."""
+        job = running.pop(ended.folder) if ended.folder is not None else None
+        if ended.died is not None:
+            raise RunError(f"{job or 'a worker'}: the process that ran it died: {ended.died}; start again to go on")
         assert job is not None
-        if "error" in said:
-            raise RunError(f"{job}: {said['error']}")
-        worker.job = None
+        if ended.error is not None:
+            raise RunError(f"{job}: {ended.error}")
         self._note(job)
 
     # ---- outcomes
@@ -230,49 +215,6 @@ class Runner:
 def job_of(outcome: Outcome) -> Job:
     """The job that an outcome is of."""
     return Job(outcome.contender, outcome.share, outcome.lr, outcome.seed)
-
-
-def _started(threads: int) -> Running:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    # a pipe that nobody reads would hold the process up once it is full
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 — closed when the process has ended
-    # a session of its own: Ctrl-C comes from us alone, once we know what has to be saved
-    process = subprocess.Popen(
-        [*WORKER, str(threads)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    return Running(process, errors)
-
-
-def _last_words(worker: Running) -> str:
-    """The last line that a process wrote to standard error; nothing where it wrote none."""
-    end = worker.errors.seek(0, os.SEEK_END)
-    worker.errors.seek(max(0, end - TAIL))
-    lines = worker.errors.read().decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _listen(worker: Running, events: SimpleQueue[Any]) -> None:
-    """Pass on what a process says, and that it ended."""
-    assert worker.process.stdout is not None
-    with suppress(ValueError, OSError):  # closed while it was read: everything is over
-        for line in worker.process.stdout:
-            if line.startswith("{"):
-                events.put((worker, json.loads(line)))
-        events.put((worker, None))
-
-
-def _wait(workers: Sequence[Running], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    for worker in workers:
-        if worker.job is not None:
-            with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                worker.process.wait(max(0.1, end - time.monotonic()))
 
 
 def _last_line(path: Path) -> dict[str, Any]:

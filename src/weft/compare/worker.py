@@ -1,12 +1,14 @@
 """One process that runs a comparison's jobs, one after the other, as it is told on standard input.
 
 A line of JSON names a job's folder, in which job.json has its recipe. What the job measured is in outcome.json there
-before its folder's name is printed. When standard input ends, whoever gave the jobs is gone, and the process ends too.
+before its folder's name is printed. `null` is Ctrl-C: training saves its step before it stops. When standard input
+ends, whoever gave the jobs is gone, and the process ends too.
 """
 
 import json
 import os
 import shutil
+import signal
 import statistics
 import sys
 import threading
@@ -125,7 +127,10 @@ def main(threads: int) -> None:
 
     def read() -> None:
         for line in sys.stdin:
-            jobs.put(line)
+            if json.loads(line) is None:
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                jobs.put(line)
         os._exit(0)  # a job that is under way goes on from its last checkpoint when it is given out again
 
     threading.Thread(target=read, daemon=True).start()
