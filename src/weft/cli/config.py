@@ -1,4 +1,4 @@
-"""`weft config`: see a recipe with everything in it, or what a recipe may hold."""
+"""`weft config`: see a recipe with everything in it, what a recipe may hold, and a script for Slurm."""
 
 from typing import Annotated
 
@@ -7,7 +7,9 @@ import typer
 from weft.cli import options
 from weft.cli.help import Command, Group
 
-app = typer.Typer(help="Show a recipe in full, or the schema of recipes.", no_args_is_help=True, cls=Group)
+app = typer.Typer(
+    help="Show a recipe in full, the schema of recipes, or a script for Slurm.", no_args_is_help=True, cls=Group
+)
 
 
 @app.command(cls=Command)
@@ -42,3 +44,16 @@ def schema() -> None:
     from weft.recipe.config import Recipe
 
     typer.echo(json.dumps(json_schema(Recipe), indent=2))
+
+
+@app.command(cls=Command)
+def slurm() -> None:
+    """Print a Slurm batch script that trains over several machines, and continues after pre-emption.
+
+    weft config slurm > train.sbatch
+    sbatch --nodes=2 --gpus-per-node=8 train.sbatch runs/large gpt2 --data tokens parallel.shard=16
+    """
+    from importlib import resources
+
+    script = resources.files("weft") / "recipes" / "slurm" / "train.sbatch"
+    typer.echo(script.read_text(encoding="utf-8"), nl=False)
