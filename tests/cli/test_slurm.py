@@ -59,7 +59,8 @@ def test_the_command_that_comes_out(script: Path) -> None:
     log = script.parent / "log"
     assert log.read_text() == f"{srun} {TORCHRUN.format('41234-0')} --no-python -- {weft}\n"
     log.unlink()
-    (place / "checkpoints" / "latest").mkdir(parents=True)
+    place.mkdir(parents=True)
+    (place / "config.toml").write_text("")  # a run has begun
     assert started(script, *words, SLURM_RESTART_COUNT="2", STATUS="3").wait() == 3  # a failure isn't tried again
     assert log.read_text() == f"{srun} {TORCHRUN.format('41234-2')} --no-python -- weft train --resume {place}\n"
     wrong = started(script, "runs/large")

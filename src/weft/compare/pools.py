@@ -80,7 +80,7 @@ def parse_jobs(words: str | None) -> Where:
         if shutil.which("srun") is None:
             raise ConfigError(f"--jobs {words}: there is no srun on this machine; Slurm's own commands must be on PATH")
         slurm_tasks(where)
-    if kind == "ray" and importlib.util.find_spec("ray") is None:
+    if kind == "ray" and getattr(importlib.util.find_spec("ray"), "origin", None) is None:  # not any folder of the name
         raise ConfigError(f"--jobs {words}: the package ray isn't installed: pip install 'weft[ray]'")
     return where
 
