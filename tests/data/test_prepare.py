@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,6 +132,18 @@ def test_wide_ids_take_four_bytes(tmp_path: Path, text: Path, monkeypatch: pytes
     shards = prepare(TextSource([str(text)], NoSplit()), tmp_path / "out", BYTES)
     assert shards.index.dtype == "uint32"
     assert spelled(shards.train, BYTES) == text.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="smaps")
+def test_windows_read_nothing_around_them(tmp_path: Path, text: Path) -> None:
+    shards = prepare(TextSource([str(text)], NoSplit()), tmp_path / "out", BYTES)
+    mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    mine = [each for each in mappings if str(shards.path / "train-00000.tokens") in each]
+    flags = [re.search("VmFlags: (.*)", each)[1].split() for each in mine]  # type: ignore[index]
+    assert sorted("rr" in each for each in flags) == [False, True]  # one is read here and there, one in order
+    starts = np.array([5, 900, 17])
+    for few in (shards.train, shards.train.first(2000)):
+        assert few.windows(starts, 64).tolist() == [few.read(start, 64).tolist() for start in starts.tolist()]
 
 
 # ---- stopping and going on

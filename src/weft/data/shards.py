@@ -10,6 +10,7 @@ its document's number would; `part.json` lists the shards.
 
 import hashlib
 import json
+import mmap
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,10 +79,19 @@ def _little(dtype: npt.DTypeLike) -> np.dtype[Any]:
 class Tokens:
     """A long sequence of token ids with document borders: on disk in shards, or in memory."""
 
-    def __init__(self, shards: Sequence[npt.NDArray[Any]], sections: Sequence[Ids]) -> None:
-        """`shards[i]` holds ids (n,); `sections[i]` (3, m): first tokens within shard i, UTF-8 bytes, documents."""
+    def __init__(
+        self,
+        shards: Sequence[npt.NDArray[Any]],
+        sections: Sequence[Ids],
+        scattered: Sequence[npt.NDArray[Any]] | None = None,
+    ) -> None:
+        """`shards[i]` holds ids (n,); `sections[i]` (3, m): first tokens within shard i, UTF-8 bytes, documents.
+
+        `scattered` are the same ids, for windows here and there, of which nothing beside them should be read.
+        """
         assert len(shards) == len(sections)
         self._shards = list(shards)
+        self._scattered = self._shards if scattered is None else list(scattered)
         self._sections = list(sections)
         self._starts = np.cumsum([0, *(len(shard) for shard in shards)])
 
@@ -102,7 +112,7 @@ class Tokens:
         out = np.empty((len(starts), length), dtype=np.int64)
         for each in np.unique(shard[inside]):
             mine = inside & (shard == each)
-            out[mine] = self._shards[each][(starts[mine] - self._starts[each])[:, None] + np.arange(length)]
+            out[mine] = self._scattered[each][(starts[mine] - self._starts[each])[:, None] + np.arange(length)]
         for row in np.flatnonzero(~inside):  # over a shard's border
             out[row] = self.read(int(starts[row]), length)
         return out
@@ -118,8 +128,9 @@ class Tokens:
 
     def first(self, tokens: int) -> "Tokens":
         """The first so many tokens. The bytes of a section that is cut are counted in proportion."""
-        shards, sections = [], []
-        for shard, start, table in zip(self._shards, self._starts[:-1].tolist(), self._sections, strict=True):
+        shards, sections, scattered = [], [], []
+        starts = self._starts[:-1].tolist()
+        for shard, other, start, table in zip(self._shards, self._scattered, starts, self._sections, strict=True):
             kept = min(len(shard), tokens - start)
             if kept <= 0:
                 break
@@ -128,8 +139,9 @@ class Tokens:
             end = int(table[0, last + 1]) if last + 1 < table.shape[1] else len(shard)
             begins[1, last] = begins[1, last] * (kept - int(begins[0, last])) // max(1, end - int(begins[0, last]))
             shards.append(shard[:kept])
+            scattered.append(other[:kept])
             sections.append(begins)
-        return Tokens(shards, sections)
+        return Tokens(shards, sections, scattered)
 
     def _spans(self, start: int, length: int) -> list[tuple[int, slice, slice]]:
         """(shard, where in the shard, where in the result) for each shard that the range touches."""
@@ -196,11 +208,13 @@ class Shards:
 
     def tokens(self, split: Side) -> Tokens:
         """The tokens of one split, which may be none."""
-        ids, sections = [], []
+        ids, sections, scattered = [], [], []
         for shard in self.of(split):
-            ids.append(_map(self.path / f"{shard.name}.tokens", _little(self.index.dtype), (shard.tokens,)))
+            tokens = self.path / f"{shard.name}.tokens", _little(self.index.dtype), (shard.tokens,)
+            ids.append(_map(*tokens))
+            scattered.append(_map(*tokens, scattered=True))
             sections.append(_map(self.path / f"{shard.name}.sections", np.dtype("<i8"), (3, shard.sections)))
-        return Tokens(ids, sections)
+        return Tokens(ids, sections, scattered)
 
     @property
     def fingerprint(self) -> str:
@@ -245,10 +259,13 @@ def _check_size(path: Path, expected: int) -> None:
         raise DataError(f"{path}: damaged: {size} bytes instead of {expected}")
 
 
-def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], scattered: bool = False) -> npt.NDArray[Any]:
     if 0 in shape:  # an empty file can't be mapped
         return np.empty(shape, dtype)
-    return np.memmap(path, dtype, "r", shape=shape).view(np.ndarray)  # slices of a memmap cost ten times as much
+    mapped = np.memmap(path, dtype, "r", shape=shape)
+    if scattered and hasattr(mmap, "MADV_RANDOM"):  # else the system reads megabytes around every window
+        mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+    return mapped.view(np.ndarray)  # slices of a memmap cost ten times as much
 
 
 class ShardWriter:
