@@ -226,11 +226,11 @@ def test_moments_that_cannot_be_written_are_noticed_before_the_first_step(  # ty
 def test_what_is_announced_is_true_of_weights_that_are_not_fresh(recipe) -> None:  # type: ignore[no-untyped-def]
     settings = recipe()
     model = build(settings.model)
-    first, second = expectations(settings, model, 0, torch.device("cpu"))
+    first, second = expectations(settings, Parallel(model).sizes, 0, torch.device("cpu"))
     assert "from fresh weights" in first and "ln 23 = 3.14" in first and "operations in all" in second
-    later, _ = expectations(settings, model, 5, torch.device("cpu"))
+    later, _ = expectations(settings, Parallel(model).sizes, 5, torch.device("cpu"))
     assert "from step 5" in later and "ln 23" not in later
-    (only,) = expectations(settings.replace(init="runs/other"), model, 0, torch.device("cpu"))
+    (only,) = expectations(settings.replace(init="runs/other"), Parallel(model).sizes, 0, torch.device("cpu"))
     assert "from runs/other" in only and "ln 23" not in only
 
 

@@ -134,7 +134,7 @@ def resume(run: Path | str, *, changes: Sequence[str] | Mapping[str, Any] = (), 
     with held(folder):
         objective = objectives.build(recipe, folder)
         if changes:
-            recipe = _extend(folder, recipe, changes, log)
+            recipe = _extend(folder, recipe, changes, ranks, log)
         recipe.parallel.over(ranks.ranks)
         _check_data(objective, log)
         if recipe.model.kind != "ngram" and (found := checkpoint.standing(folder.checkpoints)):
@@ -183,11 +183,12 @@ def _refuse_run_alone(source: str, changes: Sequence[str] | Mapping[str, Any], s
 
 
 def _extend(
-    folder: RunFolder, recipe: SettledRecipe, changes: Sequence[str] | Mapping[str, Any], log: Log
+    folder: RunFolder, recipe: SettledRecipe, changes: Sequence[str] | Mapping[str, Any], ranks: Ranks, log: Log
 ) -> SettledRecipe:
     """The recipe of a run that goes on longer than it was meant to, saved; and what that does to its learning rate."""
     longer, news = extended(recipe, changes)
     refuse_unread(longer)
+    longer.parallel.over(ranks.ranks)
     check_log(longer.log)
     found = checkpoint.standing(folder.checkpoints)
     step, notes = (checkpoint.step_of(found[-1]), checkpoint.notes_of(found[-1])) if found else (0, {})

@@ -173,7 +173,7 @@ def _copies(parameter: Tensor, processes: int) -> int:
 
 def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) -> Split:
     """Split a model with empty weights over the mesh. The root's `to_empty` gives it memory then, `fill` weights."""
-    layout = mesh.layout
+    layout, sizes = mesh.layout, Parallel(model).sizes
     stage = cut(model, mesh) if layout.pipeline > 1 else None
     heights = {f"{name}.{kind}": module.heights for name, module in model.named_modules()
                if isinstance(module, Linear) and len(module.heights) > 1 for kind in ("weight", "bias")}  # fmt: skip
@@ -193,7 +193,9 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) ->
         model.features = tensor.padded(model.features, layout.tensor)
     whole = stage is not None or layout.readers * layout.context == 1
     root = Root(model) if whole else _sharded(model, mesh, precision)
-    return Split(model=model, mesh=mesh, root=root, sums=sums, fused=fused, pipeline=pipeline)
+    parallel = Split(model=model, mesh=mesh, root=root, sums=sums, fused=fused, pipeline=pipeline)
+    parallel.sizes = sizes
+    return parallel
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:

@@ -55,6 +55,12 @@ class Parallel:
         """What this process holds of each parameter: what the optimizer changes."""
         return dict(self.model.named_parameters())
 
+    @cached_property
+    def sizes(self) -> tuple[int, int]:
+        """How many parameters the whole model has, and how many of them are trained."""
+        every = [(p.numel(), p.requires_grad) for p in self.model.parameters()]
+        return sum(size for size, _ in every), sum(size for size, trained in every if trained)
+
     # ---- a step
 
     def own(self, batch: Batch) -> Batch:

@@ -101,6 +101,12 @@ class Ranks:
             distributed.broadcast_object_list(text, 0, group=self.group, device=torch.device("cpu"))
         return cast(T, json.loads(text[0]))
 
+    def give(self, tensor: Tensor) -> None:
+        """Put rank 0's tensor in the place of everyone's; it is on the host."""
+        if not self.alone:
+            with self._together():
+                distributed.broadcast(tensor, 0, group=self.group)
+
     def wait(self) -> None:
         """Until all processes are here."""
         self._agree(0, "MAX")

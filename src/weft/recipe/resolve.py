@@ -124,6 +124,8 @@ EXTENDABLE = (
     "log.every",
     "log.tensorboard",
     "log.wandb",
+    "batch.micro",
+    "batch.recompute",
     "parallel.replicate",
     "parallel.shard",
     "parallel.tensor",

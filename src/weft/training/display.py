@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 
 from weft.explain.count import count
-from weft.models.base import LanguageModel
 from weft.progress import Bar, Log, drawn
 from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken
@@ -100,10 +99,9 @@ def display(steps: int, first: int, log: Log, quiet: bool) -> Iterator[Display]:
 # ---- before the first step
 
 
-def expectations(recipe: SettledRecipe, model: LanguageModel, step: int, device: torch.device) -> list[str]:
-    """Lines for a person, before the first step or the one after `step`."""
-    parameters = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+def expectations(recipe: SettledRecipe, sizes: tuple[int, int], step: int, device: torch.device) -> list[str]:
+    """Lines for a person, before the first step or the one after `step`; `sizes`: parameters, and those trained."""
+    parameters, trained = sizes
     where = f"from step {step}" if step else f"from {recipe.init}" if recipe.init else "from fresh weights"
     some = f"{trained:,} of {parameters:,}" if trained < parameters else f"{parameters:,}"
     begun = f"training {some} parameters {where} on {device_name(device)}"

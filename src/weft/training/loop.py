@@ -95,8 +95,9 @@ class Loop:
     # ---- before the first step
 
     def _announce(self, display: Display, state: TrainingState) -> None:
-        self.run.event("model", parameters=sum(p.numel() for p in self.model.parameters()))
-        for line in expectations(self.recipe, self.model, state.step, self.worker.device):
+        sizes = self.learner.parallel.sizes
+        self.run.event("model", parameters=sizes[0])
+        for line in expectations(self.recipe, sizes, state.step, self.worker.device):
             display.line(line)
         warning = slow_precision(self.recipe.precision, self.worker.device)
         if warning is not None:

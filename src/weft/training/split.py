@@ -3,17 +3,19 @@
 It is loaded where a recipe asks for it: torch's own parts for this take a second.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft.models.build import build
 from weft.nn.init import empty_weights
 from weft.parallel.apply import Split, lay_out
 from weft.parallel.context import check_context
 from weft.parallel.mesh import Mesh
+from weft.parallel.ranks import Ranks
 from weft.parallel.stages import check as check_stages
 from weft.recipe.config import SettledRecipe
 from weft.runs import together
@@ -65,15 +67,26 @@ def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> SplitLearn
     check_precision(recipe.precision, device)
     check_stages(recipe.model, mesh.layout)
     check_context(mesh.layout, recipe.model, recipe.objective.kind, recipe.batch.length)
-    whole = first_model(recipe)
     with empty_weights():
         model = build(recipe.model)
         if recipe.adapter is not None:
             add_adapters(model, recipe.adapter, [])
-    trained = {name: parameter.requires_grad for name, parameter in whole.named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    whole = dict(first_model(recipe).named_parameters()) if mesh.world.leads else {}
+    frozen = mesh.world.share(lambda: [name for name, parameter in whole.items() if not parameter.requires_grad])
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trained[name])
+        parameter.requires_grad_(name not in frozen)
     parallel = lay_out(fitted(model, recipe), mesh, recipe.precision, recipe.compile)
     parallel.root.to_empty(device=device)
-    parallel.fill(whole.named_parameters())
+    parallel.fill(_given_out(whole, shapes, mesh.world))
     return SplitLearner(parallel, optimizer.build(recipe.optimizer, model, parallel.local))
+
+
+def _given_out(
+    whole: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], ranks: Ranks
+) -> Iterator[tuple[str, Tensor]]:
+    """The first process's parameters on every process, one after another: nobody else has ever to hold them all."""
+    for name, shape in shapes.items():
+        values = whole[name].detach() if ranks.leads else torch.empty(shape)
+        ranks.give(values)
+        yield name, values
