@@ -205,10 +205,11 @@ def test_readout_is_the_head_taken_apart() -> None:
     for settings in (decoder(), decoder(head=LMHead(tied=False, bias=True, scale=0.5)), bert(1, 24, 4, VOCAB, 32)):
         model = build(settings)
         tokens = torch.randint(VOCAB, (2, 5))
-        prepared, table, bias = model.readout(model.features(tokens))
+        readout = model.readout(model.features(tokens))
         output = model(tokens)
         words = output.words if hasattr(output, "words") else output
-        torch.testing.assert_close(nn.functional.linear(prepared, table, bias), words)
+        torch.testing.assert_close(nn.functional.linear(readout.features, readout.weight, readout.bias), words)
+        torch.testing.assert_close(readout.logits(), words)
 
 
 def test_tied_embeddings_are_one_tensor() -> None:
