@@ -35,6 +35,10 @@ class DamageError(RunError):
     """A checkpoint that is no longer what was written; an older one may serve."""
 
 
+class LostError(RunError):
+    """Another process that took part in a run is gone; the run ends in this one as well."""
+
+
 class DivergedError(RunError):
     """Training went wrong again and again, whatever was tried."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.errors import ConfigError, RunError
+from weft.errors import ConfigError, LostError
 from weft.parallel import ranks as ranks_module
 from weft.parallel.heartbeat import patience
 from weft.parallel.ranks import ALONE, Ranks, _buckets, join
@@ -111,7 +111,7 @@ def _lose_the_last(ranks: Ranks, folder: Path) -> None:
         raise SystemExit(7)
     try:
         ranks.sum_([torch.ones(3)])
-    except RunError as error:
+    except LostError as error:
         note(folder, ranks, line=str(error))
         raise SystemExit(2) from None
 
@@ -126,11 +126,20 @@ def test_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
 def _lose_the_first(ranks: Ranks, folder: Path) -> None:
     if ranks.leads:
         raise SystemExit(9)
-    ranks.share(str)
+    with ranks.reaching("in the evaluation after step 7"):
+        try:
+            ranks.share(str)
+        except LostError as error:
+            note(folder, ranks, line=str(error))
+            raise SystemExit(2) from None
 
 
 def test_those_who_follow_stop_with_the_first(tmp_path: Path) -> None:
-    assert together(_lose_the_first, tmp_path) == [9, 2]
+    """The store in which they tell of each other is gone with it; one of them says so all the same."""
+    assert together(_lose_the_first, tmp_path, count=3) == [9, 2, 2]
+    line = json.loads((tmp_path / "1.json").read_text())["line"]
+    assert re.match(r"process 0 of 3 \(pid \d+ on .*\) has ended, noticed in the evaluation after step 7; ", line)
+    assert not (tmp_path / "2.json").exists()
 
 
 def _stand_still(ranks: Ranks, folder: Path, who: int, how: str) -> None:
@@ -140,8 +149,12 @@ def _stand_still(ranks: Ranks, folder: Path, who: int, how: str) -> None:
         note(folder, ranks, pid=os.getpid())
         if how == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(60)  # hangs: its threads go on
-    ranks.sum_([torch.ones(3)])
+        if how == "hanging":  # its threads go on
+            time.sleep(60)
+    with ranks.reaching("at step 3", step=True):
+        if ranks.rank == who:
+            time.sleep(60)
+        torch.distributed.all_reduce(torch.ones(3))  # as torch's own modules do
 
 
 def _waited_for(folder: Path, who: int) -> None:
@@ -149,12 +162,14 @@ def _waited_for(folder: Path, who: int) -> None:
     end = time.monotonic() + 40
     while time.monotonic() < end and not (folder / f"{1 - who}.err").exists():
         time.sleep(0.05)
-    while time.monotonic() < end and "error" not in (folder / f"{1 - who}.err").read_text():
+    while time.monotonic() < end and "stopping" not in (folder / f"{1 - who}.err").read_text():
         time.sleep(0.05)
+        if "stopping" in (folder / f"{who}.err").read_text():
+            return  # it has ended by itself
     os.kill(json.loads((folder / f"{who}.json").read_text())["pid"], signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("who", "how"), [(1, "stopped"), (0, "stopped"), (1, "hanging")])
+@pytest.mark.parametrize(("who", "how"), [(1, "stopped"), (0, "stopped"), (1, "hanging"), (0, "in a step")])
 def test_who_stands_still_is_not_waited_for_all_day(
     tmp_path: Path, who: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,8 +181,15 @@ def test_who_stands_still_is_not_waited_for_all_day(
     end.join()
     assert codes[1 - who] == 2 and time.monotonic() - started < 30
     lines = (tmp_path / f"{1 - who}.err").read_text().splitlines()
-    assert len(lines) == 1 and lines[0].startswith(f"error: process {who} of 2")
-    assert "for 2 seconds" in lines[0] and ("answered" in lines[0] or how == "hanging")
+    if how == "in a step":  # all are in it: the first one can't say which of them hangs, but where each of them is
+        line = (tmp_path / "0.err").read_text()
+        assert line.startswith("weft: none of 2 processes has gone on for 2 seconds at step 3 (process 0 in ")
+        assert re.search(r"process 0 in parallel/test_ranks.py:\d+, process 1 in distributed/.*py:\d+\)", line)
+        assert lines == []
+        return
+    assert len(lines) == 1 and re.match(rf"weft: process {who} of 2 \(pid \d+ on .*\)", lines[0])
+    waiting = "has kept the others waiting" if how == "hanging" else "has not answered"
+    assert f"{waiting} for 2 seconds; stopping" in lines[0]
 
 
 def _evaluate_long(ranks: Ranks, folder: Path) -> None:

@@ -19,10 +19,10 @@ from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
 from weft.data.split import some_texts, train_texts
-from weft.errors import ConfigError, DataError, RunError, TokenizerError, WeftError
+from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError
 from weft.models.base import device_of
 from weft.objectives import table as objectives
-from weft.parallel.ranks import ALONE, Ranks, join
+from weft.parallel.ranks import ALONE, Ranks, join, reaching
 from weft.parallel.restart import job, restarts
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Constant, Noam, Recipe, SettledRecipe
@@ -71,6 +71,7 @@ def prepare(
 # ---- training
 
 
+@reaching()
 def train(
     recipe: str | Path | Recipe,
     *,
@@ -119,6 +120,7 @@ def train(
         return finish(settled, folder, objective, ranks)
 
 
+@reaching()
 def resume(run: Path | str, *, changes: Sequence[str] | Mapping[str, Any] = (), log: Log = log_to_stderr) -> Run:
     """Continue an interrupted run, as if it had never stopped; with as many processes as there are this time.
 
@@ -351,8 +353,10 @@ def _follow(ranks: Ranks) -> Run:
         recipe = validate(SettledRecipe, invited["recipe"])
         worker = Worker(ranks=ranks, log=lambda line: None, quiet=True)
         start.follow(recipe, folder, objectives.build(recipe, folder), worker)
+    except LostError:  # it says itself who is gone
+        raise
     except WeftError as error:
-        raise type(error)(f"process {ranks.rank + 1} of {ranks.ranks}: {error}") from error
+        raise type(error)(f"process {ranks.rank} of {ranks.ranks}: {error}") from error
     ranks.wait()
     return load(folder.path, dtype=torch.float32)
 

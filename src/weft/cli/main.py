@@ -75,6 +75,8 @@ def main() -> None:
     for number in ENDING:
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
             signal.signal(number, _leave)
+    if "RANK" in os.environ:  # torch's own pages of warnings would bury the line that says which process is gone
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     sys.exit(run(sys.argv[1:]))
 
 

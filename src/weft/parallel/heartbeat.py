@@ -2,11 +2,13 @@
 
 A process that has ended closes its connections, and whoever waits for it learns so at once. One that is stopped, or
 whose machine is gone, closes nothing. So a thread of each process counts in the store that they met through, beside
-how often its main thread has taken part in something common, and looks at the others' counts:
+how often its main thread has taken part in something common, and looks at what the others tell:
 
+- one of this machine that has ended, while this process's main thread waits for something else than a connection;
 - a count that stands still for `patience` belongs to a process that doesn't run;
 - one that goes on while its main thread keeps the others waiting for as long belongs to one that hangs. The first
-  process is left out of this: the others wait for it while it prepares, evaluates and saves, however long that takes.
+  process is left out of this: the others wait for it while it prepares, evaluates and saves, however long that takes;
+- inside a step nobody works alone: where all are in one, and none has gone on for as long, one of them hangs.
 """
 
 import math
@@ -15,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,122 +45,247 @@ def patience() -> float:
 
 
 @dataclass
+class Seen:
+    """What a process told last, and since when: all of it, its count of common work, being behind, having ended."""
+
+    told: str
+    common: int
+    beaten: float
+    moved: float
+    behind: float
+    ended: float | None = None
+
+
+@dataclass
 class Heartbeat:
     """This process's count among those of `ranks` processes; `store` is theirs, over a connection of its own."""
 
     store: Any
     rank: int
     ranks: int
-    patience: float = field(default_factory=patience)
+    patience: float
     common: int = 0  # what the main thread has begun together with the others
+    inside: int = 0  # in how many things at once the others are waited for
+    step: str = ""  # the step that the main thread is in
     answered: float = 0.0  # when the store last answered
+    silent: bool = False  # whether it did not, the last time
     left: bool = False
+    known: list[list[str]] = field(default_factory=list)  # of each process: its number, machine and host
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
-        """Count and watch until the process ends."""
+        """Count and watch until the process ends; all processes call this."""
         self.answered = time.monotonic()
-        self.store.set(f"who/{self.rank}", f"{os.getpid()} {socket.gethostname()}")
+        self.store.set(f"who/{self.rank}", f"{os.getpid()} {_machine()} {socket.gethostname()}")
+        self.store.set(f"beat/{self.rank}", "")
+        self.known = [text.split(" ", 2) for text in self._read("who")]
         threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._watch_store, name="heartbeat store", daemon=True).start()
 
     def leave(self, why: str = DONE) -> None:
         """Tell the others that this process has nothing left to do, or stops for another's sake, and isn't missing."""
         self.left = True
-        with suppress(Exception):  # the store may be gone already
-            self.store.set(f"beat/{self.rank}", why)
+        if not self.silent:  # a store that stands still just now would never answer
+            telling = threading.Thread(target=self._tell, args=(why,), daemon=True)
+            telling.start()
+            telling.join(2.0)
+
+    def _tell(self, text: str) -> None:
+        with suppress(Exception):  # the store may be gone already; `_watch_store` notices
+            self.store.set(f"beat/{self.rank}", text)
+
+    def end_last(self) -> None:
+        """Where the first process holds the store, the others still look there who it is that all stop for."""
+        until = time.monotonic() + 3 * self._every
+        while self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            told = self._told()
+            here = [rank for rank, text in enumerate(told) if rank and text not in (DONE, STOPPED)]
+            if time.monotonic() > until or all(self._near(rank) and self._dead(rank) for rank in here):
+                return
+            time.sleep(0.05)
+
+    def advance(self) -> None:
+        """Count one more thing that all processes do; more than one thread may."""
+        with self.lock:
+            self.common += 1
+
+    def wait_for(self, more: int) -> None:
+        """Count the things that wait for others, one more or one less."""
+        with self.lock:
+            self.inside += more
+
+    # ---- who is gone
 
     def missing(self) -> list[int]:
         """The processes that have ended, or don't run any more, found within a few beats; none where nobody knows."""
         others = [rank for rank in range(self.ranks) if rank != self.rank]
-        began, first = time.monotonic(), dict[int, str]()
-        with suppress(Exception):
-            first = {rank: self._told(rank) for rank in others}
-            while time.monotonic() - began < 2.5 * self._every:
-                gone = [rank for rank in others if self._ended(rank)]
-                if gone:
-                    return gone
-                time.sleep(0.05)
-            return [rank for rank in others if self._told(rank) == first[rank] != STOPPED]
-        return []
+        began, first = time.monotonic(), self._told()
+        while time.monotonic() - began < 2.5 * self._every:
+            told = self._told()
+            if self.silent:  # it stood with the first process, or with what had started that
+                return [0] if self.rank and (not self._near(0) or self._dead(0)) else []
+            gone = [rank for rank in others if self._ended(rank, told[rank])]
+            if gone:
+                return gone
+            time.sleep(0.05)
+        told = self._told()
+        return [] if self.silent or not first else [r for r in others if told[r] == first[r] != STOPPED]
+
+    def speaks(self, gone: Iterable[int]) -> bool:
+        """Whether this process says why all stop: the first one left or, where they can't reach each other, the first
+        one left of each machine."""
+        left = [rank for rank in range(self.ranks) if rank not in gone and (not self.silent or self._near(rank))]
+        return self.rank == min(left, default=self.rank)
 
     def name(self, rank: int) -> str:
         """A process, as a person finds it: its rank, its number and its machine."""
-        with suppress(Exception):
-            number, _, host = self.store.get(f"who/{rank}").decode().partition(" ")
-            return f"process {rank} of {self.ranks} (pid {number} on {host})"
-        return f"process {rank} of {self.ranks}"
+        number, _, host = self.known[rank]
+        return f"process {rank} of {self.ranks} (pid {number} on {host})"
 
-    def _told(self, rank: int) -> str:
-        return str(self.store.get(f"beat/{rank}").decode()) if self.store.check([f"beat/{rank}"]) else ""
-
-    def _ended(self, rank: int) -> bool:
+    def _ended(self, rank: int, told: str) -> bool:
         """Whether a process has said that it has ended, or was of this machine and is no more."""
-        told = self._told(rank)
-        if told in (DONE, STOPPED):
-            return told == DONE
-        number, _, host = self.store.get(f"who/{rank}").decode().partition(" ")
-        if host != socket.gethostname():
-            return False
-        state = Path(f"/proc/{number}/stat")
-        if Path("/proc/self/stat").exists():
-            return not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
-        try:
+        return told == DONE if told in (DONE, STOPPED) else self._near(rank) and self._dead(rank)
+
+    def _near(self, rank: int) -> bool:
+        return self.known[rank][1:] == self.known[self.rank][1:]
+
+    def _dead(self, rank: int) -> bool:
+        """Whether a process of this machine is no more."""
+        number = self.known[rank][0]
+        with suppress(OSError):
+            if Path("/proc/self/stat").exists():
+                return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
             os.kill(int(number), 0)
-        except ProcessLookupError:
-            return True
-        return False
+            return False
+        return True
+
+    # ---- beats
+
+    def _read(self, what: str) -> list[str]:
+        return [text.decode() for text in self.store.multi_get([f"{what}/{rank}" for rank in range(self.ranks)])]
+
+    def _told(self) -> list[str]:
+        """What each process told last; nothing where the store is gone."""
+        try:
+            told = self._read("beat")
+        except Exception:  # whatever torch makes of it
+            self.silent = True
+            return []
+        self.silent, self.answered = False, time.monotonic()
+        return told
 
     def _watch(self) -> None:
-        seen: dict[int, tuple[tuple[int, int], float, float]] = {}
+        seen: dict[int, Seen] = {}
         beats = 0
         while not self.left:
             beats += 1
-            with suppress(Exception):  # `_watch_store` notices
-                self.store.set(f"beat/{self.rank}", f"{beats} {self.common}")
-                found = self._others()
-                self.answered = time.monotonic()
-                for rank, news in found.items():
-                    self._judge(rank, news, seen)
+            self._tell(f"{beats} {self.common} {int(bool(self.step))} {_place()}")
+            told = self._told()
+            for rank, text in enumerate(told):
+                self._judge(rank, text, seen)
+            if told and not self.left:
+                self._judge_all(told, seen)
             time.sleep(self._every)
 
     def _watch_store(self) -> None:
         """A store that doesn't answer stands still with the first process, or with what started it."""
         while not self.left:
             time.sleep(self._every)
-            if time.monotonic() - self.answered > self.patience and not self.left:
-                self._end(0, "has not answered")
+            if time.monotonic() - self.answered > self.patience:
+                self.silent = True
+                self._end([0] if self.rank else [], f"not answered for {self._time}")
 
     @property
     def _every(self) -> float:
         return min(5.0, self.patience / 8)
 
-    def _others(self) -> dict[int, tuple[int, int]]:
-        """Beats and common work of each other process that counts."""
-        others = [rank for rank in range(self.ranks) if rank != self.rank]
-        told = {rank: self._told(rank) for rank in others}
-        counts = {rank: text.split() for rank, text in told.items() if text not in ("", DONE, STOPPED)}
-        return {rank: (int(beats), int(common)) for rank, (beats, common) in counts.items()}
+    @property
+    def _time(self) -> str:
+        return f"{self.patience / 60:g} minutes" if self.patience >= 60 else f"{self.patience:g} seconds"
 
-    def _judge(self, rank: int, news: tuple[int, int], seen: dict[int, tuple[tuple[int, int], float, float]]) -> None:
-        """Give a process up whose counts have stood still too long; `seen` holds them, and when each last changed."""
+    # ---- judging them
+
+    def _judge(self, rank: int, told: str, seen: dict[int, Seen]) -> None:
+        """Give a process up that has ended, or whose counts have stood still too long."""
         now = time.monotonic()
-        before, beaten, moved = seen.get(rank, ((-1, -1), now, now))
-        beaten = now if news[0] != before[0] else beaten
-        # one that is as far as this one keeps nobody waiting
-        moved = now if news[1] != before[1] or news[1] >= self.common else moved
-        seen[rank] = news, beaten, moved
-        if now - beaten > self.patience:
-            self._end(rank, "has not answered")
-        if rank and now - moved > self.patience:
-            self._end(rank, "has kept the others waiting")
+        one = seen.setdefault(rank, Seen(told, -1, now, now, now))
+        if told in ("", DONE, STOPPED):
+            common = one.common
+        else:
+            common = int(told.split()[1])
+            # one that is as far as this one keeps nobody waiting
+            one.behind = now if common != one.common or common >= self.common else one.behind
+        one.beaten = now if told != one.told else one.beaten
+        one.moved = now if common != one.common else one.moved
+        one.told, one.common = told, common
+        if rank == self.rank:
+            return
+        one.ended = (one.ended or now) if self.inside and (told == STOPPED or self._ended(rank, told)) else None
+        # the main thread learns it too, if it waits for a connection; one that is done may just be faster at its end
+        if one.ended is not None and now - one.ended > (self.patience if told == DONE else 2 * self._every):
+            self._end([rank], "ended" if told != STOPPED else "")
+        if told in (DONE, STOPPED):
+            return
+        if now - one.beaten > self.patience:
+            self._end([rank], f"not answered for {self._time}")
+        if rank and told and now - one.behind > self.patience:
+            self._end([rank], f"kept the others waiting for {self._time}")
 
-    def _end(self, rank: int, what: str) -> None:
+    def _judge_all(self, told: list[str], seen: dict[int, Seen]) -> None:
+        """Give up where all are in a step, and none has gone on."""
+        now, counts = time.monotonic(), [text.split(" ", 3) for text in told]
+        if not self.step or any(len(count) < 4 or count[2] != "1" for count in counts):
+            return
+        if all(now - one.moved > self.patience for one in seen.values()):
+            places: dict[str, list[int]] = {}
+            for rank, count in enumerate(counts):
+                places.setdefault(count[3], []).append(rank)
+            rarest = sorted(places.items(), key=lambda item: len(item[1]))[:3]  # who is not where the others are
+            where = ", ".join(f"{_listed(found)} in {place}" for place, found in rarest)
+            self._say([], f"none of {self.ranks} processes has gone on for {self._time} {self.step} ({where})")
+
+    def _end(self, gone: list[int], what: str) -> None:
+        """Give a process up; one that stopped for another's sake needs no words."""
+        lead = ", which leads," if gone == [0] else ""
+        who = f"{self.name(gone[0])}{lead}" if gone else "what the processes met through"
+        self._say(gone, f"{who} has {what}" if what else "")
+
+    def _say(self, gone: list[int], line: str) -> None:
         """End this process: its main thread waits in a library and can't be told. One of them says why."""
-        if self.rank == (1 if rank == 0 else 0):
-            minutes = f"{self.patience / 60:g} minutes" if self.patience >= 60 else f"{self.patience:g} seconds"
-            lead = ", which leads," if rank == 0 else ""
-            line = f"error: process {rank} of {self.ranks}{lead} {what} for {minutes}; stopping (resume continues from "
-            sys.stderr.write(f"{line}the last checkpoint; {VARIABLE} sets another time, in seconds)\n")
+        if self.left:
+            return
+        if line and self.speaks(gone):
+            sys.stderr.write(
+                f"weft: {line}; stopping: a resumed run continues from the last checkpoint"
+                f"{f' ({VARIABLE} sets another time, in seconds)' if self._time in line else ''}\n"
+            )
+        elif line:
+            time.sleep(2 * self._every)  # the one that does may find it a beat later: by itself, not by our end
         sys.stderr.flush()
         sys.stdout.flush()
+        self.leave(STOPPED)
+        self.end_last()
         os._exit(2)
+
+
+def _listed(found: list[int]) -> str:
+    shown = ", ".join(str(rank) for rank in found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+    return f"process {shown}" if len(found) == 1 else f"processes {shown}"
+
+
+def _machine() -> str:
+    """What only processes share that see each other's numbers: hosts may have the same name, or several of them."""
+    try:
+        booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{booted}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return "-"
+
+
+def _place() -> str:
+    """Where the main thread is: a file's name and a line."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "?"
+    path = Path(frame.f_code.co_filename)
+    return f"{path.parent.name}/{path.name}:{frame.f_lineno}"

@@ -10,6 +10,7 @@ through the processors' memory (Gloo), where waiting keeps no GPU busy.
 import atexit
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, distributed
 
-from weft.errors import ConfigError, RunError
-from weft.parallel.heartbeat import STOPPED, Heartbeat
+from weft.errors import ConfigError, LostError
+from weft.parallel.heartbeat import STOPPED, Heartbeat, patience
 from weft.parallel.restart import restarts
 
 T = TypeVar("T")
@@ -124,20 +125,60 @@ class Ranks:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        _heart[0].common += 1
-        with self.reaching():
+        _heart[0].advance()
+        with reaching():
             yield
 
     @contextmanager
-    def reaching(self, where: str = "") -> Iterator[None]:
-        """Inside, torch may wait for the other processes. One that has ended can't be waited for: one of those that are
-        left says who it was and `where` that was noticed, and all stop."""
+    def reaching(self, where: str = "", step: bool = False) -> Iterator[None]:
+        """The module's `reaching`, which a single process has no need of. In a `step` no process works alone: where
+        none of them goes on for as long as a silent one is waited for, they stop."""
+        advance()
+        if _heart and step:
+            _heart[0].step = where
         try:
-            yield
-        except RuntimeError as error:
-            if not _heart or not lost(error):
-                raise
-            raise _stop(where) from error
+            with reaching(where):
+                yield
+        finally:
+            if _heart and step:
+                _heart[0].step = ""
+
+
+def advance() -> None:
+    """Note that this process goes on inside a step that takes long, of which all do the same parts."""
+    if _heart:
+        _heart[0].advance()
+
+
+@contextmanager
+def reaching(where: str = "") -> Iterator[None]:
+    """Inside, torch may wait for the other processes. One that has ended can't be waited for: one of those that are
+    left says who it was and `where` that was noticed, and all stop."""
+    outer = _place.where
+    _place.where = where or outer
+    _wait_for(1)
+    try:
+        yield
+    except RuntimeError as error:
+        if not _heart or not lost(error):
+            raise
+        raise _stop(_place.where) from error
+    finally:
+        _place.where = outer
+        _wait_for(-1)
+
+
+def _wait_for(more: int) -> None:
+    _place.depth += more
+    if _heart:
+        _heart[0].wait_for(more)
+
+
+class _Place(threading.local):
+    """Where a thread is while it reaches others, and how often it has begun to."""
+
+    where = ""
+    depth = 0
 
 
 def lost(error: BaseException) -> bool:
@@ -148,16 +189,24 @@ def lost(error: BaseException) -> bool:
 
 
 def _stop(where: str) -> BaseException:
-    """What ends this process where another one is gone."""
+    """What ends this process where another one is gone: the same for all its threads that notice it."""
+    with _stopping:
+        if not _end:
+            _end.append(_noticed(where))
+    return _end[0]
+
+
+def _noticed(where: str) -> BaseException:
     heart = _heart[0]
-    gone = heart.missing()
+    gone, said = heart.missing(), heart.left
     heart.leave(STOPPED)
     atexit.unregister(_leave)
-    if heart.rank != min(rank for rank in range(heart.ranks) if rank not in gone):
+    atexit.register(heart.end_last)
+    if said or not heart.speaks(gone):
         return SystemExit(2)
     who = " and ".join(heart.name(rank) for rank in gone)
-    line = f"{who} {'has' if len(gone) == 1 else 'have'} ended" if gone else f"one of {heart.ranks} processes is gone"
-    return RunError(
+    line = f"{who} {'has' if len(gone) == 1 else 'have'} ended" if gone else "another process can't be reached any more"
+    return LostError(
         f"{line}{f', noticed {where}' if where else ''}; stopping: a resumed run continues from the last checkpoint "
         "(WEFT_DEBUG=1 shows the error that was met here)"
     )
@@ -165,6 +214,9 @@ def _stop(where: str) -> BaseException:
 
 ALONE = Ranks()
 _heart: list[Heartbeat] = []  # this process's, once it has joined others
+_place = _Place()
+_stopping = threading.Lock()
+_end: list[BaseException] = []  # what this process ends with
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -201,10 +253,12 @@ def join() -> Ranks:
             )
         torch.cuda.set_device(local)
         place = {"backend": "cpu:gloo,cuda:nccl"}
+    seconds = patience()
     try:
         # each attempt has a place of its own in torchrun's store, where the one before left its addresses (torch 2.13)
-        store, rank, size = next(iter(distributed.rendezvous("env://")))
+        store, rank, size = next(iter(distributed.rendezvous("env://", timeout=timedelta(seconds=seconds))))
         store = distributed.PrefixStore(f"attempt {restarts()}", store)
+        _meet(store, rank, size, seconds)
         distributed.init_process_group(**place, timeout=PATIENCE, store=store, rank=rank, world_size=size)
     except (RuntimeError, ValueError) as error:
         address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
@@ -213,11 +267,25 @@ def join() -> Ranks:
     atexit.register(_leave)
     # a connection of its own: nobody waits for what the main thread waits for
     store = distributed.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
-    _heart[:] = [Heartbeat(store, int(given["RANK"]), int(given["WORLD_SIZE"]))]
+    _heart[:] = [Heartbeat(store, rank, size, seconds)]
+    _heart[0].wait_for(_place.depth)
     _heart[0].start()
-    ranks = Ranks(int(given["RANK"]), int(given["WORLD_SIZE"]))
+    ranks = Ranks(rank, size)
     ranks.wait()  # one that fails at once must not be gone before the last one has found the others
     return ranks
+
+
+def _meet(store: distributed.Store, rank: int, size: int, seconds: float) -> None:
+    """Wait until all are here; one that doesn't come is not waited for all day."""
+    store.set(f"here/{rank}", "")
+    keys = [f"here/{other}" for other in range(size)]
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except distributed.DistStoreError:
+        late = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        raise RuntimeError(
+            f"process {', '.join(late)} of {size} has not come within {seconds:g} seconds (WEFT_PATIENCE)"
+        ) from None
 
 
 def _leave() -> None:

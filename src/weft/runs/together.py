@@ -9,6 +9,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -131,20 +132,28 @@ def write(folder: Path, copy: Part, keep: int, interrupted: bool, ranks: Ranks) 
     before, the checkpoints that stand are untouched.
     """
     name = checkpoint.checkpoint_name(copy.step, interrupted)
-    if not ranks.leads:
-        beside = ranks.share(str)
-        if beside:
+    with ranks.reaching(f"while the checkpoint of step {copy.step} was being written"):
+        return (_lead if ranks.leads else _follow)(folder, name, copy, keep, ranks)
+
+
+def _follow(folder: Path, name: str, copy: Part, keep: int, ranks: Ranks) -> Path:
+    beside = ranks.share(str)
+    if beside:
+        with suppress(OSError, _UnwrittenError):  # the first one hears of it as well, and says why
             _save(Path(beside), copy, ranks)
-        if not ranks.share(bool):
-            raise RunError(f"{folder / name}: the checkpoint cannot be written")  # the first one says why
-        return folder / name
+    if not ranks.share(bool):
+        raise RunError(f"{folder / name}: the checkpoint cannot be written")
+    return folder / name
+
+
+def _lead(folder: Path, name: str, copy: Part, keep: int, ranks: Ranks) -> Path:
     begun = stands = False
 
     def fill(beside: Path) -> None:
         nonlocal begun
-        begun = True
         (beside / "state").mkdir()
         ranks.share(lambda: str(beside))
+        begun = True
         _save(beside, copy, ranks)
         tensors.save(beside / "state/random.safetensors", copy.random)
         (beside / "state/state.json").write_text(copy.state, encoding="utf-8")
@@ -165,7 +174,13 @@ def _save(folder: Path, copy: Part, ranks: Ranks) -> None:
         dcp.save({}, storage_writer=Writer(folder), planner=_SavePlanner(copy.held), process_group=ranks.group)
     except dcp.CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
-        raise first if isinstance(first, OSError) else RunError(f"{folder}: cannot be written: {first}") from None
+        raise (
+            first if isinstance(first, OSError) else _UnwrittenError(f"{folder}: cannot be written: {first}")
+        ) from None
+
+
+class _UnwrittenError(RunError):
+    """One of the processes could not write its pieces."""
 
 
 class _SavePlanner(DefaultSavePlanner):

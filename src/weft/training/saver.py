@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from weft.errors import RunError
+from weft.errors import LostError, RunError
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.training.learner import Copy
@@ -23,7 +23,7 @@ class Saver:
         self._run, self._write_copy, self._keep, self._before = run, write, keep, before
         self._thread: threading.Thread | None = None
         self._failure: RunError | None = None
-        self._bug: BaseException | None = None
+        self._fatal: BaseException | None = None  # raised where the loop waits
         self._unreported = False
         self.lost_best = False  # the best weights so far never reached the disk
 
@@ -41,10 +41,12 @@ class Saver:
     def _write(self, copy: Copy, best: bool, interrupted: bool) -> None:
         try:
             path = self._write_copy(self._run.checkpoints, copy, self._keep, interrupted)
+        except LostError as error:  # nothing that the next write could make good
+            self._fatal = error
         except RunError as error:
             self._fail(copy.step, str(error), best)
-        except BaseException as error:  # a bug: it is raised where the loop waits
-            self._bug = error
+        except BaseException as error:  # a bug, or the end of this process
+            self._fatal = error
         else:
             self._failure = None
             self.lost_best = self.lost_best and not best
@@ -60,8 +62,8 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._bug is not None:
-            raise self._bug
+        if self._fatal is not None:
+            raise self._fatal
 
     def news(self) -> str | None:
         """A message about a write that has failed since the last call, without waiting for one in flight."""
