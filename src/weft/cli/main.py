@@ -77,14 +77,26 @@ def main() -> None:
             signal.signal(number, _leave)
     if "RANK" in os.environ:  # torch's own pages of warnings would bury the line that says which process is gone
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    finally:
+        _ignore_signals()  # it ends already: what is put in order last must not be interrupted
+    sys.exit(code)
 
 
 def _leave(number: int, frame: object) -> None:
     """End as after Ctrl-C: what is being built is cleared away, and a second signal doesn't interrupt that."""
-    for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)
+    ranks = sys.modules.get("weft.parallel.ranks")
+    if ranks is not None and ranks.ending():
+        return  # torchrun has lost a process too, and this one is about to say which
+    _ignore_signals()
     sys.exit(128 + number)
+
+
+def _ignore_signals() -> None:
+    for each in ENDING:
+        if signal.getsignal(each) == _leave:
+            signal.signal(each, signal.SIG_IGN)
 
 
 def run(arguments: list[str]) -> int:

@@ -196,6 +196,11 @@ def _stop(where: str) -> BaseException:
     return _end[0]
 
 
+def ending() -> bool:
+    """Whether this process ends because another one is gone."""
+    return bool(_end)
+
+
 def _noticed(where: str) -> BaseException:
     heart = _heart[0]
     gone, said = heart.missing(), heart.left

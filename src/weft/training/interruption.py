@@ -48,7 +48,10 @@ def interruptions(log: Log, ranks: Ranks = ALONE) -> Iterator[Interrupted]:
         asked.received, when = number, time.monotonic()
         if ranks.alone:
             asked.signal = number
-        log("stopping after this step; once more to stop at once, without saving")
+        if (
+            ranks.alone or number == signal.SIGINT
+        ):  # torchrun sends SIGTERM when a process is lost: there is no step left
+            log("stopping after this step; once more to stop at once, without saving")
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

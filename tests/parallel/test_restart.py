@@ -1,0 +1,160 @@
+"""Processes that are lost: torchrun starts the job again, which ends as if undisturbed; checkpoints stay whole."""
+
+import errno
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.parallel.test_layouts import LONG
+from tests.parallel.test_ranks import note, noted, together
+from tests.training.test_elastic import curve, events, started
+
+from weft.api.train import train
+from weft.errors import LostError
+from weft.parallel.ranks import Ranks
+from weft.runs import checkpoint
+from weft.runs import together as written
+from weft.runs.folder import RunFolder
+
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+SMALL = ["model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=24", "model.layers=1", "tokenizer=byte"]
+SETTINGS = [*SMALL, "model.dropout=0.1", "batch.size=4", "batch.length=16", "steps=12", "log.every=2",
+            "schedule.warmup=2", "evaluate.every=6", "evaluate.tokens=50", "checkpoint.every=4"]  # fmt: skip
+# `weft`, of which one process kills itself in its seventh step unless torchrun has started it again
+ENTRY = """
+import os, signal, sys
+from weft.cli.main import main
+from weft.training.step import OptimisationStep
+own, steps = OptimisationStep.__call__, []
+def step(self, *given):
+    steps.append(1)
+    # the first step is the pre-flight's
+    if len(steps) == 1 + 7 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return own(self, *given)
+OptimisationStep.__call__ = step
+sys.argv[0] = "weft"
+main()
+"""
+
+
+def _undisturbed(ranks: Ranks, folder: Path) -> None:
+    train("gpt-tiny", data=str(folder / "text.txt"), run=folder / "straight", changes=SETTINGS, log=lambda line: None)
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """The checkpoints with the sums of their files, which they have; what lies beside them; the curve."""
+    folder = RunFolder(run)
+    sums = {path.name: checkpoint.verify(path)["files"] for path in checkpoint.standing(folder.checkpoints)}
+    there = sorted(path.name for path in [*run.iterdir(), *folder.checkpoints.iterdir()])
+    return {"sums": sums, "there": there, "metrics": folder.metrics.read_text()}
+
+
+def test_a_job_that_torchrun_starts_again_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(f"frog {n} sat by river {n * n % 97}" for n in range(100)))
+    (tmp_path / "entry.py").write_text(ENTRY)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    words += ["--master-port", str(port), "--", "entry.py", "train", "gpt-tiny", "--data", "text.txt", "--run", "run"]
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen([*words, *SETTINGS], cwd=tmp_path, stdout=log, stderr=log, env=_environment())
+        try:
+            assert together(_undisturbed, tmp_path) == [0, 0]
+            code = job.wait(120)
+        finally:
+            job.kill()
+            job.wait()
+    printed = (tmp_path / "log").read_text()
+    assert code == 0, printed
+    line = r"^weft: process 1 of 2 \(pid \d+ on .+\) has ended, noticed at step 7; stopping: .*$"
+    assert len(re.findall(line, printed, re.MULTILINE)) == 1 and "Traceback" not in printed
+    assert "run: this job has begun it before it was restarted; continuing" in printed
+    assert [line["step"] for line in events(tmp_path / "run", "resume")] == [6]  # the best so far was saved
+    found, expected = outcome(tmp_path / "run"), outcome(tmp_path / "straight")
+    assert found == expected and "step-00000012" in expected["sums"]
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+# ---- while a checkpoint is being written
+
+
+def _write(ranks: Ranks, folder: Path, what: str) -> None:
+    """One process is killed, or meets a full disk, where it writes its pieces of the second checkpoint."""
+    own, saves = written.Writer.write_data, 0
+
+    def write_data(self: Any, *given: Any) -> Any:
+        nonlocal saves
+        saves += threading.current_thread() is not threading.main_thread()  # not the pre-flight's
+        if saves == 2 and ranks.rank == 1:
+            if what == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            saves += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return own(self, *given)
+
+    written.Writer.write_data = write_data  # type: ignore[method-assign]
+    (folder / what).mkdir(exist_ok=True)
+    with (folder / f"{ranks.rank}.err").open("w") as errors, redirect_stderr(errors):
+        try:
+            started(ranks, folder / what, *LONG, "parallel.shard=2", "evaluate.every=20", "checkpoint.every=5")
+        except LostError as error:
+            note(folder, ranks, line=str(error))
+            raise SystemExit(2) from None
+
+
+def test_a_process_lost_while_it_writes_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    assert together(_write, tmp_path, "killed") == [2, -9]
+    line = noted(tmp_path, 1)[0]["line"]
+    assert re.match(r"process 1 of 2 .* has ended, noticed (while the checkpoint of step 10 was|at step 1\d)", line)
+    run = RunFolder(tmp_path / "killed/run")
+    assert [path.name for path in checkpoint.standing(run.checkpoints)] == ["step-00000005"]
+    assert checkpoint.newest_good(run.checkpoints)[1] == [] and not list(run.checkpoints.glob(".*"))
+    assert not events(run.path, "checkpoint failed")  # training does not go on
+
+
+def test_a_disk_that_is_full_for_one_process_costs_one_checkpoint(tmp_path: Path) -> None:
+    assert together(_write, tmp_path, "full") == [0, 0]
+    run = RunFolder(tmp_path / "full/run")
+    failed = events(run.path, "checkpoint failed")
+    assert [line["step"] for line in failed] == [10] and "No space left on device" in failed[0]["reason"]
+    assert [checkpoint.step_of(path) for path in checkpoint.standing(run.checkpoints)] == [15, 20]
+    assert not list(run.checkpoints.glob(".*")) and len(curve(run.path)) == 10
+    for path in checkpoint.standing(run.checkpoints):
+        checkpoint.verify(path)
+
+
+# ---- again and again
+
+
+def _benchmark(name: str, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), *words], capture_output=True, text=True, timeout=1500, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_kills_at_any_moment() -> None:
+    assert "the same" in _benchmark("kills.py", "--kills", "6", "--layouts", "tensor 2 × shard 2", "replicate 4")
+
+
+@pytest.mark.slow
+def test_a_network_that_is_cut_ends_in_a_message() -> None:
+    printed = _benchmark("network_faults.py", "--patience", "8", "--only", "cut")
+    if printed.startswith("skipped"):
+        pytest.skip(printed)
+    assert "has not answered for 8 seconds" in printed
