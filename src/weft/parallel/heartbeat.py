@@ -4,7 +4,7 @@ A process that has ended closes its connections, and whoever waits for it learns
 whose machine is gone, closes nothing. So a thread of each process counts in the store that they met through, beside
 how often its main thread has taken part in something common, and looks at what the others tell:
 
-- one of this machine that has ended, while this process's main thread waits for something else than a connection;
+- one of this machine may have ended while this process's main thread waits for something else than a connection;
 - a count that stands still for `patience` belongs to a process that doesn't run;
 - one that goes on while its main thread keeps the others waiting for as long belongs to one that hangs. The first
   process is left out of this: the others wait for it while it prepares, evaluates and saves, however long that takes;
@@ -46,10 +46,11 @@ def patience() -> float:
 
 @dataclass
 class Seen:
-    """What a process told last, and since when: all of it, its count of common work, being behind, having ended."""
+    """What a process told last; since when it has told the same, has not gone on, is behind and has ended."""
 
     told: str
     common: int
+    progress: str
     beaten: float
     moved: float
     behind: float
@@ -64,7 +65,8 @@ class Heartbeat:
     rank: int
     ranks: int
     patience: float
-    common: int = 0  # what the main thread has begun together with the others
+    common: int = 0  # what this process has begun together with the others: all count the same
+    progress: int = 0  # what it has begun by itself
     inside: int = 0  # in how many things at once the others are waited for
     step: str = ""  # the step that the main thread is in
     answered: float = 0.0  # when the store last answered
@@ -72,6 +74,7 @@ class Heartbeat:
     left: bool = False
     known: list[list[str]] = field(default_factory=list)  # of each process: its number, machine and host
     lock: threading.Lock = field(default_factory=threading.Lock)
+    telling: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
         """Count and watch until the process ends; all processes call this."""
@@ -91,8 +94,9 @@ class Heartbeat:
             telling.join(2.0)
 
     def _tell(self, text: str) -> None:
-        with suppress(Exception):  # the store may be gone already; `_watch_store` notices
-            self.store.set(f"beat/{self.rank}", text)
+        with self.telling, suppress(Exception):  # the store may be gone already; `_watch_store` notices
+            if not self.left or text in (DONE, STOPPED):  # nothing is told after that
+                self.store.set(f"beat/{self.rank}", text)
 
     def end_last(self) -> None:
         """Where the first process holds the store, the others still look there who it is that all stop for."""
@@ -104,10 +108,15 @@ class Heartbeat:
                 return
             time.sleep(0.05)
 
-    def advance(self) -> None:
+    def meet(self) -> None:
         """Count one more thing that all processes do; more than one thread may."""
         with self.lock:
             self.common += 1
+
+    def advance(self) -> None:
+        """Count one more thing that this process does, perhaps by itself."""
+        with self.lock:
+            self.progress += 1
 
     def wait_for(self, more: int) -> None:
         """Count the things that wait for others, one more or one less."""
@@ -179,12 +188,12 @@ class Heartbeat:
         beats = 0
         while not self.left:
             beats += 1
-            self._tell(f"{beats} {self.common} {int(bool(self.step))} {_place()}")
+            self._tell(f"{beats} {self.common} {self.progress} {int(bool(self.step))} {_place()}")
             told = self._told()
             for rank, text in enumerate(told):
                 self._judge(rank, text, seen)
             if told and not self.left:
-                self._judge_all(told, seen)
+                self._judge_step(told, seen)
             time.sleep(self._every)
 
     def _watch_store(self) -> None:
@@ -208,16 +217,15 @@ class Heartbeat:
     def _judge(self, rank: int, told: str, seen: dict[int, Seen]) -> None:
         """Give a process up that has ended, or whose counts have stood still too long."""
         now = time.monotonic()
-        one = seen.setdefault(rank, Seen(told, -1, now, now, now))
-        if told in ("", DONE, STOPPED):
-            common = one.common
-        else:
-            common = int(told.split()[1])
+        one = seen.setdefault(rank, Seen(told, -1, "", now, now, now))
+        if told not in ("", DONE, STOPPED):
+            _, common, progress, _ = told.split(" ", 3)
             # one that is as far as this one keeps nobody waiting
-            one.behind = now if common != one.common or common >= self.common else one.behind
+            one.behind = now if int(common) != one.common or int(common) >= self.common else one.behind
+            one.moved = now if (int(common), progress) != (one.common, one.progress) else one.moved
+            one.common, one.progress = int(common), progress
         one.beaten = now if told != one.told else one.beaten
-        one.moved = now if common != one.common else one.moved
-        one.told, one.common = told, common
+        one.told = told
         if rank == self.rank:
             return
         one.ended = (one.ended or now) if self.inside and (told == STOPPED or self._ended(rank, told)) else None
@@ -228,21 +236,26 @@ class Heartbeat:
             return
         if now - one.beaten > self.patience:
             self._end([rank], f"not answered for {self._time}")
-        if rank and told and now - one.behind > self.patience:
+        if rank and told and now - one.behind > self.patience and now - one.beaten < 2 * self._every:
             self._end([rank], f"kept the others waiting for {self._time}")
 
-    def _judge_all(self, told: list[str], seen: dict[int, Seen]) -> None:
-        """Give up where all are in a step, and none has gone on."""
-        now, counts = time.monotonic(), [text.split(" ", 3) for text in told]
-        if not self.step or any(len(count) < 4 or count[2] != "1" for count in counts):
+    def _judge_step(self, told: list[str], seen: dict[int, Seen]) -> None:
+        """Give up a step in which this process waits for one that does not come, or in which none goes on."""
+        now, places = time.monotonic(), dict[str, list[int]]()
+        if not self.step or now - seen[self.rank].moved <= self.patience:
             return
-        if all(now - one.moved > self.patience for one in seen.values()):
-            places: dict[str, list[int]] = {}
-            for rank, count in enumerate(counts):
-                places.setdefault(count[3], []).append(rank)
-            rarest = sorted(places.items(), key=lambda item: len(item[1]))[:3]  # who is not where the others are
-            where = ", ".join(f"{_listed(found)} in {place}" for place, found in rarest)
-            self._say([], f"none of {self.ranks} processes has gone on for {self._time} {self.step} ({where})")
+        for rank, text in enumerate(told):
+            words = text.split(" ", 4)
+            if len(words) < 5 or now - seen[rank].moved <= self.patience:
+                return
+            if words[3] == "0":  # it is somewhere else, where only the first process may be
+                if rank:
+                    self._end([rank], f"kept the others waiting for {self._time}")
+                return
+            places.setdefault(words[4], []).append(rank)
+        rarest = sorted(places.items(), key=lambda item: len(item[1]))[:3]  # who is not where the others are
+        where = ", ".join(f"{_listed(found)} in {place}" for place, found in rarest)
+        self._say([], f"none of {self.ranks} processes has gone on for {self._time} {self.step} ({where})")
 
     def _end(self, gone: list[int], what: str) -> None:
         """Give a process up; one that stopped for another's sake needs no words."""

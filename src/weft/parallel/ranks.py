@@ -125,7 +125,7 @@ class Ranks:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        _heart[0].advance()
+        _heart[0].meet()
         with reaching():
             yield
 
@@ -145,7 +145,7 @@ class Ranks:
 
 
 def advance() -> None:
-    """Note that this process goes on inside a step that takes long, of which all do the same parts."""
+    """Note that this process goes on, inside something that takes long."""
     if _heart:
         _heart[0].advance()
 
@@ -259,38 +259,37 @@ def join() -> Ranks:
         torch.cuda.set_device(local)
         place = {"backend": "cpu:gloo,cuda:nccl"}
     seconds = patience()
+    starting = timedelta(seconds=max(60.0, seconds))  # which takes a while
     try:
         # each attempt has a place of its own in torchrun's store, where the one before left its addresses (torch 2.13)
-        store, rank, size = next(iter(distributed.rendezvous("env://", timeout=timedelta(seconds=seconds))))
+        store, rank, size = next(iter(distributed.rendezvous("env://", timeout=starting)))
         store = distributed.PrefixStore(f"attempt {restarts()}", store)
-        _meet(store, rank, size, seconds)
+        _meet(store, rank, size, starting)
         distributed.init_process_group(**place, timeout=PATIENCE, store=store, rank=rank, world_size=size)
+        # a connection of its own: nobody waits for what the main thread waits for
+        own = store.clone()  # type: ignore[attr-defined]
+        heart = Heartbeat(own, rank, size, seconds, inside=_place.depth)
+        heart.start()
     except (RuntimeError, ValueError) as error:
         address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
         raise ConfigError(f"process {given['RANK']} can't reach the others at {address}: {reason}") from error
+    _heart[:] = [heart]
     atexit.register(_leave)
-    # a connection of its own: nobody waits for what the main thread waits for
-    store = distributed.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
-    _heart[:] = [Heartbeat(store, rank, size, seconds)]
-    _heart[0].wait_for(_place.depth)
-    _heart[0].start()
     ranks = Ranks(rank, size)
     ranks.wait()  # one that fails at once must not be gone before the last one has found the others
     return ranks
 
 
-def _meet(store: distributed.Store, rank: int, size: int, seconds: float) -> None:
+def _meet(store: distributed.Store, rank: int, size: int, starting: timedelta) -> None:
     """Wait until all are here; one that doesn't come is not waited for all day."""
     store.set(f"here/{rank}", "")
     keys = [f"here/{other}" for other in range(size)]
     try:
-        store.wait(keys, timedelta(seconds=seconds))
+        store.wait(keys, starting)
     except distributed.DistStoreError:
-        late = [str(other) for other, key in enumerate(keys) if not store.check([key])]
-        raise RuntimeError(
-            f"process {', '.join(late)} of {size} has not come within {seconds:g} seconds (WEFT_PATIENCE)"
-        ) from None
+        late = ", ".join(str(other) for other, key in enumerate(keys) if not store.check([key]))
+        raise RuntimeError(f"process {late} has not come within {starting.seconds} seconds (WEFT_PATIENCE)") from None
 
 
 def _leave() -> None:

@@ -133,6 +133,8 @@ def write(folder: Path, copy: Part, keep: int, interrupted: bool, ranks: Ranks) 
     """
     name = checkpoint.checkpoint_name(copy.step, interrupted)
     with ranks.reaching(f"while the checkpoint of step {copy.step} was being written"):
+        if ranks.least(copy.step) != ranks.most(copy.step):  # pieces of two steps must not end in one checkpoint
+            raise RunError(f"{folder / name}: cannot be written: the other processes write that of another step")
         return (_lead if ranks.leads else _follow)(folder, name, copy, keep, ranks)
 
 
