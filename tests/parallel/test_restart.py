@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.parallel.test_layouts import LONG
 from tests.parallel.test_ranks import note, noted, together
-from tests.training.test_elastic import curve, events, started
+from tests.training.test_elastic import curve, events, on_step, started
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from weft.api.train import train
+from weft.cli.main import main
 from weft.errors import LostError
 from weft.parallel.ranks import Ranks
+from weft.parallel.restart import restarts
 from weft.runs import checkpoint
 from weft.runs import together as written
 from weft.runs.folder import RunFolder
@@ -28,22 +32,23 @@ BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 SMALL = ["model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=24", "model.layers=1", "tokenizer=byte"]
 SETTINGS = [*SMALL, "model.dropout=0.1", "batch.size=4", "batch.length=16", "steps=12", "log.every=2",
             "schedule.warmup=2", "evaluate.every=6", "evaluate.tokens=50", "checkpoint.every=4"]  # fmt: skip
-# `weft`, of which one process kills itself in its seventh step unless torchrun has started it again
-ENTRY = """
-import os, signal, sys
-from weft.cli.main import main
-from weft.training.step import OptimisationStep
-own, steps = OptimisationStep.__call__, []
-def step(self, *given):
-    steps.append(1)
-    # the first step is the pre-flight's
-    if len(steps) == 1 + 7 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return own(self, *given)
-OptimisationStep.__call__ = step
-sys.argv[0] = "weft"
-main()
-"""
+
+
+def _weft(folder: str) -> None:
+    """`weft train`; one of its processes kills itself in its seventh step unless torchrun has started it again."""
+    log = os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115 — its own to its end
+    torch.set_num_threads(1)
+
+    def die(number: int, *given: object) -> None:
+        if number == 1 + 7 and os.environ["RANK"] == "1" and not restarts():  # the first step is the pre-flight's
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    on_step(die)
+    sys.argv = ["weft", "train", "gpt-tiny", "--data", f"{folder}/text.txt", "--run", f"{folder}/run", *SETTINGS]
+    main()
 
 
 def _undisturbed(ranks: Ranks, folder: Path) -> None:
@@ -59,33 +64,21 @@ def outcome(run: Path) -> dict[str, Any]:
 
 
 def test_a_job_that_torchrun_starts_again_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    """By torchrun's own launcher, from processes in which torch is loaded already."""
     (tmp_path / "text.txt").write_text("\n\n".join(f"frog {n} sat by river {n * n % 97}" for n in range(100)))
-    (tmp_path / "entry.py").write_text(ENTRY)
+    assert together(_undisturbed, tmp_path) == [0, 0]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
-    words += ["--master-port", str(port), "--", "entry.py", "train", "gpt-tiny", "--data", "text.txt", "--run", "run"]
-    with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen([*words, *SETTINGS], cwd=tmp_path, stdout=log, stderr=log, env=_environment())
-        try:
-            assert together(_undisturbed, tmp_path) == [0, 0]
-            code = job.wait(120)
-        finally:
-            job.kill()
-            job.wait()
+    job = LaunchConfig(1, 1, 2, run_id="frogs", max_restarts=1, monitor_interval=0.1, start_method="forkserver",
+                       rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{port}", rdzv_configs={"rank": 0})  # fmt: skip
+    elastic_launch(job, _weft)(str(tmp_path))
     printed = (tmp_path / "log").read_text()
-    assert code == 0, printed
-    line = r"^weft: process 1 of 2 \(pid \d+ on .+\) has ended, noticed at step 7; stopping: .*$"
-    assert len(re.findall(line, printed, re.MULTILINE)) == 1 and "Traceback" not in printed
-    assert "run: this job has begun it before it was restarted; continuing" in printed
+    assert "Traceback" not in printed
+    assert "/run: this job has begun it before it was restarted; continuing" in printed
     assert [line["step"] for line in events(tmp_path / "run", "resume")] == [6]  # the best so far was saved
     found, expected = outcome(tmp_path / "run"), outcome(tmp_path / "straight")
     assert found == expected and "step-00000012" in expected["sums"]
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 # ---- while a checkpoint is being written
