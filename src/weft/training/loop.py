@@ -165,7 +165,7 @@ class Loop:
     def _step(self, take: OptimisationStep, parts: Sequence[Batch], step: int, rate: float) -> StepResult:
         if self.compiled is not None:
             self.compiled.whole = len(parts) == 1
-        with self.worker.ranks.reaching(f"at step {step}"):
+        with self.worker.ranks.reaching(f"at step {step}", step=True):
             return take(parts, rate * self.rate(step), self.limits)
 
     def _stretch(
