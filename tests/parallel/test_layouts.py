@@ -276,9 +276,9 @@ def test_a_run_goes_on_over_other_meshes(tmp_path: Path, straight: Path) -> None
         torch.testing.assert_close(value, weights(straight)[key], rtol=1e-4, atol=2e-5, msg=key)
 
 
-def _twice(ranks: Ranks, folder: Path) -> None:
+def _twice(ranks: Ranks, folder: Path, axis: str) -> None:
     """A run that is never stopped, and one that is and goes on over the same mesh."""
-    sizes = ["parallel.tensor=2"]
+    sizes = [f"parallel.{axis}={ranks.ranks}"]
     if ranks.leads:
         (folder / "whole").mkdir()
         (folder / "cut").mkdir()
@@ -288,11 +288,12 @@ def _twice(ranks: Ranks, folder: Path) -> None:
     _stopped(ranks, folder / "cut", sizes, 14)
     on_step(lambda number, step, parts: None)
     ranks.wait()
-    _resumed(ranks, folder / "cut", {"tensor": 2})
+    _resumed(ranks, folder / "cut", {axis: ranks.ranks})
 
 
-def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path) -> None:
-    assert together(_twice, tmp_path) == [0, 0]
+@pytest.mark.parametrize(("axis", "count"), [("tensor", 2), ("replicate", 4)])
+def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path, axis: str, count: int) -> None:
+    assert together(_twice, tmp_path, axis, count=count) == [0] * count
     assert curve(tmp_path / "cut/run") == curve(tmp_path / "whole/run")
     whole, cut = weights(tmp_path / "whole/run"), weights(tmp_path / "cut/run")
     assert whole.keys() == cut.keys() and all(torch.equal(whole[key], cut[key]) for key in whole)

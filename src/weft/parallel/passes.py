@@ -1,5 +1,6 @@
 """A model's passes in one process, or in several that each hold all of it and read different rows of a batch."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
-from weft.models.heads import PretrainingPair
 from weft.parallel.mesh import SINGLE, Mesh
 
 T = TypeVar("T")
@@ -116,10 +116,12 @@ class Replicas(Parallel):
 
     def __init__(self, model: LanguageModel, mesh: Mesh):
         super().__init__(model, mesh)
-        # all have drawn the same weights: there is nothing to send before the first step
-        idle = any(isinstance(module, PretrainingPair) for module in model.modules())  # one half may have no part in it
+        # All have drawn the same weights: there is nothing to send before the first step. Told to look for parameters
+        # without gradients, DDP keeps its buckets as they are; else it would sort them anew after a process's first
+        # step. Sums of other buckets have other last bits: a resumed run would not be the one that was never stopped.
+        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
         self.root = DistributedDataParallel(
-            Root(model), init_sync=False, gradient_as_bucket_view=True, find_unused_parameters=idle
+            Root(model), init_sync=False, gradient_as_bucket_view=True, find_unused_parameters=True
         )
         self.root.register_comm_hook(None, _sum)
 
