@@ -345,7 +345,7 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
     if recipe.batch.micro == "auto":
         yield "batch.micro = 'auto': what fits is tried by one process alone; with parallel.* name a number"
     if isinstance(recipe.optimizer, Muon):
-        yield "optimizer.kind = 'muon': it reads whole matrices, and parallel.* splits them; use adamw, or replicas alone"
+        yield "optimizer.kind = 'muon': it reads whole matrices, which parallel.* splits; use adamw, or replicas alone"
     if recipe.adapter is not None and (tensor > 1 or layout.pipeline > 1):
         yield "adapter: the matrices it adds to can't be split over parallel.tensor or parallel.pipeline; use shard"
     if recipe.precision == "fp8" and tensor > 1:
