@@ -82,7 +82,7 @@ ONE = ["gpt-tiny", "--data", "book.txt", "--flops", "1e10"]
         ([*BOTH, "--flops", "1e10", "--grid", "some"], "grid = 'some': available: full, one"),
         ([*BOTH, "--flops", "1e10", "--sizes", "x"], "sizes = 'x': available: budget, fixed"),
         ([*BOTH, "--flops", "1e10", "--baseline", "nobody"], "baseline = 'nobody': not one of gpt-tiny, lstm"),
-        ([*BOTH, "--flops", "1e10", "--jobs", "0"], "invalid value for '--jobs'"),
+        ([*BOTH, "--flops", "1e10", "--jobs", "0"], "--jobs 0: expected a number of processes"),
         ([*BOTH, "--flops", "1e10", "--out", "book.txt"], "book.txt: is a file; give a folder with --out"),
         ([*BOTH, "--flops", "1e10", "--out", "."], "holds other files already; give a new or an empty folder"),
         ([*BOTH, "--flops", "1e10", "data=5"], "data = 5: expected a table; text is given with --data"),
