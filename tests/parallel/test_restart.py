@@ -72,7 +72,14 @@ def test_a_job_that_torchrun_starts_again_ends_as_if_undisturbed(tmp_path: Path)
         port = probe.getsockname()[1]
     job = LaunchConfig(1, 1, 2, run_id="frogs", max_restarts=1, monitor_interval=0.1, start_method="forkserver",
                        rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{port}", rdzv_configs={"rank": 0})  # fmt: skip
-    elastic_launch(job, _weft)(str(tmp_path))
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    }
+    try:
+        elastic_launch(job, _weft)(str(tmp_path))
+    finally:  # it takes them for itself
+        for number, handler in before.items():
+            signal.signal(number, handler)
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
     assert "/run: this job has begun it before it was restarted; continuing" in printed
