@@ -1,5 +1,6 @@
 """What processes agree on: sums, words, who is first, and what happens when one of them is gone."""
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -51,7 +52,10 @@ def _one(
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)
-    work(join(), folder, *given)
+    try:
+        work(join(), folder, *given)
+    finally:
+        atexit._run_exitfuncs()  # as at the end of any other process; multiprocessing ends its own without
 
 
 def note(folder: Path, ranks: Ranks, **found: Any) -> None:
@@ -142,6 +146,21 @@ def test_those_who_follow_stop_with_the_first(tmp_path: Path) -> None:
     assert not (tmp_path / "2.json").exists()
 
 
+def _refuse(ranks: Ranks, folder: Path) -> None:
+    with ranks_module.reaching():
+        if ranks.rank == 1:
+            raise ConfigError("wrong")
+        try:
+            ranks.wait()
+        except LostError:
+            note(folder, ranks)
+            raise
+
+
+def test_who_says_why_it_ends_is_enough(tmp_path: Path) -> None:
+    assert together(_refuse, tmp_path, count=3) == [2, 1, 2] and not list(tmp_path.glob("*.json"))
+
+
 def _stand_still(ranks: Ranks, folder: Path, who: int, how: str) -> None:
     sys.stderr = open(folder / f"{ranks.rank}.err", "w")  # noqa: SIM115 — the process's own until it ends
     ranks.wait()
@@ -198,7 +217,6 @@ def _evaluate_long(ranks: Ranks, folder: Path) -> None:
     if ranks.leads:
         time.sleep(2)
     note(folder, ranks, found=found)
-    ranks_module._leave()  # at the end of a process; multiprocessing's own end without
 
 
 def test_the_first_may_work_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

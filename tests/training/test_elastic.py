@@ -32,6 +32,7 @@ from tests.training.small import (
 
 from weft.cli.main import run as weft
 from weft.data.batch import Batch
+from weft.errors import LostError
 from weft.models.base import LanguageModel
 from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.config import SettledRecipe
@@ -221,11 +222,17 @@ def _failing(ranks: Ranks, folder: Path) -> None:
             raise SystemExit(5)
         return {"loss": 1.0}
 
-    started(ranks, folder, "steps=6", "log.every=2", "evaluate.every=4", evaluate=broken)
+    try:
+        started(ranks, folder, "steps=6", "log.every=2", "evaluate.every=4", evaluate=broken)
+    except LostError as error:
+        note(folder, ranks, line=str(error))
+        raise SystemExit(2) from None
 
 
 def test_when_the_first_one_fails_the_others_do_not_wait(tmp_path: Path) -> None:
     assert together(_failing, tmp_path) == [5, 2]
+    line = json.loads((tmp_path / "1.json").read_text())["line"]
+    assert "process 0 of 2" in line and "has ended, noticed in the evaluation after step 4; stopping" in line
 
 
 # ---- the command

@@ -27,7 +27,9 @@ from weft.errors import ConfigError
 
 PATIENCE = 600.0  # seconds without news after which a process is given up
 VARIABLE = "WEFT_PATIENCE"  # names another time
-DONE, STOPPED = "done", "stopped"  # told instead of a count: a process has ended; it stops because another has
+# told instead of a count: a process has ended; it ends by an error, which it says; it stops because another has ended
+DONE, FAILED, STOPPED = "done", "failed", "stopped"
+ENDS = (DONE, FAILED, STOPPED)
 
 
 def patience() -> float:
@@ -72,6 +74,7 @@ class Heartbeat:
     answered: float = 0.0  # when the store last answered
     silent: bool = False  # whether it did not, the last time
     left: bool = False
+    explained: bool = False  # whether another process has said why all stop
     known: list[list[str]] = field(default_factory=list)  # of each process: its number, machine and host
     lock: threading.Lock = field(default_factory=threading.Lock)
     telling: threading.Lock = field(default_factory=threading.Lock)
@@ -86,7 +89,7 @@ class Heartbeat:
         threading.Thread(target=self._watch_store, name="heartbeat store", daemon=True).start()
 
     def leave(self, why: str = DONE) -> None:
-        """Tell the others that this process has nothing left to do, or stops for another's sake, and isn't missing."""
+        """Tell the others that this process isn't missing: it has nothing left to do, fails, or stops with another."""
         self.left = True
         if not self.silent:  # a store that stands still just now would never answer
             telling = threading.Thread(target=self._tell, args=(why,), daemon=True)
@@ -95,7 +98,7 @@ class Heartbeat:
 
     def _tell(self, text: str) -> None:
         with self.telling, suppress(Exception):  # the store may be gone already; `_watch_store` notices
-            if not self.left or text in (DONE, STOPPED):  # nothing is told after that
+            if not self.left or text in ENDS:  # nothing else is told after that
                 self.store.set(f"beat/{self.rank}", text)
 
     def end_last(self) -> None:
@@ -103,7 +106,7 @@ class Heartbeat:
         until = time.monotonic() + 3 * self._every
         while self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             told = self._told()
-            here = [rank for rank, text in enumerate(told) if rank and text not in (DONE, STOPPED)]
+            here = [rank for rank, text in enumerate(told) if rank and text not in ENDS]
             if time.monotonic() > until or all(self._near(rank) and self._dead(rank) for rank in here):
                 return
             time.sleep(0.05)
@@ -134,11 +137,12 @@ class Heartbeat:
             if self.silent:  # it stood with the first process, or with what had started that
                 return [0] if self.rank and (not self._near(0) or self._dead(0)) else []
             gone = [rank for rank in others if self._ended(rank, told[rank])]
-            if gone:
+            if gone or FAILED in told:
+                self.explained = FAILED in told
                 return gone
             time.sleep(0.05)
         told = self._told()
-        return [] if self.silent or not first else [r for r in others if told[r] == first[r] != STOPPED]
+        return [] if self.silent or not first else [r for r in others if told[r] == first[r] not in ENDS]
 
     def speaks(self, gone: Iterable[int]) -> bool:
         """Whether this process says why all stop: the first one left or, where they can't reach each other, the first
@@ -153,7 +157,7 @@ class Heartbeat:
 
     def _ended(self, rank: int, told: str) -> bool:
         """Whether a process has said that it has ended, or was of this machine and is no more."""
-        return told == DONE if told in (DONE, STOPPED) else self._near(rank) and self._dead(rank)
+        return told == DONE if told in ENDS else self._near(rank) and self._dead(rank)
 
     def _near(self, rank: int) -> bool:
         return self.known[rank][1:] == self.known[self.rank][1:]
@@ -218,7 +222,7 @@ class Heartbeat:
         """Give a process up that has ended, or whose counts have stood still too long."""
         now = time.monotonic()
         one = seen.setdefault(rank, Seen(told, -1, "", now, now, now))
-        if told not in ("", DONE, STOPPED):
+        if told and told not in ENDS:
             _, common, progress, _ = told.split(" ", 3)
             # one that is as far as this one keeps nobody waiting
             one.behind = now if int(common) != one.common or int(common) >= self.common else one.behind
@@ -228,11 +232,12 @@ class Heartbeat:
         one.told = told
         if rank == self.rank:
             return
-        one.ended = (one.ended or now) if self.inside and (told == STOPPED or self._ended(rank, told)) else None
+        ended = told in (FAILED, STOPPED) or self._ended(rank, told)
+        one.ended = (one.ended or now) if self.inside and ended else None
         # the main thread learns it too, if it waits for a connection; one that is done may just be faster at its end
         if one.ended is not None and now - one.ended > (self.patience if told == DONE else 2 * self._every):
-            self._end([rank], "ended" if told != STOPPED else "")
-        if told in (DONE, STOPPED):
+            self._end([rank], "" if told in (FAILED, STOPPED) else "ended")
+        if told in ENDS:
             return
         if now - one.beaten > self.patience:
             self._end([rank], f"not answered for {self._time}")
@@ -258,7 +263,7 @@ class Heartbeat:
         self._say([], f"none of {self.ranks} processes has gone on for {self._time} {self.step} ({where})")
 
     def _end(self, gone: list[int], what: str) -> None:
-        """Give a process up; one that stopped for another's sake needs no words."""
+        """Give a process up; where it has said why, or stops for another's sake, that needs no words."""
         lead = ", which leads," if gone == [0] else ""
         who = f"{self.name(gone[0])}{lead}" if gone else "what the processes met through"
         self._say(gone, f"{who} has {what}" if what else "")

@@ -21,8 +21,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, distributed
 
-from weft.errors import ConfigError, LostError
-from weft.parallel.heartbeat import STOPPED, Heartbeat, patience
+from weft.errors import ConfigError, LostError, WeftError
+from weft.parallel.heartbeat import FAILED, STOPPED, Heartbeat, patience
 from weft.parallel.restart import restarts
 
 T = TypeVar("T")
@@ -163,6 +163,13 @@ def reaching(where: str = "") -> Iterator[None]:
         if not _heart or not lost(error):
             raise
         raise _stop(_place.where) from error
+    except WeftError as error:
+        if _heart and _place.depth == 1 and not isinstance(error, LostError):  # a person reads it: that is enough
+            _heart[0].leave(FAILED)
+            atexit.unregister(_leave)
+            atexit.register(_heart[0].end_last)
+            atexit.register(distributed.destroy_process_group)  # before that
+        raise
     finally:
         _place.where = outer
         _wait_for(-1)
@@ -207,7 +214,7 @@ def _noticed(where: str) -> BaseException:
     heart.leave(STOPPED)
     atexit.unregister(_leave)
     atexit.register(heart.end_last)
-    if said or not heart.speaks(gone):
+    if said or heart.explained or not heart.speaks(gone):
         return SystemExit(2)
     who = " and ".join(heart.name(rank) for rank in gone)
     line = f"{who} {'has' if len(gone) == 1 else 'have'} ended" if gone else "another process can't be reached any more"
