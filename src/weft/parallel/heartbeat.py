@@ -274,7 +274,7 @@ class Heartbeat:
             return
         if line and self.speaks(gone):
             sys.stderr.write(
-                f"weft: {line}; stopping: a resumed run continues from the last checkpoint"
+                f"weft: {line}; stopping: a resumed training run continues from its last checkpoint"
                 f"{f' ({VARIABLE} sets another time, in seconds)' if self._time in line else ''}\n"
             )
         elif line:

@@ -219,8 +219,8 @@ def _noticed(where: str) -> BaseException:
     who = " and ".join(heart.name(rank) for rank in gone)
     line = f"{who} {'has' if len(gone) == 1 else 'have'} ended" if gone else "another process can't be reached any more"
     return LostError(
-        f"{line}{f', noticed {where}' if where else ''}; stopping: a resumed run continues from the last checkpoint "
-        "(WEFT_DEBUG=1 shows the error that was met here)"
+        f"{line}{f', noticed {where}' if where else ''}; stopping: a resumed training run continues from its last "
+        "checkpoint (WEFT_DEBUG=1 shows the error that was met here)"
     )
 
 
