@@ -1,10 +1,11 @@
 """Decoding on a CPU: SmolLM2's shape (135M, random weights), greedy, one text, against transformers in the same run.
 
-    python benchmarks/decode_cpu.py [--ways fp32 int8 int4 general transformers] [--new 32] [--rounds 3] [--threads N]
+    python benchmarks/decode_cpu.py [--ways fp32 bf16 int8 int4 torch general transformers] [--new 32] [--rounds 3] [--threads N]
                                     [--gguf FILE] [--tiny]
 
-fp32, int8, int4   weft, with weights in so many bits
-general            weft's plain step, in fp32: what a model of another shape than LLaMA's takes
+fp32 … int4        weft, with weights in so many bits
+torch              weft in fp32 by torch's operations, as where there is no C compiler
+general            weft's plain step, in fp32: what a model of an unusual shape takes
 transformers       generate() of the same shape, with the same weights in fp32; its tokens must be weft's
 llama.cpp          a GGUF file through llama-cpp-python, where it is installed and a file is given
 
@@ -32,7 +33,7 @@ from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import llama
 
-WAYS = ("fp32", "int8", "int4", "general", "transformers")
+WAYS = ("fp32", "bf16", "int8", "int4", "torch", "general", "transformers")
 PROMPT = 16
 
 
@@ -105,19 +106,24 @@ def contestants(options: argparse.Namespace) -> dict[str, Callable[[], list[int]
     def write(model: Any) -> list[int]:
         return [token.id for token in generate(model, [prompt], settings)]
 
-    def write_generally() -> list[int]:
-        fits, stepper.cpu_fast_path_fits = stepper.cpu_fast_path_fits, lambda model, state: False
+    def write_without(*paths: str) -> list[int]:
+        fits = {path: getattr(stepper, path) for path in paths}
+        for path in paths:
+            setattr(stepper, path, lambda model, state: False)
         try:
             return write(plain)
         finally:
-            stepper.cpu_fast_path_fits = fits
+            for path in paths:
+                setattr(stepper, path, fits[path])
 
-    for width in ("fp32", "int8", "int4"):
+    for width in ("fp32", "bf16", "int8", "int4"):
         if width in options.ways:
             model = plain if width == "fp32" else ours(config, width)
             ways[width] = lambda model=model: write(model)  # type: ignore[misc]
+    if "torch" in options.ways:
+        ways["torch"] = lambda: write_without("native_path_fits")
     if "general" in options.ways:
-        ways["general"] = write_generally
+        ways["general"] = lambda: write_without("native_path_fits", "cpu_fast_path_fits")
     if "transformers" in options.ways and importlib.util.find_spec("transformers") is not None:
         peer, tokens = theirs(config, plain), torch.tensor([prompt])
         given = {"do_sample": False, "min_new_tokens": options.new, "max_new_tokens": options.new}

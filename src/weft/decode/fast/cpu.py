@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.decode.fast.quantize import Dynamic4, QuantizedLinear
+from weft.decode.fast.products import Dynamic4
+from weft.decode.fast.quantize import QuantizedLinear
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.linear import Linear
 

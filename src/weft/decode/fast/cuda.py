@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.decode.engine.paging import PagedCache
-from weft.decode.fast.quantize import Plain8, QuantizedHead, QuantizedLinear
+from weft.decode.fast.products import Plain8
+from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
 from weft.models import heads
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.linear import Linear

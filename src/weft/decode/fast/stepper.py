@@ -1,5 +1,6 @@
 """How a model reads on: plainly, or by a fast path that fits model, state and device. All of that is chosen here.
 
+- native path (`native_step`): a decoder's step for one row in one call, on a CPU, where a C compiler was found;
 - CPU fast path (`cpu`): LLaMA's step in few operations, for rows of equal length, in float32;
 - CUDA fast path (`cuda`): LLaMA's step, and the reading of its prompts, in a few kernels, in 16 bits;
 - CUDA graphs (`cuda_graphs`, `engine_graphs`): any Transformer's step, captured once and replayed.
@@ -20,6 +21,7 @@ from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.cuda import CUDAFastPath, has_kernels
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
 from weft.decode.fast.engine_graphs import PagedGraphs
+from weft.decode.fast.native_step import NativeStep, native_step_fits
 from weft.models.base import LanguageModel, Source, State
 from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
@@ -89,6 +91,9 @@ def _fastest(model: LanguageModel, state: State) -> Step:
     if state.lengths.is_cuda and shape_is_fixed(model, state):
         assert isinstance(model, Transformer) and isinstance(state, TransformerState)
         return GraphStep(model, state, cuda_fast_path(model, state))
+    if native_path_fits(model, state):
+        assert isinstance(model, Transformer) and isinstance(state, TransformerState)
+        return NativeStep(model, state)
     if cpu_fast_path_fits(model, state):
         assert isinstance(model, Transformer) and isinstance(state, TransformerState)
         return CPUFastPath(model, state)
@@ -106,14 +111,24 @@ def paged_graphs(model: Transformer, store: BlockStore) -> PagedGraphs | None:
 # ---- what each way is written for
 
 
+def native_path_fits(model: LanguageModel, state: State) -> bool:
+    """LLaMA's or GPT-2's shape, one row in float32."""
+    return _in_float32(model, state) and native_step_fits(model, state)  # type: ignore[arg-type]
+
+
 def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
     """LLaMA's shape, in float32, with rows of equal length."""
+    return _in_float32(model, state) and llama_like(model.config)
+
+
+def _in_float32(model: LanguageModel, state: State) -> bool:
+    """Whether a Transformer's rows, of equal length, are read on a CPU in float32, by whatever reads them fastest."""
     if not isinstance(model, Transformer) or not isinstance(state, TransformerState) or model.training:
         return False
     table = model.embedding.weight
     if table.device.type != "cpu" or table.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return False
-    return state.even and isinstance(state.cache, KeyValueCache) and llama_like(model.config) and _readable(model)
+    return state.even and isinstance(state.cache, KeyValueCache) and _readable(model)
 
 
 def cuda_fast_path(model: LanguageModel, state: State) -> CUDAFastPath | None:

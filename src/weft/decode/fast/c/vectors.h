@@ -1,0 +1,124 @@
+/* Vectors as wide as the processor's, and sums of products over them. */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4)));
+#define LOAD(pointer) (*(const Vector *)(pointer))
+#define STORE(pointer, value) (*(Vector *)(pointer) = (value))
+#define SUMS 8 /* at a time: a product is ready some cycles after it began */
+
+static inline float total(Vector v) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
+
+static inline float widened(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* bf16 to float32, and whole numbers to bytes: compilers take these apart */
+#if defined(__aarch64__)
+static inline Vector widen(const uint16_t *from) { return (Vector)vshll_n_u16(vld1_u16(from), 16); }
+static inline void narrow(Integers q, int8_t *to) {
+    int16x4_t half = vmovn_s32((int32x4_t)q);
+    int8x8_t bytes = vmovn_s16(vcombine_s16(half, half));
+    memcpy(to, &bytes, 4);
+}
+#elif defined(__AVX512F__)
+static inline Vector widen(const uint16_t *from) {
+    return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
+}
+static inline void narrow(Integers q, int8_t *to) {
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)q));
+}
+#elif defined(__AVX2__)
+static inline Vector widen(const uint16_t *from) {
+    return (Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16);
+}
+static inline void narrow(Integers q, int8_t *to) {
+    __m128i half = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)q), _mm256_extracti128_si256((__m256i)q, 1));
+    _mm_storel_epi64((__m128i *)to, _mm_packs_epi16(half, half));
+}
+#else
+static inline Vector widen(const uint16_t *from) {
+    Vector v;
+    for (int i = 0; i < LANES; i++) v[i] = widened(from[i]);
+    return v;
+}
+static inline void narrow(Integers q, int8_t *to) {
+    for (int i = 0; i < LANES; i++) to[i] = (int8_t)q[i];
+}
+#endif
+
+static inline float sum_of(const Vector *s) {
+    return total(((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7])));
+}
+
+static float dot(const float *a, const float *b, int n) {
+    Vector s[SUMS] = {0};
+    int i = 0;
+    for (; i + SUMS * LANES <= n; i += SUMS * LANES)
+        for (int j = 0; j < SUMS; j++) s[j] += LOAD(a + i + j * LANES) * LOAD(b + i + j * LANES);
+    for (; i + LANES <= n; i += LANES) s[0] += LOAD(a + i) * LOAD(b + i);
+    float sum = sum_of(s);
+    for (; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+static float dot_bf16(const uint16_t *w, const float *x, int n) {
+    Vector s[SUMS] = {0};
+    int i = 0;
+    for (; i + SUMS * LANES <= n; i += SUMS * LANES)
+#if defined(__aarch64__)
+        for (int j = 0; j < SUMS; j += 2) { /* either half of a vector, with zeros below */
+            uint16x8_t both = vld1q_u16(w + i + j * LANES), zeros = vdupq_n_u16(0);
+            s[j] += (Vector)vzip1q_u16(zeros, both) * LOAD(x + i + j * LANES);
+            s[j + 1] += (Vector)vzip2q_u16(zeros, both) * LOAD(x + i + (j + 1) * LANES);
+        }
+#else
+        for (int j = 0; j < SUMS; j++) s[j] += widen(w + i + j * LANES) * LOAD(x + i + j * LANES);
+#endif
+    for (; i + LANES <= n; i += LANES) s[0] += widen(w + i) * LOAD(x + i);
+    float sum = sum_of(s);
+    for (; i < n; i++) sum += widened(w[i]) * x[i];
+    return sum;
+}
+
+/* e^x to about one unit in the last place (x = n ln 2 + r, a polynomial of r); NaN stays NaN. */
+static inline Vector exponential(Vector x) {
+    const Vector low = (Vector){0} - 87.0f, high = (Vector){0} + 88.0f;
+    Integers small = x < low, large = x > high;
+    Vector y = (Vector)((small & (Integers)low) | (large & (Integers)high) | (~(small | large) & (Integers)x));
+    Vector scaled = y * 1.44269504088896341f;
+    Integers down = scaled < 0.0f;
+    Vector half = (Vector)(((Integers)((Vector){0} - 0.5f) & down) | ((Integers)((Vector){0} + 0.5f) & ~down));
+    Integers n = __builtin_convertvector(scaled + half, Integers);
+    Vector whole = __builtin_convertvector(n, Vector);
+    Vector r = y - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Vector p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
+                1.6666665459e-1f) * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Vector power = (Vector)((n + 127) << 23);
+    return p * power;
+}

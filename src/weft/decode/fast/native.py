@@ -1,0 +1,178 @@
+"""The step and its products in C (`c/step.c`), compiled for this machine's processor when they are first wanted.
+
+Without a compiler everything goes as it does without this file, by torch's operations. What was compiled is kept in
+weft's cache folder, by the text of the sources, the compiler and the processor. `WEFT_NATIVE=0` does without it.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.text.builtin import cache_folder
+
+SOURCES = Path(__file__).parent / "c"
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
+TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # of numbers: c/products.h's
+ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
+BLOCK = 32  # numbers with one scale, as c/products.h has it
+D_HEAD = 512  # the widest head that c/step.c has room for
+
+
+class Matrix(Structure):
+    """c/products.h's Matrix."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("rows", c_int32),
+        ("columns", c_int32),
+        ("weights", c_void_p),
+        ("scales", c_void_p),
+        ("centres", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class Norm(Structure):
+    """c/step.c's Norm."""
+
+    _fields_ = [("gain", c_void_p), ("bias", c_void_p), ("eps", c_float), ("offset", c_float), ("centred", c_int32)]
+
+
+class Layer(Structure):
+    """c/step.c's Layer."""
+
+    _fields_ = [
+        ("attention_norm", Norm),
+        ("feedforward_norm", Norm),
+        ("qkv", Matrix),
+        ("out", Matrix),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    ]
+
+
+class Model(Structure):
+    """c/step.c's Model."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("layers", "d_model", "heads", "kv_heads", "d_head", "d_ff", "gated")),
+        ("activation", c_int32),
+        ("capacity", c_int32),
+        ("scale", c_float),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("layer", POINTER(Layer)),
+        ("norm", Norm),
+        ("head", Matrix),
+    ]
+
+
+# ---- the library
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """What was compiled, or None where that is not possible or not wanted."""
+    if os.environ.get("WEFT_NATIVE") == "0" or os.name != "posix":
+        return None
+    try:
+        return _loaded(_compiled())
+    except (OSError, subprocess.SubprocessError):
+        return None  # no compiler, or nowhere to keep its result: torch's operations do the same
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(path))
+    found.weft_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_int, c_int]
+    found.weft_step.argtypes = [POINTER(Model), c_void_p, c_int, c_void_p, c_int]
+    return found
+
+
+def _compiled() -> Path:
+    """The library's place. One that is there already is taken only if nobody else could have put it there."""
+    names = (os.environ.get("CC") or "cc", "cc", "gcc", "clang")
+    compiler = next((path for name in names if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise OSError("no C compiler")
+    sources = [(SOURCES / name).read_bytes() for name in sorted(path.name for path in SOURCES.iterdir())]
+    compiler_itself = os.stat(compiler)
+    known = f"{compiler} {compiler_itself.st_size} {compiler_itself.st_mtime} {FLAGS} {_processor()}".encode()
+    name = f"step-{hashlib.sha256(b'%'.join([known, *sources])).hexdigest()[:16]}.so"
+    folder = cache_folder()
+    path = folder / name
+    if path.is_file() and _is_ours(path):
+        return path
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
+        made = Path(scratch) / name
+        for tuning in TUNING:
+            command = [compiler, *FLAGS, *tuning, str(SOURCES / "step.c"), "-o", str(made), "-lm"]
+            if subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0:
+                made.chmod(0o700)
+                made.replace(path)
+                return path
+    raise OSError(f"{compiler} can't compile {SOURCES}")
+
+
+def _is_ours(path: Path) -> bool:
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _processor() -> str:
+    """What the processor is and can do: a home folder may be shared by several machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("flags", "Features", "model name", "CPU part", "CPU implementer")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+# ---- what it is given
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's numbers begin."""
+    assert tensor is None or tensor.is_contiguous()
+    return None if tensor is None else tensor.data_ptr()
+
+
+def matrix(
+    numbers: Tensor,
+    columns: int,
+    scales: Tensor | None = None,
+    centres: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Matrix:
+    """A matrix whose rows are the rows of `numbers`: float32, bf16, int8, or two 4-bit numbers a byte (uint8).
+
+    The tensors have to be kept for as long as it is used.
+    """
+    rest = address(numbers), address(scales), address(centres), address(bias)
+    return Matrix(KINDS[numbers.dtype], len(numbers), columns, *rest)
+
+
+def multiply(found: Matrix, x: Tensor) -> Tensor:
+    """x (M, columns) times a matrix (N, columns) → (M, N), in float32."""
+    x = x.float().contiguous()
+    y = torch.empty(len(x), found.rows)
+    compiled: Any = library()
+    if compiled.weft_product(found, x.data_ptr(), y.data_ptr(), len(x), torch.get_num_threads()):
+        raise MemoryError("a product found no memory")
+    return y
