@@ -1,7 +1,7 @@
 """Decoding on a CPU: SmolLM2's shape (135M, random weights), greedy, one text, against transformers in the same run.
 
-    python benchmarks/decode_cpu.py [--ways fp32 bf16 int8 int4 torch general transformers] [--new 32] [--rounds 3] [--threads N]
-                                    [--gguf FILE] [--tiny]
+    python benchmarks/decode_cpu.py [--ways fp32 bf16 int8 int4 torch general transformers] [--new 32] [--rounds 3]
+                                    [--threads N] [--gguf FILE] [--tiny]
 
 fp32 … int4        weft, with weights in so many bits
 torch              weft in fp32 by torch's operations, as where there is no C compiler

@@ -137,7 +137,7 @@ def generate(
         int | None, typer.Option(help="Guess from matches of up to this many tokens.", rich_help_panel=SPEED)
     ] = None,
     quantize: Annotated[
-        str | None, typer.Option(metavar="BITS", help="Smaller weights: int8 or int4.", rich_help_panel=SPEED)
+        str | None, typer.Option(metavar="BITS", help="Smaller weights: bf16, int8 or int4.", rich_help_panel=SPEED)
     ] = None,
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout as they are written.

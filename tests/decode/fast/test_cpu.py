@@ -63,6 +63,7 @@ def test_it_equals_the_plain_step(name: str, batch: int, bits: str | None) -> No
 def test_generate_takes_it_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(CONFIGS["shared, tied"])
     taken: list[int] = []
+    monkeypatch.setattr(stepper, "native_path_fits", lambda model, state: False)
     monkeypatch.setattr(stepper, "CPUFastPath", lambda *given: taken.append(1) or CPUFastPath(*given))
 
     def texts(prompts: list[list[int]]) -> list[tuple[int, int]]:

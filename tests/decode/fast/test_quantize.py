@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from weft.api import train as api
 from weft.cli.main import run
 from weft.decode.config import Sampling
-from weft.decode.fast import quantize as small
+from weft.decode.fast import products as small
+from weft.decode.fast import quantize as quantized
 from weft.decode.fast import rounding
 from weft.decode.generate import generate
 from weft.errors import ConfigError, ModelError
@@ -21,8 +22,8 @@ from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
 
 CPU = torch.device("cpu")
-EIGHT: list[type[small.Product]] = [small.Plain8, small.Digits8, small.Columns8]
-FOUR: list[type[small.Product]] = [small.Plain4, small.Dynamic4, small.Tiles4]
+EIGHT: list[type[small.Product]] = [small.Plain8, small.Native8, small.Digits8, small.HalfColumns8, small.Columns8]
+FOUR: list[type[small.Product]] = [small.Plain4, small.Native4, small.Dynamic4, small.HalfTiles4, small.Tiles4]
 
 
 def matrix(rows: int, columns: int) -> torch.Tensor:
@@ -118,7 +119,7 @@ def test_every_eight_bit_number_survives_its_two_digits() -> None:
 
 
 def test_odd_widths_are_kept_in_eight_bits() -> None:
-    part = small.QuantizedLinear(matrix(6, 7), torch.ones(6), "int4")
+    part = quantized.QuantizedLinear(matrix(6, 7), torch.ones(6), "int4")
     x = matrix(3, 7)
     assert off(part(x), F.linear(x, matrix(6, 7), torch.ones(6))) < 0.02
 
@@ -158,7 +159,7 @@ def test_a_quantized_model_keeps_the_contract(name: str, bits: str) -> None:
     given = {} if source is None else {"source": source}
     with torch.no_grad():
         before, size = model(tokens, **given), bytes_of(model)
-        small.quantize(model, bits)
+        quantized.quantize(model, bits)
         whole = model(tokens, **given)
         assert off(whole, before) < (0.03 if bits == "int8" else 0.2)
         assert bytes_of(model) < (0.5 if bits == "int8" else 0.3) * size  # a table is still looked up
@@ -171,7 +172,7 @@ def test_a_quantized_model_keeps_the_contract(name: str, bits: str) -> None:
 
 
 def test_a_quantized_model_writes() -> None:
-    model = small.quantize(built("llama"), "int4")
+    model = quantized.quantize(built("llama"), "int4")
     settings = Sampling(temperature=0.0, max_tokens=8)
     texts = [[token.id for token in generate(model, [[1, 2, 3]], settings)] for _ in "ab"]
     assert texts[0] == texts[1] and len(texts[0]) == 8
@@ -182,14 +183,14 @@ def test_an_encoder_is_quantized_too() -> None:
     tokens = torch.randint(80, (2, 9))
     with torch.no_grad():
         before = model.features(tokens)
-        assert off(small.quantize(model, "int8").features(tokens), before) < 0.06
+        assert off(quantized.quantize(model, "int8").features(tokens), before) < 0.06
 
 
 def test_what_cannot_be_quantized_is_said() -> None:
     with pytest.raises(ModelError, match="kind 'recurrent' can't be quantized"):
-        small.quantize(build(Recurrent(vocab_size=20, d_model=8)), "int8")
-    with pytest.raises(ConfigError, match="quantize = 'int3': expected 'int8' or 'int4'"):
-        small.quantize(built("llama"), "int3")
+        quantized.quantize(build(Recurrent(vocab_size=20, d_model=8)), "int8")
+    with pytest.raises(ConfigError, match="quantize = 'int3': expected 'bf16', 'int8' or 'int4'"):
+        quantized.quantize(built("llama"), "int3")
 
 
 # ---- the commands
@@ -220,7 +221,7 @@ def test_evaluate_says_what_small_weights_cost(trained: Path, capsys: pytest.Cap
     table = capsys.readouterr().out
     assert "int8" in table and "cost" in table
     assert run(["evaluate", str(trained), "--quantize", "int2"]) == 2
-    assert "expected 'int8' or 'int4'" in capsys.readouterr().err
+    assert "expected 'bf16', 'int8' or 'int4'" in capsys.readouterr().err
 
 
 def test_generate_writes_with_small_weights(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
 def _compiled() -> Path:
     """The library's place. One that is there already is taken only if nobody else could have put it there."""
     names = (os.environ.get("CC") or "cc", "cc", "gcc", "clang")
-    compiler = next((path for name in names if (path := shutil.which(name))), None)
+    compiler = next((found for name in names if (found := shutil.which(name))), None)
     if compiler is None:
         raise OSError("no C compiler")
     sources = [(SOURCES / name).read_bytes() for name in sorted(path.name for path in SOURCES.iterdir())]

@@ -111,7 +111,7 @@ class NativeStep:
         table = self.model.embedding.weight if head.weight is None else head.weight
         return native.matrix(table.detach(), table.shape[1])
 
-    def _keep(self, tensor: Tensor) -> int:
+    def _keep(self, tensor: Any) -> int:
         self.kept.append(tensor.detach().contiguous())
         return self.kept[-1].data_ptr()
 

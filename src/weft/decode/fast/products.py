@@ -316,10 +316,10 @@ def product(bits: Bits, weight: Tensor) -> Product:
 def fastest(kinds: tuple[type[Product], ...], bits: Bits, weight: Tensor) -> type[Product]:
     """The product to take for a weight: on a CPU by the clock, where the first of `kinds` has a little credit."""
     device, dtype = weight.device, weight.dtype
-    able = [kind for kind in kinds if works(kind, bits, device, dtype)]
+    able = [kind for kind in kinds if works(kind, bits, device, dtype)]  # type: ignore[arg-type]
     if device.type != "cpu" or len(able) < 2:
         return able[0] if able else PLAIN[bits]
-    times = {kind: seconds(kind, bits) * (FASTER if kind is able[0] else 1.0) for kind in able}
+    times = {kind: seconds(kind, bits) * (FASTER if kind is able[0] else 1.0) for kind in able}  # type: ignore[arg-type]
     return min(able, key=lambda kind: times[kind])
 
 

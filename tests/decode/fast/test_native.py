@@ -1,0 +1,185 @@
+"""The step in C gives what `model.step` gives, and is compiled, kept and left out as it should be."""
+
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from weft.decode.config import Sampling
+from weft.decode.fast import native, products, rounding, stepper
+from weft.decode.fast.native_step import NativeStep
+from weft.decode.fast.quantize import quantize
+from weft.decode.generate import generate
+from weft.models.build import build
+from weft.models.config import Decoder
+from weft.models.presets import gpt, llama
+from weft.models.transformer import Transformer
+from weft.nn.config import LinearScaling, Plain, RMSNorm, Rotary
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
+
+LLAMA = llama(2, 96, 3, 160, context=40, vocab_size=50, kv_heads=1)
+CONFIGS = {
+    "LLaMA": LLAMA,
+    "tied": llama(3, 64, 4, 96, context=40, vocab_size=51, kv_heads=2, tied=True),
+    "stretched, scaled": LLAMA.replace(
+        position=Rotary(base=500.0, scaling=LinearScaling(factor=2.0)), embedding_scale=True, norm=RMSNorm(offset=1.0)
+    ),
+    "GPT-2": gpt(2, 64, 4, 40, 50),
+    "relu": gpt(1, 64, 2, 40, 50).replace(feedforward=Plain(d_ff=96, activation="relu")),
+    "odd head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True}),
+}
+
+
+def built(config: Decoder) -> Transformer:
+    torch.manual_seed(0)
+    model = build(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0) if parameter.ndim > 1 else parameter.add_(torch.rand_like(parameter))
+    return model
+
+
+def steps(model: Transformer, prompt: Tensor, tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Logits after each of `tokens`, by the model and by the step in C, with what their caches hold."""
+    with torch.inference_mode():
+        plain, ours = model.start(1, 30), model.start(1, 30)
+        for state in (plain, ours):
+            model.advance(prompt, state)
+        assert stepper.native_path_fits(model, ours)
+        step = NativeStep(model, ours)
+        expected = [model.step(token.view(1, 1), plain)[:, -1].clone() for token in tokens]
+        found = [step(token.view(1)).clone() for token in tokens]
+    assert ours.longest == plain.longest and ours.lengths.tolist() == plain.lengths.tolist()
+    return [*expected, plain.cache.store], [*found, ours.cache.store]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("bits", [None, "bf16", "int8", "int4"])
+def test_it_equals_the_plain_step(name: str, bits: str | None) -> None:
+    model = built(CONFIGS[name])
+    if bits is not None:
+        quantize(model, bits)  # by the same products, so that the whole step differs in its last digits alone
+    expected, found = steps(model, torch.arange(1, 6)[None], torch.arange(7, 20))
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("K", [32, 96, 544, 1536])
+def test_products_are_those_of_the_weights(bits: products.Bits, K: int) -> None:
+    weight = torch.randn(37, K, generator=torch.Generator().manual_seed(K)) + 0.2
+    x = torch.randn(19, K, generator=torch.Generator().manual_seed(1))
+    kind = {"bf16": products.Native16, "int8": products.Native8, "int4": products.Native4}[bits]
+    rounded = {
+        "bf16": rounding.Groups(weight.bfloat16(), torch.ones(37, 1)),
+        "int8": rounding.quantize_rows(weight),
+        "int4": rounding.quantize_groups(weight),
+    }[bits]
+    exact = F.linear(x.double(), rounded.dequantize().double())
+    off = (kind(rounded)(x).double() - exact).norm() / exact.norm()
+    assert float(off) < (1e-6 if bits == "bf16" else 0.008)  # whole numbers: x is rounded to 8 bits in blocks
+    damaged = x.clone()
+    damaged[3, 5] = float("nan")
+    damaged[4, 5] = float("inf")
+    found = kind(rounded)(damaged)
+    assert not found[3:5].isfinite().any() and found[[0, 1, 2, 5]].isfinite().all()
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    model = built(CONFIGS["tied"])
+    quantize(model, "int4")
+    kept = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 1, 5):
+            torch.set_num_threads(threads)
+            results.append(steps(model, torch.arange(1, 4)[None], torch.arange(7, 12))[1])
+    finally:
+        torch.set_num_threads(kept)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def _in_a_child(config: Decoder, queue: "multiprocessing.Queue[list[float]]") -> None:
+    queue.put(steps(built(config), torch.arange(1, 4)[None], torch.arange(7, 10))[1][0].tolist())
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    here = steps(built(LLAMA), torch.arange(1, 4)[None], torch.arange(7, 10))[1][0].tolist()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_a_child, args=(LLAMA, queue))
+    child.start()
+    assert queue.get(timeout=60) == here
+    child.join()
+
+
+def test_generate_takes_it_for_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, taken = built(CONFIGS["GPT-2"]), []
+    monkeypatch.setattr(stepper, "NativeStep", lambda *given: taken.append(1) or NativeStep(*given))
+    settings = Sampling(temperature=0.0, max_tokens=9)
+    ours = [token.id for token in generate(model, [[1, 2, 3]], settings)]
+    assert taken
+    monkeypatch.setattr(stepper, "native_path_fits", lambda model, state: False)
+    assert [token.id for token in generate(model, [[1, 2, 3]], settings)] == ours
+
+
+def test_what_it_is_not_written_for() -> None:
+    def fits(config: Decoder, batch: int = 1) -> bool:
+        model = built(config)
+        return stepper.native_path_fits(model, model.start(batch, 8))
+
+    assert fits(LLAMA)
+    assert not fits(LLAMA, batch=2)
+    attention = LLAMA.attention
+    assert not fits(LLAMA.replace(attention=attention.model_copy(update={"window": 4}).model_dump()))
+    assert not fits(LLAMA.replace(attention=attention.model_copy(update={"qk_norm": RMSNorm()}).model_dump()))
+    assert not fits(LLAMA.replace(placement="post"))
+    assert not fits(LLAMA.replace(residual=False))
+    assert not fits(LLAMA.replace(position={"kind": "alibi"}))
+
+
+# ---- compiling
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    yield tmp_path
+    monkeypatch.undo()
+    native.library.cache_clear()
+
+
+def test_what_others_may_write_to_is_compiled_again(fresh: Path) -> None:
+    path = native._compiled()
+    assert path.parent == fresh and [each.name for each in fresh.iterdir()] == [path.name]
+    first = path.stat()
+    assert native._compiled().stat().st_mtime_ns == first.st_mtime_ns
+    path.write_bytes(b"somebody else's")
+    path.chmod(0o777)
+    assert native._compiled().stat().st_size == first.st_size
+    assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+@pytest.mark.parametrize("obstacle", ["no compiler", "one that fails", "not wanted"])
+def test_without_it_everything_goes_on(obstacle: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if obstacle == "no compiler":
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CC", raising=False)
+    elif obstacle == "one that fails":
+        monkeypatch.setattr(native.shutil, "which", lambda name: "/bin/false")
+    else:
+        monkeypatch.setenv("WEFT_NATIVE", "0")
+    assert native.library() is None and not list(fresh.glob("*.so")) and os.listdir(fresh) == []
+    model = built(LLAMA)
+    assert not stepper.native_path_fits(model, model.start(1, 8))
+    quantize(model, "int8")
+    assert not any(isinstance(part, products.Native) for part in model.modules())
+    assert len(list(generate(model, [[1, 2]], Sampling(temperature=0.0, max_tokens=4)))) == 4
