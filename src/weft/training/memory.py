@@ -57,8 +57,11 @@ class Need:
         need = _planned(self.recipe, rows, length, self.layout)
         # what is kept of a token is split over some axes: at the least, over all of them
         shared = self.layout.tensor * self.layout.context * self.layout.pipeline
-        kept = need.total(self.recipe.batch.recompute) - need.logits - need.fixed
-        return round(SURE * (need.fixed + kept / shared))
+        kept = (need.total(self.recipe.batch.recompute) - need.logits - need.fixed) / shared
+        # gradients come as activations go, unless those of the rows before are there already
+        whole = rows == self._shape[0]
+        held = max(kept, need.gradients) if whole else kept + need.gradients
+        return round(SURE * (need.fixed - need.gradients + held))
 
     @cached_property
     def _shape(self) -> tuple[int, int]:
