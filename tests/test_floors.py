@@ -12,7 +12,8 @@ ROOT = Path(__file__).parent.parent / "src" / "weft"
 MODULES = sorted(ROOT.rglob("*.py"))
 
 FLOORS = {
-    "config": 0, "errors": 0, "files": 0, "layout": 0, "progress": 0, "safetensors_header": 0, "untrusted": 0,
+    "config": 0, "errors": 0, "files": 0, "layout": 0, "machine": 0, "progress": 0, "safetensors_header": 0,
+    "untrusted": 0,
     "nn": 1, "text": 1, "data": 1,
     "models": 2,
     "recipe": 3, "decode": 3, "explain": 3, "interop": 3, "parallel": 3,

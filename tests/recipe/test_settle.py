@@ -160,3 +160,47 @@ def test_an_amount_of_data_is_given_in_words() -> None:
     assert str(Facts(1_115_394, 257)) == "1.1 MB of text"
     assert str(Facts(800, 257)) == "800 bytes of text"
     assert str(Facts(800, 257, rows=12_000)) == "12,000 rows"
+
+
+@pytest.mark.parametrize(
+    ("bf16", "chosen", "why"),
+    [
+        (747e9, "bf16", "this processor multiplies it 3.4 times as fast as fp32 (747 against 217 GFLOP/s)"),
+        (300e9, "fp32", "this processor multiplies bf16 hardly faster (300 against 217 GFLOP/s)"),
+        (0.12e9, "fp32", "this processor multiplies bf16 no faster (0.12 against 217 GFLOP/s)"),
+        (0.0, "fp32", "this processor multiplies bf16 no faster (0 against 217 GFLOP/s)"),
+    ],
+)
+def test_the_number_format_follows_what_the_processor_multiplies_fast(bf16: float, chosen: str, why: str) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def measure(rows: int, inputs: int, outputs: int) -> dict[str, float]:
+        asked.append((rows, inputs, outputs))
+        return {"fp32": 217e9, "bf16": bf16}
+
+    words = ["tokenizer=byte", "model.d_model=384", "model.attention.heads=6", "model.feedforward.d_ff=1536"]
+    words += ["batch.size=8", "batch.micro=4", "batch.length=128"]
+    recipe, choices = settle(resolve("gpt-tiny", words), Facts(10**6, 257), "cpu", measure)
+    assert recipe.precision == chosen
+    assert asked == [(4 * 128, 384, 1536)]  # a pass of the run's own products
+    assert [choice.why for choice in choices if choice.key == "precision"] == [why]
+    assert settle(recipe, Facts(10**6, 257), "cpu", measure)[0].precision == chosen  # a run keeps what was chosen
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "words", "device"),
+    [
+        ("gpt-tiny", ["model.d_model=64", "batch.size=2"], "cpu"),
+        ("gpt2", ["precision=fp32"], "cpu"),
+        ("lstm", [], "cpu"),
+        ("ngram-3", [], "cpu"),
+        ("gpt2", [], "cuda"),
+    ],
+)
+def test_nothing_is_measured_where_it_would_change_nothing(preset: str, words: list[str], device: str) -> None:
+    def measure(rows: int, inputs: int, outputs: int) -> dict[str, float]:
+        raise AssertionError((rows, inputs, outputs))
+
+    recipe, _ = settle(resolve(preset, ["tokenizer=byte", *words]), Facts(10**6, 257), device, measure)
+    assert recipe.precision == ("fp32" if device == "cpu" else "bf16")

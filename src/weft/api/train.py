@@ -20,6 +20,7 @@ from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
 from weft.data.split import some_texts, train_texts
 from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError
+from weft.machine import products
 from weft.models.base import device_of
 from weft.objectives import table as objectives
 from weft.parallel.ranks import ALONE, Ranks, join, reaching
@@ -242,7 +243,7 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     for line in left_out(recipe.data.all_sources, column, recipe.data.encoding):
         folder.event("left out", line=line)
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
-    settled, more = settle(recipe, facts, device)
+    settled, more = settle(recipe, facts, device, products)
     choices = [*choices, *more]
     _announce(settled, facts, choices, log)
     return settled, objectives.build(settled, folder, tokenizers), choices

@@ -1,18 +1,20 @@
 """What a recipe leaves open, chosen from the data and the kind of machine, with a reason for each choice.
 
-The choices depend on the recipe, the amount of data and the kind of device alone, never on a measured speed: the same
-text on another machine of the kind gives the same run. The tokenizer is chosen first, from the size of the files;
-everything else once the data is tokens and its amount is known.
+The choices depend on the recipe, the amount of data and the kind of device: the same text on another machine of the
+kind gives the same run. One alone follows a measured speed, the number format on a processor: some multiply bf16
+several times as fast as fp32, others a hundred times as slowly. The tokenizer is chosen first, from the size of the
+files; everything else once the data is tokens and its amount is known.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from weft.config import Tree, merge, validate
 from weft.explain.count import writing_weights
-from weft.models.config import NGram
-from weft.recipe.config import Noam, Recipe, SettledRecipe
+from weft.models.config import NGram, TransformerConfig
+from weft.recipe.config import Noam, Precision, Recipe, SettledRecipe
 from weft.recipe.objective import LabelObjective
 from weft.text.config import BPE, TokenizerConfig, Unigram, WordPiece
 
@@ -24,6 +26,12 @@ EVALUATION_SHARE = 0.1  # of the operations of training, for the evaluations dur
 FEWEST_TOKENS, MOST_TOKENS = 1024, 32768  # of an evaluation: below, the curve is noise; above, it only costs time
 
 CARRIED = 64  # tokens of a row that is continued: about as many as Zaremba et al. 2014 and Merity et al. 2018 have
+
+FASTER = 1.5  # times as fast as fp32 must bf16's products be: a step has more than these, and casts besides
+SMALL = 2e8  # operations of a feed-forward product below which a format changes little
+
+# operations a second by number format, of products (rows, inputs) times (inputs, outputs)
+Measure = Callable[[int, int, int], Mapping[str, float]]
 
 # what matters for n-grams, which are counted; the other settings get values too, but nobody needs to see them
 COUNTING = ("tokenizer", "tokenizer.vocab_size", "steps", "batch.length", "model.vocab_size")
@@ -86,8 +94,13 @@ def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[
 # ---- once it is tokens
 
 
-def settle(recipe: Recipe, facts: Facts, device: str = "cpu") -> tuple[SettledRecipe, list[Choice]]:
-    """A recipe that has its tokenizer with nothing left open, and what was chosen. `device` is "cpu" or "cuda"."""
+def settle(
+    recipe: Recipe, facts: Facts, device: str = "cpu", measure: Measure | None = None
+) -> tuple[SettledRecipe, list[Choice]]:
+    """A recipe that has its tokenizer with nothing left open, and what was chosen. `device` is "cpu" or "cuda".
+
+    A processor is measured for its number format; without `measure` that is fp32, which all of them multiply well.
+    """
     chosen, gpu = _Choices(recipe), device == "cuda"
     if isinstance(recipe.model, NGram):
         chosen.open("steps", 1, "n-grams are counted in one pass")
@@ -101,6 +114,7 @@ def settle(recipe: Recipe, facts: Facts, device: str = "cpu") -> tuple[SettledRe
         _batch(chosen, scale)
         _steps(chosen, scale)
     _rates(chosen, scale)
+    _precision(chosen, gpu, measure)
     _intervals(chosen, gpu)
     _evaluations(chosen, facts, scale)
     _labels(chosen, facts)
@@ -270,9 +284,37 @@ def _rates(chosen: _Choices, scale: _Scale) -> None:
     chosen.open("schedule.warmup", min(2000, max(1, steps // 20)), "a twentieth of the steps")
 
 
+def _precision(chosen: _Choices, gpu: bool, measure: Measure | None) -> None:
+    model, batch = chosen.recipe.model, chosen.tree["batch"]
+    if chosen.recipe.precision is not None:
+        return
+    if gpu or measure is None:
+        chosen.open("precision", "bf16" if gpu else "fp32", "what this kind of device does well")
+        return
+    if not isinstance(model, TransformerConfig):
+        chosen.open("precision", "fp32", "a processor gains little by bf16 in this kind of model")
+        return
+    at_once = batch["micro"] if isinstance(batch.get("micro"), int) else batch.get("size", 1)
+    sizes = batch.get("tokens") or at_once * batch["length"], model.d_model, model.feedforward.d_ff
+    if 2 * math.prod(sizes) < SMALL:
+        chosen.open("precision", "fp32", "in products as small as these no other format gains much")
+        return
+    chosen.open("precision", *faster_format(measure(*sizes)))
+
+
+def faster_format(rates: Mapping[str, float]) -> tuple[Precision, str]:
+    """bf16 where a processor multiplies it clearly faster than fp32, else fp32; and why. `rates` as of `Measure`."""
+    fp32, bf16 = rates["fp32"], rates["bf16"]
+    speeds = f"({bf16 / 1e9:,.3g} against {fp32 / 1e9:,.3g} GFLOP/s)"
+    if bf16 >= FASTER * fp32:
+        return "bf16", f"this processor multiplies it {bf16 / fp32:.1f} times as fast as fp32 {speeds}"
+    if bf16 > fp32:
+        return "fp32", f"this processor multiplies bf16 hardly faster {speeds}"
+    return "fp32", f"this processor multiplies bf16 no faster {speeds}"
+
+
 def _intervals(chosen: _Choices, gpu: bool) -> None:
     steps = chosen.tree["steps"]
-    chosen.open("precision", "bf16" if gpu else "fp32", "what this kind of device does well")
     chosen.open("compile", gpu and steps >= 500, "compiling takes a minute and pays off in a long GPU run")
     chosen.open("log.every", max(1, min(10, steps // 20)), "a smooth curve")
 

@@ -9,7 +9,6 @@ narrowing then need no pass of their own. The gradients of the weights, sums ove
 """
 
 import os
-import platform
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,10 +19,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.errors import ConfigError
+from weft.machine import products
 from weft.nn.block import Block
 from weft.nn.linear import Linear
 from weft.recipe.config import Precision
 
+TYPICAL = (512, 512, 2048)  # tokens, d_model and d_ff of a product by which a processor is judged
+SLOWER = 2.0  # times as slow as fp32 is a format that nobody wants without knowing
 NARROW: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
@@ -89,19 +91,13 @@ def slow_precision(precision: Precision, device: torch.device) -> str | None:
     """A line of warning where a precision works but is far slower than another, or the same, else None."""
     if precision == "tf32" and device.type == "cpu":
         return "precision = tf32: a processor has no such products, and forms them in fp32"
-    if precision not in ("bf16", "fp16") or device.type != "cpu" or _multiplies(NARROW[precision]):
+    if precision not in ("bf16", "fp16") or device.type != "cpu":
         return None
-    return f"precision = {precision}: this processor has no {precision} products, so it is many times slower than fp32"
-
-
-def _multiplies(dtype: torch.dtype) -> bool:
-    """Whether the processor's library has fast products of a narrow type."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    arm = platform.machine().lower() in ("aarch64", "arm64")  # torch claims fp16 there, and doesn't use it
-    return not arm and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    rates = products(*TYPICAL, ("fp32", precision))
+    times = rates["fp32"] / max(1.0, rates[precision])
+    if times < SLOWER:
+        return None
+    return f"precision = {precision}: this processor multiplies it {times:,.0f} times as slowly as fp32"
 
 
 # ---- eight bits
