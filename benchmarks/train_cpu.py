@@ -1,15 +1,20 @@
 """Training steps on the processor beside transformers' GPT-2: the same shapes, the same tokens, the same optimizer.
 
-    python benchmarks/train_cpu.py [--only 1 2 3] [--rounds 5] [--threads 1] [--profile]
+    python benchmarks/train_cpu.py [--only 1 2 3] [--precision fp32 bf16] [--rounds 5] [--threads 1] [--profile]
+    python benchmarks/train_cpu.py --loss [--seeds 3] [--steps 200] [--width 128]
 
-A step is forward, backward, clipping to norm 1 and AdamW, in fp32 and eager. weft's is the step of its trainer.
-Both models run in the same process, turn by turn, so that whatever else the machine does falls on both; the ratio is
-that of the medians.
+A step is forward, backward, clipping to norm 1 and AdamW, eager. weft's is the step of its trainer; transformers' runs
+under torch's autocast in bf16. All models run in the same process, turn by turn, so that whatever else the machine does
+falls on all of them; ratios are those of the medians.
+
+--loss trains the recipe's GPT on the built-in Python text in fp32 and in bf16, with the same seeds, and prints the
+validation losses, whose differences between formats stand beside those between seeds.
 """
 
 import argparse
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -17,39 +22,50 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
+import weft
 from weft.data.batch import Batch
 from weft.models.build import build
 from weft.models.presets import gpt
 from weft.objectives.words import word_loss
 from weft.parallel.passes import Parallel
-from weft.recipe.config import AdamW
+from weft.recipe.config import AdamW, Precision
 from weft.recipe.objective import NextToken
 from weft.training import optimizer
+from weft.training.precision import arithmetic, autocast
 from weft.training.step import OptimisationStep
 
 # layers, heads, d_model, length, rows, words; the first two are nanoGPT's character models for a processor and a GPU
 SHAPES = [(4, 4, 128, 64, 12, 65), (6, 6, 384, 256, 8, 65), (4, 12, 768, 256, 4, 8192)]
 LR = 1e-3
+CPU = torch.device("cpu")
 
 
-def ours(layers: int, heads: int, d_model: int, length: int, vocab_size: int) -> Callable[[Batch], float]:
+def ours(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], float]:
     """A step of weft's trainer."""
+    layers, heads, d_model, length, _, vocab_size = shape
     model = build(gpt(layers, d_model, heads, length, vocab_size)).train()
     settings = NextToken()
     step = OptimisationStep(
         Parallel(model),
         optimizer.build(AdamW(), model),
         lambda model, batch: word_loss(settings, model, batch),
-        torch.device("cpu"),
+        CPU,
+        precision,
         clip=1.0,
     )
-    return lambda batch: float(step([batch], LR).loss)
+
+    def run(batch: Batch) -> float:
+        with arithmetic(precision, deterministic=False):  # weft's own switches, as around its loop
+            return float(step([batch], LR).loss)
+
+    return run
 
 
-def theirs(layers: int, heads: int, d_model: int, length: int, vocab_size: int) -> Callable[[Batch], float]:
+def theirs(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], float]:
     """The same step with transformers' GPT-2 on scaled_dot_product_attention, as its users write it."""
     import transformers
 
+    layers, heads, d_model, length, _, vocab_size = shape
     settings = transformers.GPT2Config(
         vocab_size=vocab_size,
         n_positions=length,
@@ -66,7 +82,8 @@ def theirs(layers: int, heads: int, d_model: int, length: int, vocab_size: int) 
 
     def step(batch: Batch) -> float:
         # transformers shifts the labels itself: it is given the row that holds both tokens and targets
-        loss = model(input_ids=batch.tokens, labels=batch.tokens).loss
+        with autocast(precision, CPU):
+            loss = model(input_ids=batch.tokens, labels=batch.tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -76,15 +93,22 @@ def theirs(layers: int, heads: int, d_model: int, length: int, vocab_size: int) 
     return step
 
 
-def compare(shape: tuple[int, ...], rounds: int, steps: int) -> None:
-    """Median seconds a step of both, and the ratio."""
-    layers, heads, d_model, length, rows, vocab_size = shape
+def example(shape: tuple[int, ...]) -> Batch:
+    """Random tokens, and each one's next."""
     torch.manual_seed(0)
-    row = torch.randint(vocab_size, (rows, length + 1))
-    batch = Batch(row[:, :-1].contiguous(), row[:, 1:].contiguous())
-    runs = {"weft": ours(layers, heads, d_model, length, vocab_size)}
-    runs["transformers"] = theirs(layers, heads, d_model, length, vocab_size)
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    row = torch.randint(shape[5], (shape[4], shape[3] + 1))
+    return Batch(row[:, :-1].contiguous(), row[:, 1:].contiguous())
+
+
+def compare(shape: tuple[int, ...], precisions: list[Precision], rounds: int, steps: int) -> None:
+    """Median seconds a step of each, and the ratios."""
+    layers, _, d_model, length, rows, vocab_size = shape
+    batch = example(shape)
+    runs = {}
+    for precision in precisions:
+        runs["weft", precision] = ours(shape, precision)
+        runs["transformers", precision] = theirs(shape, precision)
+    times: dict[tuple[str, Precision], list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, step in runs.items():
             start = time.perf_counter()
@@ -92,20 +116,20 @@ def compare(shape: tuple[int, ...], rounds: int, steps: int) -> None:
                 step(batch)
             if turn:  # the first turn warms up
                 times[name].append((time.perf_counter() - start) / steps)
-    mine, other = (statistics.median(times[name]) for name in ("weft", "transformers"))
-    name = f"{layers} layers, d {d_model}, T {length}, B {rows}, V {vocab_size}"
-    speeds = f"weft {1e3 * mine:8.1f} ms {rows * length / mine:8,.0f} tok/s"
-    print(f"{name:42} {speeds}   transformers {1e3 * other:8.1f} ms   ratio {other / mine:.2f}", flush=True)
+    median = {name: statistics.median(taken) for name, taken in times.items()}
+    print(f"{layers} layers, d {d_model}, T {length}, B {rows}, V {vocab_size}", flush=True)
+    for precision in precisions:
+        mine, other = median["weft", precision], median["transformers", precision]
+        speeds = f"weft {1e3 * mine:8.1f} ms {rows * length / mine:8,.0f} tok/s"
+        line = f"  {precision}  {speeds}   transformers {1e3 * other:8.1f} ms   ratio {other / mine:.2f}"
+        if precision != precisions[0]:
+            line += f"   {median['weft', precisions[0]] / mine:.2f} times weft's {precisions[0]}"
+        print(line, flush=True)
 
 
-def profile(shape: tuple[int, ...], steps: int) -> None:
+def profile(shape: tuple[int, ...], precision: Precision, steps: int) -> None:
     """Where weft's step spends its time."""
-    layers, heads, d_model, length, rows, vocab_size = shape
-    row = torch.randint(vocab_size, (rows, length + 1))
-    batch, step = (
-        Batch(row[:, :-1].contiguous(), row[:, 1:].contiguous()),
-        ours(layers, heads, d_model, length, vocab_size),
-    )
+    batch, step = example(shape), ours(shape, precision)
     for _ in range(3):
         step(batch)
     with torch.profiler.profile() as watched:
@@ -114,17 +138,51 @@ def profile(shape: tuple[int, ...], steps: int) -> None:
     print(watched.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=50))
 
 
+def losses(precisions: list[Precision], seeds: int, steps: int, width: int) -> None:
+    """Validation losses of a small GPT in each format over the same seeds."""
+    found: dict[Precision, list[float]] = {precision: [] for precision in precisions}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(seeds):
+            for precision in precisions:
+                changes = {"precision": precision, "seed": seed, "steps": steps, "tokenizer": "byte"}
+                changes |= {"model.layers": 2, "model.d_model": width, "model.feedforward.d_ff": 4 * width}
+                changes |= {"model.attention.heads": max(1, width // 32), "batch.size": 8, "batch.length": 64}
+                run = weft.train(
+                    "gpt-tiny",
+                    data="builtin:python",
+                    run=f"{folder}/{precision}-{seed}",
+                    changes=changes,
+                    log=lambda line: None,
+                )
+                found[precision].append(run.evaluate()["loss"])
+                print(f"seed {seed}, {precision}: {found[precision][-1]:.4f}", flush=True)
+    for precision, values in found.items():
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        apart = [mine - first for mine, first in zip(values, found[precisions[0]], strict=True)]
+        print(
+            f"{precision}: mean {statistics.mean(values):.4f}, between seeds ± {spread:.4f}, "
+            f"against {precisions[0]} {statistics.mean(apart):+.4f}"
+        )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help="which shapes")
+    parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=1, help="steps a turn")
+    parser.add_argument("--steps", type=int, help="steps a turn (default 1); with --loss of a run (default 200)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--profile", action="store_true", help="show where weft's time goes instead")
+    parser.add_argument("--loss", action="store_true", help="compare the losses in fp32 and bf16 instead")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--width", type=int, default=128, help="d_model of the model whose losses are compared")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    if given.loss:
+        losses(["fp32", "bf16"], given.seeds, given.steps or 200, given.width)
+        raise SystemExit
     for number in given.only:
         if given.profile:
-            profile(SHAPES[number - 1], given.steps)
+            profile(SHAPES[number - 1], given.precision[0], given.steps or 1)
         else:
-            compare(SHAPES[number - 1], given.rounds, given.steps)
+            compare(SHAPES[number - 1], given.precision, given.rounds, given.steps or 1)

@@ -16,6 +16,7 @@ from weft.training.precision import (
     autocast,
     check_precision,
     quantise,
+    reading,
     slow_precision,
     use_eight_bits,
 )
@@ -165,6 +166,29 @@ def test_switches_are_put_back() -> None:
         assert torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("format", "plain", "used"), [("fp32", True, False), ("fp32", False, True), ("bf16", True, True)]
+)
+def test_a_plain_arm_forms_fp32_without_onednn(
+    format: str, plain: bool, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "_plain_arm", lambda: plain)
+    before = torch.backends.mkldnn.enabled
+    with arithmetic(format, deterministic=False):  # type: ignore[arg-type]
+        assert torch.backends.mkldnn.enabled is (used and before)
+    assert torch.backends.mkldnn.enabled is before
+
+
+def test_a_trained_model_reads_in_fp32_where_its_format_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"fp32": 60e9, "bf16": 0.12e9}
+    monkeypatch.setattr(precision, "products", lambda *given: rates)
+    with reading("bf16", CPU):
+        assert not torch.is_autocast_enabled("cpu")
+    rates["bf16"] = 200e9
+    with reading("bf16", CPU):
+        assert torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize(("format", "short"), [("fp32", False), ("tf32", True)])

@@ -20,7 +20,7 @@ from weft.objectives.next_token import NextToken
 from weft.progress import bar, log_to_stderr
 from weft.runs.folder import RunFolder
 from weft.training.objective import Objective
-from weft.training.precision import autocast
+from weft.training.precision import reading
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Evaluation:
         return self.objective
 
     def _precision(self) -> Any:
-        return autocast(self.own.recipe.precision or "fp32", device_of(self.model))
+        return reading(self.own.recipe.precision or "fp32", device_of(self.model))
 
 
 @contextmanager

@@ -47,7 +47,7 @@ from weft.runs.imported import generation
 from weft.runs.noted import changed_files
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective
-from weft.training.precision import autocast, pick_device
+from weft.training.precision import pick_device, reading
 from weft.training.weights import load_model, written_in
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class Run:
             log_to_stderr(f"weft: {text!r} is scored as a text; evaluate({text!r}) measures the file of that name")
         before, ids = begins(self.config, self.tokenizer), self.tokenizer.encode(text)
         length = context_window(self.model) or self.objective.length
-        with autocast(self.config.precision or "fp32", device_of(self.model)):
+        with reading(self.config.precision or "fp32", device_of(self.model)):
             found = surprisals(self.model, ids, before, length)
         return [Surprisal(spelled(self.tokenizer, id), nats) for id, nats in zip(ids, found, strict=True)]
 

@@ -237,12 +237,14 @@ def _filled(table: Tensor, extra: int, dtype: torch.dtype) -> Tensor:
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total + a · b in fp32, also where a and b are narrower; the total, where there is one, is used up."""
-    if a.is_cuda and a.dtype != torch.float32:
-        product = torch.mm(a, b, out_dtype=torch.float32)
-        return product if total is None else total.add_(product)
-    a, b = a.float(), b.float()
-    return a @ b if total is None else total.addmm_(a, b)
+    """total + a · b in fp32, also where a and b are narrower; the total, where there is one, is used up.
+
+    A processor's narrow products come rounded to their own type, as those of every layer's weights do.
+    """
+    if a.dtype == torch.float32:
+        return a @ b if total is None else total.addmm_(a, b)
+    product = torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.mm(a, b)
+    return product.float() if total is None else total.add_(product)
 
 
 def chunk_rows(features: Tensor, vocab_size: int) -> int:

@@ -9,6 +9,7 @@ narrowing then need no pass of their own. The gradients of the weights, sums ove
 """
 
 import os
+import platform
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.errors import ConfigError
-from weft.machine import products
+from weft.machine import processor, products
 from weft.nn.block import Block
 from weft.nn.linear import Linear
 from weft.recipe.config import Precision
@@ -41,6 +42,12 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return nullcontext()
 
 
+def reading(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which a trained model reads text: that of its training, but fp32 on a processor that multiplies
+    the other far more slowly, as where a run of a GPU is used elsewhere."""
+    return autocast("fp32" if slow_precision(precision, device) else precision, device)
+
+
 @contextmanager
 def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
     """Process-wide switches for the time of a run, put back afterwards.
@@ -50,7 +57,9 @@ def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
     """
     matmul = torch.get_float32_matmul_precision()
     was, short = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
+    onednn: Any = torch.backends.mkldnn.enabled
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.mkldnn.enabled = onednn and not (precision in ("fp32", "tf32") and _plain_arm())
     torch.backends.cudnn.allow_tf32 = precision == "tf32"  # cuDNN uses it for recurrent models by default
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
@@ -63,7 +72,15 @@ def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = short
+        torch.backends.mkldnn.enabled = onednn
         torch.use_deterministic_algorithms(was)
+
+
+def _plain_arm() -> bool:
+    """Whether this is an ARM processor with NEON alone, as Neoverse-N1 is: oneDNN's products in fp32, which torch takes
+    for a third of a step, are a tenth to a third slower there than its BLAS. By what the processor has and not by a
+    measurement: a resumed run must not sum in another order."""
+    return platform.system() == "Linux" and platform.machine() == "aarch64" and "SVE" not in processor()[1]
 
 
 def _attention_kernels(deterministic: bool) -> AbstractContextManager[object]:
