@@ -57,9 +57,10 @@ def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
     """
     matmul = torch.get_float32_matmul_precision()
     was, short = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
-    onednn: Any = torch.backends.mkldnn.enabled
+    mkldnn: Any = torch.backends.mkldnn
+    onednn = mkldnn.enabled
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.mkldnn.enabled = onednn and not (precision in ("fp32", "tf32") and _plain_arm())
+    mkldnn.enabled = onednn and not (precision in ("fp32", "tf32") and _plain_arm())
     torch.backends.cudnn.allow_tf32 = precision == "tf32"  # cuDNN uses it for recurrent models by default
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
@@ -72,7 +73,7 @@ def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = short
-        torch.backends.mkldnn.enabled = onednn
+        mkldnn.enabled = onednn
         torch.use_deterministic_algorithms(was)
 
 
