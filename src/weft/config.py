@@ -27,7 +27,7 @@ Tree = dict[str, Any]
 class Config(BaseModel):
     """The base of every config type: frozen, and unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, defer_build=True)
 
     synonyms: ClassVar[Mapping[str, str]] = {}  # what other programs call a key → its dotted key here
 

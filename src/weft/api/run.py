@@ -46,7 +46,7 @@ from weft.runs.folder import RunFolder, open_run
 from weft.runs.imported import generation
 from weft.runs.noted import changed_files
 from weft.text.tokenizer import Tokenizer
-from weft.training.objective import Objective
+from weft.training.objective import Objective, Tokenizers
 from weft.training.precision import pick_device, reading
 from weft.training.weights import load_model, written_in
 
@@ -212,7 +212,8 @@ class Run:
     @cached_property
     def objective(self) -> Objective[Any]:
         """What the run has learned, with its data."""
-        return objectives.build(self.config, RunFolder(self.path))
+        shared = Tokenizers(self.tokenizer, self.tokenizer) if self.config.source_tokenizer is None else None
+        return objectives.build(self.config, RunFolder(self.path), shared)
 
     def evaluation(
         self, data: Sequence[str] | str | None = None, targets: Sequence[str] = (), encoding: str = "utf-8"

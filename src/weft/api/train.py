@@ -43,7 +43,7 @@ from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.text.training import DEFAULT_SIZE
 from weft.training import schedule, start
 from weft.training.objective import Objective, Tokenizers
-from weft.training.precision import autocast, pick_device
+from weft.training.precision import pick_device, reading
 from weft.training.worker import Worker
 
 
@@ -365,7 +365,7 @@ def _follow(ranks: Ranks) -> Run:
 def finish(recipe: SettledRecipe, folder: RunFolder, objective: Objective[Any], ranks: Ranks = ALONE) -> Run:
     """Evaluate the finished run on everything that was held out, let it write, and put all that into the report."""
     done = load(folder.path, dtype=torch.float32)  # measured as it learned
-    with autocast(recipe.precision, device_of(done.model)):
+    with reading(recipe.precision, device_of(done.model)):
         results = objective.final_evaluation(done.model)
     folder.event("result", **results.metrics, samples=results.samples, table=results.table)
     write_report(folder)

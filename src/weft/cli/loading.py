@@ -1,5 +1,6 @@
 """A sign of life while the heavy libraries are imported, which takes seconds."""
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,14 +8,23 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Show on a terminal that something happens, and leave no trace of it; elsewhere nothing is written."""
-    if "torch" in sys.modules or not sys.stderr.isatty():
+    """Import what a command needs inside: on a terminal something shows that it happens, and leaves no trace.
+
+    What is imported stays for good, so nobody looks for garbage in it, now or later: that took half a second.
+    """
+    if "torch" in sys.modules:
         yield
         return
-    sys.stderr.write("loading torch …")
-    sys.stderr.flush()
+    shown = sys.stderr.isatty()
+    if shown:
+        sys.stderr.write("loading torch …")
+        sys.stderr.flush()
+    gc.disable()
     try:
         yield
     finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        gc.freeze()
+        gc.enable()
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -111,11 +111,11 @@ class Tokenizer:
         """From the content of a tokenizer.json. Without `roles`, customary names such as `<eos>` take theirs."""
         bounds.check(text)
         backend = careful(lambda: tokenizers.Tokenizer.from_str(text))
-        vocab = backend.get_vocab()
-        if not vocab:
+        if not backend.get_vocab_size():
             raise TokenizerError("not a tokenizer: its vocabulary is empty")
         if roles is None:
-            named = {role: next((t for t in tokens if t in vocab), None) for role, tokens in CUSTOMARY.items()}
+            known = backend.token_to_id
+            named = {role: next((t for t in names if known(t) is not None), None) for role, names in CUSTOMARY.items()}
             roles = {role: token for role, token in named.items() if token is not None}
         return careful(lambda: cls(backend, roles, chat_template))
 
@@ -288,7 +288,7 @@ class Tokenizer:
         if self._backend.post_processor is None:
             return (), ()
         try:
-            encoding = self._trusting.encode("a")
+            encoding = self._backend.encode("a")
         except BaseException as error:  # a word tokenizer without unk, which knows no such word
             if not bounds.is_failure(error):
                 raise
