@@ -79,6 +79,23 @@ def _processor() -> Iterator[Row]:
     if not torch.cuda.is_available():
         precision, why = faster_format(rates)
         yield Row("training", f"{precision}: {why}", {"precision": precision, "why": why})
+    yield _decoding()
+
+
+def _decoding() -> Row:
+    """How long a decoding step's product takes by the kernels that each width is written with here."""
+    import torch
+
+    from weft.decode.fast import native
+    from weft.decode.fast.products import KERNELS, SAMPLE, fastest, seconds
+
+    compiled = native.library() is not None
+    widths = {bits: fastest(KERNELS[bits], bits, torch.empty(0, 0)) for bits in KERNELS}
+    times = {bits: seconds(kind, bits) for bits, kind in widths.items()}  # type: ignore[arg-type]
+    how = "by weft's own kernels" if compiled else "by torch's kernels: no C compiler was found"
+    shown = ", ".join(f"{bits} {time * 1e6:.0f} µs" for bits, time in times.items())
+    value = {"compiled": compiled, "seconds": times, "kernels": {bits: kind.__name__ for bits, kind in widths.items()}}
+    return Row("decoding", f"{SAMPLE[0]} × {SAMPLE[1]} weights a token: {shown}, {how}", value)
 
 
 def _rates(rates: Mapping[str, float]) -> str:
@@ -114,7 +131,7 @@ def _packages() -> Iterator[Row]:
         try:
             yield Row(package, f"{version(package)}: {feature}")
         except PackageNotFoundError:
-            yield Row(package, f"missing: {feature} need it; pip install '{extra}'")
+            yield Row(package, f"missing, for {feature}; pip install '{extra}'")
 
 
 def _folders() -> Iterator[Row]:

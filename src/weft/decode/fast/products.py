@@ -24,6 +24,7 @@ from weft.decode.fast.rounding import (
 )
 
 Bits = Literal["bf16", "int8", "int4"]
+SAMPLE = (1024, 768)  # the shape of the matrix that kernels are timed with
 FASTER = 0.8  # of the time that the first one takes: what another has to be below to be taken instead
 
 # ---- two numbers a byte
@@ -327,7 +328,7 @@ def fastest(kinds: tuple[type[Product], ...], bits: Bits, weight: Tensor) -> typ
 def seconds(kind: type[Product], bits: Bits) -> float:
     """How long a decoding step's product of ordinary size takes on this CPU."""
     generator = torch.Generator().manual_seed(0)
-    multiply, x = kind(_sample(bits, 1024, 768)), torch.randn(1, 768, generator=generator)
+    multiply, x = kind(_sample(bits, *SAMPLE)), torch.randn(1, SAMPLE[1], generator=generator)
     best = float("inf")
     for _ in range(8):
         begun = time.perf_counter()
