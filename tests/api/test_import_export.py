@@ -224,6 +224,7 @@ def test_types_on_the_way(dtype: str, folder: Path, tmp_path: Path) -> None:
     assert same_files(tmp_path / "half", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_memory_stays_near_the_size_of_the_weights(tmp_path: Path) -> None:
     """Reading, writing and loading 100 MB of weights takes at most 1.1 × that at any time."""
     script = tmp_path / "measure.py"

@@ -173,6 +173,7 @@ def test_prepared_text_is_trained_on_where_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(trained: Path, tmp_path: Path) -> None:
     """Interrupted in the middle and resumed, a run ends with the very weights of one that never stopped."""
     text = trained.parent / "book.txt"

@@ -199,6 +199,7 @@ def test_a_family_in_other_sizes(name: str) -> None:
         assert abs(products / (2 * multiplied(found)) - 1) < 0.08
 
 
+@pytest.mark.slow
 def test_a_comparison_that_ends_is_not_run_again(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def fed(names: list[str], arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
     return dict(zip(names, arrays, strict=True))
 
 
+@pytest.mark.slow
 def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
     model = made(bert(1, D, HEADS, VOCAB, 32).replace(head=PretrainingHead()))
     export(model, tmp_path / "bert", tokenizer=build_tokenizer(Byte(), []))

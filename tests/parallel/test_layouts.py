@@ -291,7 +291,7 @@ def _twice(ranks: Ranks, folder: Path, axis: str) -> None:
     _resumed(ranks, folder / "cut", {axis: ranks.ranks})
 
 
-@pytest.mark.parametrize(("axis", "count"), [("tensor", 2), ("replicate", 4)])
+@pytest.mark.parametrize(("axis", "count"), [("tensor", 2), pytest.param("replicate", 4, marks=pytest.mark.slow)])
 def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path, axis: str, count: int) -> None:
     assert together(_twice, tmp_path, axis, count=count) == [0] * count
     assert curve(tmp_path / "cut/run") == curve(tmp_path / "whole/run")

@@ -221,6 +221,7 @@ def _evaluate_long(ranks: Ranks, folder: Path) -> None:
     note(folder, ranks, found=found)
 
 
+@pytest.mark.slow
 def test_the_first_may_work_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ENVIRONMENT", {"WEFT_PATIENCE": "1"})
     assert together(_evaluate_long, tmp_path) == [0, 0]
