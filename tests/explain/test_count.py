@@ -64,6 +64,7 @@ heads = st.one_of(
     st.just(config.NextSentenceHead()),
     st.builds(config.ClassificationHead, labels=small, pooler=st.booleans()),
     st.builds(config.TaggingHead, labels=small),
+    st.sampled_from([config.SpanHead(), config.ReplacedHead()]),
     st.just(config.EmbeddingHead()),
 )
 

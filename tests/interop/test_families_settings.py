@@ -28,10 +28,16 @@ KINDS = {
     "gemma": "gemma",
     "bert": "bert-labels",
     "roberta": "roberta-masked",
+    "xlm-roberta": "xlm-roberta",
+    "camembert": "camembert",
     "distilbert": "distilbert-tags",
     "marian": "marian-two-tables",
     "bart": "bart",
+    "mbart": "mbart",
+    "pegasus": "pegasus",
+    "m2m_100": "m2m_100",
     "t5": "t5",
+    "mt5": "mt5",
 }
 DEEP: Any = []
 for _ in range(3000):

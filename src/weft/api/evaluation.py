@@ -86,6 +86,7 @@ class Evaluation:
 @contextmanager
 def evaluation_on(own: Objective[Any], model: LanguageModel, given: Mapping[str, Any] | None) -> Iterator[Evaluation]:
     """An evaluation on what a run held out, or on the data that is `given`, as settings, and read whole."""
+    own.settings.check(own.recipe.model)
     if given is None:
         if not own.recipe.data.parts or not own.holds_out:
             raise DataError(f"{own.folder.path}: this run held out nothing; name what to evaluate on with --data")

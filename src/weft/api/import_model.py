@@ -83,7 +83,8 @@ def _objective(bundle: ModelBundle) -> dict[str, Any]:
     if getattr(head, "labels", None) == 1:
         return {"kind": "regress"}
     kinds = (kind for kind, its in OBJECTIVES.items() if "encoder" in its.kinds and head.kind == its.heads[0])
-    objective: dict[str, Any] = {"kind": next(kinds, "next-token")}
+    # what no objective teaches (answers in a text, replaced tokens) leaves an encoder, which embeds texts
+    objective: dict[str, Any] = {"kind": next(kinds, "contrastive")}
     if bundle.labels is not None and objective["kind"] in ("classify", "tag"):
         objective["labels"] = list(bundle.labels)
     return objective

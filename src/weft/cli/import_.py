@@ -27,11 +27,16 @@ def import_(
     with loading():
         from weft.api.import_model import import_model
     from weft.explain.count import count
+    from weft.recipe.objective import OBJECTIVES
 
     folder, bundle = import_model(source, run, tokenizer=tokenizer)
     assert bundle.tokenizer is not None
     echo(f"{folder.path}: from {bundle.origin}")
     parameters = count(bundle.model).parameters
     echo(f"{parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens, {bundle.model.kind}")
+    head = getattr(bundle.model, "head", None)
+    if head is not None and not any(head.kind in each.heads for each in OBJECTIVES.values()):
+        echo(f"its head of kind '{head.kind}' has no command here: it computes what it did, and exports keep it")
+        echo(f"use       weft embed {folder.path}, or weft train … init={folder.path} for another head")
     if bundle.model.kind == "decoder" and bundle.tokenizer.chat_template is not None:
         echo(f"use       weft chat {folder.path}")

@@ -320,8 +320,14 @@ def _heads(model: Transformer) -> tuple[Part, ...]:
         case heads.Tagger():
             shape = f"{dims('B', 'T', settings.d_model)} → {dims('B', 'T', module.out.out_features)}"
             source = (code(heads.Tagger.forward),)
-            kind = keys(settings, "head.kind", "head.labels")
-            return (Part("tags", "x W + b", shape, size(module), kind, source, box="Tags"),)
+            span = settings.head.kind == "span"
+            kind, name = keys(settings, "head.kind", *([] if span else ["head.labels"])), "ends" if span else "tags"
+            return (Part(name, "x W + b", shape, size(module), kind, source, box=name.capitalize()),)
+        case heads.Detector():
+            shape = f"{dims('B', 'T', settings.d_model)} → {dims('B', 'T')}"
+            source, kind = (code(heads.Detector.forward),), keys(settings, "head.kind", "head.activation")
+            formula = f"{settings.head.activation}(x W_d + b_d) w + b"  # type: ignore[union-attr]
+            return (Part("replaced", formula, shape, size(module), kind, source, box="Replaced?"),)
         case heads.Embedder():
             shape = f"{dims('B', 'T', settings.d_model)} → {dims('B', settings.d_model)}"
             kind = keys(settings, "head.kind", "head.pooling", "head.normalise")

@@ -251,6 +251,10 @@ def _head(model: config.TransformerConfig, T: int) -> list[Component]:
             return [_dense(*([pooler] if head.pooler else []), (D, head.labels, 1))]
         case config.TaggingHead():
             return [_dense((D, head.labels, T))]
+        case config.SpanHead():
+            return [_dense((D, 2, T))]
+        case config.ReplacedHead():
+            return [_dense((D, D, T), (D, 1, T))]
         case _:
             return []
 

@@ -251,8 +251,8 @@ def _their_weights(bundle: ModelBundle, family: Family, kept: Tree) -> dict[str,
     weights |= {copy: weights[original] for copy, original in kept.get("copies", {}).items()}
     if kept:
         weights |= bundle.unused
-    for name, shape in family.zeros(bundle.model).items():
-        weights.setdefault(name, _zeros(shape, next(iter(weights.values()))))
+    for name, make in family.fillers(bundle.model).items():
+        weights.setdefault(name, _alike(make, next(iter(weights.values()))))
     names = kept.get("names", {})
     return {names.get(name, name): make for name, make in weights.items()}
 
@@ -300,8 +300,9 @@ def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _zeros(shape: tuple[int, ...], like: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    return lambda: torch.zeros(shape, dtype=like().dtype)
+def _alike(make: Callable[[], Tensor], other: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A tensor in the dtype of another one."""
+    return lambda: make().to(other().dtype)
 
 
 def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:

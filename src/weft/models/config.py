@@ -63,6 +63,20 @@ class TaggingHead(Config):
     dropout: Probability = 0.1
 
 
+class SpanHead(Config):
+    """Where an answer begins and where it ends: two logits a token (Devlin et al. 2019, §4.2)."""
+
+    kind: Literal["span"] = "span"
+    dropout: Probability = 0.0
+
+
+class ReplacedHead(Config):
+    """Whether a token was replaced: dense, activation, and one logit a token (Clark et al. 2020, §2)."""
+
+    kind: Literal["replaced"] = "replaced"
+    activation: Activation = "gelu"
+
+
 class EmbeddingHead(Config):
     """One vector a sequence, of length 1 if `normalise`."""
 
@@ -72,7 +86,15 @@ class EmbeddingHead(Config):
 
 
 Head = Annotated[
-    LMHead | MaskedLMHead | NextSentenceHead | PretrainingHead | ClassificationHead | TaggingHead | EmbeddingHead,
+    LMHead
+    | MaskedLMHead
+    | NextSentenceHead
+    | PretrainingHead
+    | ClassificationHead
+    | TaggingHead
+    | SpanHead
+    | ReplacedHead
+    | EmbeddingHead,
     Field(discriminator="kind"),
 ]
 

@@ -132,16 +132,30 @@ class PretrainingPair(nn.Module):
 
 
 class Tagger(nn.Module):
-    """One of a few labels for every token."""
+    """One of a few labels for every token; of an answer, whether it begins or ends there."""
 
-    def __init__(self, settings: config.TaggingHead, d_model: int):
+    def __init__(self, d_model: int, labels: int, dropout: float):
         super().__init__()
-        self.dropout = Dropout(settings.dropout)
-        self.out = Linear(d_model, settings.labels)
+        self.dropout = Dropout(dropout)
+        self.out = Linear(d_model, labels)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, labels)."""
         return self.out(self.dropout(features))
+
+
+class Detector(nn.Module):
+    """Whether each token was replaced: a logit above 0 says so."""
+
+    def __init__(self, settings: config.ReplacedHead, d_model: int):
+        super().__init__()
+        self.dense = Linear(d_model, d_model)
+        self.activation = activations[settings.activation]
+        self.out = Linear(d_model, 1)
+
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, time, d_model) → logits (batch, time)."""
+        return self.out(self.activation(self.dense(features))).squeeze(-1)
 
 
 class Embedder(nn.Module):
@@ -171,7 +185,11 @@ def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
         case config.ClassificationHead():
             return Classifier(head, model.d_model)
         case config.TaggingHead():
-            return Tagger(head, model.d_model)
+            return Tagger(model.d_model, head.labels, head.dropout)
+        case config.SpanHead():
+            return Tagger(model.d_model, 2, head.dropout)
+        case config.ReplacedHead():
+            return Detector(head, model.d_model)
         case config.EmbeddingHead():
             return Embedder(head)
         case _:

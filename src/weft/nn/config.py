@@ -94,12 +94,14 @@ class Sinusoidal(PositionConfig):
     `interleaved` is the formula's layout; `halves` puts all sines first with the same wavelengths (Marian);
     `tensor2tensor` puts sines first and stretches the slowest wavelength to exactly 2π · base. Waves of `amplitude` 1
     go with embeddings that are multiplied by √d_model (§3.4); beside others 1/√d_model keeps the same proportion.
+    Positions are counted from `offset`, 2 in fairseq's models.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
     base: PositiveFloat = 10000.0
     amplitude: PositiveFloat = 1.0
+    offset: NonNegativeInt = 0
 
     def check(self, d_model: int, d_head: int) -> None:
         """Sines and cosines come in pairs."""

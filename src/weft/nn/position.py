@@ -97,7 +97,7 @@ class Sinusoidal(Position, settings=config.Sinusoidal):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) plus its waves."""
-        waves = sinusoids(positions, self.d_model, self.settings.layout, self.settings.base)
+        waves = sinusoids(positions + self.settings.offset, self.d_model, self.settings.layout, self.settings.base)
         return x + once((self.settings.amplitude * waves).to(x.dtype))
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
+from weft.interop.bundle import LazyWeights
 from weft.interop.settings import Flat, Settings, Transformer, flat, nested
 from weft.interop.table import Table
-from weft.interop.weight_map import Rule, Shape
+from weft.interop.weight_map import Rule
 
 # the blocks of the Transformer of 2017: biases, a plain feed-forward, LayerNorm after each sublayer
 POST_NORM = {
@@ -40,7 +41,7 @@ class Family:
     by_weights: Mapping[str, Callable[[Collection[str]], bool]] = field(default_factory=dict)
     copies: Callable[[Any], Mapping[str, str]] = lambda model: {}  # tensors that repeat another one
     unused: tuple[str, ...] = ()  # patterns of tensors that weft has no use for
-    zeros: Callable[[Any], Mapping[str, Shape]] = lambda model: {}  # tensors that transformers warns about if missing
+    fillers: Callable[[Any], LazyWeights] = lambda model: {}  # tensors that transformers warns about if missing
     renames: Mapping[str, str] = field(default_factory=dict)  # an old ending of a name → the present one
 
     def read(self, settings: Settings, architecture: str, known: Mapping[str, Any]) -> Transformer:

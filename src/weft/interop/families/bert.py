@@ -1,17 +1,21 @@
 """BERT and its relatives: an encoder with learned positions, post-norm, and one of several heads.
 
 BERT (Devlin et al. 2019) and the many sentence encoders that are BERTs without a head (MiniLM, E5, BGE); RoBERTa
-(Liu et al. 2019), whose positions begin at 2; DistilBERT (Sanh et al. 2019), which has no segments.
+(Liu et al. 2019), whose positions begin at 2, and in other languages XLM-RoBERTa (Conneau et al. 2020) and CamemBERT
+(Martin et al. 2020); DistilBERT (Sanh et al. 2019), which has no segments.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import torch
+
 from weft.config import Tree
+from weft.interop.bundle import LazyWeights
 from weft.interop.families.base import POST_NORM, Family
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Row, Special, Table, activation, number, whole
-from weft.interop.weight_map import Rule, Shape, module, tensor
+from weft.interop.weight_map import Rule, module, tensor
 from weft.models.config import Encoder
 from weft.nn.config import Activation
 
@@ -22,7 +26,7 @@ Heads = Mapping[str, tuple[Rule, ...]]  # by the kind of head
 # ---- weights
 
 
-def _body(base: str) -> tuple[Rule, ...]:
+def body(base: str) -> tuple[Rule, ...]:
     """BERT's and RoBERTa's names below the head."""
     embeddings, layer = f"{base}.embeddings", f"{base}.encoder.layer.{{layer}}"
     return (
@@ -39,7 +43,7 @@ def _body(base: str) -> tuple[Rule, ...]:
     )
 
 
-def _words(head: str, dense: str, norm: str, table: str, bias: str) -> tuple[Rule, ...]:
+def words_head(head: str, dense: str, norm: str, table: str, bias: str) -> tuple[Rule, ...]:
     """The head that predicts masked words."""
     return (
         *module(f"{head}.dense", dense),
@@ -49,31 +53,36 @@ def _words(head: str, dense: str, norm: str, table: str, bias: str) -> tuple[Rul
     )
 
 
-def _pooled(head: str, pooler: str, out: str) -> tuple[Rule, ...]:
+def pooled(head: str, pooler: str, out: str) -> tuple[Rule, ...]:
     """A head that classifies whole texts."""
     return (*module(f"{head}.pooler.dense", pooler), *module(f"{head}.out", out))
 
 
+TAGS = module("output.out", "classifier")
+SPANS = module("output.out", "qa_outputs")
 _BERT_WORDS = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
 _NEXT_SENTENCE = ("bert.pooler.dense", "cls.seq_relationship")
 BERT_HEADS: Heads = {
-    "mlm+nsp": (*_words("output.words", *_BERT_WORDS), *_pooled("output.next_sentence", *_NEXT_SENTENCE)),
-    "mlm": _words("output", *_BERT_WORDS),
-    "nsp": _pooled("output", *_NEXT_SENTENCE),
-    "sequence": _pooled("output", "bert.pooler.dense", "classifier"),
-    "token": module("output.out", "classifier"),
+    "mlm+nsp": (*words_head("output.words", *_BERT_WORDS), *pooled("output.next_sentence", *_NEXT_SENTENCE)),
+    "mlm": words_head("output", *_BERT_WORDS),
+    "nsp": pooled("output", *_NEXT_SENTENCE),
+    "sequence": pooled("output", "bert.pooler.dense", "classifier"),
+    "token": TAGS,
+    "span": SPANS,
     "embedding": (),
 }
 ROBERTA_HEADS: Heads = {
-    "mlm": _words("output", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
-    "sequence": _pooled("output", "classifier.dense", "classifier.out_proj"),
-    "token": module("output.out", "classifier"),
+    "mlm": words_head("output", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+    "sequence": pooled("output", "classifier.dense", "classifier.out_proj"),
+    "token": TAGS,
+    "span": SPANS,
     "embedding": (),
 }
 DISTILBERT_HEADS: Heads = {
-    "mlm": _words("output", "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
-    "sequence": _pooled("output", "pre_classifier", "classifier"),
-    "token": module("output.out", "classifier"),
+    "mlm": words_head("output", "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
+    "sequence": pooled("output", "pre_classifier", "classifier"),
+    "token": TAGS,
+    "span": SPANS,
     "embedding": (),
 }
 # what transformers calls the class of a model with each head; the last is the base model
@@ -83,22 +92,26 @@ CLASSES = {
     "nsp": "ForNextSentencePrediction",
     "sequence": "ForSequenceClassification",
     "token": "ForTokenClassification",
+    "span": "ForQuestionAnswering",
     "embedding": "Model",
 }
 
 
-def _architectures(name: str, heads: Heads) -> dict[str, str]:
+def architectures(name: str, heads: Heads) -> dict[str, str]:
+    """The classes of transformers whose names begin with `name`, with the kind of head that each has."""
     return {name + CLASSES[head]: head for head in heads}
 
 
-def _rules(body: tuple[Rule, ...], heads: Heads, model: Encoder) -> tuple[Rule, ...]:
+def rules(body: tuple[Rule, ...], heads: Heads, model: Encoder) -> tuple[Rule, ...]:
+    """The names of a model's weights: those below the head, and its head's."""
     return (*body, *heads.get(model.head.kind, ()))
 
 
-def _unused_pooler(base: str, model: Encoder) -> dict[str, Shape]:
+def unused_pooler(pooler: str, model: Encoder) -> LazyWeights:
     """A headless BERT has a pooler in transformers, which warns if it is missing though nothing here uses it."""
-    size, pooler = model.d_model, f"{base}.pooler.dense"
-    return {f"{pooler}.weight": (size, size), f"{pooler}.bias": (size,)} if model.head.kind == "embedding" else {}
+    size = model.d_model
+    shapes = {f"{pooler}.weight": (size, size), f"{pooler}.bias": (size,)} if model.head.kind == "embedding" else {}
+    return {name: partial(torch.zeros, shape) for name, shape in shapes.items()}
 
 
 _LAYER = "distilbert.transformer.layer.{layer}"
@@ -118,7 +131,7 @@ DISTILBERT_BODY = (
 # ---- heads
 
 
-def _head(pooler: Activation, dropout: Callable[[Settings, str], float], words: Activation | None = None) -> Special:
+def head(pooler: Activation, dropout: Callable[[Settings, str], float], words: Activation | None = None) -> Special:
     """The settings of each kind of head; `words` is the activation before masked words, None for the blocks' own."""
 
     def read(settings: Settings, model: Flat) -> Flat:
@@ -127,6 +140,10 @@ def _head(pooler: Activation, dropout: Callable[[Settings, str], float], words: 
             return {"head.tied": tied, "head.activation": words or model["feedforward.activation"]}
         if kind in ("nsp", "embedding"):
             return {}
+        if kind == "replaced":
+            return {"head.activation": model["feedforward.activation"]}
+        if kind == "span":
+            return {"head.dropout": dropout(settings, kind)}
         named = settings.get("id2label")
         labels = len(named) if isinstance(named, dict) and named else settings.whole("num_labels", 2)
         found = {"head.labels": labels, "head.dropout": dropout(settings, kind)}
@@ -143,12 +160,16 @@ def _head(pooler: Activation, dropout: Callable[[Settings, str], float], words: 
     return Special(read, write)
 
 
-def _bert_dropout(settings: Settings, kind: str) -> float:
+def bert_dropout(settings: Settings, kind: str) -> float:
+    """Before the outputs of each kind of head."""
+    if kind == "span":
+        return 0.0
     return settings.number("classifier_dropout", settings.number("hidden_dropout_prob", 0.1))
 
 
 def _distilbert_dropout(settings: Settings, kind: str) -> float:
-    return settings.number("seq_classif_dropout", 0.2) if kind == "sequence" else settings.number("dropout", 0.1)
+    own = {"sequence": ("seq_classif_dropout", 0.2), "span": ("qa_dropout", 0.1)}
+    return settings.number(*own.get(kind, ("dropout", 0.1)))
 
 
 # ---- settings
@@ -189,41 +210,48 @@ BERT = Family(
     kind="bert",
     title="BERT",
     model=Encoder,
-    architectures=_architectures("Bert", BERT_HEADS),
-    settings=Table((*BODY, _head("tanh", _bert_dropout)), FIXED, NO_DECODER),
-    rules=partial(_rules, _body("bert"), BERT_HEADS),
+    architectures=architectures("Bert", BERT_HEADS),
+    settings=Table((*BODY, head("tanh", bert_dropout)), FIXED, NO_DECODER),
+    rules=partial(rules, body("bert"), BERT_HEADS),
     prefix="bert.",
     copies=lambda model: {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
     unused=(r"bert\.embeddings\.position_ids", r"bert\.pooler\..*", r"cls\.(seq_relationship|predictions)\..*"),
-    zeros=partial(_unused_pooler, "bert"),
+    fillers=partial(unused_pooler, "bert.pooler.dense"),
     renames=GAMMA_AND_BETA,
 )
 
-ROBERTA = Family(
-    kind="roberta",
-    title="RoBERTa",
-    model=Encoder,
-    architectures=_architectures("Roberta", ROBERTA_HEADS),
-    settings=Table((*BODY, OFFSET, _head("tanh", _bert_dropout, words="gelu")), FIXED, NO_DECODER),
-    rules=partial(_rules, _body("roberta"), ROBERTA_HEADS),
-    prefix="roberta.",
-    copies=lambda model: {
-        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-        "lm_head.decoder.bias": "lm_head.bias",
-    },
-    unused=(r"roberta\.embeddings\.(position_ids|token_type_ids)", r"roberta\.pooler\..*", r"lm_head\..*"),
-    zeros=partial(_unused_pooler, "roberta"),
-    renames=GAMMA_AND_BETA,
-)
+
+def _roberta(kind: str, title: str, name: str) -> Family:
+    return Family(
+        kind=kind,
+        title=title,
+        model=Encoder,
+        architectures=architectures(name, ROBERTA_HEADS),
+        settings=Table((*BODY, OFFSET, head("tanh", bert_dropout, words="gelu")), FIXED, NO_DECODER),
+        rules=partial(rules, body("roberta"), ROBERTA_HEADS),
+        prefix="roberta.",
+        copies=lambda model: {
+            "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+        unused=(r"roberta\.embeddings\.(position_ids|token_type_ids)", r"roberta\.pooler\..*", r"lm_head\..*"),
+        fillers=partial(unused_pooler, "roberta.pooler.dense"),
+        renames=GAMMA_AND_BETA,
+    )
+
+
+ROBERTA = _roberta("roberta", "RoBERTa", "Roberta")
+XLM_ROBERTA = _roberta("xlm-roberta", "XLM-RoBERTa", "XLMRoberta")
+CAMEMBERT = _roberta("camembert", "CamemBERT", "Camembert")
 
 DISTILBERT = Family(
     kind="distilbert",
     title="DistilBERT",
     model=Encoder,
-    architectures=_architectures("DistilBert", DISTILBERT_HEADS),
+    architectures=architectures("DistilBert", DISTILBERT_HEADS),
     settings=Table(
         rows=(
             whole("vocab_size", "vocab_size", 30522),
@@ -236,11 +264,11 @@ DISTILBERT = Family(
             activation("feedforward.activation", "activation", "gelu"),
             number("dropout", "dropout", 0.1),
             number("init.std", "initializer_range", 0.02, written=False),
-            _head("relu", _distilbert_dropout),
+            head("relu", _distilbert_dropout),
         ),
         fixed={**FIXED, "norm.eps": 1e-12, "segments": 0},
     ),
-    rules=partial(_rules, DISTILBERT_BODY, DISTILBERT_HEADS),
+    rules=partial(rules, DISTILBERT_BODY, DISTILBERT_HEADS),
     prefix="distilbert.",
     copies=lambda model: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     unused=(r"distilbert\.embeddings\.position_ids", r"vocab_(transform|layer_norm|projector)\..*"),

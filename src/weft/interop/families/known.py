@@ -3,15 +3,19 @@
 from weft.config import Tree
 from weft.errors import InteropError
 from weft.interop.families.base import Family
-from weft.interop.families.bert import BERT, DISTILBERT, ROBERTA
+from weft.interop.families.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from weft.interop.families.gpt2 import GPT2
 from weft.interop.families.llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
-from weft.interop.families.seq2seq import BART, MARIAN, T5
+from weft.interop.families.seq2seq import BART, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
 from weft.interop.settings import shown
 
 FAMILIES: dict[str, Family] = {
     family.kind: family
-    for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, BERT, ROBERTA, DISTILBERT, MARIAN, BART, T5)
+    for family in (
+        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA),
+        *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT),
+        *(MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5),
+    )
 }
 
 

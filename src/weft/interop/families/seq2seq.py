@@ -1,16 +1,23 @@
 """Encoder–decoders.
 
-Marian (Junczys-Dowmunt et al. 2018), BART (Lewis et al. 2020), T5 and T5 v1.1 (Raffel et al. 2020; Shazeer 2020).
+Marian (Junczys-Dowmunt et al. 2018) and BART (Lewis et al. 2020), and with their blocks in pre-norm mBART (Liu et al.
+2020), M2M-100 and NLLB (Fan et al. 2021; Costa-jussà et al. 2022) and PEGASUS (Zhang et al. 2020); T5, T5 v1.1 (Raffel
+et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5 v1.1.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+import torch
 
 from weft.config import Tree
+from weft.interop.bundle import LazyWeights
 from weft.interop.families.base import POST_NORM, Family
 from weft.interop.settings import ACTIVATIONS, THEIR_ACTIVATIONS, Flat, Settings
 from weft.interop.table import Row, Special, Table, activation, constant, flag, follows, number, same, whole
-from weft.interop.weight_map import ONE_ROW, Rule, Shape, module, tensor
+from weft.interop.weight_map import ONE_ROW, Rule, module, tensor
 from weft.models.config import EncoderDecoder
+from weft.nn.position import sinusoids
 
 # ---- Marian and BART
 
@@ -31,6 +38,7 @@ def _layers(side: str) -> tuple[Rule, ...]:
         *module(f"{block}.feedforward_skip.norm", f"{layer}.final_layer_norm"),
         tensor(f"{side}.position.weight", f"model.{side}.embed_positions.weight"),
         *module(f"{side}.embedding_norm", f"model.{side}.layernorm_embedding"),
+        *module(f"{side}.norm", f"model.{side}.layer_norm"),
     )
 
 
@@ -58,9 +66,15 @@ def _copies(model: EncoderDecoder) -> Mapping[str, str]:
     return dict.fromkeys(names, "model.shared.weight")
 
 
-def _no_bias(model: EncoderDecoder) -> dict[str, Shape]:
+def _no_bias(model: EncoderDecoder) -> LazyWeights:
     """transformers always adds a bias to the logits, and misses it in a file that has none."""
-    return {} if model.head.bias else {"final_logits_bias": (1, model.vocab_size)}
+    return {} if model.head.bias else {"final_logits_bias": partial(torch.zeros, 1, model.vocab_size)}
+
+
+def _waves(model: EncoderDecoder) -> LazyWeights:
+    """transformers misses the sinusoids in a file that has none, though it computes them anew."""
+    made = partial(sinusoids, torch.arange(model.context), model.d_model, "halves")
+    return dict.fromkeys((f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")), made)
 
 
 def _has(name: str) -> Callable[[Collection[str]], bool]:
@@ -87,6 +101,7 @@ SHARED: tuple[Row, ...] = (
     number("init.std", "init_std", 0.02, written=False),
 )
 NORM_AFTER = {"normalize_before": False, "add_final_layer_norm": False}
+NORM_BEFORE = {"normalize_before": True, "add_final_layer_norm": True}
 
 
 def _read_tables(settings: Settings, model: Flat) -> Flat:
@@ -103,6 +118,11 @@ def _write_tables(model: Flat) -> Tree:
         return {"share_encoder_decoder_embeddings": True}
     sizes = {"vocab_size": source, "decoder_vocab_size": model["vocab_size"]}
     return {"share_encoder_decoder_embeddings": False, **sizes}
+
+
+PRE_NORM = {**POST_NORM, "placement": "pre"}
+BIASED = {"head.bias": _has("final_logits_bias")}
+WAVES = (r"model\.(encoder|decoder)\.embed_positions\.weights?",)  # sinusoids, which weft computes
 
 
 MARIAN = Family(
@@ -122,10 +142,10 @@ MARIAN = Family(
         only={**NORM_AFTER, "static_position_embeddings": True, "normalize_embedding": False},
     ),
     rules=_rules,
-    by_weights={"head.bias": _has("final_logits_bias")},
+    by_weights=BIASED,
     copies=_copies,
-    unused=(r"model\.(encoder|decoder)\.embed_positions\.weight",),  # sinusoids, which weft computes
-    zeros=_no_bias,
+    unused=WAVES,
+    fillers=_no_bias,
 )
 
 BART = Family(
@@ -140,9 +160,68 @@ BART = Family(
     ),
     rules=_rules,
     prefix="model.",
-    by_weights={"head.bias": _has("final_logits_bias")},
+    by_weights=BIASED,
     copies=_copies,
-    zeros=_no_bias,
+    fillers=_no_bias,
+)
+
+MBART = Family(
+    kind="mbart",
+    title="mBART",
+    model=EncoderDecoder,
+    architectures={"MBartForConditionalGeneration": "lm", "MBartModel": "lm"},
+    settings=Table(
+        rows=SHARED,
+        fixed={**PRE_NORM, "position.kind": "learned", "position.offset": 2, "embedding_norm": True},
+        only={**NORM_BEFORE, "normalize_embedding": True},
+    ),
+    rules=_rules,
+    prefix="model.",
+    by_weights=BIASED,
+    copies=_copies,
+    fillers=_no_bias,
+)
+
+PEGASUS = Family(
+    kind="pegasus",
+    title="PEGASUS",
+    model=EncoderDecoder,
+    architectures={"PegasusForConditionalGeneration": "lm", "PegasusModel": "lm"},
+    settings=Table(
+        rows=SHARED,
+        fixed={**PRE_NORM, "position.kind": "sinusoidal", "position.layout": "halves", "embedding_norm": False},
+        only={**NORM_BEFORE, "static_position_embeddings": True, "normalize_embedding": False},
+    ),
+    rules=_rules,
+    prefix="model.",
+    by_weights=BIASED,
+    copies=_copies,
+    unused=WAVES,
+    fillers=lambda model: {**_no_bias(model), **_waves(model)},
+)
+
+M2M100 = Family(
+    kind="m2m_100",
+    title="M2M-100",
+    model=EncoderDecoder,
+    architectures={"M2M100ForConditionalGeneration": "lm", "M2M100Model": "lm"},
+    settings=Table(
+        # positions are counted from the one after the pad token's id
+        rows=(
+            *SHARED,
+            Special(
+                lambda settings, model: {"position.offset": settings.whole("pad_token_id", 1) + 1},
+                lambda model: {"pad_token_id": max(1, model.get("position.offset", 0) - 1)},
+            ),
+        ),
+        fixed={**PRE_NORM, "position.kind": "sinusoidal", "position.layout": "tensor2tensor", "embedding_norm": False},
+        only=NORM_BEFORE,
+        defaults={"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1},
+    ),
+    rules=_rules,
+    prefix="model.",
+    copies=_copies,
+    unused=WAVES,
 )
 
 
@@ -201,41 +280,45 @@ def _read_scale(settings: Settings, model: Flat) -> Flat:
     return {"head.scale": model["d_model"] ** -0.5 if scaled else None}
 
 
-T5_SETTINGS = Table(
-    rows=(
-        whole("vocab_size", "vocab_size"),
-        whole("context", "n_positions", 512),
-        whole("encoder_layers", "num_layers"),
-        whole("layers", "num_decoder_layers", lambda model: model["encoder_layers"]),
-        whole("d_model", "d_model"),
-        whole("attention.heads", "num_heads"),
-        whole("attention.d_head", "d_kv", 64),
-        whole("feedforward.d_ff", "d_ff"),
-        Special(_read_feedforward, _write_feedforward),
-        number("norm.eps", "layer_norm_epsilon", 1e-6),
-        number("dropout", "dropout_rate", 0.1),
-        follows("attention.dropout", "dropout"),
-        follows("feedforward.dropout", "dropout"),
-        constant("is_encoder_decoder", True),
-        Special(_read_scale, lambda model: {"tie_word_embeddings": model["head.scale"] is not None}),
-        whole("position.buckets", "relative_attention_num_buckets", 32),
-        whole("position.max_distance", "relative_attention_max_distance", 128),
-    ),
-    fixed={"attention.scale": 1.0, "norm.kind": "rms", "position.kind": "t5", "init.kind": "xavier"},
+T5_ROWS: tuple[Row, ...] = (
+    whole("vocab_size", "vocab_size"),
+    whole("context", "n_positions", 512),
+    whole("encoder_layers", "num_layers"),
+    whole("layers", "num_decoder_layers", lambda model: model["encoder_layers"]),
+    whole("d_model", "d_model"),
+    whole("attention.heads", "num_heads"),
+    whole("attention.d_head", "d_kv", 64),
+    whole("feedforward.d_ff", "d_ff"),
+    Special(_read_feedforward, _write_feedforward),
+    number("norm.eps", "layer_norm_epsilon", 1e-6),
+    number("dropout", "dropout_rate", 0.1),
+    follows("attention.dropout", "dropout"),
+    follows("feedforward.dropout", "dropout"),
+    constant("is_encoder_decoder", True),
+    whole("position.buckets", "relative_attention_num_buckets", 32),
+    whole("position.max_distance", "relative_attention_max_distance", 128),
 )
+SCALE = Special(_read_scale, lambda model: {"tie_word_embeddings": model["head.scale"] is not None})
+T5_FIXED = {"attention.scale": 1.0, "norm.kind": "rms", "position.kind": "t5", "init.kind": "xavier"}
 
-T5 = Family(
-    kind="t5",
-    title="T5",
-    model=EncoderDecoder,
-    architectures={"T5ForConditionalGeneration": "lm"},
-    settings=T5_SETTINGS,
-    rules=lambda model: T5_RULES,
-    # not in config.json: tied, unless an output table is stored that differs from the embeddings
-    by_weights={"head.tied": lambda names: True},
-    copies=lambda model: dict.fromkeys(
-        ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
-    ),
-    # the first T5 files hold a table for the cross-attention as well, which nothing reads
-    unused=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-)
+
+def _t5(kind: str, title: str, name: str, settings: Table) -> Family:
+    return Family(
+        kind=kind,
+        title=title,
+        model=EncoderDecoder,
+        architectures={f"{name}ForConditionalGeneration": "lm"},
+        settings=settings,
+        rules=lambda model: T5_RULES,
+        # not in config.json: tied, unless an output table is stored that differs from the embeddings
+        by_weights={"head.tied": lambda names: True},
+        copies=lambda model: dict.fromkeys(
+            ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
+        ),
+        # the first T5 files hold a table for the cross-attention as well, which nothing reads
+        unused=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    )
+
+
+T5 = _t5("t5", "T5", "T5", Table((*T5_ROWS, SCALE), T5_FIXED))
+MT5 = _t5("mt5", "mT5", "MT5", Table(T5_ROWS, T5_FIXED, defaults={"feed_forward_proj": "gated-gelu"}))
