@@ -51,6 +51,7 @@ positions = st.one_of(
     st.builds(parts.Learned, offset=st.integers(0, 3)),
     st.builds(parts.Relative, max_distance=small),
     st.builds(parts.T5Bias, buckets=st.sampled_from([4, 8])),
+    st.builds(parts.LearnedT5, offset=st.integers(0, 3), buckets=st.just(4)),
 )
 feedforwards = st.one_of(
     st.builds(parts.Plain, d_ff=st.integers(1, 9), bias=st.booleans()),
@@ -95,7 +96,15 @@ def transformers(draw: st.DrawFn) -> Any:
         case "decoder":
             return config.Decoder(**shared, head=draw(word_heads))
         case "encoder":
-            return config.Encoder(**shared, segments=draw(st.integers(0, 2)), head=draw(heads))
+            head = draw(heads)
+            divisors = [each for each in (1, 2, 3) if shared["layers"] % each == 0]
+            return config.Encoder(
+                **shared,
+                segments=draw(st.integers(0, 2)),
+                head=head,
+                d_embedding=draw(st.sampled_from([None, 4, 8])) if head.kind != "lm" else None,
+                distinct_layers=draw(st.none() | st.sampled_from(divisors)),
+            )
         case _:
             return config.EncoderDecoder(
                 **shared,

@@ -72,6 +72,9 @@ BERT = {
     "max_position_embeddings": 32,
 }
 ROBERTA = {**BERT, "max_position_embeddings": 34, "type_vocab_size": 1}
+ELECTRA = {**BERT, "embedding_size": 20}
+ALBERT = {**ELECTRA, "num_hidden_layers": 4}
+MPNET = {**BERT, "max_position_embeddings": 34}
 DISTIL = {"vocab_size": V, "dim": D, "n_layers": 2, "n_heads": H, "hidden_dim": F, "max_position_embeddings": 32}
 PAIRS = {
     "vocab_size": V,
@@ -141,6 +144,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-headless": ("RobertaModel", ROBERTA),
     "xlm-roberta": ("XLMRobertaForMaskedLM", ROBERTA),
     "camembert": ("CamembertForTokenClassification", ROBERTA),
+    "electra": ("ElectraForPreTraining", ELECTRA),
+    "electra-generator": ("ElectraForMaskedLM", ELECTRA),
+    "electra-wide": ("ElectraForMaskedLM", {**ELECTRA, "embedding_size": D}),
+    "electra-labels": ("ElectraForSequenceClassification", ELECTRA),
+    "electra-answers": ("ElectraForQuestionAnswering", ELECTRA),
+    "electra-headless": ("ElectraModel", ELECTRA),
+    "albert": ("AlbertForMaskedLM", ALBERT),
+    "albert-pretraining": ("AlbertForPreTraining", ALBERT),
+    "albert-groups": ("AlbertForTokenClassification", {**ALBERT, "num_hidden_groups": 2}),
+    "albert-labels": ("AlbertForSequenceClassification", ALBERT),
+    "albert-headless": ("AlbertModel", {**ALBERT, "embedding_size": D}),
+    "mpnet": ("MPNetForMaskedLM", MPNET),
+    "mpnet-labels": ("MPNetForSequenceClassification", MPNET),
+    "mpnet-headless": ("MPNetModel", MPNET),
     "distilbert-masked": ("DistilBertForMaskedLM", DISTIL),
     "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
     "distilbert-tags": ("DistilBertForTokenClassification", DISTIL),
@@ -162,9 +179,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 # a family whose models are those of another one is written as that one, unless it was read as itself
 WRITTEN_AS = {
-    "XLMRobertaForMaskedLM": "RobertaForMaskedLM",
-    "CamembertForTokenClassification": "RobertaForTokenClassification",
-    "MT5ForConditionalGeneration": "T5ForConditionalGeneration",
+    "xlm-roberta": "RobertaForMaskedLM",
+    "camembert": "RobertaForTokenClassification",
+    "electra-wide": "BertForMaskedLM",
+    "mt5": "T5ForConditionalGeneration",
 }
 
 
@@ -219,7 +237,7 @@ def difference(ours: nn.Module, other: nn.Module) -> float:
     match config.head.kind:
         case "mlm+nsp":
             words = gap(mine.words * real, answer.prediction_logits * real)
-            return max(words, gap(mine.next_sentence, answer.seq_relationship_logits))
+            return max(words, gap(mine.next_sentence, answer.get("seq_relationship_logits", answer.get("sop_logits"))))
         case "embedding":
             pooled = (answer.last_hidden_state * real).sum(1) / real.sum(1)
             return gap(mine, nn.functional.normalize(pooled, dim=-1))
@@ -284,7 +302,7 @@ def test_in_and_out(case: str, tmp_path: Path, warnings_of_transformers: list[st
     # as if weft had trained it: nothing is known of the folder it came from
     fresh = exported(ModelBundle(bundle.model, bundle.weights, None, "here"), tmp_path / "fresh")
     architecture = json.loads((fresh / "config.json").read_text())["architectures"][0]
-    assert architecture == WRITTEN_AS.get(name, name)
+    assert architecture == WRITTEN_AS.get(case, name)
     warnings_of_transformers.clear()
     again, info = getattr(hf_models, architecture).from_pretrained(fresh, output_loading_info=True)
     assert not any(info.values()), info

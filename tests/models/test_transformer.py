@@ -1,5 +1,6 @@
 """The Transformer in all its mixtures: the step contract, masks, heads, and what it refuses."""
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from weft.config import validate
 from weft.errors import ConfigError, ModelError
+from weft.explain.capture import capture
 from weft.models.build import build as build_model
 from weft.models.config import (
     ClassificationHead,
@@ -19,6 +21,7 @@ from weft.models.config import (
     LMHead,
     MaskedLMHead,
     NextSentenceHead,
+    ReplacedHead,
     TaggingHead,
 )
 from weft.models.presets import bert, gpt, llama, vaswani
@@ -257,3 +260,79 @@ def test_what_cannot_be_read_is_refused_by_value() -> None:
         build(bert(1, 24, 4, VOCAB, 32)).start(1, 8)
     with pytest.raises(ModelError, match="reads a source before it writes"):
         build(vaswani(1, 24, 4, 32, 0.0, vocab_size=VOCAB))(torch.zeros(1, 2, dtype=torch.long))
+
+
+# ---- fewer parameters
+
+
+def _unshared(shared: nn.Module, times: int) -> nn.Module:
+    """The same encoder with a block of its own, and of the same weights, for each layer."""
+    model = build_model(shared.config.replace(distinct_layers=None))
+    weights = {name: value for name, value in shared.state_dict().items() if ".blocks." not in name}
+    for name, value in shared.state_dict().items():
+        if ".blocks." in name:
+            before, block, after = re.fullmatch(r"(.*\.blocks\.)(\d+)(\..*)", name).groups()
+            weights |= {f"{before}{times * int(block) + turn}{after}": value for turn in range(times)}
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def test_layers_that_share_weights_are_the_block_again() -> None:
+    """Logits, gradients (the sum over the layers) and what `capture` sees in each layer."""
+    torch.manual_seed(0)
+    shared = build_model(bert(6, 16, 2, 23, 12).replace(distinct_layers=2, head=MaskedLMHead(), dropout=0.0)).eval()
+    whole, tokens = _unshared(shared, 3), torch.randint(23, (2, 9))
+    assert len(shared.encoder.blocks) == 2
+    names = [f"encoder.{layer}.residual" for layer in range(6)] + ["encoder.4.attention.probabilities"]
+    with capture(shared, *names) as mine, capture(whole, *names) as theirs:
+        first, second = shared(tokens), whole(tokens)
+    assert torch.equal(first, second)
+    assert all(torch.equal(mine[name], theirs[name]) for name in names)
+    first.square().sum().backward()
+    second.square().sum().backward()
+    weights = dict(whole.named_parameters())
+    for name, weight in shared.named_parameters():
+        if ".blocks.1." in name:
+            own = [weights[name.replace(".blocks.1.", f".blocks.{layer}.")].grad for layer in (3, 4, 5)]
+            torch.testing.assert_close(weight.grad, sum(own), rtol=1e-3, atol=1e-4)
+    change = {"encoder.1.residual": lambda x: x * 0}
+    with torch.no_grad(), capture(shared, replace=change), capture(whole, replace=change):
+        assert torch.equal(shared(tokens), whole(tokens))
+
+
+def test_narrow_embeddings_are_projected() -> None:
+    """Tables, norm and logits are d_embedding wide, by hand; the layers are d_model wide."""
+    torch.manual_seed(0)
+    model = build_model(bert(1, 16, 2, 23, 12).replace(d_embedding=6, head=MaskedLMHead())).eval()
+    tokens = torch.randint(23, (2, 9))
+    stack, head = model.encoder, model.output
+    x = model.embedding.weight[tokens] + stack.position.weight[:9] + model.segments.weight[0]
+    x = stack.embedding_norm(x) @ stack.projection.weight.T + stack.projection.bias
+    with capture(model, "encoder.projection") as seen:
+        logits = model(tokens)
+    torch.testing.assert_close(seen["encoder.projection"], x.detach())
+    features = model.features(tokens)
+    small = head.norm(nn.functional.gelu(features @ head.dense.weight.T + head.dense.bias))
+    assert small.shape == (2, 9, 6)
+    torch.testing.assert_close(logits, small @ model.embedding.weight.T + head.bias)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"distinct_layers": 4}, "distinct_layers = 4 does not divide layers = 6"),
+        ({"d_embedding": 5, "position": {"kind": "sinusoidal"}}, "pair sines with cosines, but d_model = 5 is odd"),
+        ({"d_embedding": 4, "head": {"kind": "lm"}}, "a head of kind 'lm' has no layer from d_model to it"),
+    ],
+)
+def test_savings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bert(6, 16, 2, 23, 12).replace(**changes)
+
+
+def test_replaced_tokens_have_a_logit_each() -> None:
+    model = build_model(bert(1, 16, 2, 23, 12).replace(head=ReplacedHead(activation="gelu"))).eval()
+    tokens = torch.randint(23, (2, 9))
+    features, head = model.features(tokens), model.output
+    hidden = nn.functional.gelu(features @ head.dense.weight.T + head.dense.bias)
+    torch.testing.assert_close(model(tokens), (hidden @ head.out.weight.T + head.out.bias)[..., 0])

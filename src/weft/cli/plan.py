@@ -131,7 +131,7 @@ def plan(
         why = f"{RATIO} per parameter, Hoffmann et al. 2022"
     micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else None
     found = None
-    if isinstance(recipe.model, TransformerConfig) and recipe.adapter is None:
+    if isinstance(recipe.model, TransformerConfig) and recipe.model.divisible and recipe.adapter is None:
         job = Job(recipe.model, size, time, named, net, gpus, number, recipe.optimizer.kind)
         if isinstance(recipe.objective, MaskedObjective):
             job = replace(job, predicted=recipe.objective.rate)

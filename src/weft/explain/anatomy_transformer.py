@@ -53,19 +53,24 @@ def _embedding(model: Transformer) -> Part:
     return Part(
         "token embedding",
         f"x = E[token]{scaled}",
-        f"{dims('B', 'T')} → {dims('B', 'T', settings.d_model)}",
+        f"{dims('B', 'T')} → {dims('B', 'T', settings.width)}",
         size(model.embedding),
-        keys(settings, "vocab_size", "d_model", *(["embedding_scale"] if scaled else [])),
+        keys(settings, "vocab_size", *_width(settings), *(["embedding_scale"] if scaled else [])),
         (code(Transformer.embed),),
         box="Token embedding",
-        detail=f"{settings.vocab_size:,} × {settings.d_model}",
+        detail=f"{settings.vocab_size:,} × {settings.width}",
     )
+
+
+def _width(settings: Any) -> list[str]:
+    """The setting that says how wide embeddings are."""
+    return ["d_model" if settings.width == settings.d_model else "d_embedding"]
 
 
 def _segments(model: Transformer) -> tuple[Part, ...]:
     if model.segments is None:
         return ()
-    shape = f"{dims('B', 'T', model.config.d_model)} → the same"
+    shape = f"{dims('B', 'T', model.config.width)} → the same"
     kinds = keys(model.config, "segments")
     return (Part("segments", "x + S[0 or 1]", shape, size(model.segments), kinds, (code(Transformer.embed),)),)
 
@@ -76,11 +81,19 @@ def _stack(settings: Any, stack: Stack, time: str) -> tuple[Part, ...]:
     if (added := _added(settings, stack, time)) is not None:
         parts.append(added)
     if stack.embedding_norm is not None:
-        parts.append(_norm(settings, "embedding norm", stack.embedding_norm, time))
+        made_of = _norm(settings, "embedding norm", stack.embedding_norm, time)
+        parts.append(replace(made_of, shape=f"{dims('B', time, settings.width)} → the same"))
+    if stack.projection is not None:
+        shape, names = (
+            f"{dims('B', time, settings.width)} → {dims('B', time, D)}",
+            keys(settings, "d_embedding", "d_model"),
+        )
+        made = (code(Stack.forward),)
+        parts.append(Part("projection", "x W + b", shape, size(stack.projection), names, made, box="Projection"))
     first: Any = stack.blocks[0]
     parts.append(
         Part(
-            "block",
+            "block" if stack.sharing == 1 else f"block, run {stack.sharing} times in a row",
             "layer by layer, each on what the last one gave",
             f"{dims('B', time, D)} → the same",
             settings=keys(settings, "layers", "placement", *(["residual"] if not settings.residual else [])),
@@ -247,7 +260,7 @@ def _feedforward(settings: BlockConfig, module: Any, time: str) -> Part:
 
 def _added(settings: Any, stack: Stack, time: str) -> Part | None:
     """Positions that are added to the embeddings."""
-    chosen, D = settings.position, settings.d_model
+    chosen, D = settings.position, settings.width
     source: tuple[Code, ...]
     match chosen:
         case Sinusoidal():
@@ -338,16 +351,16 @@ def _heads(model: Transformer) -> tuple[Part, ...]:
 
 
 def _transform(settings: Any, module: heads.MaskedWordHead) -> Part:
-    D, f = settings.d_model, settings.head.activation
+    D, E, f = settings.d_model, settings.width, settings.head.activation
     own = size(module.dense) + size(module.norm)
-    shape, source = f"{dims('B', 'T', D)} → the same", (code(heads.MaskedWordHead.prepare),)
-    kind = keys(settings, "head.kind", "head.activation")
-    return Part("transform", f"norm({f}(x W + b))", shape, own, kind, source, box="Transform", detail=f"{D} → {D}, {f}")
+    shape = f"{dims('B', 'T', D)} → {'the same' if E == D else dims('B', 'T', E)}"
+    kind, source = keys(settings, "head.kind", "head.activation"), (code(heads.MaskedWordHead.prepare),)
+    return Part("transform", f"norm({f}(x W + b))", shape, own, kind, source, box="Transform", detail=f"{D} → {E}, {f}")
 
 
 def _words(model: Transformer, module: heads.Words) -> Part:
     settings: Any = model.config
-    D, V, tied = settings.d_model, settings.vocab_size, module.weight is None
+    D, V, tied = settings.width, settings.vocab_size, module.weight is None
     own = sum(weight.numel() for weight in (module.weight, module.bias) if weight is not None)
     table = "Eᵀ" if tied else "W"
     formula = f"logits = x {table}{with_bias(module.bias is not None)}; p = softmax(logits)"

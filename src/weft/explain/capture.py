@@ -20,22 +20,29 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import ModelError, suggestion
+from weft.models.transformer import Stack
 from weft.nn.block import Block
 
 Change = Callable[[Tensor], Tensor]
 
 
 class Tap(NamedTuple):
-    """A place in a model: what a module is given, or what it gives."""
+    """A place in a model: what a module is given, or what it gives.
+
+    Where layers share a module, it runs `turns` times, and the place is where it runs for the time number `turn`.
+    """
 
     module: nn.Module
     gives: bool
+    turn: int = 0
+    turns: int = 1
 
 
 class Seen(Mapping[str, Tensor]):
@@ -106,20 +113,35 @@ def without_head(*heads: int) -> Change:
 def taps(model: nn.Module) -> dict[str, Tap]:
     """All places that have a name."""
     found: dict[str, Tap] = {}
-    for path, module in model.named_modules():
-        name = path.replace(".blocks.", ".")
+    for name, module, *turn in _named(model):
         if name.endswith(".weights") and isinstance(module, nn.Identity):
             name = f"{name.removesuffix('.weights')}.probabilities"
-        if path:
-            found[name] = Tap(module, gives=True)
+        if name:
+            found[name] = Tap(module, True, *turn)
         if isinstance(module, Block):
-            found[f"{name}.residual"] = Tap(module, gives=True)
+            found[f"{name}.residual"] = Tap(module, True, *turn)
             for attention in ("attention", "cross"):
                 part = getattr(module, attention)
                 if part is not None:
-                    found[f"{name}.{attention}.heads"] = Tap(part.out, gives=False)
-            found[f"{name}.feedforward.hidden"] = Tap(module.feedforward.down, gives=False)
+                    found[f"{name}.{attention}.heads"] = Tap(part.out, False, *turn)
+            found[f"{name}.feedforward.hidden"] = Tap(module.feedforward.down, False, *turn)
     return found
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module, int, int]]:
+    """Every module with its name; what layers share has a name in each of them: which turn of how many it is there."""
+    shared = {f"{path}.blocks.": stack for path, stack in model.named_modules() if isinstance(stack, Stack)}
+    for path, module in model.named_modules():
+        name = path.replace(".blocks.", ".")
+        stack = next((stack for prefix, stack in shared.items() if path.startswith(prefix)), None)
+        if stack is None or stack.sharing == 1:
+            yield name, module, 0, 1
+        elif path.count(".") == 2:  # a block: all that is in it comes with its layers
+            prefix, block = name.rsplit(".", 1)
+            for turn in range(stack.sharing):
+                for inner, part in module.named_modules():
+                    layer = f"{prefix}.{int(block) * stack.sharing + turn}"
+                    yield f"{layer}.{inner}".rstrip("."), part, turn, stack.sharing
 
 
 def matching(pattern: str, places: Mapping[str, Any]) -> list[str]:
@@ -146,13 +168,18 @@ def _pass(x: Tensor, changes: Sequence[Change], keep: list[Tensor] | None, grads
 
 
 def _hook(tap: Tap, through: Change) -> RemovableHandle:
-    """A hook that lets the first tensor of a call pass `through`."""
+    """A hook that lets the first tensor of a call pass `through`, if the call is the place's turn."""
+    calls = count()
 
     def given(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if next(calls) % tap.turns != tap.turn:
+            return None
         x = through(inputs[0])
         return None if x is inputs[0] else (x, *inputs[1:])
 
     def gave(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        if next(calls) % tap.turns != tap.turn:
+            return None
         first = output[0] if isinstance(output, tuple) else output
         x = through(first)
         if x is first:

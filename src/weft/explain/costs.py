@@ -207,8 +207,18 @@ def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
                 LayerCost("decoder layer", model.layers, decoder, kept[below], cache),
             )
         case config.TransformerConfig():
-            each = _more(count(model.replace(layers=2), T), count(model.replace(layers=1), T))
-            return (LayerCost("layer", model.layers, each, kept[0], cache_bytes(model, "bf16") / model.layers),)
+            together = model.sharing  # layers that share their weights are counted as one
+            one, two = (count(_with_blocks(model, blocks), T) for blocks in (1, 2))
+            name, cache = f"{together} layers with one set of weights", cache_bytes(model, "bf16") / model.layers
+            return (
+                LayerCost(
+                    "layer" if together == 1 else name,
+                    model.layers // together,
+                    _more(two, one),
+                    together * kept[0],
+                    together * cache,
+                ),
+            )
         case config.Recurrent() | config.Bahdanau():
             # a Bahdanau model's encoder and decoder have as many layers each
             ways, cache = len(kept) // model.layers, cache_bytes(model, "bf16") / model.layers
@@ -224,6 +234,12 @@ def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
             return tuple(found)
         case _:
             raise ModelError(f"a {type(model).__name__} has no layers to count")
+
+
+def _with_blocks(model: config.TransformerConfig, blocks: int) -> config.TransformerConfig:
+    """The model with so many blocks, each run as often as here."""
+    distinct = {"distinct_layers": blocks} if getattr(model, "distinct_layers", None) is not None else {}
+    return model.replace(layers=blocks * model.sharing, **distinct)
 
 
 def _more(larger: Count, smaller: Count) -> Count:

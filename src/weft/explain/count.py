@@ -117,7 +117,8 @@ def writing_weights(model: Config, vocab_size: int) -> dict[str, int]:
             one = _cells(model.cell, [model.d_model], model.d_model)[1]
         case _:
             return {}
-    return {"layers": model.layers * one, "logits": vocab_size * model.d_model}
+    width: int = getattr(model, "width", model.d_model)
+    return {"layers": model.layers * one, "logits": vocab_size * width}
 
 
 def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
@@ -188,12 +189,13 @@ def block_linears(model: config.TransformerConfig, cross: bool = False) -> list[
 
 
 def _transformer(model: config.TransformerConfig, T: int) -> Count:
-    D, d_head, qk_norm = model.d_model, model.d_head, model.attention.qk_norm
-    embeddings = model.vocab_size * D
+    D, E, d_head, qk_norm = model.d_model, model.width, model.d_head, model.attention.qk_norm
+    embeddings, projection = model.vocab_size * E, 0
     if isinstance(model, config.EncoderDecoder):
-        embeddings += (model.source_vocab_size or 0) * D
+        embeddings += (model.source_vocab_size or 0) * E
     elif isinstance(model, config.Encoder):
-        embeddings += model.segments * D
+        embeddings += model.segments * E
+        projection = E * D if model.d_embedding is not None else 0
 
     linears: list[Linear] = []
     positions = by_position = norms = pairs = 0
@@ -203,19 +205,20 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         keys = _seen(model, causal, T)
         pairs += depth * T * keys + (depth * T * T if cross else 0)
         sublayers = attentions + depth if model.placement != "none" else 0
-        around = int(model.placement == "pre") + int(model.embedding_norm)
-        norms += (sublayers + around) * _norm(model.norm, D)
-        norms += 0 if qk_norm is None else attentions * 2 * _norm(qk_norm, d_head)
+        norms += (sublayers // model.sharing + int(model.placement == "pre")) * _norm(model.norm, D)
+        norms += _norm(model.norm, E) if model.embedding_norm else 0
+        norms += 0 if qk_norm is None else attentions // model.sharing * 2 * _norm(qk_norm, d_head)
         sizes = model.sizes(depth, causal)
-        positions += model.position.parameters(sizes)
+        positions += model.position.parameters(replace(sizes, layers=depth // model.sharing))
         by_position += model.position.flops(sizes, T, keys)
 
     parts = [
         Component("embeddings", embeddings, 0),
         Component("positions", positions, 0),
-        _products("MHA projections", [each for each in linears if not each.name.startswith("feedforward")], T),
+        Component("projection", projection + D if projection else 0, 2 * T * projection),
+        _products(model, "MHA projections", [each for each in linears if not each.name.startswith("feedforward")], T),
         Component("attention", 0, 4 * pairs * model.attention.heads * d_head + by_position, True),
-        _products("FFN", [each for each in linears if each.name.startswith("feedforward")], T),
+        _products(model, "FFN", [each for each in linears if each.name.startswith("feedforward")], T),
         Component("norms", norms, 0),
         *_head(model, T),
     ]
@@ -223,9 +226,9 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
     return Count(tuple(part for part in parts if part.parameters or part.flops), T, note)
 
 
-def _products(name: str, linears: list[Linear], T: int) -> Component:
+def _products(model: config.TransformerConfig, name: str, linears: list[Linear], T: int) -> Component:
     parameters, products = sum(each.parameters for each in linears), sum(each.products for each in linears)
-    return Component(name, parameters, 2 * T * products, True)
+    return Component(name, parameters // model.sharing, 2 * T * products, True)
 
 
 def _seen(model: config.TransformerConfig, causal: bool, T: int) -> int:
@@ -235,16 +238,16 @@ def _seen(model: config.TransformerConfig, causal: bool, T: int) -> int:
 
 
 def _head(model: config.TransformerConfig, T: int) -> list[Component]:
-    D, V, head = model.d_model, model.vocab_size, model.head  # type: ignore[attr-defined]
+    D, E, V, head = model.d_model, model.width, model.vocab_size, model.head  # type: ignore[attr-defined]
     pooler = (D, D, 1)
     match head:
         case config.LMHead():
             return [Component("logits", (0 if head.tied else V * D) + (V if head.bias else 0), 2 * T * D * V)]
         case config.MaskedLMHead() | config.PretrainingHead():
-            words = Component("logits", (0 if head.tied else V * D) + V, 2 * T * D * V)
+            words = Component("logits", (0 if head.tied else V * E) + V, 2 * T * E * V)
             sentence = [pooler, (D, 2, 1)] if isinstance(head, config.PretrainingHead) else []
-            transform = _dense((D, D, T), *sentence)
-            return [replace(transform, parameters=transform.parameters + _norm(model.norm, D)), words]
+            transform = _dense((D, E, T), *sentence)
+            return [replace(transform, parameters=transform.parameters + _norm(model.norm, E)), words]
         case config.NextSentenceHead():
             return [_dense(pooler, (D, 2, 1))]
         case config.ClassificationHead():
@@ -272,12 +275,15 @@ def _dense(*layers: tuple[int, int, int]) -> Component:
 
 
 def layers_linears(model: config.TransformerConfig) -> list[list[Linear]]:
-    """The linear layers of each block, from the source to the logits, by their names in the built model."""
+    """The linear layers of each layer, from the source to the logits, by their names in the built model.
+
+    Layers that share their weights have the same names.
+    """
     return [
-        [replace(each, name=f"{'decoder' if causal else 'encoder'}.blocks.{layer}.{each.name}") for each in linears]
+        [replace(each, name=f"{'decoder' if causal else 'encoder'}.blocks.{block}.{each.name}") for each in linears]
         for depth, causal, cross in stacks(model)
         for linears in [block_linears(model, cross)]
-        for layer in range(depth)
+        for block in (layer // model.sharing for layer in range(depth))
     ]
 
 
@@ -292,12 +298,13 @@ def adapted_linears(model: Config, adapter: LoRA) -> list[Linear]:
 def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
     """The same model, all of it frozen but for the adapter, and the head if the adapter trains it."""
     parameters = sum(linear.adapter(adapter.rank) for linear in adapted_linears(model, adapter))
+    runs: int = getattr(model, "sharing", 1)
     parts = []
     for part in cost.components:
         trained = adapter.head and part.name in ("head", "logits")
         # the scores of attention are a product of two things that both have a gradient
         parts.append(replace(part, trained=trained, backward=2 if trained or part.name == "attention" else 1))
-    added = Component("adapter", parameters, 2 * cost.length * parameters, in_layers=True)
+    added = Component("adapter", parameters, runs * 2 * cost.length * parameters, in_layers=True)
     return replace(cost, components=(*parts, added))
 
 

@@ -26,7 +26,9 @@ def group_of(name: str) -> Group:
     if found := CELL.match(name):
         stack, number = found.groups()
         return Group(f"{'layer' if stack == 'recurrence' else stack}.{number}", "cell")
-    if name.endswith("position.weight"):
+    if ".projection." in name:
+        return Group("", "embedding")
+    if ".position." in name:
         return Group("", "positions")
     if "norm" in name and not name.startswith("output"):
         return Group("", "norms")

@@ -292,7 +292,7 @@ def _ablation_costs(reading: Reading) -> dict[Kind, Table]:
     places = {"decoder": ("decoder.{}.attention.probabilities", len(calls), on)}
     if model.encoder is not None:
         places["cross"] = ("decoder.{}.cross.probabilities", len(calls), on)
-        places["encoder"] = ("encoder.{}.attention.probabilities", len(model.encoder.blocks), again)
+        places["encoder"] = ("encoder.{}.attention.probabilities", len(model.encoder.layers), again)
     at_once = max(1, AT_ONCE // max(ids.shape[1], len(reading.source or ())))
     found: dict[Kind, Table] = {}
     with evaluating(model):

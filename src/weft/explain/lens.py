@@ -156,10 +156,11 @@ def lens(reading: Reading, top: int = 1, places: tuple[int, int] | None = None) 
     name = "encoder" if model.decoder is None else "decoder"
     stack = model.decoder or model.encoder
     assert stack is not None
-    with evaluating(model), capture(model, f"{name}.dropout", f"{name}.*.residual") as seen:
+    below = f"{name}.dropout" if stack.projection is None else f"{name}.projection"
+    with evaluating(model), capture(model, below, f"{name}.*.residual") as seen:
         model.features(reading.tokens, **reading.given)
         # the dropout passes on what the first block reads; while a model is used, it drops nothing
-        streams = [seen[f"{name}.dropout"], *(seen[f"{name}.{n}.residual"] for n in range(len(stack.blocks)))]
+        streams = [seen[below], *(seen[f"{name}.{n}.residual"] for n in range(len(stack.layers)))]
         known = min(tokenizer.vocab_size, model.config.vocab_size)
         final = torch.cat([each[:, :known].argmax(-1) for each in _logits(model, stack, streams[-1][0, start:stop])])
         layers = [_layer(_logits(model, stack, each[0, start:stop]), final, (known, top)) for each in streams]

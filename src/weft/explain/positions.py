@@ -131,7 +131,7 @@ def _chosen(what: Any, length: int, d: int) -> list[tuple[str, Position, Sizes, 
         stack = what.decoder or what.encoder
         assert stack is not None
         settings = what.config
-        sizes = settings.sizes(len(stack.blocks), stack.causal)
+        sizes = settings.sizes(len(stack.layers), stack.causal)
         first: Any = stack.blocks[0]
         if settings.position.bounded and length > settings.context:
             raise ModelError(f"length {length}: the model's positions end at model.context = {settings.context}")

@@ -57,7 +57,7 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     found = safetensors.model_tensors(folder)
     model = family.read(settings, architecture, _known(folder, family, architecture, found))
     _check_problem(settings, model)
-    deepest = max(model.layers, getattr(model, "encoder_layers", None) or 0)
+    deepest = max(model.layers // model.sharing, getattr(model, "encoder_layers", None) or 0)
     if deepest > len(found):  # before that many layers are built
         raise InteropError(f"{settings.where}: {deepest} layers, but the files hold {len(found)} tensors in all")
     model, table, tensors = _match(family, model, found)

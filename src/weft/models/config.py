@@ -118,9 +118,24 @@ class TransformerConfig(Block):
     embedding_norm: bool = False
     init: Init = NormalInit()
 
+    @property
+    def width(self) -> int:
+        """Of the embeddings, and of what is added to them."""
+        return self.d_model
+
+    @property
+    def sharing(self) -> int:
+        """Layers in a row that have the same weights."""
+        return 1
+
+    @property
+    def divisible(self) -> bool:
+        """Whether several processes can divide its weights among them."""
+        return self.sharing == 1 and self.width == self.d_model
+
     def sizes(self, layers: int, causal: bool) -> Sizes:
         """What a position encoding has to know of a stack of so many layers."""
-        return Sizes(self.d_model, self.attention.heads, self.d_head, self.context, causal, layers)
+        return Sizes(self.width, self.attention.heads, self.d_head, self.context, causal, layers)
 
     @property
     def longest(self) -> int | None:
@@ -136,11 +151,38 @@ class Decoder(TransformerConfig):
 
 
 class Encoder(TransformerConfig):
-    """A stack that sees both sides: BERT. `segments` trained vectors distinguish first and second sentence."""
+    """A stack that sees both sides: BERT. `segments` trained vectors distinguish first and second sentence.
+
+    With `d_embedding` the tables of tokens, positions and segments are that wide, and a linear layer makes d_model
+    numbers of each embedding. Of `distinct_layers` blocks each is run layers / distinct_layers times in a row, with the
+    same weights. Both save parameters (Lan et al. 2020, §3.1).
+    """
 
     kind: Literal["encoder"] = "encoder"
     segments: int = Field(default=0, ge=0)
+    d_embedding: PositiveInt | None = None
+    distinct_layers: Layers | None = None
     head: Head = MaskedLMHead()
+
+    @model_validator(mode="after")
+    def _savings(self) -> Self:
+        if self.distinct_layers is not None and self.layers % self.distinct_layers:
+            raise ValueError(f"distinct_layers = {self.distinct_layers} does not divide layers = {self.layers}")
+        if self.d_embedding is not None:
+            self.position.check(self.d_embedding, self.d_head)
+            if self.head.kind == "lm":
+                raise ValueError("d_embedding: a head of kind 'lm' has no layer from d_model to it; 'mlm' has one")
+        return self
+
+    @property
+    def width(self) -> int:
+        """Of the embeddings, and of what is added to them."""
+        return self.d_embedding or self.d_model
+
+    @property
+    def sharing(self) -> int:
+        """Layers in a row that have the same weights."""
+        return self.layers // (self.distinct_layers or self.layers)
 
 
 class EncoderDecoder(TransformerConfig):

@@ -23,11 +23,11 @@ class Pretraining(NamedTuple):
 
 
 class Words(nn.Module):
-    """Features to a word: `prepare`, then a product with a (vocab_size, d_model) table, the embeddings' if tied."""
+    """Features to a word: `prepare`, then a product with a (vocab_size, width) table, the embeddings' if tied."""
 
     def __init__(self, model: config.TransformerConfig, tied: bool, bias: bool):
         super().__init__()
-        self.weight = None if tied else nn.Parameter(torch.empty(model.vocab_size, model.d_model))
+        self.weight = None if tied else nn.Parameter(torch.empty(model.vocab_size, model.width))
         self.bias = nn.Parameter(torch.empty(model.vocab_size)) if bias else None
 
     def reset_parameters(self, init: Initialiser) -> None:
@@ -38,7 +38,7 @@ class Words(nn.Module):
             nn.init.zeros_(self.bias)
 
     def prepare(self, features: Tensor) -> Tensor:
-        """(batch, time, d_model) → the same, ready for the product with the table."""
+        """(batch, time, d_model) → (batch, time, width), ready for the product with the table."""
         return features
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -63,8 +63,8 @@ class MaskedWordHead(Words):
 
     def __init__(self, settings: config.MaskedLMHead | config.PretrainingHead, model: config.TransformerConfig):
         super().__init__(model, settings.tied, bias=True)
-        self.dense = Linear(model.d_model, model.d_model)
-        self.norm = norm.build(model.norm, model.d_model)
+        self.dense = Linear(model.d_model, model.width)
+        self.norm = norm.build(model.norm, model.width)
         self.activation = activations[settings.activation]
 
     def prepare(self, features: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache, Past
 from weft.nn.dropout import Dropout, calls_from, next_call
 from weft.nn.init import Initialiser, reset
-from weft.nn.linear import Embedding
+from weft.nn.linear import Embedding, Linear
 from weft.nn.loss import Readout
 from weft.nn.mask import Mask
 from weft.nn.position import Position
@@ -53,12 +53,20 @@ class Stack(nn.Module):
         self.causal = causal
         self.window = attention.window
         self.position = position.build(settings.position, settings.sizes(layers, causal))
-        self.embedding_norm = norm.build(settings.norm, d_model) if settings.embedding_norm else None
+        self.embedding_norm = norm.build(settings.norm, settings.width) if settings.embedding_norm else None
         self.dropout = Dropout(settings.dropout)
-        self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers))
+        factorised = getattr(settings, "d_embedding", None) is not None
+        self.projection = Linear(settings.width, d_model) if factorised else None
+        self.sharing = settings.sharing
+        self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers // self.sharing))
         self.norm = norm.build(settings.norm, d_model) if settings.placement == "pre" else None
         self.context: Past | None = None  # where processes divide rows: gives the keys and values of whole ones
         self.recompute = False  # keep only the blocks' inputs for the backward pass, and run the blocks again
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The block of each layer, from the lowest up; layers in a row may share one."""
+        return [block for block in self.blocks for _ in range(self.sharing)]
 
     def forward(
         self,
@@ -68,15 +76,16 @@ class Stack(nn.Module):
         cache: Sequence[Past | None] | None = None,
         source: EncodedSource | None = None,
     ) -> Tensor:
-        """x (batch, time, d_model) → (batch, time, d_model); layers also read `cache` and `source`."""
+        """x (batch, time, width) → (batch, time, d_model); layers also read `cache` and `source`."""
         x = self.position.embed(x, positions)
         x = self.dropout(_narrowed(x if self.embedding_norm is None else self.embedding_norm(x)))
+        x = x if self.projection is None else self.projection(x)
         again = self.recompute and torch.is_grad_enabled()
         if again:
             where.prepare()
             if source is not None:
                 source.where.prepare()
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.layers):
             over = None if source is None else (source.cache[layer], source.where)
             given = where, cache[layer] if cache else None, over
             run = _numbered(block) if self.training else block
@@ -116,16 +125,15 @@ class Transformer(LanguageModel):
     def __init__(self, settings: Decoder | Encoder | EncoderDecoder):
         super().__init__()
         self.config = settings
-        d_model = settings.d_model
-        self.embedding = Embedding(settings.vocab_size, d_model)
+        self.embedding = Embedding(settings.vocab_size, settings.width)
         self.source_embedding = self.segments = self.encoder = self.decoder = None
         if isinstance(settings, EncoderDecoder):
             if settings.source_vocab_size is not None:
-                self.source_embedding = Embedding(settings.source_vocab_size, d_model)
+                self.source_embedding = Embedding(settings.source_vocab_size, settings.width)
             self.encoder = Stack(settings, settings.encoder_layers or settings.layers, causal=False, cross=False)
             self.decoder = Stack(settings, settings.layers, causal=True, cross=True)
         elif isinstance(settings, Encoder):
-            self.segments = Embedding(settings.segments, d_model) if settings.segments else None
+            self.segments = Embedding(settings.segments, settings.width) if settings.segments else None
             self.encoder = Stack(settings, settings.layers, causal=False, cross=False)
         else:
             self.decoder = Stack(settings, settings.layers, causal=True, cross=False)
@@ -175,7 +183,7 @@ class Transformer(LanguageModel):
         x = self.embed(tokens, self.embedding, segments)
         keys = _places(tokens) if positions is None else positions
         queries = taken(keys, runs)
-        others = [stack.context] * len(stack.blocks) if runs else None
+        others = [stack.context] * len(stack.layers) if runs else None
         return stack(x, queries, _where(stack, seen, queries, keys, x), others, encoded)
 
     def head(self, features: Tensor, mask: Tensor | None = None) -> Any:
@@ -254,7 +262,7 @@ class Transformer(LanguageModel):
         return source
 
     def embed(self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None = None) -> Tensor:
-        """tokens (batch, time) → (batch, time, d_model), in an encoder with what their segments add."""
+        """tokens (batch, time) → (batch, time, width), in an encoder with what their segments add."""
         check_tokens(tokens, table.num_embeddings)
         x = table(tokens)
         if self.config.embedding_scale:

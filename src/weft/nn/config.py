@@ -45,7 +45,7 @@ Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a position encoding has to know of its stack."""
+    """What a position encoding has to know of its stack; `d_model` is the width of what it adds to, the embeddings."""
 
     d_model: int
     heads: int
@@ -201,6 +201,30 @@ class T5Bias(PositionConfig):
     def parameters(self, sizes: Sizes) -> int:
         """The table."""
         return self.buckets * sizes.heads
+
+
+class LearnedT5(PositionConfig):
+    """A trained vector a position, and a trained number a head for each bucket of distances (Song et al. 2020)."""
+
+    bounded: ClassVar[bool] = True
+    kind: Literal["learned+t5"] = "learned+t5"
+    offset: NonNegativeInt = 0
+    buckets: PositiveInt = 32
+    max_distance: PositiveInt = 128
+
+    @property
+    def added(self) -> Learned:
+        """What the embeddings get."""
+        return Learned(offset=self.offset)
+
+    @property
+    def scored(self) -> T5Bias:
+        """What the scores get."""
+        return T5Bias(buckets=self.buckets, max_distance=self.max_distance)
+
+    def parameters(self, sizes: Sizes) -> int:
+        """Both tables."""
+        return self.added.parameters(sizes) + self.scored.parameters(sizes)
 
 
 class ALiBi(PositionConfig):

@@ -214,6 +214,22 @@ class T5Bias(Position, settings=config.T5Bias):
         return nn.functional.embedding(bucket, self.weight).permute(0, 3, 1, 2)
 
 
+class LearnedT5(Position, settings=config.LearnedT5):
+    """A table of vectors, one a position, and a number for each head and bucket of distances."""
+
+    def __init__(self, settings: config.LearnedT5, sizes: config.Sizes):
+        super().__init__()
+        self.added, self.scored = Learned(settings.added, sizes), T5Bias(settings.scored, sizes)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (batch, time, d_model) plus its rows of the table."""
+        return self.added.embed(x, positions)
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """(batch or 1, heads, time, source time)."""
+        return self.scored.bias(queries, keys)
+
+
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
     """(heads,): a geometric row from 2^(−8/n), n the power of two below `heads`, then every other of the next row."""
     power = 2 ** math.floor(math.log2(heads))

@@ -329,16 +329,16 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
     if model.kind == "ngram":
         yield "parallel: an n-gram model is counted by one process; leave it out"
     elif isinstance(model, TransformerConfig):
-        attention = model.attention
-        for key, heads in (("heads", attention.heads), ("kv_heads", attention.groups)):
+        for key, heads in (("heads", model.attention.heads), ("kv_heads", model.attention.groups)):
             if heads % tensor:
                 yield (
                     f"parallel.tensor = {tensor}: model.attention.{key} = {heads} can't be divided by it; "
                     f"choose one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}"
                 )
-        width = model.feedforward.d_ff
-        if width % tensor:
+        if (width := model.feedforward.d_ff) % tensor:
             yield f"parallel.tensor = {tensor}: model.feedforward.d_ff = {width} can't be divided by it"
+        if not model.divisible:
+            yield "parallel: models with d_embedding or distinct_layers aren't split; use replicas alone"
     elif layout.pipeline > 1 or layout.context > 1:
         axis = "pipeline" if layout.pipeline > 1 else "context"
         yield f"parallel.{axis}: only a Transformer can be divided so, not a '{model.kind}' model"

@@ -88,6 +88,7 @@ DISTILBERT_HEADS: Heads = {
 # what transformers calls the class of a model with each head; the last is the base model
 CLASSES = {
     "mlm+nsp": "ForPreTraining",
+    "replaced": "ForPreTraining",
     "mlm": "ForMaskedLM",
     "nsp": "ForNextSentencePrediction",
     "sequence": "ForSequenceClassification",

@@ -2,10 +2,13 @@
 
 from weft.config import Tree
 from weft.errors import InteropError
+from weft.interop.families.albert import ALBERT
 from weft.interop.families.base import Family
 from weft.interop.families.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
+from weft.interop.families.electra import ELECTRA
 from weft.interop.families.gpt2 import GPT2
 from weft.interop.families.llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
+from weft.interop.families.mpnet import MPNET
 from weft.interop.families.seq2seq import BART, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
 from weft.interop.settings import shown
 
@@ -13,7 +16,7 @@ FAMILIES: dict[str, Family] = {
     family.kind: family
     for family in (
         *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA),
-        *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT),
+        *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET),
         *(MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5),
     )
 }

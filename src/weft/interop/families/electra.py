@@ -1,0 +1,69 @@
+"""ELECTRA (Clark et al. 2020): a discriminator that tells which tokens were replaced, and the generator that does so.
+
+A BERT whose embeddings are narrower than its layers, unless they are as wide.
+"""
+
+from functools import partial
+
+from weft.config import Tree
+from weft.interop.families.base import Family
+from weft.interop.families.bert import (
+    BODY,
+    FIXED,
+    NO_DECODER,
+    SPANS,
+    TAGS,
+    Heads,
+    architectures,
+    bert_dropout,
+    body,
+    head,
+    pooled,
+    rules,
+    words_head,
+)
+from weft.interop.settings import Flat, Settings
+from weft.interop.table import Special, Table
+from weft.interop.weight_map import module
+from weft.models.config import Encoder
+
+_WORDS = ("generator_predictions.dense", "generator_predictions.LayerNorm")
+HEADS: Heads = {
+    "replaced": (
+        *module("output.dense", "discriminator_predictions.dense"),
+        *module("output.out", "discriminator_predictions.dense_prediction"),
+    ),
+    "mlm": words_head("output", *_WORDS, "generator_lm_head", "generator_lm_head.bias"),
+    "sequence": pooled("output", "classifier.dense", "classifier.out_proj"),
+    "token": TAGS,
+    "span": SPANS,
+    "embedding": (),
+}
+
+
+def _read_width(settings: Settings, model: Flat) -> Flat:
+    """A projection stands between embeddings and layers only where their widths differ."""
+    width = settings.whole("embedding_size", 128)
+    return {"d_embedding": None if width == model["d_model"] else width}
+
+
+def _write_width(model: Flat) -> Tree:
+    return {"embedding_size": model.get("d_embedding") or model["d_model"]}
+
+
+ELECTRA = Family(
+    kind="electra",
+    title="ELECTRA",
+    model=Encoder,
+    architectures=architectures("Electra", HEADS),
+    settings=Table(
+        rows=(*BODY, Special(_read_width, _write_width), head("gelu", bert_dropout, words="gelu")),
+        fixed=FIXED,
+        only=NO_DECODER,
+        defaults={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+    ),
+    rules=partial(rules, (*body("electra"), *module("encoder.projection", "electra.embeddings_project")), HEADS),
+    prefix="electra.",
+    copies=lambda model: {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    unused=(r"electra\.embeddings\.position_ids", r"(generator|discriminator)_(predictions|lm_head)\..*"),
+)
