@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from weft.api.import_model import check_empty, recipe_for, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.files import replacing_folder
-from weft.interop import gguf, hf, onnx
+from weft.interop import gguf, hf, onnx, peft
 from weft.interop.bundle import LazyWeights, ModelBundle, lazily
 from weft.progress import warn
 from weft.runs import checkpoint
@@ -17,7 +18,7 @@ from weft.runs.folder import RunFolder, open_run
 from weft.runs.imported import checkpoint_weights, read_run
 from weft.runs.lines import read_lines
 from weft.runs.noted import changed_files
-from weft.training.weights import load_model
+from weft.training.weights import check_base, load_model
 
 
 class ExportFormat(NamedTuple):
@@ -33,9 +34,10 @@ class ExportFormat(NamedTuple):
 def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | None = None) -> str:
     """Write a run's best weights as another program's model; a line that says what was written.
 
-    `to` is one of FORMATS: hf (a folder for transformers), gguf (a file for llama.cpp), onnx (a folder for
-    onnxruntime) or weft (a run of its own, an adapter merged into its base). `dtype` is what the weights are converted
-    to: fp32, fp16 or bf16 for hf; f32, f16, bf16, q8_0, q4_k or q4_0 for gguf. Without it they keep their own.
+    `to` is one of FORMATS: hf (a folder for transformers), peft (a run's adapter alone, for peft), gguf (a file for
+    llama.cpp), onnx (a folder for onnxruntime) or weft (a run of its own); all but peft merge an adapter into its base.
+    `dtype` is what the weights are converted to: fp32, fp16, bf16 for hf; f32, f16, bf16, q8_0, q4_k, q4_0 for gguf.
+    Without it they keep their own.
     """
     if to not in FORMATS:
         raise InteropError(f"--to {to}: no such format; {suggestion(to, FORMATS)}")
@@ -91,6 +93,26 @@ def _onnx(run: RunFolder, target: Path, dtype: str | None) -> str:
     return "ONNX, for onnxruntime"
 
 
+def _peft(run: RunFolder, target: Path, dtype: str | None) -> str:
+    """The adapter alone, beside the names of the model that it was trained for."""
+    recipe = run.recipe()
+    if recipe.adapter is None or recipe.init is None:
+        raise InteropError(f"--to peft: {run.path} has no adapter; --to hf writes the whole model")
+    check_base(run, recipe)
+    path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
+    for line in damage:
+        warn(line)
+    own, base = read_run(run, {}), open_run(recipe.init)
+    notes = read_run(base, {}).notes
+    weights = checkpoint.load_tensors(path / "model.safetensors")
+    adapter = peft.Adapter(recipe.adapter, weights, own.files, own.notes)
+    with replacing_folder(target) as folder:
+        # by the names of the family that the base came from
+        peft.write(folder, replace(own, notes=notes), adapter, notes.get("place") or str(recipe.init))
+        (folder / "README.md").write_text(model_card(recipe, read_lines(run.events)), encoding="utf-8")
+    return "an adapter, for peft"
+
+
 def _weft(run: RunFolder, target: Path, dtype: str | None) -> str:
     """The run's own objective, columns and length go along: it does what it learned."""
     bundle, own = bundle_of(run), run.recipe()
@@ -106,6 +128,7 @@ def _weft(run: RunFolder, target: Path, dtype: str | None) -> str:
 
 FORMATS = {
     "hf": ExportFormat(tuple(hf.TYPES), _hf),
+    "peft": ExportFormat("an adapter keeps its weights as they are", _peft),
     "gguf": ExportFormat(gguf.TYPES, _gguf),
     "onnx": ExportFormat("an ONNX file is written in fp32", _onnx),
     "weft": ExportFormat("a run keeps its weights as they are", _weft),

@@ -1,38 +1,79 @@
 """Models from other programs as runs."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from weft.config import validate
 from weft.errors import InteropError, RunError
-from weft.files import replacing_folder
-from weft.interop.bundle import ModelBundle
+from weft.files import replacing_folder, write_text
+from weft.interop import peft
+from weft.interop.bundle import ModelBundle, lazily
 from weft.interop.formats import read_model
 from weft.models.config import Encoder, EncoderDecoder
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
 from weft.recipe.objective import OBJECTIVES
 from weft.recipe.resolve import run_name
-from weft.runs.folder import RunFolder
-from weft.runs.imported import write_run
+from weft.runs import checkpoint
+from weft.runs.folder import RunFolder, open_run
+from weft.runs.imported import checkpoint_weights, read_run, write_run
+from weft.training.weights import base_note
 
 LONGEST_WINDOW = 2048  # tokens read at once when an imported model is evaluated, however long its context
 
 
 def import_model(
-    source: Path | str, run: Path | str, *, tokenizer: Path | str | None = None
+    source: Path | str, run: Path | str, *, tokenizer: Path | str | None = None, base: Path | str | None = None
 ) -> tuple[RunFolder, ModelBundle]:
     """Turn another program's model into a run; the run, and what was read.
 
-    `tokenizer` is a file or folder for sources that come without one. The run's folder must not exist, or be empty.
+    `tokenizer` is a file or folder for sources that come without one; `base` is the run of the model that an adapter
+    (a PEFT folder) was trained for. The run's folder must not exist, or be empty.
     """
     target = Path(run)
     check_empty(target, "choose another folder for the run")
+    if peft.recognises(Path(source)):
+        return _import_adapter(Path(source), target, base)
+    if base is not None:
+        raise InteropError(f"--base {base}: {source} is no adapter; leave it out")
     bundle = read_model(source, tokenizer)
     if bundle.tokenizer is None:
         size = bundle.model.vocab_size
         raise InteropError(f"{source}: it comes without a tokenizer; name one of {size} tokens with --tokenizer")
     save_run(bundle, target, recipe_for(bundle, target))
+    return RunFolder(target), bundle
+
+
+def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tuple[RunFolder, ModelBundle]:
+    """An adapter as a run that begins with another run's weights; and that run's model, with the adapter's weights."""
+    if base is None:
+        wanted = peft.base_of(source)
+        raise InteropError(f"{source}: an adapter for {wanted}; import that, and name its run with --base")
+    below = open_run(base)
+    own = below.recipe()
+    if own.adapter is not None:
+        raise InteropError(f"--base {base}: an adapter itself; merge it first: weft export {base} DEST --to weft")
+    path, _ = checkpoint.find(below.checkpoints, "best", checkpoint.whole)
+    model = read_run(below, checkpoint_weights(path, own.model))
+    adapter = peft.read(source, model)
+    bundle = replace(
+        model,
+        weights=lazily(adapter.weights.__getitem__, adapter.weights),
+        origin=f"{source} (PEFT)",
+        notes=adapter.notes,
+        files=adapter.files,
+        unused={},
+    )
+    recipe = recipe_for(bundle, target).replace(
+        objective=own.objective.model_dump(exclude_none=True),
+        batch={"length": own.batch.length},
+        data={"column": own.data.column},
+        precision=own.precision,
+        init=str(base),
+        adapter=adapter.settings.model_dump(mode="json", exclude_none=True),
+    )
+    save_run(bundle, target, recipe, base_note(str(base)))
     return RunFolder(target), bundle
 
 
@@ -46,10 +87,12 @@ def check_empty(path: Path, instead: str) -> None:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def save_run(bundle: ModelBundle, target: Path, recipe: Recipe) -> None:
-    """Write a bundle as a run, whole or not at all."""
+def save_run(bundle: ModelBundle, target: Path, recipe: Recipe, base: str | None = None) -> None:
+    """Write a bundle as a run, whole or not at all; of an adapter, with the note of its `base`."""
     try:
         with replacing_folder(target) as folder:
+            if base is not None:
+                write_text(RunFolder(folder).base, base)
             write_run(RunFolder(folder), bundle, recipe)
     except OSError as error:
         raise RunError(f"{os.path.realpath(target)}: cannot be written: {error.strerror or error}") from None

@@ -338,7 +338,7 @@ class Run:
     def export(self, to: str, dest: Path | str, *, dtype: str | None = None) -> Path:
         """Write the run's best weights for another program, and return the place.
 
-        `to` is "hf" (a folder), "gguf" (a file), "onnx" (a folder) or "weft" (a run); `dtype` as for `weft export`.
+        `to` is "hf", "peft" or "onnx" (a folder), "gguf" (a file) or "weft" (a run); `dtype` as for `weft export`.
         """
         export_model(self.path, to, dest, dtype=dtype)
         return Path(dest)

@@ -12,7 +12,7 @@ from weft.cli.loading import loading
 def export(
     run: options.Run,
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="The new folder, or file for gguf.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf, gguf, onnx or weft.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf, peft, gguf, onnx or weft.")],
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -23,7 +23,7 @@ def export(
 ) -> None:
     """Write a run's best weights for transformers (hf), llama.cpp (gguf) or onnxruntime (onnx), or as a run (weft).
 
-    The last merges an adapter into the model that it was trained on.
+    An adapter is merged into the model that it was trained on; peft writes the adapter alone.
     """
     with loading():
         from weft.api.export_model import export_model

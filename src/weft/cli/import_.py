@@ -15,12 +15,15 @@ def import_(
         typer.Argument(
             metavar="SOURCE",
             help="A Hugging Face folder or hub name, a .gguf file, a CTranslate2 folder, "
-            "llama2.c's .bin or nanoGPT's .pt.",
+            "llama2.c's .bin, nanoGPT's .pt, or a PEFT folder with a LoRA adapter.",
         ),
     ],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The new run's folder.")],
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The tokenizer, for a source that comes without one.")
+    ] = None,
+    base: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Of an adapter: the run of the model that it was trained for.")
     ] = None,
 ) -> None:
     """Turn a model that was trained elsewhere into a run. Nothing in its files is executed."""
@@ -29,7 +32,7 @@ def import_(
     from weft.explain.count import count
     from weft.recipe.objective import OBJECTIVES
 
-    folder, bundle = import_model(source, run, tokenizer=tokenizer)
+    folder, bundle = import_model(source, run, tokenizer=tokenizer, base=base)
     assert bundle.tokenizer is not None
     echo(f"{folder.path}: from {bundle.origin}")
     parameters = count(bundle.model).parameters

@@ -75,12 +75,18 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
         weights=weights,
         tokenizer=own,
         origin=f"{folder} ({family.title}, Hugging Face)",
-        notes={"family": family.kind, "config": tree, **notes},
+        notes={"family": family.kind, "config": tree, "place": _name(folder), **notes},
         unused=unused,
         files={name: read_bytes(folder / name) for name in kept if (folder / name).is_file()},
         labels=_labels(tree, model),
         source_tokenizer=source,
     )
+
+
+def _name(folder: Path) -> str:
+    """What the model is called: its name on the hub, where it came from there, else its folder."""
+    found = re.search(r"models--([^/]+)--([^/]+)/snapshots/", f"{folder.as_posix()}/")
+    return f"{found[1]}/{found[2]}" if found else str(folder)
 
 
 # ---- settings

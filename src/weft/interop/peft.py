@@ -1,0 +1,315 @@
+"""Low-rank adapters as PEFT keeps them: adapter_config.json and adapter_model.safetensors, in and out.
+
+There an adapter stands beside each matrix of transformers, `….q_proj.lora_A.weight` (rank, in) and `….lora_B.weight`
+(out, rank). Here matrices that read the same lie in one, each with an A and a B of its own (`nn/lora.py`). So what
+stands beside one of three is 0 beside the others; and what stands beside three that are one matrix there has the same A
+three times. Where these A have become different, they are written as one of three times the rank.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weft.config import Tree, validate
+from weft.errors import InteropError
+from weft.interop import hf, safetensors
+from weft.interop.bundle import LazyWeights, ModelBundle
+from weft.interop.hf_tokenizer import json_bytes
+from weft.interop.settings import Settings
+from weft.interop.weight_map import Conversions, Part, conversions, to_theirs
+from weft.models.build import build
+from weft.models.config import EncoderDecoder
+from weft.nn.config import LoRA
+from weft.nn.init import empty_weights
+from weft.nn.linear import Linear
+from weft.nn.lora import block_linears
+from weft.untrusted import read_bytes, read_object
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+LOW_RANK = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
+# settings that change what an adapter computes, with the one value that weft has
+ONLY = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "use_dora": False,
+    "use_qalora": False,
+    "lora_bias": False,
+    "layer_replication": None,
+}
+TASKS = {"lm": "CAUSAL_LM", "sequence": "SEQ_CLS", "token": "TOKEN_CLS", "span": "QUESTION_ANS"}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter by weft's names: `….a`, `….b` and, if it trained the head, `output.…`."""
+
+    settings: LoRA
+    weights: Mapping[str, Tensor]
+    files: Mapping[str, bytes] = field(default_factory=dict)  # as they were, for an export
+    notes: Tree = field(default_factory=dict)
+
+
+def recognises(path: Path) -> bool:
+    """Whether a path is a folder with an adapter."""
+    return (path / CONFIG).is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The name that an adapter gives to the model that it was trained for."""
+    return str(Settings(read_object(folder / CONFIG), str(folder / CONFIG)).get("base_model_name_or_path", "its model"))
+
+
+# ---- reading
+
+
+def read(folder: Path, base: ModelBundle) -> Adapter:
+    """The adapter in a folder, for the model `base`."""
+    where = str(folder / CONFIG)
+    settings = Settings(read_object(folder / CONFIG), where)
+    settings.only(**ONLY)
+    if not (folder / WEIGHTS).is_file():
+        raise InteropError(f"{folder}: it has no {WEIGHTS}; other files of weights may run code")
+    tensors = safetensors.listing(folder / WEIGHTS)
+    read = safetensors.reader(tensors)
+    table = _table(base)
+    places = {part.name: (name, part) for name, parts in table.items() for part in parts}
+    pairs: dict[str, dict[str, Tensor]] = {}
+    others: dict[str, Tensor] = {}
+    for name, stored in tensors.items():
+        known = name.removeprefix(PREFIX)
+        found = LOW_RANK.fullmatch(known)
+        target = f"{found[1]}.weight" if found else known
+        fits = target in places and (found is not None or places[target][0].startswith("output."))
+        if not fits or stored.dtype not in safetensors.FLOATS:
+            raise InteropError(f"{stored.file}: '{name}' {list(stored.shape)} has no place beside the base's matrices")
+        if found:
+            pairs.setdefault(target, {})[found[2]] = read(name)
+        else:
+            others[known] = read(name)
+    lora = _settings(settings, pairs, others)
+    weights: dict[str, Tensor] = {}
+    linears = _linears(base)
+    for name in dict.fromkeys(places[target][0] for target in pairs):
+        own = {part: pairs[part.name] for part in table[name] if part.name in pairs}
+        if name.removesuffix(".weight") not in linears:
+            raise InteropError(f"{folder / WEIGHTS}: '{next(iter(own)).name}': adapters stand beside layers in blocks")
+        weights |= _ours(name.removesuffix(".weight"), linears[name.removesuffix(".weight")], own, lora, settings)
+    patterns = _patterns([name.removesuffix(".a") for name in weights if name.endswith(".a")], linears)
+    if not patterns:
+        raise InteropError(f"{folder / WEIGHTS}: it holds no adapter")
+    if others:
+        weights |= _head(table, base, others)
+    files = {CONFIG: read_bytes(folder / CONFIG)}
+    notes: Tree = {"peft": {"config": dict(settings.tree), "headers": safetensors.headers(tensors)}}
+    return Adapter(lora.replace(targets=patterns), weights, files, notes)
+
+
+def _settings(settings: Settings, pairs: Mapping[str, Mapping[str, Tensor]], others: Mapping[str, Tensor]) -> LoRA:
+    for target, pair in pairs.items():
+        if len(pair) != 2 or pair["A"].dim() != 2 or pair["B"].dim() != 2 or pair["A"].shape[0] != pair["B"].shape[1]:
+            shapes = {kind: list(tensor.shape) for kind, tensor in pair.items()}
+            raise InteropError(f"{settings.where}: beside '{target}' stand {shapes}; expected an A and a B of one rank")
+    rank = max((len(pair["A"]) for pair in pairs.values()), default=1)
+    tree = {
+        "rank": rank,
+        "alpha": _scale(settings) * rank,
+        "dropout": settings.number("lora_dropout", 0.0),
+        "head": bool(others),
+    }
+    return validate(LoRA, tree, settings.where)
+
+
+def _scale(settings: Settings, module: str = "", rank: int | None = None) -> float:
+    """What B A is multiplied by: alpha/rank, or with rslora alpha/√rank (Kalajdzievski 2023); of a module its own."""
+    alpha, rank = settings.number("lora_alpha", 8.0), rank or settings.whole("r", 8)
+    given = settings.get("alpha_pattern") or {}
+    if not isinstance(given, dict):
+        raise settings.refusal("alpha_pattern", "expected a table of modules with a number each")
+    for pattern, value in given.items():
+        # peft takes them as expressions, which a stranger's file may make slow: only names are understood here
+        name = pattern.removeprefix("^").removesuffix("$")
+        if not re.fullmatch(r"[\w.]+", name):
+            raise settings.refusal("alpha_pattern", "weft reads the names of modules there, not expressions")
+        if module == name or module.endswith(f".{name}"):
+            alpha = Settings({name: value}, f"{settings.where}: alpha_pattern").number(name)
+    return alpha / (rank**0.5 if settings.flag("use_rslora", False) else rank)
+
+
+def _ours(
+    name: str, linear: Linear, own: Mapping[Part, Mapping[str, Tensor]], lora: LoRA, settings: Settings
+) -> dict[str, Tensor]:
+    """A and B of one of our layers, from those beside the parts of it that have some."""
+    wide, like = linear.in_features, next(iter(own.values()))["A"]
+    a, b = like.new_zeros(len(linear.heights) * lora.rank, wide), like.new_zeros(linear.out_features, lora.rank)
+    start = 0
+    for number, height in enumerate(linear.heights):
+        for part, pair in own.items():
+            if not part.start <= start < part.stop:
+                continue
+            rank = len(pair["A"])
+            up = _rows_to_ours(part, pair["B"]) if len(pair["B"]) == part.stop - part.start else None
+            if up is None or pair["A"].shape[1] != wide:
+                shapes = [list(pair[kind].shape) for kind in "AB"]
+                raise InteropError(f"{settings.where}: beside '{part.name}' {list(part.shape)} stand {shapes}")
+            module = part.name.removesuffix(".weight")
+            factor = _scale(settings, module, rank) / (lora.alpha / lora.rank)
+            rows = up[start - part.start : start - part.start + height]
+            a[number * lora.rank : number * lora.rank + rank] = pair["A"]
+            b[start : start + height, :rank] = rows if abs(factor - 1) < 1e-9 else rows * factor
+        start += height
+    return {f"{name}.a": a, f"{name}.b": b}
+
+
+def _rows_to_ours(part: Part, rows: Tensor) -> Tensor:
+    return part.layout.to_ours(rows) if _by_rows(part) else rows
+
+
+def _by_rows(part: Part) -> bool:
+    """Whether the layout moves rows; one that is stored transposed has its adapter as any other."""
+    return part.layout.shape((part.stop - part.start, 3)) == (part.stop - part.start, 3)
+
+
+def _patterns(names: list[str], linears: Iterable[str]) -> tuple[str, ...]:
+    """What `targets` says: patterns of all layers with a name, or each name where only some have an adapter."""
+    chosen: list[str] = []
+    for name in names:
+        pattern = re.sub(r"^.*\.blocks\.\d+\.", "*.", name)
+        every = all(other in names for other in linears if fnmatchcase(other, pattern))
+        chosen.append(pattern if every else name)
+    return tuple(dict.fromkeys(chosen))
+
+
+def _head(table: Conversions, base: ModelBundle, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The head that was trained along; what of it was not saved is the base's."""
+    own = to_theirs(table, base.weights)
+    made: dict[str, Tensor] = {}
+    for name, parts in table.items():
+        if name.startswith("output."):
+            found = [saved[part.name] if part.name in saved else own[part.name]() for part in parts]
+            for part, tensor in zip(parts, found, strict=True):
+                if tuple(tensor.shape) != part.shape:
+                    raise InteropError(f"'{part.name}' is {list(tensor.shape)}; the base has {list(part.shape)}")
+            made[name] = torch.cat([part.layout.to_ours(tensor) for part, tensor in zip(parts, found, strict=True)])
+    return made
+
+
+def _table(base: ModelBundle) -> Conversions:
+    return conversions(hf.choose(base).rules(base.model), base.model)
+
+
+def _linears(base: ModelBundle) -> dict[str, Linear]:
+    """The layers that may have adapters, without their weights."""
+    with empty_weights():
+        return block_linears(build(base.model))
+
+
+# ---- writing
+
+
+def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> int:
+    """Fill an empty folder with an adapter of the model `base`, as `peft` reads it; how many tensors it has.
+
+    One that was read from such a folder, and has the same sizes still, gets back its names, dtypes and settings.
+    """
+    table, linears, scale = _table(base), _linears(base), adapter.settings.alpha / adapter.settings.rank
+    low_rank: dict[str, tuple[Tensor, Tensor]] = {}
+    head: dict[str, Tensor] = {}
+    for name, tensor in adapter.weights.items():
+        if name.endswith(".a") and name.removesuffix(".a") in linears:
+            layer = name.removesuffix(".a")
+            low_rank |= _theirs(table[f"{layer}.weight"], linears[layer].heights, tensor, adapter.weights[f"{layer}.b"])
+        elif name.startswith("output."):
+            head |= {part.name: part.layout.to_theirs(tensor[part.start : part.stop]) for part in table[name]}
+    heads = _modules(head)
+    tensors = {f"{PREFIX}{name}": tensor for name, tensor in head.items()}
+    for name, (a, b) in low_rank.items():
+        tensors |= {f"{PREFIX}{name}.lora_A.weight": a, f"{PREFIX}{name}.lora_B.weight": b}
+    lazy: LazyWeights = {name: partial(Tensor.contiguous, tensor) for name, tensor in tensors.items()}
+    kept = adapter.notes.get("peft", {})
+    ranks = {name: len(a) for name, (a, _) in low_rank.items()}
+    if kept and _same(kept, tensors, ranks, scale):
+        safetensors.write_as(folder / WEIGHTS, next(iter(kept["headers"].values())), lazy)
+        (folder / CONFIG).write_bytes(adapter.files[CONFIG])
+        return len(tensors)
+    safetensors.write(folder / WEIGHTS, lazy)
+    most = max(ranks.values(), key=lambda rank: list(ranks.values()).count(rank))
+    other = {name: rank for name, rank in ranks.items() if rank != most}
+    names = [part.name.removesuffix(".weight") for parts in table.values() for part in parts]
+    transposed = any(not _by_rows(part) for parts in table.values() for part in parts if part.name[:-7] in low_rank)
+    kind = base.model.head.kind  # type: ignore[union-attr]
+    task = "SEQ_2_SEQ_LM" if isinstance(base.model, EncoderDecoder) else TASKS.get(kind, "FEATURE_EXTRACTION")
+    tree: Tree = {
+        "peft_type": "LORA",
+        "task_type": task,
+        "base_model_name_or_path": base_name,
+        "inference_mode": True,
+        "r": most,
+        "lora_alpha": scale * most,
+        "lora_dropout": adapter.settings.dropout,
+        "target_modules": _target_modules(list(low_rank), names),
+        "rank_pattern": other,
+        "alpha_pattern": {name: scale * rank for name, rank in other.items()},
+        "modules_to_save": heads or None,
+        "bias": "none",
+        "fan_in_fan_out": transposed,
+        "use_rslora": False,
+        "use_dora": False,
+    }
+    (folder / CONFIG).write_bytes(json_bytes(tree))
+    return len(tensors)
+
+
+def _theirs(parts: Iterable[Part], heights: list[int], a: Tensor, b: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B beside each of the parts; a part that has none, or that never learned, is left out."""
+    downs, ups = a.chunk(len(heights)), b.split(heights)
+    begins = [sum(heights[:number]) for number in range(len(heights))]
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for part in parts:
+        pairs = [(d, u) for begin, d, u in zip(begins, downs, ups, strict=True) if part.start <= begin < part.stop]
+        if all(torch.equal(down, pairs[0][0]) for down, _ in pairs):
+            down, up = pairs[0][0], torch.cat([up for _, up in pairs])
+        else:
+            down, up = torch.cat([down for down, _ in pairs]), torch.block_diag(*(up for _, up in pairs))
+        used = down.any(dim=1) | up.any(dim=0)
+        if used.any():
+            down, up = down[used], up[:, used]
+            rows = part.layout.to_theirs(up) if _by_rows(part) else up
+            found[part.name.removesuffix(".weight")] = down, rows
+    return found
+
+
+def _same(kept: Tree, tensors: Mapping[str, Tensor], ranks: Mapping[str, int], scale: float) -> bool:
+    """Whether the tensors are those of the file that was read, and its settings say the same of them."""
+    header = json.loads(next(iter(kept["headers"].values())))
+    stored = {name: (each["dtype"], *each["shape"]) for name, each in header.items() if name != "__metadata__"}
+    same = stored == {name: (safetensors.NAMES[each.dtype], *each.shape) for name, each in tensors.items()}
+    scales = [_scale(Settings(kept["config"], CONFIG), name, rank) for name, rank in ranks.items()]
+    return same and all(abs(each - scale) < 1e-9 * scale for each in scales)
+
+
+def _modules(head: Iterable[str]) -> list[str]:
+    """The modules that a head's tensors are in: PEFT saves whole ones."""
+    found = list(dict.fromkeys(name.rpartition(".")[0] for name in head))
+    for name in found:
+        if not name or any(other.startswith(f"{name}.") for other in found):
+            where = name or "the model"
+            raise InteropError(f"the head trained a vector of '{where}', where PEFT keeps whole modules; use --to hf")
+    return found
+
+
+def _target_modules(adapted: list[str], names: list[str]) -> list[str]:
+    """The last words of the modules' names, where these mean no others; else the names."""
+    chosen: list[str] = []
+    for name in adapted:
+        last = name.rpartition(".")[2]
+        alone = all(other in adapted for other in names if other.rpartition(".")[2] == last)
+        chosen.append(last if alone else name)
+    return list(dict.fromkeys(chosen))

@@ -1,0 +1,228 @@
+"""Adapters of PEFT, in and out: what they compute by hand beside transformers' own matrices, and files as they were."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.interop.test_hf import CASES, ROTARY, built, difference, exported, theirs, words
+from torch import Tensor, nn
+
+import weft
+from weft.api.import_model import import_model
+from weft.errors import WeftError
+from weft.interop import hf, peft
+from weft.interop.bundle import ModelBundle
+from weft.interop.hf_tokenizer import tokenizer_files
+from weft.training.finetune import add_adapters
+
+LLAMA = ("LlamaForCausalLM", ROTARY)
+# name: a model of transformers, the endings of the modules with adapters, settings, modules that were trained whole
+ADAPTERS: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, ...], dict[str, Any], tuple[str, ...]]] = {
+    "queries and values": (LLAMA, ("q_proj", "v_proj"), {"r": 3, "lora_alpha": 12}, ()),
+    "everything": (LLAMA, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), {"r": 2}, ()),
+    "rslora, one layer": (LLAMA, ("layers.1.mlp.down_proj",), {"r": 4, "lora_alpha": 6, "use_rslora": True}, ()),
+    "one matrix for three": (CASES["gpt2"], ("c_attn",), {"r": 3, "fan_in_fan_out": True}, ()),
+    "with its head": (
+        CASES["roberta-labels"],
+        ("query", "value"),
+        {"r": 2},
+        ("classifier.dense", "classifier.out_proj"),
+    ),
+    "two stacks": (CASES["t5"], ("SelfAttention.q", "EncDecAttention.v", "wo"), {"r": 2}, ()),
+}
+
+
+def matrix(module: nn.Module) -> Tensor:
+    """(out, in), also where transformers keeps it transposed."""
+    return module.weight.T if type(module).__name__ == "Conv1D" else module.weight
+
+
+def made(case: str, folder: Path) -> tuple[nn.Module, ModelBundle]:
+    """A folder as peft saves it; transformers' model with (alpha / r) B A added by hand; the base as weft reads it."""
+    (name, settings), endings, given, whole = ADAPTERS[case]
+    other = theirs(name, settings)
+    other.save_pretrained(folder / "base")
+    given = {"lora_alpha": 8, **given}
+    scale = given["lora_alpha"] / (given["r"] ** 0.5 if given.get("use_rslora") else given["r"])
+    tensors = {}
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for path, module in other.named_modules():
+            if path.endswith(endings) and hasattr(module, "weight"):
+                rows, columns = matrix(module).shape
+                a, b = 0.3 * torch.randn(given["r"], columns), 0.3 * torch.randn(rows, given["r"])
+                tensors |= {f"base_model.model.{path}.lora_A.weight": a, f"base_model.model.{path}.lora_B.weight": b}
+                matrix(module).add_(scale * b @ a)
+            if path in whole:
+                for kind, parameter in module.named_parameters():
+                    parameter.add_(torch.randn_like(parameter))
+                    tensors[f"base_model.model.{path}.{kind}"] = parameter.clone()
+    assert tensors
+    (folder / "adapter").mkdir()
+    save_file(tensors, folder / "adapter/adapter_model.safetensors", {"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "their/model",
+        "bias": "none",
+        "lora_dropout": 0.05,
+        **given,
+    }
+    (folder / "adapter/adapter_config.json").write_text(json.dumps(config))
+    return other, hf.read(folder / "base")
+
+
+def adapted(base: ModelBundle, adapter: peft.Adapter) -> nn.Module:
+    model = built(base)
+    add_adapters(model, adapter.settings)
+    model.load_state_dict({**model.state_dict(), **adapter.weights})
+    return model.eval()
+
+
+def differences(folder: Path) -> dict[str, Tensor]:
+    """What a PEFT folder adds to each matrix, by its own settings."""
+    config, tensors = (
+        json.loads((folder / "adapter_config.json").read_text()),
+        load_file(folder / "adapter_model.safetensors"),
+    )
+    found = {}
+    for name, a in tensors.items():
+        if name.endswith("lora_A.weight"):
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            rank = config.get("rank_pattern", {}).get(module, config["r"])
+            alpha = config.get("alpha_pattern", {}).get(module, config["lora_alpha"])
+            assert len(a) == rank
+            scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+            found[module] = scale * tensors[name.replace("lora_A", "lora_B")] @ a
+    return found
+
+
+@pytest.mark.parametrize("case", ADAPTERS)
+def test_in_and_out(case: str, tmp_path: Path) -> None:
+    other, base = made(case, tmp_path)
+    adapter = peft.read(tmp_path / "adapter", base)
+    assert difference(adapted(base, adapter), other) <= 2e-5
+
+    for name in ("back", "fresh"):
+        (tmp_path / name).mkdir()
+    peft.write(tmp_path / "back", base, adapter, "their/model")
+    for file in (peft.CONFIG, peft.WEIGHTS):
+        assert (tmp_path / "back" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
+
+    # as if weft had trained it
+    peft.write(tmp_path / "fresh", base, peft.Adapter(adapter.settings, adapter.weights), "their/model")
+    mine, given = differences(tmp_path / "fresh"), differences(tmp_path / "adapter")
+    assert mine.keys() == given.keys()
+    assert all(torch.allclose(mine[name], given[name], atol=1e-6) for name in given)
+    config = json.loads((tmp_path / "fresh/adapter_config.json").read_text())
+    targets = config["target_modules"]
+    # the rule by which peft finds its modules
+    hit = {path for path, m in other.named_modules() if any(path == t or path.endswith(f".{t}") for t in targets)}
+    assert {path for path in hit if hasattr(other.get_submodule(path), "weight")} == set(given)
+    assert tuple(config["modules_to_save"] or ()) == ADAPTERS[case][3]
+    again = peft.read(tmp_path / "fresh", base)
+    assert difference(adapted(base, again), other) <= 2e-5
+
+
+def test_three_that_were_trained_apart_become_one_of_three_times_the_rank(tmp_path: Path) -> None:
+    _, base = made("one matrix for three", tmp_path)
+    adapter = peft.read(tmp_path / "adapter", base)
+    torch.manual_seed(0)
+    weights = {name: torch.randn_like(tensor) for name, tensor in adapter.weights.items()}
+    (tmp_path / "out").mkdir()
+    peft.write(tmp_path / "out", base, peft.Adapter(adapter.settings, weights, adapter.files, adapter.notes), "x")
+    model = adapted(base, peft.Adapter(adapter.settings, weights))
+    own = model.get_submodule("decoder.blocks.1.attention.qkv").difference()
+    theirs_ = differences(tmp_path / "out")["transformer.h.1.attn.c_attn"]
+    assert torch.allclose(own, theirs_, atol=1e-5)
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["r"] == 9
+
+
+def change(folder: Path, **settings: Any) -> None:
+    file = folder / "adapter/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_dora": True}, r"adapter_config\.json: use_dora = True: weft has only False$"),
+        ({"peft_type": "IA3"}, r"peft_type = 'IA3': weft has only 'LORA'$"),
+        ({"bias": "all"}, r"bias = 'all': weft has only 'none'$"),
+        ({"lora_alpha": "x"}, r"lora_alpha = 'x': expected a number$"),
+        ({"alpha_pattern": {"(a+)+b": 4}}, r"names of modules there, not expressions$"),
+        ({"lora_dropout": 1.5}, r"dropout"),
+    ],
+)
+def test_settings_that_weft_lacks(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    _, base = made("queries and values", tmp_path)
+    change(tmp_path, **settings)
+    with pytest.raises(WeftError, match=message) as caught:
+        peft.read(tmp_path / "adapter", base)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("model.embed_tokens.lora_embedding_A", torch.zeros(2, 61), r"has no place beside the base's matrices$"),
+        ("model.layers.0.self_attn.q_proj.lora_A.weight", torch.zeros(2, 32), r"expected an A and a B of one rank$"),
+        (
+            "model.layers.0.self_attn.q_proj.lora_A.weight",
+            torch.zeros(3, 31),
+            r"beside '.*q_proj.weight' \[32, 32\] stand",
+        ),
+        ("model.norm.weight", torch.zeros(32), r"has no place beside the base's matrices$"),
+    ],
+)
+def test_tensors_that_do_not_fit(name: str, tensor: Tensor, message: str, tmp_path: Path) -> None:
+    _, base = made("queries and values", tmp_path)
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    save_file(load_file(file) | {f"base_model.model.{name}": tensor}, file, {"format": "pt"})
+    with pytest.raises(WeftError, match=message):
+        peft.read(tmp_path / "adapter", base)
+
+
+def test_a_module_with_an_alpha_and_a_rank_of_its_own(tmp_path: Path) -> None:
+    _, base = made("queries and values", tmp_path)
+    file, name = tmp_path / "adapter/adapter_model.safetensors", "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = load_file(file)
+    tensors |= {f"{name}.lora_A.weight": torch.randn(5, 32), f"{name}.lora_B.weight": torch.randn(32, 5)}
+    save_file(tensors, file, {"format": "pt"})
+    module = "model.layers.0.self_attn.q_proj"
+    change(tmp_path, alpha_pattern={module: 7}, rank_pattern={module: 5})
+    adapter = peft.read(tmp_path / "adapter", base)
+    own = adapted(base, adapter).get_submodule("decoder.blocks.0.attention.qkv").difference()
+    given = differences(tmp_path / "adapter")
+    assert torch.allclose(own[:32], given[module], atol=1e-5)
+    assert not own[32:48].any()  # the keys have none
+    assert torch.allclose(own[48:], given["model.layers.0.self_attn.v_proj"], atol=1e-5)
+
+
+def test_as_a_run(tmp_path: Path) -> None:
+    """With its base's run: loaded, merged, written again; and refused without the base, in one line."""
+    other, base = made("queries and values", tmp_path)
+    for name, data in tokenizer_files(ModelBundle(base.model, {}, words(), "here")).items():
+        (tmp_path / "base" / name).write_bytes(data)
+    with pytest.raises(WeftError, match=r"an adapter for their/model; import that, and name its run with --base$"):
+        import_model(tmp_path / "adapter", tmp_path / "run")
+    import_model(tmp_path / "base", tmp_path / "base-run")
+    with pytest.raises(WeftError, match=r"--base .*: .*base is no adapter; leave it out$"):
+        import_model(tmp_path / "base", tmp_path / "run", base=tmp_path / "base-run")
+    import_model(tmp_path / "adapter", tmp_path / "run", base=tmp_path / "base-run")
+    run = weft.load(tmp_path / "run", device="cpu")
+    assert difference(run.model, other) <= 2e-5
+    run.export("peft", tmp_path / "out")
+    for file in (peft.CONFIG, peft.WEIGHTS):
+        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
+    with pytest.raises(WeftError, match=r"--to peft: .*base-run has no adapter; --to hf writes the whole model$"):
+        weft.load(tmp_path / "base-run", device="cpu").export("peft", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    merged = exported(hf.read(run.export("hf", tmp_path / "hf")), tmp_path / "again")
+    assert difference(built(hf.read(merged)), other) <= 2e-5
