@@ -5,12 +5,14 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.interop.test_families_settings import DEEP, STRANGE
 from tests.interop.test_hf import CASES, ROTARY, built, difference, exported, theirs, words
 from torch import Tensor, nn
 
@@ -187,6 +189,22 @@ def test_tensors_that_do_not_fit(name: str, tensor: Tensor, message: str, tmp_pa
     save_file(load_file(file) | {f"base_model.model.{name}": tensor}, file, {"format": "pt"})
     with pytest.raises(WeftError, match=message):
         peft.read(tmp_path / "adapter", base)
+
+
+def test_strange_settings_give_an_adapter_or_one_line(tmp_path: Path) -> None:
+    _, base = made("queries and values", tmp_path)
+    given, lines = json.loads((tmp_path / "adapter/adapter_config.json").read_text()), []
+    for key in ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "alpha_pattern"):
+        for strange in STRANGE[::2]:
+            if strange is DEEP or (isinstance(strange, float) and not math.isfinite(strange)):
+                continue
+            change(tmp_path, **{**given, "use_rslora": False, "alpha_pattern": {}, key: strange})
+            try:
+                peft.read(tmp_path / "adapter", base)
+            except WeftError as error:
+                lines.append(str(error))
+    assert len(lines) > 25
+    assert not [line for line in lines if "\n" in line or len(line) > 600]
 
 
 def test_a_module_with_an_alpha_and_a_rank_of_its_own(tmp_path: Path) -> None:
