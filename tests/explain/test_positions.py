@@ -59,6 +59,13 @@ def test_all_kinds_are_drawn() -> None:
     assert found.html().count("<svg") == len(found.charts())
 
 
+def test_positions_that_do_two_things_are_two_pictures() -> None:
+    both = positions("learned+t5", length=24, d=16).encodings
+    assert [each.name for each in both] == ["learned", "t5"]
+    assert both[0].stripes is not None
+    assert both[1].what == "added to the score"
+
+
 def test_a_models_own_table_is_shown() -> None:
     model = build(preset("gpt-tiny"))
     (found,) = positions(model, length=100).encodings

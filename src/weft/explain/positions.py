@@ -22,7 +22,7 @@ from weft.models.config import TransformerConfig
 from weft.models.transformer import Transformer
 from weft.nn.config import NormalInit, PositionConfig, Rotary, Sinusoidal, Sizes
 from weft.nn.init import Initialiser, reset
-from weft.nn.position import Position, build, sinusoids
+from weft.nn.position import LearnedT5, Position, build, sinusoids
 
 HEADS = 8
 LAYOUTS: tuple[Literal["interleaved", "tensor2tensor"], ...] = ("interleaved", "tensor2tensor")
@@ -100,7 +100,7 @@ def positions(
         raise ConfigError(f"length = {length}, d = {d}: expected two positions or more, and an even width")
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        found = tuple(each for chosen in _chosen(what, length, d) for each in [_encoding(*chosen, length)])
+        found = tuple(_encoding(*each, length) for chosen in _chosen(what, length, d) for each in _apart(*chosen))
     return Positions(
         title="Positions",
         about=(
@@ -148,12 +148,19 @@ def _chosen(what: Any, length: int, d: int) -> list[tuple[str, Position, Sizes, 
     if what != "all" and what not in known:
         raise ConfigError(f"{what!r}: no such kind of positions; {suggestion(str(what), ['all', *known])}")
     found = []
-    for name in list(known) if what == "all" else [what]:
+    for name in [each for each in known if "+" not in each] if what == "all" else [what]:  # both of two are there
         variants = {name: known[name](kind=name)}
         if known[name] is Sinusoidal:
             variants = {f"{name}, {layout}": Sinusoidal(layout=layout) for layout in LAYOUTS}
         found += [(each, _fresh(settings, sizes), sizes, None) for each, settings in variants.items()]
     return found
+
+
+def _apart(name: str, module: Position, sizes: Sizes, attention: Any) -> list[tuple[str, Position, Sizes, Any]]:
+    """Positions that do two things, as one picture for each."""
+    if not isinstance(module, LearnedT5):
+        return [(name, module, sizes, attention)]
+    return [("learned", module.added, sizes, attention), ("t5", module.scored, sizes, attention)]
 
 
 def _fresh(settings: PositionConfig, sizes: Sizes) -> Position:
