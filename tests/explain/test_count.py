@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from weft.config import Config
 from weft.errors import ConfigError, ModelError
+from weft.explain.costs import costs
 from weft.explain.count import count, writing_weights
 from weft.explain.devices import DEVICES, device_called, device_named
 from weft.explain.memory import LOGITS_AT_A_TIME, Workload, cache_bytes, training_memory
@@ -45,9 +46,13 @@ def test_the_largest() -> None:
 # ---- any config at all
 
 small = st.integers(1, 5)
-norms = st.sampled_from([parts.LayerNorm(), parts.LayerNorm(bias=False), parts.RMSNorm()])
+norms = st.sampled_from(
+    [parts.LayerNorm(), parts.LayerNorm(bias=False), parts.LayerNorm(gain=False, bias=False), parts.RMSNorm()]
+)
 positions = st.one_of(
-    st.sampled_from([parts.NoPosition(), parts.Sinusoidal(), parts.Rotary(), parts.ALiBi()]),
+    st.sampled_from(
+        [parts.NoPosition(), parts.Sinusoidal(), parts.Rotary(), parts.Rotary(fraction=0.5), parts.ALiBi()]
+    ),
     st.builds(parts.Learned, offset=st.integers(0, 3)),
     st.builds(parts.Relative, max_distance=small),
     st.builds(parts.T5Bias, buckets=st.sampled_from([4, 8])),
@@ -57,13 +62,13 @@ feedforwards = st.one_of(
     st.builds(parts.Plain, d_ff=st.integers(1, 9), bias=st.booleans()),
     st.builds(parts.Gated, d_ff=st.integers(1, 9), bias=st.booleans()),
 )
-word_heads = st.builds(config.LMHead, tied=st.booleans(), bias=st.booleans())
+word_heads = st.builds(config.LMHead, tied=st.booleans(), bias=st.booleans(), softcap=st.none() | st.just(5.0))
 heads = st.one_of(
     word_heads,
     st.builds(config.MaskedLMHead, tied=st.booleans()),
     st.builds(config.PretrainingHead, tied=st.booleans()),
     st.just(config.NextSentenceHead()),
-    st.builds(config.ClassificationHead, labels=small, pooler=st.booleans()),
+    st.builds(config.ClassificationHead, labels=small, pooler=st.booleans(), bias=st.booleans()),
     st.builds(config.TaggingHead, labels=small),
     st.sampled_from([config.SpanHead(), config.ReplacedHead()]),
     st.just(config.EmbeddingHead()),
@@ -76,24 +81,35 @@ def transformers(draw: st.DrawFn) -> Any:
     attention = parts.Attention(
         heads=groups * share,
         kv_heads=groups,
-        d_head=draw(st.sampled_from([None, 2, 6])),
-        bias=draw(st.sampled_from(["none", "qkv", "all"])),
+        d_head=draw(st.sampled_from([None, 4, 12])),
+        bias=draw(st.sampled_from(["none", "qkv", "out", "all"])),
         qk_norm=draw(st.none() | norms),
+        qk_norm_over=draw(st.sampled_from(["head", "heads"])),
+        softcap=draw(st.none() | st.just(2.0)),
     )
     shared = {
         "vocab_size": draw(st.integers(1, 11)),
         "context": draw(st.integers(4, 7)),
         "layers": draw(st.integers(1, 3)),
-        "d_model": 8,
+        "d_model": 16,
         "attention": attention,
         "feedforward": draw(feedforwards),
         "norm": draw(norms),
         "position": draw(positions),
-        "placement": draw(st.sampled_from(["pre", "post", "none"])),
+        "placement": draw(st.sampled_from(["pre", "post", "res-post", "sandwich", "none"])),
         "embedding_norm": draw(st.booleans()),
+        "embedding_scale": draw(st.sampled_from([False, True, 3.0])),
+        "pattern": draw(st.lists(st.builds(config.LayerKind, window=st.sampled_from([None, 4, 9])), max_size=3)),
     }
+    if draw(st.booleans()):
+        shared["position"] = parts.Rotary()
+        shared["pattern"].append(
+            config.LayerKind(position=draw(st.sampled_from([parts.NoPosition(), parts.Rotary(base=9.0)])))
+        )
     match draw(st.sampled_from(["decoder", "encoder", "both"])):
         case "decoder":
+            if shared["placement"] == "pre":
+                shared["sublayers"] = draw(st.sampled_from(["sequential", "parallel", "parallel-two-norms"]))
             return config.Decoder(**shared, head=draw(word_heads))
         case "encoder":
             head = draw(heads)
@@ -186,6 +202,21 @@ def test_a_window_bounds_the_keys() -> None:
     assert bounded["FFN"] == of["FFN"]
 
 
+def test_windows_of_some_layers_bound_their_keys() -> None:
+    full = preset("gpt-tiny").replace(layers=5)
+    pattern = (config.LayerKind(window=32), config.LayerKind())
+    of = {part.name: part.flops for part in count(full, 128).components}
+    bounded = {part.name: part.flops for part in count(full.replace(pattern=pattern), 128).components}
+    assert bounded["attention"] == of["attention"] * (3 * 32 + 2 * 128) // (5 * 128)
+    layers = costs(full.replace(pattern=pattern), 128).layers
+    assert [(layer.name, layer.repeats) for layer in layers] == [
+        ("layer with a window of 32", 3),
+        ("layer with all of the past", 2),
+    ]
+    attention = [next(p.flops for p in layer.cost.components if p.name == "attention") for layer in layers]
+    assert 3 * attention[0] + 2 * attention[1] == bounded["attention"]
+
+
 def test_shares_sum_to_one() -> None:
     for name in ("gpt2", "vaswani-base", "bahdanau", "lstm"):
         cost = count(preset(name))
@@ -247,7 +278,7 @@ def saved_bytes(model: Any, batch: int, time: int, bf16: bool) -> int:
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("placement", ["pre", "post", "none"])
+@pytest.mark.parametrize("placement", ["pre", "post", "none", "res-post", "sandwich", "parallel", "parallel-two-norms"])
 @pytest.mark.parametrize(
     "feedforward", [parts.Plain(d_ff=96), parts.Plain(d_ff=96, activation="gelu"), parts.Gated(d_ff=64)]
 )
@@ -255,8 +286,9 @@ def saved_bytes(model: Any, batch: int, time: int, bf16: bool) -> int:
 def test_activations_are_what_autograd_keeps(
     precision: str, placement: str, feedforward: Config, position: Config
 ) -> None:
+    around = {"placement": "pre", "sublayers": placement} if "parallel" in placement else {"placement": placement}
     model = preset("gpt-tiny").replace(
-        layers=3, d_model=64, placement=placement, feedforward=feedforward, position=position, vocab_size=16
+        layers=3, d_model=64, feedforward=feedforward, position=position, vocab_size=16, **around
     )
     predicted = training_memory(model, Workload(4, 32, precision)).activations
     assert predicted == pytest.approx(saved_bytes(model, 4, 32, precision == "bf16"), rel=0.1)

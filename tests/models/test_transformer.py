@@ -32,7 +32,6 @@ from weft.nn.config import (
     Gated,
     LayerNorm,
     Learned,
-    LinearScaling,
     NoPosition,
     NormalInit,
     Plain,
@@ -42,6 +41,7 @@ from weft.nn.config import (
     Sinusoidal,
     T5Bias,
 )
+from weft.nn.scaling import LinearScaling
 
 VOCAB = 29
 POSITIONS = [

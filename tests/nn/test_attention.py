@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.nn import attention
+from weft.nn import attention, attention_mask
 from weft.nn.attention import QKV, AttentionMask, dropped_attention, fast_attention, reference_attention
 from weft.nn.config import ALiBi, NoPosition, Sizes, T5Bias
 from weft.nn.dropout import following, row_keys
@@ -145,7 +145,7 @@ def test_a_query_that_sees_nothing_gets_zeros() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", MASKS)
 def test_flex_equals_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "FLEX_ENTRIES", 0)  # also for so short a sequence
+    monkeypatch.setattr(attention_mask, "FLEX_ENTRIES", 0)  # also for so short a sequence
     where = MASKS[name]
     moved = Mask(
         causal=where.causal,

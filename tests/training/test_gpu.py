@@ -98,7 +98,7 @@ PACKED = """
 import torch
 from weft.models.build import build
 from weft.models.presets import gpt
-from weft.nn import attention
+from weft.nn import attention_mask
 from weft.training.compiled import Compiled
 
 torch.manual_seed(0)
@@ -122,7 +122,7 @@ passes = Compiled(model, capture=False)
 for rows in (32, 20, 9, 32):  # graphs for rows of any number
     found = gradient(passes, rows)
 torch.cuda.synchronize()
-attention.FLEX_ENTRIES = 2**30  # the mask laid out instead
+attention_mask.FLEX_ENTRIES = 2**30  # the mask laid out instead
 for one, two in zip(found, gradient(model.features, 32)):
     assert (one - two).norm() <= 0.02 * two.norm(), (one - two).norm() / two.norm()
 """

@@ -4,22 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from weft.explain.anatomy_parts import Code, Part, code, dims, keys, size, with_bias
+from weft.explain.anatomy_positions import added_positions, scored_positions
 from weft.models import heads
 from weft.models.transformer import Stack, Transformer
-from weft.nn import attention, block, feedforward, norm, position
-from weft.nn.config import (
-    ALiBi,
-    Gated,
-    LayerNorm,
-    Learned,
-    NoPosition,
-    PositionConfig,
-    Relative,
-    Rotary,
-    Sinusoidal,
-    T5Bias,
-)
+from weft.nn import attention, block, feedforward, norm
 from weft.nn.config import Block as BlockConfig
+from weft.nn.config import Gated, LayerNorm
 
 
 def transformer_columns(model: Transformer) -> tuple[Part, ...]:
@@ -49,7 +39,8 @@ def transformer_columns(model: Transformer) -> tuple[Part, ...]:
 
 def _embedding(model: Transformer) -> Part:
     settings = model.config
-    scaled = " · √d_model" if settings.embedding_scale else ""
+    factor = settings.embedding_scale
+    scaled = "" if factor is False else " · √d_model" if factor is True else f" · {factor:g}"
     return Part(
         "token embedding",
         f"x = E[token]{scaled}",
@@ -78,7 +69,7 @@ def _segments(model: Transformer) -> tuple[Part, ...]:
 def _stack(settings: Any, stack: Stack, time: str) -> tuple[Part, ...]:
     """What a stack does with embedded tokens."""
     D, parts = settings.d_model, []
-    if (added := _added(settings, stack, time)) is not None:
+    if (added := added_positions(settings, stack, time)) is not None:
         parts.append(added)
     if stack.embedding_norm is not None:
         made_of = _norm(settings, "embedding norm", stack.embedding_norm, time)
@@ -96,10 +87,11 @@ def _stack(settings: Any, stack: Stack, time: str) -> tuple[Part, ...]:
             "block" if stack.sharing == 1 else f"block, run {stack.sharing} times in a row",
             "layer by layer, each on what the last one gave",
             f"{dims('B', time, D)} → the same",
-            settings=keys(settings, "layers", "placement", *(["residual"] if not settings.residual else [])),
+            settings=keys(settings, "layers", "placement", *_unusual(settings)),
             code=(code(block.Block.forward), code(Stack.forward)),
             parts=_block(settings, first, stack, time),
             repeats=len(stack.blocks),
+            note=_pattern(settings),
         )
     )
     if stack.norm is not None:
@@ -107,7 +99,24 @@ def _stack(settings: Any, stack: Stack, time: str) -> tuple[Part, ...]:
     return tuple(parts)
 
 
+def _unusual(settings: BlockConfig) -> list[str]:
+    """Settings of blocks that are named where they are not at their default."""
+    fields = type(settings).model_fields
+    return [n for n in ("residual", "sublayers", "residual_scale") if getattr(settings, n) != fields[n].default]
+
+
+def _pattern(settings: Any) -> str:
+    """How layers differ."""
+    kinds = [
+        f"{f'a window of {kind.window:,}' if kind.window else 'all of the past'}, positions {kind.position.kind}"
+        for kind in settings.kinds()
+    ]
+    return "" if len(kinds) == 1 else f"layer by layer, again and again: {'; '.join(kinds)}"
+
+
 def _block(settings: BlockConfig, layer: Any, stack: Stack, time: str) -> tuple[Part, ...]:
+    if layer.parallel:
+        return _side_by_side(settings, layer, stack, time)
     parts = [*_sublayer(settings, _attention(settings, layer, stack, time), layer.attention_skip, time)]
     if layer.cross is not None:
         parts += _sublayer(settings, _cross(settings, layer.cross), layer.cross_skip, time)
@@ -115,24 +124,47 @@ def _block(settings: BlockConfig, layer: Any, stack: Stack, time: str) -> tuple[
     return (*parts, *_sublayer(settings, inner, layer.feedforward_skip, time))
 
 
-def _sublayer(settings: BlockConfig, inside: Part, skip: Any, time: str) -> list[Part]:
-    """What stands around a sublayer: norm before or after it, and the sum."""
-    normed = [] if skip.norm is None else [_norm(settings, "norm", skip.norm, time)]
-    before, after = (normed, []) if skip.pre else ([], normed)
+def _side_by_side(settings: BlockConfig, layer: Any, stack: Stack, time: str) -> tuple[Part, ...]:
+    """Both sublayers read what the block reads, and are added at once."""
+    first, second = layer.attention_skip, layer.feedforward_skip
+    norms = [_norm(settings, "norm", skip.norm, time) for skip in (first, second) if skip.norm is not None]
+    inside = [_attention(settings, layer, stack, time), _feedforward(settings, layer.feedforward, time)]
+    ordered = [norms[0], inside[0], *norms[1:], inside[1]]
     total = Part(
         "skip",
-        "x + f(norm(x))" if before else "x + f(x)",
+        "x + attention(norm(x)) + feed-forward(norm(x))",
+        f"{dims('B', time, settings.d_model)}",
+        settings=keys(settings, "sublayers", *(["dropout"] if settings.dropout else [])),
+        code=(code(block.Block.forward),),
+        note="both read what the block reads" + ("; one norm serves both" if len(norms) == 1 else ""),
+        skips=len(ordered),
+    )
+    return (*ordered, *([total] if settings.residual else []))
+
+
+def _sublayer(settings: BlockConfig, inside: Part, skip: Any, time: str) -> list[Part]:
+    """What stands around a sublayer: norms before or after it, and the sum."""
+    normed = [] if skip.norm is None else [_norm(settings, "norm", skip.norm, time)]
+    before, after = (normed, []) if skip.pre else ([], normed)
+    added = [] if skip.norm_out is None else [_norm(settings, "norm of what is added", skip.norm_out, time)]
+    scaled = "" if skip.scale == 1.0 else f"{skip.scale:g} · "
+    inner = "f(norm(x))" if before else "f(x)"
+    total = Part(
+        "skip",
+        f"x + {scaled}{f'norm({inner})' if added else inner}",
         f"{dims('B', time, settings.d_model)}",
         settings=keys(settings, "placement", *(["dropout"] if settings.dropout else [])),
         code=(code(block.Sublayer.forward),),
-        skips=1 + len(before),
+        skips=1 + len(before) + len(added),
     )
-    return [*before, inside, *([total] if settings.residual else []), *after]
+    return [*before, inside, *added, *([total] if settings.residual else []), *after]
 
 
 def _norm(settings: BlockConfig, name: str, module: Any, time: str) -> Part:
     plain = isinstance(settings.norm, LayerNorm)
-    formula = "g · (x − μ)/σ" + with_bias(module.bias is not None) if plain else "g · x / √(mean(x²) + ε)"
+    formula = "g · x / √(mean(x²) + ε)"
+    if plain:
+        formula = ("(x − μ)/σ" if module.weight is None else "g · (x − μ)/σ") + with_bias(module.bias is not None)
     made = (code(norm.LayerNorm), code(norm.LayerNorm.forward)) if plain else (code(norm.RMSNorm.forward),)
     width = settings.d_model
     kind = "LayerNorm" if plain else "RMSNorm"
@@ -159,9 +191,9 @@ def _attention(settings: BlockConfig, layer: Any, stack: Stack, time: str) -> Pa
     ]
     if module.q_norm is not None:
         q_norm = size(module.q_norm) + size(module.k_norm)
-        parts.append(Part("norm of queries and keys", "norm(q), norm(k)", f"over {K}", q_norm,
+        parts.append(Part("norm of queries and keys", "norm(q), norm(k)", _normed(settings), q_norm,
                           keys(settings, "attention.qk_norm.kind"), (source,)))  # fmt: skip
-    if (scored := _scored(settings.position, settings, stack, module)) is not None:
+    if (scored := scored_positions(settings.position, settings, stack, module)) is not None:
         parts.append(scored)
     parts.append(_scores(settings, stack.causal, time, time))
     parts.append(_out(settings, module, time))
@@ -175,6 +207,11 @@ def _attention(settings: BlockConfig, layer: Any, stack: Stack, time: str) -> Pa
         box=f"{masked}self-attention".capitalize(),
         detail=_heads_text(settings),
     )
+
+
+def _normed(settings: BlockConfig) -> str:
+    together = settings.attention.qk_norm_over == "heads"
+    return "over all heads of a token" if together else f"over {settings.d_head}"
 
 
 def _cross(settings: BlockConfig, module: Any) -> Part:
@@ -191,7 +228,7 @@ def _cross(settings: BlockConfig, module: Any) -> Part:
     ]
     if module.q_norm is not None:
         q_norm = size(module.q_norm) + size(module.k_norm)
-        parts.append(Part("norm of queries and keys", "norm(q), norm(k)", f"over {K}", q_norm,
+        parts.append(Part("norm of queries and keys", "norm(q), norm(k)", _normed(settings), q_norm,
                           keys(settings, "attention.qk_norm.kind"), (queries, both)))  # fmt: skip
     parts += [_scores(settings, False, "T", "S"), _out(settings, module, "T")]
     return Part(
@@ -211,12 +248,15 @@ def _scores(settings: BlockConfig, causal: bool, queries: str, sources: str) -> 
     scale = chosen.scale or K**-0.5
     root = f"scale {scale:g}" if chosen.scale else f"d_k = {K}, 1/√{K} = {scale:.4g}"
     mask = " + mask" if causal or chosen.window else ""
+    scores = f"{scale:.4g} · q kᵀ"
+    if chosen.softcap is not None:
+        scores = f"{chosen.softcap:g} tanh({scores}/{chosen.softcap:g})"
     H = chosen.heads
     shared = f"; each head of k, v serves {H // chosen.groups} of q" if chosen.groups != H else ""
     seen = f"; the mask hides what comes later{f', and all but the last {chosen.window}' if chosen.window else ''}"
     return Part(
         "scores, softmax, weighted mean",
-        f"softmax({scale:.4g} · q kᵀ{mask}) v; {root}",
+        f"softmax({scores}{mask}) v; {root}",
         f"{dims('B', H, queries, sources)} weights → {dims('B', queries, H * K)}",
         settings=keys(settings, "attention.scale", "attention.dropout" if chosen.dropout else "attention.scale"),
         code=(code(attention.reference_attention), code(attention.probabilities), code(attention.SelfAttention.attend)),
@@ -253,62 +293,6 @@ def _feedforward(settings: BlockConfig, module: Any, time: str) -> Part:
         "feed-forward", formula, f"{dims('B', time, D)} → the same", settings=names, code=(source,),
         parts=(up, middle, down), box="Feed-forward", detail=f"{D} → {F:,} → {D}, {f}",
     )  # fmt: skip
-
-
-# ---- positions
-
-
-def _added(settings: Any, stack: Stack, time: str) -> Part | None:
-    """Positions that are added to the embeddings."""
-    chosen, D = settings.position, settings.width
-    source: tuple[Code, ...]
-    match chosen:
-        case Sinusoidal():
-            waves = f"PE(p, 2i) = sin(p/{chosen.base:g}^(2i/{D})), PE(p, 2i + 1) = cos(…)"
-            formula, source = f"x + PE[p]; {waves}", (code(position.sinusoids), code(position.Sinusoidal.embed))
-            names, detail = keys(settings, "position.kind", "position.layout", "position.base"), "sines and cosines"
-        case Learned():
-            formula, source = "x + P[p]", (code(position.Learned.embed),)
-            names, detail = keys(settings, "position.kind", "context"), f"{settings.context:,} × {D}"
-        case T5Bias():
-            names = keys(settings, "position.buckets")
-            own, read_by = size(stack.position), "b, which the scores of every layer are added to"
-            return Part("table of distances", read_by, dims(chosen.buckets, settings.attention.heads), own, names)
-        case NoPosition() | Rotary() | ALiBi() | Relative():
-            return None
-        case _:  # declared elsewhere
-            formula, source = type(stack.position).__doc__ or "", (code(type(stack.position).embed),)
-            names, detail = keys(settings, "position.kind"), chosen.kind
-    shape, own = f"{dims('B', time, D)} → the same", size(stack.position)
-    return Part(f"positions, {chosen.kind}", formula, shape, own, names, source, box="+ Positions", detail=detail)
-
-
-def _scored(chosen: PositionConfig, settings: Any, stack: Stack, module: Any) -> Part | None:
-    """Positions that act on queries, keys or scores; their table, if it is one for all layers, is counted in none."""
-    K, kind = settings.d_head, keys(settings, "position.kind")
-    match chosen:
-        case Rotary():
-            formula = f"pairs of q, k rotated by p · θ_i, θ_i = {chosen.base:g}^(−2i/{K})"
-            names = keys(settings, "position.kind", "position.base", "position.pairs", "position.scaling.kind")
-            sources = (code(position.Rotary.rotate), code(position.Rotary.frequencies))
-            return Part("positions, rotary", formula, f"over {K}", settings=names, code=sources)
-        case ALiBi():
-            formula = "scores − m_h · |i − j|, m_h = 2^(−8/heads), 2^(−16/heads), …"
-            return Part("positions, alibi", formula, settings=kind, code=(code(position.ALiBi.bias),))
-        case T5Bias():
-            names = keys(settings, "position.kind", "position.buckets", "position.max_distance")
-            note = "one table for all layers, counted before them"
-            sources = (code(position.T5Bias.bias), code(position.T5Bias.bucket))
-            return Part("positions, t5", "scores + b[bucket(j − i), head]", settings=names, code=sources, note=note)
-        case Relative():
-            own = module.relative_keys.numel() + module.relative_values.numel()
-            names, sources = keys(settings, "position.kind", "position.max_distance"), module.reference
-            formula = "softmax(q(k + a_k[j − i])ᵀ · scale)(v + a_v[j − i])"
-            return Part(
-                "positions, relative", formula, f"2 × {dims(chosen.rows, K)}", own, names, (code(sources.__func__),)
-            )
-        case _:
-            return None
 
 
 # ---- heads
@@ -363,7 +347,10 @@ def _words(model: Transformer, module: heads.Words) -> Part:
     D, V, tied = settings.width, settings.vocab_size, module.weight is None
     own = sum(weight.numel() for weight in (module.weight, module.bias) if weight is not None)
     table = "Eᵀ" if tied else "W"
-    formula = f"logits = x {table}{with_bias(module.bias is not None)}; p = softmax(logits)"
+    product = f"x {table}{with_bias(module.bias is not None)}"
+    if module.softcap is not None:
+        product = f"c tanh(({product})/c), c = {module.softcap:g}"
+    formula = f"logits = {product}; p = softmax(logits)"
     return Part(
         "logits", formula, f"{dims('B', 'T', D)} → {dims('B', 'T', f'{V:,}')}", own,
         keys(settings, "head.kind", "head.tied", "head.bias", "head.scale"), (code(heads.Words.forward),),

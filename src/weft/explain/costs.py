@@ -208,17 +208,16 @@ def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
             )
         case config.TransformerConfig():
             together = model.sharing  # layers that share their weights are counted as one
-            one, two = (count(_with_blocks(model, blocks), T) for blocks in (1, 2))
-            name, cache = f"{together} layers with one set of weights", cache_bytes(model, "bf16") / model.layers
-            return (
-                LayerCost(
-                    "layer" if together == 1 else name,
-                    model.layers // together,
-                    _more(two, one),
-                    together * kept[0],
-                    together * cache,
-                ),
-            )
+            cache, kinds = cache_bytes(model, "bf16") / model.layers, model.layer_kinds(model.layers)
+            found = []
+            for window in dict.fromkeys(kind.window for kind in kinds):
+                name = "layer" if len(model.kinds()) == 1 else f"layer with {_window(window)}"
+                name = name if together == 1 else f"{together} layers with one set of weights"
+                own = model.replace(pattern=(), attention={**model.attention.model_dump(), "window": window})
+                each = _more(count(_with_blocks(own, 2), T), count(_with_blocks(own, 1), T))
+                repeats = sum(kind.window == window for kind in kinds) // together
+                found.append(LayerCost(name, repeats, each, together * kept[0], together * cache))
+            return tuple(found)
         case config.Recurrent() | config.Bahdanau():
             # a Bahdanau model's encoder and decoder have as many layers each
             ways, cache = len(kept) // model.layers, cache_bytes(model, "bf16") / model.layers
@@ -226,12 +225,12 @@ def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
             deeper = _more(second, first)
             grows = {part.name for part in deeper.components}
             lowest = Count(tuple(part for part in first.components if part.name in grows), T)
-            found = [LayerCost("layer 0", 1, lowest, sum(kept[way * model.layers] for way in range(ways)), cache)]
+            deeps = [LayerCost("layer 0", 1, lowest, sum(kept[way * model.layers] for way in range(ways)), cache)]
             if model.layers > 1:
                 activations = sum(kept[way * model.layers + 1] for way in range(ways))
                 name = "layer 1" if model.layers == 2 else "deeper layer"
-                found.append(LayerCost(name, model.layers - 1, deeper, activations, cache))
-            return tuple(found)
+                deeps.append(LayerCost(name, model.layers - 1, deeper, activations, cache))
+            return tuple(deeps)
         case _:
             raise ModelError(f"a {type(model).__name__} has no layers to count")
 
@@ -240,6 +239,10 @@ def _with_blocks(model: config.TransformerConfig, blocks: int) -> config.Transfo
     """The model with so many blocks, each run as often as here."""
     distinct = {"distinct_layers": blocks} if getattr(model, "distinct_layers", None) is not None else {}
     return model.replace(layers=blocks * model.sharing, **distinct)
+
+
+def _window(window: int | None) -> str:
+    return "all of the past" if window is None else f"a window of {window:,}"
 
 
 def _more(larger: Count, smaller: Count) -> Count:

@@ -126,7 +126,9 @@ def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
 
 
 def _norm(norm: Norm, width: int) -> int:
-    return 2 * width if isinstance(norm, LayerNorm) and norm.bias else width
+    if isinstance(norm, LayerNorm):
+        return (norm.gain + norm.bias) * width
+    return width
 
 
 # ---- Transformers
@@ -176,7 +178,7 @@ def block_linears(model: config.TransformerConfig, cross: bool = False) -> list[
     """The linear layers of a block, by their names inside it."""
     D, d_ff, attention = model.d_model, model.feedforward.d_ff, model.attention
     H, G = attention.heads * model.d_head, attention.groups * model.d_head
-    into, out_of, both = attention.bias != "none", attention.bias == "all", model.feedforward.bias
+    (into, out_of), both = attention.biased, model.feedforward.bias
     linears = [Linear("attention.qkv", D, (H, G, G), into), Linear("attention.out", H, (D,), out_of)]
     if cross:
         linears += [Linear("cross.q", D, (H,), into), Linear("cross.kv", D, (G, G), into)]
@@ -189,7 +191,7 @@ def block_linears(model: config.TransformerConfig, cross: bool = False) -> list[
 
 
 def _transformer(model: config.TransformerConfig, T: int) -> Count:
-    D, E, d_head, qk_norm = model.d_model, model.width, model.d_head, model.attention.qk_norm
+    D, E, d_head, attention = model.d_model, model.width, model.d_head, model.attention
     embeddings, projection = model.vocab_size * E, 0
     if isinstance(model, config.EncoderDecoder):
         embeddings += (model.source_vocab_size or 0) * E
@@ -202,22 +204,26 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
     for depth, causal, cross in stacks(model):
         linears += depth * block_linears(model, cross)
         attentions = depth * (2 if cross else 1)
-        keys = _seen(model, causal, T)
-        pairs += depth * T * keys + (depth * T * T if cross else 0)
-        sublayers = attentions + depth if model.placement != "none" else 0
-        norms += (sublayers // model.sharing + int(model.placement == "pre")) * _norm(model.norm, D)
+        kinds = model.layer_kinds(depth)
+        pairs += sum(T * seen(kind.window, causal, T) for kind in kinds) + (depth * T * T if cross else 0)
+        norms += (depth // model.sharing * sublayer_norms(model, cross) + int(model.last_norm)) * _norm(model.norm, D)
         norms += _norm(model.norm, E) if model.embedding_norm else 0
-        norms += 0 if qk_norm is None else attentions // model.sharing * 2 * _norm(qk_norm, d_head)
+        if attention.qk_norm is not None:
+            together = attention.qk_norm_over == "heads"
+            widths = [d_head * (heads if together else 1) for heads in (attention.heads, attention.groups)]
+            norms += attentions // model.sharing * sum(_norm(attention.qk_norm, width) for width in widths)
         sizes = model.sizes(depth, causal)
         positions += model.position.parameters(replace(sizes, layers=depth // model.sharing))
-        by_position += model.position.flops(sizes, T, keys)
+        for kind in kinds:
+            own = kind.position or model.position
+            by_position += own.flops(replace(sizes, layers=1), T, seen(kind.window, causal, T))
 
     parts = [
         Component("embeddings", embeddings, 0),
         Component("positions", positions, 0),
         Component("projection", projection + D if projection else 0, 2 * T * projection),
         _products(model, "MHA projections", [each for each in linears if not each.name.startswith("feedforward")], T),
-        Component("attention", 0, 4 * pairs * model.attention.heads * d_head + by_position, True),
+        Component("attention", 0, 4 * pairs * attention.heads * d_head + by_position, True),
         _products(model, "FFN", [each for each in linears if each.name.startswith("feedforward")], T),
         Component("norms", norms, 0),
         *_head(model, T),
@@ -231,10 +237,15 @@ def _products(model: config.TransformerConfig, name: str, linears: list[Linear],
     return Component(name, parameters // model.sharing, 2 * T * products, True)
 
 
-def _seen(model: config.TransformerConfig, causal: bool, T: int) -> int:
-    """Keys that a query is compared with."""
-    window = model.attention.window or T
+def seen(window: int | None, causal: bool, T: int) -> int:
+    """Keys of T that a query is compared with."""
+    window = window or T
     return min(T, window if causal else 2 * window - 1)
+
+
+def sublayer_norms(model: config.TransformerConfig, cross: bool) -> int:
+    """The norms around the sublayers of a block, which may read a source."""
+    return model.norms + (model.norms // 2 if cross else 0)
 
 
 def _head(model: config.TransformerConfig, T: int) -> list[Component]:
@@ -251,7 +262,8 @@ def _head(model: config.TransformerConfig, T: int) -> list[Component]:
         case config.NextSentenceHead():
             return [_dense(pooler, (D, 2, 1))]
         case config.ClassificationHead():
-            return [_dense(*([pooler] if head.pooler else []), (D, head.labels, 1))]
+            made = _dense(*([pooler] if head.pooler else []), (D, head.labels, 1))
+            return [made if head.bias else replace(made, parameters=made.parameters - head.labels)]
         case config.TaggingHead():
             return [_dense((D, head.labels, T))]
         case config.SpanHead():

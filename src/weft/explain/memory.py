@@ -25,7 +25,16 @@ from dataclasses import dataclass
 
 from weft.config import Config
 from weft.errors import ModelError
-from weft.explain.count import GATES, STATE_VECTORS, adapted_linears, count, layers_linears, stacks
+from weft.explain.count import (
+    GATES,
+    STATE_VECTORS,
+    adapted_linears,
+    count,
+    layers_linears,
+    seen,
+    stacks,
+    sublayer_norms,
+)
 from weft.models import config
 from weft.nn.config import Gated, LoRA
 
@@ -170,15 +179,24 @@ class LayerBytes:
 def layer_bytes(model: config.TransformerConfig, T: int, n: int, compiled: bool = False) -> list[LayerBytes]:
     """What one layer of each stack keeps of a token, at `T` tokens a sequence and `n` bytes a number."""
     D = model.d_model
-    norm = n * D if model.placement != "none" else 0
-    along = norm + (D if model.dropout else 0)
+    dropped = D if model.dropout else 0
     found = []
     for depth, causal, cross in stacks(model):
         inside = float(_attention(model, n, cross=False) + _feedforward(model, n, compiled))
         inside += n * model.position.activations(model.sizes(depth, causal), T)
         inside += _attention(model, n, cross=True) if cross else 0
-        found.append(LayerBytes(along * (3 if cross else 2), n * D * (4 if cross else 2), inside))
+        inside += max((_scores(model, seen(kind.window, causal, T), n) for kind in model.kinds()), default=0)
+        # two norms side by side read, and keep, the same numbers
+        normed = sublayer_norms(model, cross) if model.sublayers == "sequential" else 1
+        along = n * D * normed + dropped * (3 if cross else 2)
+        read = (4 if cross else 2) if model.sublayers != "parallel" else 1
+        found.append(LayerBytes(along, n * D * read, inside))
     return found
+
+
+def _scores(model: config.TransformerConfig, keys: int, n: int) -> int:
+    """Of scores that are capped, which no fused kernel does: tanh, probabilities, and each in the products' type."""
+    return 0 if model.attention.softcap is None else 3 * max(n, WIDE) * model.attention.heads * keys
 
 
 def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[float], float, float]:
@@ -191,7 +209,7 @@ def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[
 def around_bytes(model: config.TransformerConfig, n: int) -> float:
     """Bytes a token that are kept outside of the layers: norms around them, and what the logits are made of."""
     D = model.d_model
-    around = (n * D if model.placement == "pre" else 0) + (WIDE * model.width if model.embedding_norm else 0)
+    around = (n * D if model.last_norm else 0) + (WIDE * model.width if model.embedding_norm else 0)
     around += n * model.width if getattr(model, "d_embedding", None) is not None else 0  # what the projection reads
     return len(stacks(model)) * around + n * D
 

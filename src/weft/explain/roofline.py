@@ -152,7 +152,8 @@ class Roofline:
             there, back = (self.number * times * pairs for times in SCORES)
             return 2 * (step + spill) + self.move(there), 4 * (step + spill) + self.move(back)
         seen = T / 2 + DIAGONAL if causal else T
-        pairs = queries * min(seen, T, model.attention.window or T)
+        kinds = model.kinds()
+        pairs = queries * sum(min(seen, T, kind.window or T) for kind in kinds) / len(kinds)
         softmax = PAIR * pairs / self.device.exponentials
         times = DRAWN if model.attention.dropout else 1.0
         softmax, rate = times * softmax, self.rate / times

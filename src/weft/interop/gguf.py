@@ -22,7 +22,8 @@ from weft.interop.gguf_tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.settings import Settings, shown
 from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
 from weft.models.config import Decoder
-from weft.nn.config import Llama3Scaling, RMSNorm, Rotary
+from weft.nn.config import RMSNorm, Rotary
+from weft.nn.scaling import Llama3Scaling
 from weft.progress import bar
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")

@@ -26,8 +26,7 @@ from weft.models import heads
 from weft.models.build import build
 from weft.models.config import Model, TransformerConfig
 from weft.models.transformer import Transformer, encoded_source
-from weft.nn.attention import AttentionMask
-from weft.nn.config import DynamicNTK, Rotary
+from weft.nn.config import Rotary
 from weft.nn.init import empty_weights
 from weft.nn.mask import Mask
 
@@ -67,10 +66,13 @@ def _check(model: Model) -> None:
         raise InteropError(f"ONNX files need the package {missing[0]}; install it with: pip install 'weft[onnx]'")
     if not isinstance(model, TransformerConfig):
         raise InteropError(f"model.kind = '{model.kind}': only Transformers can be exported as ONNX")
-    if isinstance(model.position, Rotary) and isinstance(model.position.scaling, DynamicNTK):
-        raise InteropError(
-            "model.position.scaling.kind = 'dynamic-ntk': it depends on the length, which is not fixed in an ONNX file"
-        )
+    for kind in model.kinds():
+        if isinstance(kind.position, Rotary) and kind.position.changes_after(model.context) is not None:
+            assert kind.position.scaling is not None
+            raise InteropError(
+                f"model.position.scaling.kind = '{kind.position.scaling.kind}': it depends on the length, which is not"
+                " fixed in an ONNX file"
+            )
 
 
 def _plain_model(bundle: ModelBundle) -> Transformer:
@@ -124,8 +126,7 @@ def _decode(model: Transformer, tokens: Tensor, *given: Tensor) -> tuple[Tensor,
     places = torch.arange(before, before + time, device=tokens.device)[None]
     keys = torch.arange(before + time, device=tokens.device)[None]
     x = model.embed(tokens, model.embedding)
-    angles = stack.position.angles(places, before + time, x.dtype)
-    where = AttentionMask(Mask(causal=True, window=stack.window, offset=before), stack.position, places, keys, angles)
+    where = stack.where(Mask(causal=True, offset=before), places, keys, x)
     caches = [_Cache(k, v) for k, v in zip(given[:count:2], given[1:count:2], strict=True)]
     source = None
     if len(given) > count:

@@ -5,18 +5,22 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
-from weft.nn.config import Activation, Block, Init, NormalInit, Probability, Sizes
+from weft.nn.config import Activation, Block, Init, NoPosition, NormalInit, Position, Probability, Sizes
 
 # ---- what a Transformer's last layer is for
 
 
 class LMHead(Config):
-    """The next token: features times a (vocab_size, d_model) table, the embeddings' own if `tied`."""
+    """The next token: features times a (vocab_size, d_model) table, the embeddings' own if `tied`.
+
+    The features are multiplied by `scale`; `softcap` c makes of each logit z c · tanh(z/c) (Gemma 2).
+    """
 
     kind: Literal["lm"] = "lm"
     tied: bool = True
     bias: bool = False
     scale: PositiveFloat | None = None
+    softcap: PositiveFloat | None = None
 
 
 class MaskedLMHead(Config):
@@ -52,6 +56,7 @@ class ClassificationHead(Config):
     pooling: Literal["first", "mean", "last"] = "first"
     pooler: bool = True
     activation: Activation = "tanh"
+    bias: bool = True
     dropout: Probability = 0.1
 
 
@@ -104,17 +109,28 @@ Head = Annotated[
 Layers = Annotated[int, Field(gt=0, le=10_000)]
 
 
+class LayerKind(Config):
+    """What the layers of one kind have of their own, where layers differ: `window` as attention has it, None for all of
+    the past; and how they know positions, None for the model's way."""
+
+    window: PositiveInt | None = None
+    position: Position | None = None
+
+
 class TransformerConfig(Block):
     """What encoders, decoders and encoder–decoders have in common.
 
     `context` is the longest sequence in training; only learned positions make it a hard limit.
-    `embedding_scale` multiplies the embeddings by √d_model, `embedding_norm` normalises them (BERT).
+    `embedding_scale` multiplies the embeddings by √d_model, or by the number given; `embedding_norm` normalises them
+    (BERT). Where layers differ, `pattern` lists their kinds from the lowest up, and is repeated over the depth: five
+    with a window and one without, say (Gemma 3).
     """
 
     vocab_size: PositiveInt
     context: PositiveInt = 1024
     layers: Layers
-    embedding_scale: bool = False
+    pattern: tuple[LayerKind, ...] = ()
+    embedding_scale: bool | PositiveFloat = False
     embedding_norm: bool = False
     init: Init = NormalInit()
 
@@ -132,6 +148,38 @@ class TransformerConfig(Block):
     def divisible(self) -> bool:
         """Whether several processes can divide its weights among them."""
         return self.sharing == 1 and self.width == self.d_model
+
+    @model_validator(mode="after")
+    def _kinds(self) -> Self:
+        if self.pattern and self.attention.window is not None:
+            raise ValueError("attention.window is every layer's, but there is a pattern: give its kinds their windows")
+        for kind in self.pattern:
+            for position in (self.position, kind.position) if kind.position is not None else ():
+                if not (position.rotates or isinstance(position, NoPosition)):
+                    raise ValueError(
+                        f"pattern: a layer's own positions are rotary or none, beside rotary or none; not"
+                        f" '{position.kind}'"
+                    )
+                position.check(self.d_model, self.d_head)
+        return self
+
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The pattern with every kind's window and positions filled in; one kind where layers don't differ."""
+        if not self.pattern:
+            return (LayerKind(window=self.attention.window, position=self.position),)
+        return tuple(LayerKind(window=kind.window, position=kind.position or self.position) for kind in self.pattern)
+
+    def layer_kinds(self, layers: int) -> list[LayerKind]:
+        """The kind of each of so many layers, from the lowest up."""
+        kinds = self.kinds()
+        return [kinds[layer % len(kinds)] for layer in range(layers)]
+
+    @property
+    def embedding_factor(self) -> float | None:
+        """What the embeddings are multiplied by, if by anything."""
+        if isinstance(self.embedding_scale, bool):
+            return self.d_model**0.5 if self.embedding_scale else None
+        return self.embedding_scale
 
     def sizes(self, layers: int, causal: bool) -> Sizes:
         """What a position encoding has to know of a stack of so many layers."""
@@ -168,6 +216,8 @@ class Encoder(TransformerConfig):
     def _savings(self) -> Self:
         if self.distinct_layers is not None and self.layers % self.distinct_layers:
             raise ValueError(f"distinct_layers = {self.distinct_layers} does not divide layers = {self.layers}")
+        if self.distinct_layers is not None and self.pattern:
+            raise ValueError("distinct_layers: layers that share their weights are of one kind, but there is a pattern")
         if self.d_embedding is not None:
             self.position.check(self.d_embedding, self.d_head)
             if self.head.kind == "lm":
@@ -195,6 +245,12 @@ class EncoderDecoder(TransformerConfig):
     encoder_layers: Layers | None = None
     source_vocab_size: PositiveInt | None = None
     head: LMHead = LMHead()
+
+    @model_validator(mode="after")
+    def _one_after_the_other(self) -> Self:
+        if self.sublayers != "sequential":
+            raise ValueError(f"sublayers = '{self.sublayers}' is for a stack without a source; here it is 'sequential'")
+        return self
 
 
 # ---- recurrent models

@@ -13,6 +13,7 @@ from weft.nn.dropout import Dropout
 from weft.nn.feedforward import activations
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
+from weft.nn.loss import Readout
 
 
 class Pretraining(NamedTuple):
@@ -29,6 +30,7 @@ class Words(nn.Module):
         super().__init__()
         self.weight = None if tied else nn.Parameter(torch.empty(model.vocab_size, model.width))
         self.bias = nn.Parameter(torch.empty(model.vocab_size)) if bias else None
+        self.softcap: float | None = None
 
     def reset_parameters(self, init: Initialiser) -> None:
         """Draw the table, if it has one of its own; the bias becomes 0."""
@@ -43,7 +45,13 @@ class Words(nn.Module):
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, vocab_size)."""
-        return F.linear(self.prepare(features), table if self.weight is None else self.weight, self.bias)
+        return self.readout(features, table).logits()
+
+    def readout(self, features: Tensor, table: Tensor) -> Readout:
+        """What the logits are a product of."""
+        return Readout(
+            self.prepare(features), table if self.weight is None else self.weight, self.bias, softcap=self.softcap
+        )
 
 
 class WordHead(Words):
@@ -51,7 +59,7 @@ class WordHead(Words):
 
     def __init__(self, settings: config.LMHead, model: config.TransformerConfig):
         super().__init__(model, settings.tied, settings.bias)
-        self.scale = settings.scale
+        self.scale, self.softcap = settings.scale, settings.softcap
 
     def prepare(self, features: Tensor) -> Tensor:
         """Scale them, if asked to."""
@@ -110,7 +118,7 @@ class Classifier(nn.Module):
         self.pooling = settings.pooling
         self.pooler = Pooler(d_model, settings.activation) if settings.pooler else None
         self.dropout = Dropout(settings.dropout)
-        self.out = Linear(d_model, settings.labels)
+        self.out = Linear(d_model, settings.labels, bias=settings.bias)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, labels)."""

@@ -1,6 +1,7 @@
 """The Transformer (Vaswani et al. 2017) as encoder, decoder or both: one class over one Block."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -49,17 +50,21 @@ class Stack(nn.Module):
 
     def __init__(self, settings: TransformerConfig, layers: int, causal: bool, cross: bool):
         super().__init__()
-        d_model, attention = settings.d_model, settings.attention
+        d_model, sizes = settings.d_model, settings.sizes(layers, causal)
         self.causal = causal
-        self.window = attention.window
-        self.position = position.build(settings.position, settings.sizes(layers, causal))
+        self.windows = [kind.window for kind in settings.kinds()]
+        self.position = position.build(settings.position, sizes)
+        # kinds of layers that know positions in their own way, by their number in the pattern
+        own = {str(number): kind.position for number, kind in enumerate(settings.pattern) if kind.position is not None}
+        self.positions = nn.ModuleDict({number: position.build(each, sizes) for number, each in own.items()})
         self.embedding_norm = norm.build(settings.norm, settings.width) if settings.embedding_norm else None
         self.dropout = Dropout(settings.dropout)
         factorised = getattr(settings, "d_embedding", None) is not None
         self.projection = Linear(settings.width, d_model) if factorised else None
         self.sharing = settings.sharing
-        self.blocks = nn.ModuleList(Block(settings, cross) for _ in range(layers // self.sharing))
-        self.norm = norm.build(settings.norm, d_model) if settings.placement == "pre" else None
+        blocks = layers // self.sharing
+        self.blocks = nn.ModuleList(Block(settings, cross, n % len(self.windows)) for n in range(blocks))
+        self.norm = norm.build(settings.norm, d_model) if settings.last_norm else None
         self.context: Past | None = None  # where processes divide rows: gives the keys and values of whole ones
         self.recompute = False  # keep only the blocks' inputs for the backward pass, and run the blocks again
 
@@ -68,26 +73,38 @@ class Stack(nn.Module):
         """The block of each layer, from the lowest up; layers in a row may share one."""
         return [block for block in self.blocks for _ in range(self.sharing)]
 
+    def where(self, mask: Mask, queries: Tensor, keys: Tensor, x: Tensor) -> list[AttentionMask]:
+        """The mask of tokens x (batch, time, d_model) in every kind of layer, with its window, and what positions do
+        there; queries (batch or 1, time) and keys (batch or 1, source time) are those of the tokens and of all keys."""
+        made = []
+        for number, window in enumerate(self.windows):
+            key = str(number)
+            used = self.positions[key] if key in self.positions else self.position  # noqa: SIM401 — no dict
+            assert isinstance(used, Position)
+            angles = used.angles(queries, keys.shape[1], x.dtype)
+            made.append(AttentionMask(replace(mask, window=window), used, queries, keys, angles))
+        return made
+
     def forward(
         self,
         x: Tensor,
         positions: Tensor,
-        where: AttentionMask,
+        where: Sequence[AttentionMask],
         cache: Sequence[Past | None] | None = None,
         source: EncodedSource | None = None,
     ) -> Tensor:
-        """x (batch, time, width) → (batch, time, d_model); layers also read `cache` and `source`."""
+        """x (batch, time, width) → (batch, time, d_model); `where` has a mask for each kind of layer, and layers also
+        read `cache` and `source`."""
         x = self.position.embed(x, positions)
         x = self.dropout(_narrowed(x if self.embedding_norm is None else self.embedding_norm(x)))
         x = x if self.projection is None else self.projection(x)
         again = self.recompute and torch.is_grad_enabled()
         if again:
-            where.prepare()
-            if source is not None:
-                source.where.prepare()
+            for mask in (*where, *([] if source is None else [source.where])):
+                mask.prepare()
         for layer, block in enumerate(self.layers):
             over = None if source is None else (source.cache[layer], source.where)
-            given = where, cache[layer] if cache else None, over
+            given = where[block.kind], cache[layer] if cache else None, over  # type: ignore[call-overload]
             run = _numbered(block) if self.training else block
             x = checkpoint(run, x, *given, use_reentrant=False) if again else run(x, *given)
         return x if self.norm is None else self.norm(x)
@@ -174,7 +191,6 @@ class Transformer(LanguageModel):
         documents, runs = limits.get("documents"), limits.get("runs", ())
         seen = Mask(
             causal=stack.causal,
-            window=stack.window,
             prefix=limits.get("prefix"),
             real=limits.get("mask"),
             documents=None if documents is None else (taken(documents, runs), documents),
@@ -184,7 +200,7 @@ class Transformer(LanguageModel):
         keys = _places(tokens) if positions is None else positions
         queries = taken(keys, runs)
         others = [stack.context] * len(stack.layers) if runs else None
-        return stack(x, queries, _where(stack, seen, queries, keys, x), others, encoded)
+        return stack(x, queries, _mapped(stack.where(seen, queries, keys, x)), others, encoded)
 
     def head(self, features: Tensor, mask: Tensor | None = None) -> Any:
         """The head's output for features (batch, time, d_model): logits, or a class, tag or vector."""
@@ -199,8 +215,7 @@ class Transformer(LanguageModel):
         words = self.output.words if isinstance(self.output, heads.PretrainingPair) else self.output
         if not isinstance(words, heads.Words):
             raise ModelError(f"a head of kind '{self.config.head.kind}' predicts no words")
-        table = self.embedding.weight if words.weight is None else words.weight
-        return Readout(words.prepare(features), table, words.bias)
+        return words.readout(features, self.embedding.weight)
 
     @property
     def alignment(self) -> nn.Module | None:
@@ -240,13 +255,10 @@ class Transformer(LanguageModel):
         places = ahead + state.longest if state.even else ahead + state.lengths[:, None]
         seen = state.longest + time
         keys = torch.arange(seen, device=tokens.device)[None]
-        if state.even and stack.window is None and time == 1:
-            mask = Mask(causal=False)  # one query sees the whole cache
-        elif state.even:
-            mask = Mask(causal=True, window=stack.window, offset=state.longest)
-        else:
-            mask = Mask(causal=True, window=stack.window, places=places)
-        where = AttentionMask(mask, stack.position, places, keys, stack.position.angles(places, seen, x.dtype))
+        mask = Mask(causal=True, places=places)
+        if state.even:  # one query comes after the whole cache
+            mask = Mask(causal=time > 1, offset=state.longest)
+        where = stack.where(mask, places, keys, x)
         written = None if state.even else places
         cache = [state.cache.layer(number, written, state.longest) for number in range(len(stack.blocks))]
         source = None if state.source_cache is None else encoded_source(state.source_cache, state.source_mask, time)
@@ -265,8 +277,8 @@ class Transformer(LanguageModel):
         """tokens (batch, time) → (batch, time, width), in an encoder with what their segments add."""
         check_tokens(tokens, table.num_embeddings)
         x = table(tokens)
-        if self.config.embedding_scale:
-            x = x * self.config.d_model**0.5
+        if self.config.embedding_factor is not None:
+            x = x * self.config.embedding_factor
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         return x
@@ -276,8 +288,8 @@ class Transformer(LanguageModel):
         assert self.encoder is not None and self.decoder is not None
         x = self.embed(source.tokens, self.source_embedding or self.embedding, None)
         positions = _places(source.tokens)
-        mask = Mask(causal=False, window=self.encoder.window, real=source.mask)
-        encoded = self.encoder(x, positions, _where(self.encoder, mask, positions, positions, x))
+        where = self.encoder.where(Mask(causal=False, real=source.mask), positions, positions, x)
+        encoded = self.encoder(x, positions, _mapped(where))
         return [block.cross.keys_values(encoded) for block in self.decoder.blocks]  # type: ignore[operator,union-attr]
 
 
@@ -307,17 +319,18 @@ def _places(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device)[None]
 
 
-def _where(stack: Stack, mask: Mask, queries: Tensor, keys: Tensor, x: Tensor) -> AttentionMask:
-    """The mask of tokens x (batch, time, d_model) that a stack reads at once, in rows whose positions are `keys`."""
-    angles = stack.position.angles(queries, keys.shape[1], x.dtype)
-    where = AttentionMask(mask, stack.position, queries, keys, angles)
-    return _with_blocks(mask, stack.position, queries, keys, angles) if where.flexes else where
+def _mapped(where: list[AttentionMask]) -> list[AttentionMask]:
+    """The masks of whole sequences, with FlexAttention's map of blocks where it is needed."""
+    return [
+        _with_blocks(each.mask, each.position, each.queries, each.keys, each.angles) if each.flexes else each
+        for each in where
+    ]
 
 
 def _with_blocks(
     mask: Mask, position: Position, queries: Tensor, keys: Tensor, angles: tuple[Tensor, Tensor] | None
 ) -> AttentionMask:
-    """The same with FlexAttention's map of blocks."""
+    """One of them."""
     where = AttentionMask(mask, position, queries, keys, angles)
     where.blocks()
     return where

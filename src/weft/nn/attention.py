@@ -14,92 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from weft.nn import norm
+from weft.nn.attention_mask import DENSE_ENTRIES, AttentionMask
 from weft.nn.cache import Past
 from weft.nn.config import Attention as AttentionConfig
 from weft.nn.config import Relative
 from weft.nn.dropout import dropped, next_call, place_keys
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
-from weft.nn.mask import Mask
-from weft.nn.position import Position
 from weft.nn.runs import Runs, spans
+from weft.nn.softcap import capped
 
-# A mask of more entries than this is made block by block of queries, and again in the backward pass.
-DENSE_ENTRIES = 2**22
 QUERY_BLOCK = 512
-# On a GPU a mask of more entries than this is left to FlexAttention, which compiles a kernel for every new shape:
-# shorter sequences come in many shapes, and their masks fit in memory.
-FLEX_ENTRIES = 2**18
 # On a GPU more probabilities than this, over all rows and heads, are not kept for the backward pass.
 KEPT_ENTRIES = 2**28
-
-
-class AttentionMask:
-    """A mask between queries and keys at known positions, with what their positions do to the scores.
-
-    It is the same for every layer of a stack. queries (batch or 1, time) and keys (batch or 1, source time) are
-    positions; angles rotate this call's own tokens.
-    """
-
-    def __init__(
-        self,
-        mask: Mask,
-        position: Position,
-        queries: Tensor,
-        keys: Tensor,
-        angles: tuple[Tensor, Tensor] | None = None,
-    ):
-        self.mask, self.position, self.angles = mask, position, angles
-        self.queries, self.keys = queries, keys
-        self._dense: Tensor | None = None
-        self._blocks: Any = None
-
-    def dense(self) -> Tensor | None:
-        """The whole mask at once, made when the first layer needs it: bool, or floats where positions add a bias.
-
-        None where every query sees every key.
-        """
-        if self._dense is None:
-            self._dense = self.part(slice(0, self.queries.shape[1]), slice(0, self.keys.shape[1]))
-        return self._dense
-
-    @property
-    def flexes(self) -> bool:
-        """Whether FlexAttention's kernels fit: on a GPU, for a mask too large to be laid out.
-
-        A text that is read piece by piece meets a new shape each time, and is left to others.
-        """
-        mask, entries = self.mask, self.queries.shape[1] * self.keys.shape[1]
-        plain = mask.triangular or mask.full or self.position.biases
-        pieces = mask.places is not None or mask.offset > 0
-        return self.queries.is_cuda and not plain and not pieces and entries > FLEX_ENTRIES
-
-    def prepare(self) -> None:
-        """Build now what the first layer would build for all: layers that are recomputed must not change any state."""
-        if self.flexes:
-            self.blocks()
-        if self.queries.shape[1] * self.keys.shape[1] <= DENSE_ENTRIES:
-            self.dense()
-
-    def part(self, queries: slice, keys: slice) -> Tensor | None:
-        """The mask (batch or 1, heads or 1, time, source time) of some queries against some keys."""
-        bias = self.position.bias(self.queries[:, queries], self.keys[:, keys])
-        if self.mask.full:
-            return bias
-        seen = self.mask.dense(queries, keys, self.queries.device)
-        return seen if bias is None else torch.where(seen, bias, float("-inf"))
-
-    def blocks(self) -> Any:
-        """FlexAttention's map of the blocks that have something to see."""
-        if self._blocks is None:
-            rows = self.mask.rows if self.mask.rows > 1 else None
-            lengths = self.queries.shape[1], self.keys.shape[1]
-            self._blocks = create_block_mask(self.mask.mask_mod(), rows, None, *lengths, device=self.queries.device)
-        return self._blocks
 
 
 class QKV(NamedTuple):
@@ -135,15 +66,19 @@ class QKV(NamedTuple):
 
 
 def reference_attention(
-    qkv: QKV, scale: float, mask: Tensor | None = None, drop: Callable[[Tensor], Tensor] = lambda weights: weights
+    qkv: QKV,
+    scale: float,
+    mask: Tensor | None = None,
+    drop: Callable[[Tensor], Tensor] = lambda weights: weights,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q kᵀ · scale)v and the probabilities, by the formula.
 
     mask bool (True is seen) or float (added). → (batch, heads, time, d_head), (batch, heads, time, source time).
-    A query that sees nothing gets zeros. `drop` is applied to the probabilities.
+    A query that sees nothing gets zeros. `drop` is applied to the probabilities, `softcap` to the scores.
     """
     q, k, v = qkv.repeated()
-    weights = drop(probabilities(q @ k.mT * scale, mask))
+    weights = drop(probabilities(capped(q @ k.mT * scale, softcap), mask))
     return weights @ v, weights
 
 
@@ -178,8 +113,7 @@ def fast_attention(qkv: QKV, scale: float, where: AttentionMask) -> Tensor:
 def dropped_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: float, first_head: int = 0) -> Tensor:
     """The same with dropout of the probabilities, which PyTorch's fused kernels draw in an order of their own.
 
-    By our own kernels where they fit; else by the formula, a few queries at a time where all probabilities would be too
-    many to keep.
+    By our own kernels where they fit, else by the formula.
     """
     call = next_call()
     fits = _kernels_fit(qkv, where)
@@ -192,12 +126,35 @@ def dropped_attention(qkv: QKV, scale: float, where: AttentionMask, dropout: flo
         out: Tensor = torch.ops.weft.dropped_attention(*qkv, keys, real, documents, *options)[0]
         return out
 
+    return by_formula(qkv, scale, where, None, Dropping(dropout, call, first_head))
+
+
+class Dropping(NamedTuple):
+    """Dropout of probabilities: the share that is lost, the number of the call, the heads that come before these."""
+
+    share: float
+    call: int
+    first_head: int = 0
+
+    def of(self, weights: Tensor, queries: slice, keys: slice) -> Tensor:
+        """weights (batch, heads, time, source time) of some queries and keys, with some lost."""
+        first = (self.first_head, queries.start)
+        places = place_keys(weights.shape[:-1], self.call, first, device=weights.device)
+        return dropped(weights, self.share, places, keys.start)
+
+
+def by_formula(
+    qkv: QKV, scale: float, where: AttentionMask, softcap: float | None, dropping: Dropping | None
+) -> Tensor:
+    """What no kernel of PyTorch's has, by `reference_attention`; a few queries at a time where all probabilities would
+    be too many to keep."""
+
     def one(part: QKV, queries: slice, keys: slice) -> Tensor:
         def drop(weights: Tensor) -> Tensor:
-            places = place_keys(weights.shape[:-1], call, (first_head, queries.start), device=weights.device)
-            return dropped(weights.to(part.v.dtype), dropout, places, keys.start)
+            weights = weights.to(part.v.dtype)
+            return weights if dropping is None else dropping.of(weights, queries, keys)
 
-        return reference_attention(part, scale, where.part(queries, keys), drop)[0]
+        return reference_attention(part, scale, where.part(queries, keys), drop, softcap)[0]
 
     whole = slice(0, qkv.q.shape[2]), slice(0, qkv.k.shape[2])
     entries = qkv.pairs * (qkv.q.shape[0] * qkv.q.shape[1] if qkv.q.is_cuda else 1)
@@ -282,18 +239,25 @@ class _Heads(nn.Module):
         self.heads, self.kv_heads, self.d_head = settings.heads, settings.groups, d_head
         self.first_head = 0  # where several processes divide the heads: how many come before these
         self.scale = settings.scale or d_head**-0.5
+        self.softcap = settings.softcap
         self.dropout = settings.dropout
-        self.out = Linear(self.heads * d_head, d_model, bias=settings.bias == "all", into_residual=True)
-        self.q_norm = norm.build(settings.qk_norm, d_head) if settings.qk_norm else None
-        self.k_norm = norm.build(settings.qk_norm, d_head) if settings.qk_norm else None
+        self.out = Linear(self.heads * d_head, d_model, bias=settings.biased[1], into_residual=True)
+        self.norm_heads = settings.qk_norm_over == "heads"  # all heads of a token together
+        widths = [heads * d_head if self.norm_heads else d_head for heads in (self.heads, self.kv_heads)]
+        self.q_norm = norm.build(settings.qk_norm, widths[0]) if settings.qk_norm else None
+        self.k_norm = norm.build(settings.qk_norm, widths[1]) if settings.qk_norm else None
         if settings.dropout:
             _load_kernels()
         self.weights = nn.Identity()  # the probabilities pass through here, where a forward hook can see them
         self.always_reference = False
 
-    def split(self, x: Tensor, heads: int) -> Tensor:
-        """(batch, time, heads · d_head) → (batch, heads, time, d_head)."""
-        return x.unflatten(-1, (heads, self.d_head)).transpose(1, 2)
+    def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
+        """(batch, time, heads · d_head) → (batch, heads, time, d_head), normed where there is a norm."""
+        if norm is None:
+            return x.unflatten(-1, (heads, self.d_head)).transpose(1, 2)
+        if self.norm_heads:
+            return norm(x).unflatten(-1, (heads, self.d_head)).transpose(1, 2)
+        return norm(x.unflatten(-1, (heads, self.d_head)).transpose(1, 2))
 
     def attend(self, qkv: QKV, where: AttentionMask) -> Tensor:
         """Heads of queries over heads of keys and values → (batch, time, d_model)."""
@@ -303,6 +267,9 @@ class _Heads(nn.Module):
             mixed = self.reference(qkv, where, dropout)
         elif self.weights._forward_hooks:
             mixed = self.watched(qkv, where, dropout)
+        if mixed is None and self.softcap is not None:
+            dropping = Dropping(dropout, next_call(), self.first_head) if dropout else None
+            mixed = by_formula(qkv, self.scale, where, self.softcap, dropping)
         if mixed is None:
             fast = (qkv, self.scale, where)
             mixed = dropped_attention(*fast, dropout, self.first_head) if dropout else fast_attention(*fast)
@@ -311,7 +278,7 @@ class _Heads(nn.Module):
     def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
         """`reference_attention` with dropout; the probabilities pass through `weights`."""
         return reference_attention(
-            qkv, self.scale, where.dense(), lambda weights: self.drop(self.weights(weights), dropout)
+            qkv, self.scale, where.dense(), lambda weights: self.drop(self.weights(weights), dropout), self.softcap
         )[0]
 
     def watched(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor | None:
@@ -321,7 +288,7 @@ class _Heads(nn.Module):
         if nobody had looked. Else the result follows from what the hooks have made of them.
         """
         q, k, v = qkv.repeated()
-        found = probabilities(q @ k.mT * self.scale, where.dense())
+        found = probabilities(capped(q @ k.mT * self.scale, self.softcap), where.dense())
         used = self.weights(found)
         return None if used is found else self.drop(used, dropout) @ v
 
@@ -339,7 +306,7 @@ class SelfAttention(_Heads):
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int, position: Any = None):
         super().__init__(settings, d_model, d_head)
         self.widths = [heads * d_head for heads in (self.heads, self.kv_heads, self.kv_heads)]
-        self.qkv = Linear(d_model, *self.widths, bias=settings.bias != "none")
+        self.qkv = Linear(d_model, *self.widths, bias=settings.biased[0])
         self.relative_keys = self.relative_values = None
         if isinstance(position, Relative):
             self.always_reference = True  # the probabilities weight the relative values, and no fused kernel has them
@@ -355,9 +322,8 @@ class SelfAttention(_Heads):
     def forward(self, x: Tensor, where: AttentionMask, past: Past | None = None) -> Tensor:
         """x (batch, time, d_model) → (batch, time, d_model); `past` gives keys and values that aren't these tokens'."""
         q, k, v = self.qkv(x).split(self.widths, -1)
-        q, k, v = self.split(q, self.heads), self.split(k, self.kv_heads), self.split(v, self.kv_heads)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.split(q, self.heads, self.q_norm), self.split(k, self.kv_heads, self.k_norm)
+        v = self.split(v, self.kv_heads)
         if where.angles is not None:
             q, k = where.position.rotate(q, where.angles), where.position.rotate(k, where.angles)
         if past is not None:
@@ -374,7 +340,8 @@ class SelfAttention(_Heads):
         near_keys = F.embedding(distances, self.relative_keys)  # (B or 1, T, S, d_head)
         near_values = F.embedding(distances, self.relative_values)
         scores = q @ k.mT + torch.einsum("bhtd,btsd->bhts", q, near_keys.expand(q.shape[0], -1, -1, -1))
-        kept = self.drop(self.weights(probabilities(scores * self.scale, where.dense())), dropout)
+        scores = capped(scores * self.scale, self.softcap)
+        kept = self.drop(self.weights(probabilities(scores, where.dense())), dropout)
         return kept @ v + torch.einsum("bhts,btsd->bhtd", kept, near_values.expand(q.shape[0], -1, -1, -1))
 
 
@@ -384,16 +351,14 @@ class CrossAttention(_Heads):
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__(settings, d_model, d_head)
         keys = self.kv_heads * d_head
-        self.q = Linear(d_model, self.heads * d_head, bias=settings.bias != "none")
-        self.kv = Linear(d_model, keys, keys, bias=settings.bias != "none")
+        self.q = Linear(d_model, self.heads * d_head, bias=settings.biased[0])
+        self.kv = Linear(d_model, keys, keys, bias=settings.biased[0])
 
     def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """source (batch, source time, d_model) → its keys and values, each (batch, kv_heads, source time, d_head)."""
         k, v = self.kv(source).chunk(2, dim=-1)
-        k, v = self.split(k, self.kv_heads), self.split(v, self.kv_heads)
-        return (k if self.k_norm is None else self.k_norm(k)), v
+        return self.split(k, self.kv_heads, self.k_norm), self.split(v, self.kv_heads)
 
     def forward(self, x: Tensor, source: tuple[Tensor, Tensor], where: AttentionMask) -> Tensor:
         """x (batch, time, d_model) attends to a source's keys and values → (batch, time, d_model)."""
-        q = self.split(self.q(x), self.heads)
-        return self.attend(QKV(q if self.q_norm is None else self.q_norm(q), *source), where)
+        return self.attend(QKV(self.split(self.q(x), self.heads, self.q_norm), *source), where)

@@ -12,35 +12,52 @@ from weft.nn.dropout import Dropout
 
 
 class Sublayer(nn.Module):
-    """f with its norm and skip: x + f(norm(x)) (pre), norm(x + f(x)) (post; Vaswani et al. 2017), or x + f(x)."""
+    """f with its norms and skip: x + f(norm(x)) (pre), norm(x + f(x)) (post; Vaswani et al. 2017), x + norm_out(f(x))
+    (res-post), x + norm_out(f(norm(x))) (sandwich), or x + f(x)."""
 
-    def __init__(self, settings: BlockConfig):
+    def __init__(self, settings: BlockConfig, normed: bool = True):
         super().__init__()
-        self.norm = norm.build(settings.norm, settings.d_model) if settings.placement != "none" else None
-        self.pre = settings.placement == "pre"
-        self.residual = settings.residual
+        made = [norm.build(settings.norm, settings.d_model) if there else None for there in (
+            settings.placement in ("pre", "post", "sandwich") and normed,
+            settings.placement in ("res-post", "sandwich"),
+        )]  # fmt: skip
+        self.norm, self.norm_out = made
+        self.pre = settings.placement != "post"
+        self.residual, self.scale = settings.residual, settings.residual_scale
         self.dropout = Dropout(settings.dropout)
+
+    def read(self, x: Tensor) -> Tensor:
+        """What f reads, (batch, time, d_model)."""
+        return self.norm(x) if self.norm is not None and self.pre else x
+
+    def write(self, x: Tensor, y: Tensor) -> Tensor:
+        """x (batch, time, d_model) with what f has made of it, y, added."""
+        # under autocast a norm returns fp32; what the next sublayer reads keeps the type of x
+        y = y if self.norm_out is None else self.norm_out(y).to(x.dtype)
+        y = y if self.scale == 1.0 else y * self.scale
+        y = x + self.dropout(y) if self.residual else self.dropout(y)
+        return self.norm(y).to(x.dtype) if self.norm is not None and not self.pre else y
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""
-        y = f(self.norm(x) if self.norm is not None and self.pre else x)
-        y = x + self.dropout(y) if self.residual else self.dropout(y)
-        # under autocast a norm returns fp32; what the next sublayer reads keeps the type of x
-        return self.norm(y).to(x.dtype) if self.norm is not None and not self.pre else y
+        return self.write(x, f(self.read(x)))
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where there is a source, feed-forward."""
+    """Self-attention, cross-attention where there is a source, feed-forward: one after the other or, without a source,
+    side by side. `kind` is the number of its layer's kind in the stack's pattern."""
 
-    def __init__(self, settings: BlockConfig, cross: bool):
+    def __init__(self, settings: BlockConfig, cross: bool, kind: int = 0):
         super().__init__()
+        self.kind = kind
         d_model, d_head = settings.d_model, settings.d_head
         self.attention = SelfAttention(settings.attention, d_model, d_head, settings.position)
         self.attention_skip = Sublayer(settings)
         self.cross = CrossAttention(settings.attention, d_model, d_head) if cross else None
         self.cross_skip = Sublayer(settings) if cross else None
         self.feedforward = feedforward.build(settings.feedforward, d_model)
-        self.feedforward_skip = Sublayer(settings)
+        self.parallel = settings.sublayers != "sequential"
+        self.feedforward_skip = Sublayer(settings, normed=settings.sublayers != "parallel")
 
     def forward(
         self,
@@ -53,6 +70,12 @@ class Block(nn.Module):
 
         `source` is what cross-attention reads: this layer's keys and values of the source, and the mask over them.
         """
+        if self.parallel:
+            h = self.attention_skip.read(x)
+            also = h if self.feedforward_skip.norm is None else self.feedforward_skip.read(x)
+            return self.feedforward_skip.write(
+                self.attention_skip.write(x, self.attention(h, where, past)), self.feedforward(also)
+            )
         x = self.attention_skip(x, lambda h: self.attention(h, where, past))
         if self.cross is not None and self.cross_skip is not None:
             assert source is not None

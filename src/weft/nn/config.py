@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import AnyKind, Config
+from weft.nn.scaling import DynamicNTK, LongRoPE, Scaling
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -19,11 +20,18 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class LayerNorm(Config):
-    """Zero mean, unit deviation, then gain and bias (Ba et al. 2016)."""
+    """Zero mean, unit deviation, then gain and bias (Ba et al. 2016); without a gain there is no bias either."""
 
     kind: Literal["layer"] = "layer"
     eps: PositiveFloat = 1e-5
     bias: bool = True
+    gain: bool = True
+
+    @model_validator(mode="after")
+    def _bias_after_gain(self) -> Self:
+        if self.bias and not self.gain:
+            raise ValueError("gain = false is a norm without weights, and needs bias = false as well")
+        return self
 
 
 class RMSNorm(Config):
@@ -68,6 +76,10 @@ class PositionConfig(Config):
 
     def check(self, d_model: int, d_head: int) -> None:
         """Raise ValueError if the sizes do not fit."""
+
+    def changes_after(self, context: int) -> int | None:
+        """The length of a text from which on what is done at each position depends on it; None where it never does."""
+        return None
 
     def parameters(self, sizes: Sizes) -> int:
         """Weights that it adds to a stack."""
@@ -148,47 +160,42 @@ class Relative(PositionConfig):
         return length * (2 * sizes.heads + 2 * sizes.d_head)
 
 
-class LinearScaling(Config):
-    """Positions divided by `factor` (Chen et al. 2023)."""
-
-    kind: Literal["linear"] = "linear"
-    factor: PositiveFloat
-
-
-class DynamicNTK(Config):
-    """The base grows with the sequence once it is longer than the trained context."""
-
-    kind: Literal["dynamic-ntk"] = "dynamic-ntk"
-    factor: PositiveFloat
-
-
-class Llama3Scaling(Config):
-    """Slow wavelengths divided by `factor`, fast ones kept, a ramp between (LLaMA 3.1)."""
-
-    kind: Literal["llama3"] = "llama3"
-    factor: PositiveFloat = 8.0
-    low: PositiveFloat = 1.0
-    high: PositiveFloat = 4.0
-    original_context: PositiveInt = 8192
-
-
 class Rotary(PositionConfig):
     """Queries and keys rotated by their position, so that products see distances only (Su et al. 2021).
 
     `pairs`: which coordinates are rotated together, neighbours as in the paper or the two halves as in LLaMA
-    checkpoints.
+    checkpoints. Of each head the first `fraction` is rotated, and the rest stays as it is (Black et al. 2022).
     """
 
     rotates: ClassVar[bool] = True
     kind: Literal["rotary"] = "rotary"
     base: PositiveFloat = 10000.0
     pairs: Literal["adjacent", "halves"] = "halves"
-    scaling: Annotated[LinearScaling | DynamicNTK | Llama3Scaling, Field(discriminator="kind")] | None = None
+    fraction: float = Field(default=1.0, gt=0.0, le=1.0)
+    scaling: Scaling | None = None
+
+    def rotated(self, d_head: int) -> int:
+        """How many coordinates of a head are rotated."""
+        return int(d_head * self.fraction + 1e-9)  # 25 · 0.28 is 7, also where floats say 6.999…
+
+    def changes_after(self, context: int) -> int | None:
+        """Where angles depend on the length of the whole text."""
+        if isinstance(self.scaling, LongRoPE):
+            return self.scaling.original_context
+        return context if isinstance(self.scaling, DynamicNTK) else None
 
     def check(self, d_model: int, d_head: int) -> None:
         """Coordinates are rotated in pairs."""
-        if d_head % 2:
+        rotated = self.rotated(d_head)
+        if d_head % 2 and self.fraction == 1.0:
             raise ValueError(f"rotary positions rotate pairs of coordinates, but d_head = {d_head} is odd")
+        if rotated % 2 or not rotated:
+            raise ValueError(
+                f"rotary positions rotate pairs of coordinates, but fraction = {self.fraction} of d_head = {d_head}"
+                f" is {rotated}"
+            )
+        if isinstance(self.scaling, LongRoPE) and {len(self.scaling.short), len(self.scaling.long)} != {rotated // 2}:
+            raise ValueError(f"longrope scaling has a factor for each of the {rotated // 2} pairs in short and in long")
 
 
 class T5Bias(PositionConfig):
@@ -243,15 +250,19 @@ class Attention(Config):
     """Multi-head attention (Vaswani et al. 2017, §3.2); fewer `kv_heads` than `heads` is grouped-query attention.
 
     `d_head` defaults to d_model / heads, `scale` to 1/√d_head. With `window`, a token sees only the last so many.
+    `bias`: which projections have one. `softcap` c makes of each score s c · tanh(s/c) (Gemma 2). `qk_norm` normalises
+    queries and keys, each head by itself or all `heads` of a token together.
     """
 
     heads: PositiveInt
     kv_heads: PositiveInt | None = None
     d_head: PositiveInt | None = None
-    bias: Literal["none", "qkv", "all"] = "none"
+    bias: Literal["none", "qkv", "out", "all"] = "none"
     qk_norm: Norm | None = None
+    qk_norm_over: Literal["head", "heads"] = "head"
     window: PositiveInt | None = None
     scale: PositiveFloat | None = None
+    softcap: PositiveFloat | None = None
     dropout: Probability = 0.0
 
     @model_validator(mode="after")
@@ -264,6 +275,11 @@ class Attention(Config):
     def groups(self) -> int:
         """Heads of keys and values."""
         return self.kv_heads or self.heads
+
+    @property
+    def biased(self) -> tuple[bool, bool]:
+        """Whether the projections to queries, keys and values have biases, and whether the one back has."""
+        return self.bias in ("qkv", "all"), self.bias in ("out", "all")
 
 
 class Plain(Config):
@@ -292,8 +308,12 @@ FeedForward = Annotated[Plain | Gated, Field(discriminator="kind")]
 class Block(Config):
     """One layer of a Transformer: attention and feed-forward, each with its norm and its skip connection.
 
-    `placement`: the norm comes before each sublayer, after the residual sum, or not at all.
-    `residual = false` removes the skip connections, to show what they are for.
+    `placement`: the norm comes before each sublayer (`pre`), after the sum (`post`), after the sublayer and before the
+    sum (`res-post`; Liu et al. 2022), before and after the sublayer (`sandwich`; Ding et al. 2021), or not at all.
+    `sublayers`: feed-forward reads what attention has added to, or both read the same numbers and are added at once,
+    from one norm (`parallel`; Wang and Komatsuzaki 2021) or each its own (`parallel-two-norms`; Black et al. 2022).
+    `residual = false` removes the skip connections, to show what they are for. What a sublayer adds is multiplied by
+    `residual_scale`.
     """
 
     model_config = ConfigDict(defer_build=True)  # further positions may be declared below
@@ -302,8 +322,10 @@ class Block(Config):
     attention: Attention
     feedforward: FeedForward
     norm: Norm
-    placement: Literal["pre", "post", "none"] = "pre"
+    placement: Literal["pre", "post", "res-post", "sandwich", "none"] = "pre"
+    sublayers: Literal["sequential", "parallel", "parallel-two-norms"] = "sequential"
     residual: bool = True
+    residual_scale: PositiveFloat = 1.0
     position: Position
     dropout: Probability = 0.0
 
@@ -314,8 +336,22 @@ class Block(Config):
             raise ValueError(
                 f"attention.heads = {heads} does not divide d_model = {self.d_model}; set attention.d_head"
             )
+        if self.sublayers != "sequential" and self.placement != "pre":
+            raise ValueError(f"sublayers = '{self.sublayers}' goes with placement = 'pre', not '{self.placement}'")
         self.position.check(self.d_model, self.d_head)
         return self
+
+    @property
+    def norms(self) -> int:
+        """Norms around the sublayers of a block that has no source: 0 to 4."""
+        if self.placement == "none":
+            return 0
+        return {"parallel": 1}.get(self.sublayers, 4 if self.placement == "sandwich" else 2)
+
+    @property
+    def last_norm(self) -> bool:
+        """Whether a norm stands after the last block, as it does where sums are not normed."""
+        return self.placement not in ("post", "none")
 
     @property
     def d_head(self) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.nn.config import LossTerms
+from weft.nn.softcap import capped
 
 # Logits held at a time: few enough to be negligible, many enough for efficient products.
 CPU_LOGITS = 1 << 22  # 16 MiB in fp32
@@ -50,16 +51,20 @@ class Across(Protocol):
 
 
 class Readout(NamedTuple):
-    """What the logits are a product of: features (…, D), weight (V, D) and bias (V,); with `across`, a part of V."""
+    """What the logits are a product of: features (…, D), weight (V, D) and bias (V,); with `across`, a part of V.
+
+    With `softcap` c, the logits are c · tanh(product/c).
+    """
 
     features: Tensor
     weight: Tensor
     bias: Tensor | None
     across: Across | None = None
+    softcap: float | None = None
 
     def logits(self) -> Tensor:
         """(…, V)."""
-        return F.linear(self.features, self.weight, self.bias)
+        return capped(F.linear(self.features, self.weight, self.bias), self.softcap)
 
 
 ChunkLoss = Callable[[Tensor, Tensor, Tensor, int, LossTerms], tuple[Tensor, Tensor, Tensor]]
@@ -167,6 +172,7 @@ class _Chunks:
     terms: LossTerms
     rows: int
     across: Across | None = None
+    softcap: float | None = None
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -190,11 +196,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for begin in range(0, features.shape[0], chunks.rows):
             part = slice(begin, begin + chunks.rows)
             logits = F.linear(features[part], table, offset)
+            slope = None
+            if (cap := chunks.softcap) is not None:
+                bent = torch.tanh(logits / cap)
+                logits, slope = cap * bent, 1 - bent.square()
             given = chunks.targets[part], chunks.weights[part]
             if across is None:
                 loss, nll, gradient = chunk(logits, *given, vocab_size, chunks.terms)
             else:
                 loss, nll, gradient = divided_chunk_loss(logits, *given, across, chunks.terms)
+            if slope is not None:
+                gradient = gradient * slope
             total += loss
             plain += nll
             if d_bias is not None:
@@ -262,12 +274,12 @@ def linear_cross_entropy(
     terms: LossTerms = PLAIN,
     rows: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss of logits = features · weightᵀ + bias where `mask` is true, and the summed plain −log p.
+    """The summed loss of the logits of `readout` where `mask` is true, and the summed plain −log p.
 
     features (…, D); targets (…,); mask (…,) bool. `rows` logits are held at a time. Only the first result has a
     gradient, and backward can be called on it once.
     """
-    features, weight, bias, across = readout
+    features, weight, bias, across, softcap = readout
     features, targets = features.flatten(0, -2), targets.flatten()
     device = features.device.type
     if torch.is_autocast_enabled(device):  # what a linear layer would do
@@ -278,7 +290,7 @@ def linear_cross_entropy(
         weights = mask.float()
         features = features.masked_fill(~mask[:, None], 0.0)  # whatever is there: 0 · inf would be NaN
     held = chunk_rows(features, weight.shape[0]) if rows is None else rows
-    chunks = _Chunks(targets, weights, terms, held, across)
+    chunks = _Chunks(targets, weights, terms, held, across, softcap)
     with torch.autocast(device, enabled=False):
         total, plain = _LinearCrossEntropy.apply(features, weight, bias, chunks)
     return total, plain

@@ -41,7 +41,7 @@ def build(settings: config.Norm, width: int) -> LayerNorm | RMSNorm:
     """The norm that `settings` describe, over vectors of `width`."""
     match settings:
         case config.LayerNorm():
-            return LayerNorm(width, settings.eps, bias=settings.bias)
+            return LayerNorm(width, settings.eps, elementwise_affine=settings.gain, bias=settings.bias)
         case config.RMSNorm():
             return RMSNorm(width, settings.eps, settings.offset)
         case _:

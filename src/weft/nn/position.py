@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from weft.errors import ModelError
 from weft.nn import config
 from weft.nn.init import Initialiser
+from weft.nn.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, YaRN
 
 
 class Position(nn.Module):
@@ -39,7 +40,7 @@ class Position(nn.Module):
         return x
 
     def angles(self, positions: Tensor, longest: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """cos and sin, each (batch or 1, 1, time, d_head/2), of how far tokens at `positions` are rotated.
+        """cos and sin, each (batch or 1, 1, time, pairs), of how far tokens at `positions` are rotated.
 
         `longest` is an upper bound of the sequence's length, known without waiting for the device.
         """
@@ -130,41 +131,75 @@ class Rotary(Position, settings=config.Rotary):
     def __init__(self, settings: config.Rotary, sizes: config.Sizes):
         super().__init__()
         self.settings = settings
-        self.d_head = sizes.d_head
+        self.rotated = settings.rotated(sizes.d_head)
+        self.whole = self.rotated == sizes.d_head
         self.context = sizes.context
 
     def frequencies(self, longest: int, device: torch.device) -> Tensor:
-        """Radians a position, (d_head/2,), after scaling for a sequence of up to `longest` tokens."""
-        base = self.settings.base
+        """Radians a position, one for each pair that is rotated, after scaling for up to `longest` tokens."""
+        base, width = self.settings.base, self.rotated
         scaling = self.settings.scaling
-        if isinstance(scaling, config.DynamicNTK) and longest > self.context:
+        if isinstance(scaling, DynamicNTK) and longest > self.context:
             growth = scaling.factor * longest / self.context - (scaling.factor - 1)
-            base = base * growth ** (self.d_head / (self.d_head - 2))
-        k = torch.arange(0, self.d_head, 2, device=device, dtype=torch.float32)
-        theta = 1.0 / base ** (k / self.d_head)
-        if isinstance(scaling, config.LinearScaling):
-            return theta / scaling.factor
-        if isinstance(scaling, config.Llama3Scaling):
-            periods = scaling.original_context * theta / (2 * math.pi)
-            keep = ((periods - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
-            return (1 - keep) * theta / scaling.factor + keep * theta
-        return theta
+            base = base * growth ** (width / (width - 2))
+        k = torch.arange(0, width, 2, device=device, dtype=torch.float32)
+        theta = 1.0 / base ** (k / width)
+        match scaling:
+            case LinearScaling():
+                return theta / scaling.factor
+            case Llama3Scaling():
+                periods = scaling.original_context * theta / (2 * math.pi)
+                keep = ((periods - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+                return (1 - keep) * theta / scaling.factor + keep * theta
+            case YaRN():
+                keep = 1 - yarn_ramp(scaling, base, width, device)
+                return (1 - keep) * theta / scaling.factor + keep * theta
+            case LongRoPE():
+                own = scaling.long if longest > scaling.original_context else scaling.short
+                return theta / torch.tensor(own, device=device)
+            case _:
+                return theta
 
     def angles(self, positions: Tensor, longest: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """cos and sin (batch or 1, 1, time, d_head/2); computed in float32, for positions are large."""
+        """cos and sin (batch or 1, 1, time, pairs); computed in float32, for positions are large."""
         wide = torch.promote_types(dtype, torch.float32)
         angle = positions[:, None, :, None].to(wide) * self.frequencies(longest, positions.device).to(wide)
-        return once(angle.cos().to(dtype)), once(angle.sin().to(dtype))
+        cos, sin = angle.cos(), angle.sin()
+        if isinstance(self.settings.scaling, YaRN | LongRoPE):  # queries and keys are multiplied while they are rotated
+            cos, sin = cos * self.settings.scaling.sharpening, sin * self.settings.scaling.sharpening
+        return once(cos.to(dtype)), once(sin.to(dtype))
 
     def rotate(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x (batch, heads, time, d_head), each pair (a, b) → (a cos − b sin, b cos + a sin)."""
         # token by token, as the projection left them: what attention gives then lies the same way, and needs no copy
         x, cos, sin = (t.transpose(1, 2) for t in (x, *angles))
+        if not self.whole:
+            x, rest = x.split([self.rotated, x.shape[-1] - self.rotated], dim=-1)
+            return torch.cat((self._pairs(x, cos, sin), rest), dim=-1).transpose(1, 2)
+        return self._pairs(x, cos, sin).transpose(1, 2)
+
+    def _pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x (batch, time, heads, rotated)."""
         if self.settings.pairs == "halves":
             a, b = x.chunk(2, dim=-1)
-            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).transpose(1, 2)
+            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).transpose(1, 2)
+        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+
+
+def yarn_ramp(scaling: YaRN, base: float, width: int, device: torch.device) -> Tensor:
+    """(width/2,): 0 for the pairs whose frequency is kept, 1 for those that are stretched (Peng et al. 2023, §3.2)."""
+
+    def pair(turns: float) -> float:
+        """The pair that turns so many times within the original context."""
+        return width * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair(scaling.fast), pair(scaling.slow)
+    if scaling.whole_pairs:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    steps = torch.arange(width // 2, device=device, dtype=torch.float32) - low
+    return (steps / max(high - low, 0.001)).clamp(0, 1)
 
 
 class Relative(Position, settings=config.Relative):

@@ -30,7 +30,7 @@ TABLES: dict[str, Placement] = {"embedding": "word", "source_embedding": "word"}
 # whole everywhere, but a process sees only its own heads of what they act on: their gradients are sums
 OF_HEADS = ("*.q_norm.*", "*.k_norm.*", "*.relative_keys", "*.relative_values", "*.position.weight")
 # the same where a process has only its own tokens between the split matrices
-OF_TOKENS = ("*_skip.norm.*", "encoder.norm.*", "decoder.norm.*")
+OF_TOKENS = ("*_skip.norm.*", "*_skip.norm_out.*", "encoder.norm.*", "decoder.norm.*")
 
 
 def plan(model: Config) -> dict[str, Placement]:

@@ -173,7 +173,8 @@ def _split_words(model: LanguageModel, mesh: DeviceMesh) -> None:
 
     def readout(features: Tensor) -> Readout:
         found = whole(features)
-        return Readout(found.features, _local(found.weight), None if found.bias is None else _local(found.bias), across)
+        bias = None if found.bias is None else _local(found.bias)
+        return found._replace(weight=_local(found.weight), bias=bias, across=across)
 
     def logits(features: Tensor, *rest: Any) -> Tensor:
         """All words' (…, vocab_size), on every process."""

@@ -329,12 +329,15 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
     if model.kind == "ngram":
         yield "parallel: an n-gram model is counted by one process; leave it out"
     elif isinstance(model, TransformerConfig):
-        for key, heads in (("heads", model.attention.heads), ("kv_heads", model.attention.groups)):
+        attention = model.attention
+        for key, heads in (("heads", attention.heads), ("kv_heads", attention.groups)):
             if heads % tensor:
                 yield (
                     f"parallel.tensor = {tensor}: model.attention.{key} = {heads} can't be divided by it; "
                     f"choose one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}"
                 )
+        if tensor > 1 and attention.qk_norm is not None and attention.qk_norm_over == "heads":
+            yield f"parallel.tensor = {tensor}: model.attention.qk_norm_over = 'heads' needs all heads in one process"
         if (width := model.feedforward.d_ff) % tensor:
             yield f"parallel.tensor = {tensor}: model.feedforward.d_ff = {width} can't be divided by it"
         if not model.divisible:

@@ -29,7 +29,7 @@ class CPUFastPath:
         self.batch = state.lengths.shape[0]
         self.heads, self.kv_heads, self.d_head = config.attention.heads, config.attention.groups, config.d_head
         self.d_ff = config.feedforward.d_ff
-        self.scale = config.d_model**0.5 if config.embedding_scale else None
+        self.scale = config.embedding_factor
         places = torch.arange(state.max_len)[None]
         angles = model.decoder.position.angles(places, state.max_len, torch.float32)
         assert angles is not None

@@ -124,7 +124,8 @@ class CUDAFastPath:
 
     def _embed(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.model.embedding.weight)
-        return x * self.model.config.d_model**0.5 if self.model.config.embedding_scale else x
+        factor = self.model.config.embedding_factor
+        return x if factor is None else x * factor
 
     def _times(
         self,

@@ -15,6 +15,7 @@ from weft.models import heads
 from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
 from weft.nn.lora import LowRank
+from weft.nn.softcap import capped
 from weft.progress import bar
 
 
@@ -36,12 +37,12 @@ class QuantizedHead(heads.WordHead):
 
     def __init__(self, head: heads.WordHead, table: Tensor, bits: Bits):
         nn.Module.__init__(self)
-        self.scale, self.weight = head.scale, None
+        self.scale, self.softcap, self.weight = head.scale, head.softcap, None
         self.words = QuantizedLinear(table, head.bias, bits)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, vocab_size)."""
-        return self.words(self.prepare(features))
+        return capped(self.words(self.prepare(features)), self.softcap)
 
 
 def check_bits(bits: str) -> Bits:

@@ -26,7 +26,7 @@ from weft.models.base import LanguageModel, Source, State
 from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
-from weft.nn.config import Attention, DynamicNTK, Gated, RMSNorm, Rotary
+from weft.nn.config import Attention, Gated, RMSNorm, Rotary
 
 Step = Callable[[Tensor], Tensor]  # the next tokens (batch,) → logits (batch, V)
 
@@ -159,9 +159,9 @@ def shape_is_fixed(model: LanguageModel, state: State) -> bool:
 
 def _stretches(model: Transformer, longest: int) -> bool:
     """Whether the positions of a text change as it grows to `longest` tokens: no two steps are the same then."""
-    position = model.config.position
-    dynamic = isinstance(position, Rotary) and isinstance(position.scaling, DynamicNTK)
-    return dynamic and longest > model.config.context
+    context = model.config.context
+    lengths = [kind.position.changes_after(context) for kind in model.config.kinds() if kind.position is not None]
+    return any(length is not None and longest > length for length in lengths)
 
 
 def llama_like(config: Any) -> bool:
@@ -187,9 +187,9 @@ def llama_like(config: Any) -> bool:
         feedforward=Gated(d_ff=feedforward.d_ff, dropout=feedforward.dropout),
         norm=RMSNorm(eps=norm.eps),
         position=Rotary(base=position.base, scaling=position.scaling),
-        head=config.head,
+        head=config.head.replace(softcap=None),
         dropout=config.dropout,
         embedding_scale=config.embedding_scale,
         init=config.init,
     )
-    return config == same and not isinstance(position.scaling, DynamicNTK)
+    return config == same and position.changes_after(config.context) is None
