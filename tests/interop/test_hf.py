@@ -20,6 +20,7 @@ from tests.text.test_sentencepiece import PLAIN, SPECIALS, block, number, piece
 from torch import Tensor, nn
 
 from weft.data.batch import Source
+from weft.decode.fast.stepper import Stepper
 from weft.errors import InteropError, WeftError
 from weft.interop import hf, safetensors
 from weft.interop.bundle import ModelBundle
@@ -63,6 +64,23 @@ GPT2 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+OPT = {
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": 2,
+    "num_attention_heads": H,
+    "ffn_dim": F,
+    "max_position_embeddings": 32,
+    "word_embed_proj_dim": D,
+}
+FALCON = {
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": 2,
+    "num_attention_heads": H,
+    "max_position_embeddings": 32,
+}
+LOCAL_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention"]
 BERT = {
     "vocab_size": V,
     "hidden_size": D,
@@ -129,7 +147,111 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**ROTARY, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
     ),
     "qwen3": ("Qwen3ForCausalLM", {**ROTARY, "head_dim": 12}),
+    "qwen2-layers": (
+        "Qwen2ForCausalLM",
+        {**ROTARY, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
     "gemma": ("GemmaForCausalLM", {**ROTARY, "head_dim": 12}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {**ROTARY, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 0.5},
+    ),
+    "gemma3_text": (
+        "Gemma3ForCausalLM",
+        {
+            **ROTARY,
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "sliding_window": 5,
+            "layer_types": LOCAL_GLOBAL,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        },
+    ),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        {
+            **ROTARY,
+            "num_hidden_layers": 3,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+        },
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            **ROTARY,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 7.0,
+        },
+    ),
+    "phi3": ("Phi3ForCausalLM", {**ROTARY, "partial_rotary_factor": 0.5, "sliding_window": 5}),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        {
+            **ROTARY,
+            "original_max_position_embeddings": 16,
+            "partial_rotary_factor": 0.5,
+            "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.5, 3.0]},
+        },
+    ),
+    "olmo": ("OlmoForCausalLM", ROTARY),
+    "olmo2": ("Olmo2ForCausalLM", ROTARY),
+    "opt": ("OPTForCausalLM", OPT),
+    "opt-350m": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "enable_bias": False}),
+    "gpt_neox": ("GPTNeoXForCausalLM", {**ROTARY, "rotary_pct": 0.5}),
+    "gpt_neox-sequential": (
+        "GPTNeoXForCausalLM",
+        {**ROTARY, "rotary_pct": 0.25, "use_parallel_residual": False, "attention_bias": False, "rotary_emb_base": 500},
+    ),
+    "gptj": ("GPTJForCausalLM", {**GPT2, "rotary_dim": 4}),
+    "gpt_neo": (
+        "GPTNeoForCausalLM",
+        {
+            "vocab_size": V,
+            "hidden_size": D,
+            "num_layers": 3,
+            "num_heads": H,
+            "max_position_embeddings": 32,
+            "window_size": 5,
+            "attention_types": [[["global", "local"], 1], [["global"], 1]],
+        },
+    ),
+    "phi": ("PhiForCausalLM", {**ROTARY, "partial_rotary_factor": 0.5}),
+    "stablelm": ("StableLmForCausalLM", {**ROTARY, "use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm-parallel": ("StableLmForCausalLM", {**ROTARY, "use_parallel_residual": True}),
+    "starcoder2": ("Starcoder2ForCausalLM", {**ROTARY, "sliding_window": 5}),
+    "falcon": ("FalconForCausalLM", FALCON),
+    "falcon-grouped": ("FalconForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-one-norm": (
+        "FalconForCausalLM",
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-sequential": ("FalconForCausalLM", {**FALCON, "parallel_attn": False, "multi_query": False}),
+    "bloom": ("BloomForCausalLM", {"vocab_size": V, "hidden_size": D, "n_layer": 2, "n_head": H}),
+    "llama-yarn": (
+        "LlamaForCausalLM",
+        {
+            **ROTARY,
+            "rope_parameters": {
+                "rope_theta": 1e4,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
+    "gpt2-labels": ("GPT2ForSequenceClassification", {**GPT2, "num_labels": 3}),
+    "gpt2-tags": ("GPT2ForTokenClassification", {**GPT2, "num_labels": 3}),
+    "gpt2-answers": ("GPT2ForQuestionAnswering", GPT2),
+    "llama-labels": ("LlamaForSequenceClassification", {**ROTARY, "num_labels": 3}),
+    "llama-tags": ("LlamaForTokenClassification", {**ROTARY, "num_labels": 3}),
+    "llama-answers": ("LlamaForQuestionAnswering", ROTARY),
     "bert-pretraining": ("BertForPreTraining", BERT),
     "bert-masked": ("BertForMaskedLM", BERT),
     "bert-next": ("BertForNextSentencePrediction", BERT),
@@ -207,7 +329,7 @@ def theirs(name: str, settings: dict[str, Any]) -> nn.Module:
                 continue  # sinusoids
             parameter.normal_(std=0.15)
             norm = "norm" in parameter_name.lower() or "ln_" in parameter_name
-            if norm and parameter_name.endswith("weight") and name != "GemmaForCausalLM":
+            if norm and parameter_name.endswith("weight") and not name.startswith("Gemma"):
                 parameter.add_(1.0)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name == "final_logits_bias":
@@ -231,7 +353,7 @@ def difference(ours: nn.Module, other: nn.Module) -> float:
     real = mask[..., None]
     config = ours.config
     if isinstance(config, Decoder):
-        return gap(ours(tokens), other(tokens).logits)
+        return max(gap(*map(_together, (ours(row), other(row)))) for row in (tokens[:1], tokens[1:2]))
     given = {"attention_mask": mask.long()}
     if isinstance(config, EncoderDecoder):
         mine = ours(target, source=Source(tokens, mask))
@@ -255,6 +377,33 @@ def difference(ours: nn.Module, other: nn.Module) -> float:
         case "span":
             return gap(mine * real, torch.stack((answer.start_logits, answer.end_logits), dim=-1) * real)
     return gap(mine, answer.logits)
+
+
+def _together(answer: Any) -> Tensor:
+    """The logits of an answer; those of where an answer starts and ends side by side."""
+    if isinstance(answer, Tensor):
+        return answer
+    if hasattr(answer, "start_logits"):
+        return torch.stack([answer.start_logits, answer.end_logits], dim=-1)
+    return answer.logits
+
+
+@torch.no_grad()
+def greedy(model: nn.Module, prompt: Tensor, steps: int) -> list[int]:
+    """The likeliest tokens after a prompt, one after the other."""
+    stepper = Stepper(model, 1, prompt.shape[1], prompt.shape[1] + steps)
+    logits, found = model.head(stepper.read(prompt))[:, -1], []
+    for _ in range(steps):
+        found.append(int(logits.argmax()))
+        logits = stepper.step(torch.tensor(found[-1:]))
+    return found
+
+
+def stepped(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The logits of tokens that are read three at first and then one by one, by whatever way is fastest."""
+    stepper = Stepper(model, *tokens[:, :3].shape, tokens.shape[1])
+    first = model.head(stepper.read(tokens[:, :3]))
+    return torch.cat([first, *(stepper.step(token)[:, None].clone() for token in tokens[:, 3:].T)], dim=1)
 
 
 def gap(mine: Tensor, other: Tensor) -> float:
@@ -302,6 +451,12 @@ def test_in_and_out(case: str, tmp_path: Path, warnings_of_transformers: list[st
     bundle = hf.read(tmp_path / "theirs")
     ours = built(bundle)
     assert difference(ours, other) <= 1e-5
+    if isinstance(bundle.model, Decoder) and bundle.model.head.kind == "lm":
+        tokens = torch.randint(V, (2, 12))
+        with torch.no_grad():
+            assert gap(stepped(ours, tokens), ours(tokens)) <= 1e-5
+        given = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
+        assert other.generate(tokens[:1, :5], **given)[0, 5:].tolist() == greedy(ours, tokens[:1, :5], 8)
 
     back = exported(bundle, tmp_path / "back")
     assert same_files(tmp_path / "theirs", back)
@@ -343,6 +498,14 @@ def test_written_step_by_step_as_transformers_does(case: str, tmp_path: Path) ->
         assert gap(torch.cat(logits, dim=1), ours(mine[:, :-1], source=Source(tokens, mask))) <= 1e-5
     assert written[0, :2].tolist() == [other.config.decoder_start_token_id, 7]
     assert torch.equal(mine, written)
+
+
+def test_a_long_text_has_other_factors(tmp_path: Path) -> None:
+    other = theirs(*CASES["phi3-longrope"])
+    other.save_pretrained(tmp_path / "theirs")
+    ours, tokens = built(hf.read(tmp_path / "theirs")), torch.randint(V, (1, 20))
+    with torch.no_grad():
+        assert gap(ours(tokens), other(tokens).logits) <= 1e-5
 
 
 def test_every_family_is_tested() -> None:
@@ -684,11 +847,21 @@ def pickled(folder: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "unknown family": (with_config(model_type="mamba"), r"model_type = 'mamba': weft reads gpt2, llama, .*t5$"),
-    "no family": (lambda folder: (folder / "config.json").write_text("{}"), r"model_type = None: weft reads"),  # type: ignore[dict-item,return-value]
+    "unknown family": (
+        with_config(model_type="mamba", state_size=16),
+        r"'mamba': not a family that weft reads; the nearest is GPT-2 \('gpt2'\), which has no state_size$",
+    ),
+    "experts": (
+        with_config(model_type="mixtral", num_local_experts=8),
+        r"'mixtral': a mixture of experts \(num_local_experts = 8\), and weft has one feed-forward for all tokens$",
+    ),
+    "no family": (
+        lambda folder: (folder / "config.json").write_text("{}"),  # type: ignore[dict-item,return-value]
+        r"model_type = None: not a family that weft reads, nor like one; it reads gpt2, llama, .*t5$",
+    ),
     "unknown head": (
-        with_config(architectures=["GPT2ForQuestionAnswering"]),
-        r"of GPT-2 weft reads GPT2LMHeadModel, GPT2Model$",
+        with_config(architectures=["GPT2DoubleHeadsModel"]),
+        r"of GPT-2 weft reads GPT2LMHeadModel, GPT2ForSequenceClassification, .*, GPT2Model$",
     ),
     "not JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: not valid JSON"),  # type: ignore[dict-item,return-value]
     "no object": (lambda folder: (folder / "config.json").write_text("[]"), r"expected a JSON object$"),  # type: ignore[dict-item,return-value]
@@ -740,15 +913,18 @@ def test_broken_folders_are_refused_in_one_line(case: str, tmp_path: Path) -> No
 
 def test_rotary_scaling_that_weft_lacks(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "ours", settings=llama(1, D, H, F, 32, vocab_size=V))
-    edit(folder, rope_scaling={"rope_type": "yarn", "factor": 4.0})
-    with pytest.raises(InteropError, match=r"rope_scaling = .*: weft scales rotary positions by linear, dynamic or"):
+    edit(folder, rope_scaling={"rope_type": "proportional", "factor": 4.0})
+    with pytest.raises(InteropError, match=r"rope_scaling: rope_type = 'proportional': weft scales rotary pos"):
         hf.read(folder)
 
 
 def test_a_window_in_some_layers_alone(tmp_path: Path) -> None:
+    """Also without the list of kinds, which older files do not have."""
     theirs("Qwen2ForCausalLM", ROTARY).save_pretrained(tmp_path / "theirs")
     edit(tmp_path / "theirs", use_sliding_window=True, sliding_window=4, max_window_layers=1, layer_types=None)
-    with pytest.raises(InteropError, match=r"max_window_layers = 1: weft has one window for all layers$"):
+    assert [kind.window for kind in hf.read(tmp_path / "theirs").model.layer_kinds(2)] == [None, 4]
+    edit(tmp_path / "theirs", layer_types=["full_attention", "chunked_attention"])
+    with pytest.raises(InteropError, match=r"layer_types = .*: expected 'sliding_attention' or 'full_attention' for"):
         hf.read(tmp_path / "theirs")
 
 

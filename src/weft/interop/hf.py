@@ -172,7 +172,10 @@ def _by_present_names(
 
 def _present(family: Family, name: str, known: set[str]) -> str:
     for old, new in family.renames.items():
-        name = name.removesuffix(old) + new if name.endswith(old) else name
+        if old.endswith("."):  # a beginning
+            name = new + name.removeprefix(old) if name.startswith(old) else name
+        else:
+            name = name.removesuffix(old) + new if name.endswith(old) else name
     return next((each for each in (name, family.prefix + name) if each in known or _is_unused(family, each)), name)
 
 

@@ -126,9 +126,26 @@ def flat(model: Transformer) -> Flat:
     tree = model.model_dump(mode="json")
     tree["attention"] |= {"kv_heads": model.attention.groups, "d_head": model.d_head}
     tree["attention"]["scale"] = model.attention.scale or model.d_head**-0.5
+    deepest = model.layers
     if isinstance(model, EncoderDecoder):
         tree["encoder_layers"] = model.encoder_layers or model.layers
+        deepest = max(deepest, tree["encoder_layers"])
+    kinds = [kind.model_dump(mode="json") for kind in model.layer_kinds(deepest)]
+    if all(kind == kinds[0] for kind in kinds):
+        tree["attention"]["window"], tree["position"] = kinds[0]["window"], kinds[0]["position"]
+    own = [{**kind, "position": None if kind["position"] == tree["position"] else kind["position"]} for kind in kinds]
+    tree["pattern"] = repeated(own).get("pattern", [])
     return config.flat(tree)
+
+
+def repeated(kinds: Sequence[dict[str, Any]]) -> Flat:
+    """The kind of every layer as the shortest pattern that repeats to it; as the window of all if that is the same."""
+    if all(kind == kinds[0] for kind in kinds) and kinds[0].get("position") is None:
+        return {"attention.window": kinds[0].get("window")}
+    for length in range(1, len(kinds) + 1):
+        if all(kind == kinds[layer % length] for layer, kind in enumerate(kinds)):
+            return {"pattern": list(kinds[:length])}
+    raise AssertionError("the whole list repeats once")
 
 
 def nested(model: Flat) -> Tree:

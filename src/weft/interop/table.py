@@ -97,11 +97,11 @@ class Table:
         """The model's settings; `known` are those that do not come from the keys."""
         absent = {key: value for key, value in self.defaults.items() if settings.get(key) is None}
         asked = Settings({**settings.tree, **absent}, settings.where, settings.prefix)
+        asked.asked = settings.asked
         asked.only(**self.only)
         model = {**self.fixed, **known}
         for row in self.rows:
             model |= row.read(asked, model)
-        settings.asked |= asked.asked
         return model
 
     def write(self, model: Flat) -> Tree:

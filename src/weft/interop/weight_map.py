@@ -65,6 +65,25 @@ def adjacent_pairs(d_head: int) -> Layout:
     return Layout(to_ours, to_theirs)
 
 
+def grouped(groups: int, d_head: int) -> Layout:
+    """Rows of queries, keys and values that lie together group by group: the queries of a group, its key, its value.
+
+    Here all queries come first, then all keys, then all values. With as many groups as heads, each head has its three.
+    """
+
+    def to_ours(theirs: Tensor) -> Tensor:
+        parts = theirs.unflatten(0, (groups, -1, d_head))
+        return torch.cat([part.flatten(0, 2) for part in (parts[:, :-2], parts[:, -2:-1], parts[:, -1:])])
+
+    def to_theirs(ours: Tensor) -> Tensor:
+        keys = groups * d_head
+        queries, *others = ours.split([ours.shape[0] - 2 * keys, keys, keys])
+        parts = [part.unflatten(0, (groups, -1, d_head)) for part in (queries, *others)]
+        return torch.cat(parts, dim=1).flatten(0, 2)
+
+    return Layout(to_ours, to_theirs)
+
+
 # ---- rules
 
 

@@ -171,6 +171,8 @@ def llama_like(config: Any) -> bool:
     position, feedforward, norm = config.position, config.feedforward, config.norm
     if not (isinstance(position, Rotary) and isinstance(feedforward, Gated) and isinstance(norm, RMSNorm)):
         return False
+    if position.fraction != 1.0 or position.changes_after(config.context) is not None:
+        return False
     attention = config.attention
     same = Decoder(
         vocab_size=config.vocab_size,
@@ -192,4 +194,4 @@ def llama_like(config: Any) -> bool:
         embedding_scale=config.embedding_scale,
         init=config.init,
     )
-    return config == same and position.changes_after(config.context) is None
+    return config == same

@@ -42,7 +42,8 @@ class Family:
     copies: Callable[[Any], Mapping[str, str]] = lambda model: {}  # tensors that repeat another one
     unused: tuple[str, ...] = ()  # patterns of tensors that weft has no use for
     fillers: Callable[[Any], LazyWeights] = lambda model: {}  # tensors that transformers warns about if missing
-    renames: Mapping[str, str] = field(default_factory=dict)  # an old ending of a name → the present one
+    # an old ending of a name, or a beginning that ends in a dot → the present one
+    renames: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, settings: Settings, architecture: str, known: Mapping[str, Any]) -> Transformer:
         """The model of a config.json; `known` are settings that the weights or other files give."""

@@ -1,7 +1,15 @@
-"""GPT-2 (Radford et al. 2019): learned positions, pre-norm, matrices stored as (in, out)."""
+"""GPT-2 (Radford et al. 2019): learned positions, pre-norm, matrices stored as (in, out).
 
+GPT-Neo (Black et al. 2021) has a window in every other layer; GPT-J (Wang and Komatsuzaki 2021) rotates a part of each
+head, and has attention and feed-forward side by side.
+"""
+
+from weft.config import Tree
 from weft.interop.families.base import Family
-from weft.interop.table import Special, Table, activation, flag, number, whole
+from weft.interop.families.decoder_heads import architectures, fixed_head, head, head_rules
+from weft.interop.families.layers import windows_of, with_windows
+from weft.interop.settings import Flat, Settings
+from weft.interop.table import Row, Special, Table, activation, flag, number, whole
 from weft.interop.weight_map import TRANSPOSED, Layout, Rule, module, tensor
 from weft.models.config import Decoder
 
@@ -25,21 +33,32 @@ def rules(matrices: Layout) -> tuple[Rule, ...]:
 
 
 RULES = rules(TRANSPOSED)
+SIZES: tuple[Row, ...] = (
+    whole("vocab_size", "vocab_size", 50257),
+    whole("context", "n_positions", 1024),
+    whole("d_model", "n_embd", 768),
+    whole("layers", "n_layer", 12),
+    whole("attention.heads", "n_head", 12),
+    whole("feedforward.d_ff", "n_inner", lambda model: 4 * model["d_model"]),
+    activation("feedforward.activation", "activation_function", "gelu_new"),
+    number("norm.eps", "layer_norm_epsilon", 1e-5),
+    number("attention.dropout", "attn_pdrop", 0.1),
+    Special(write=lambda model: {"embd_pdrop": model["dropout"]}),
+    number("dropout", "resid_pdrop", 0.1),
+    number("init.std", "initializer_range", 0.02, written=False),
+)
+NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0}
+MASKS = (r"transformer\.h\.\d+\.attn\.(masked_)?bias",)
+
+
+def _copies(model: Decoder) -> dict[str, str]:
+    return {"lm_head.weight": "transformer.wte.weight"}
+
+
 SETTINGS = Table(
     rows=(
-        whole("vocab_size", "vocab_size", 50257),
-        whole("context", "n_positions", 1024),
-        whole("d_model", "n_embd", 768),
-        whole("layers", "n_layer", 12),
-        whole("attention.heads", "n_head", 12),
-        whole("feedforward.d_ff", "n_inner", lambda model: 4 * model["d_model"]),
-        activation("feedforward.activation", "activation_function", "gelu_new"),
-        number("norm.eps", "layer_norm_epsilon", 1e-5),
-        number("attention.dropout", "attn_pdrop", 0.1),
-        Special(write=lambda model: {"embd_pdrop": model["dropout"]}),
-        number("dropout", "resid_pdrop", 0.1),
-        number("init.std", "initializer_range", 0.02, written=False),
-        flag("head.tied", "tie_word_embeddings", True),
+        *SIZES,
+        head(flag("head.tied", "tie_word_embeddings", True)),
     ),
     fixed={
         "attention.bias": "all",
@@ -55,10 +74,138 @@ GPT2 = Family(
     kind="gpt2",
     title="GPT-2",
     model=Decoder,
-    architectures={"GPT2LMHeadModel": "lm", "GPT2Model": "lm"},
+    architectures=architectures("GPT2", words="LMHeadModel"),
     settings=SETTINGS,
-    rules=lambda model: RULES,
+    rules=head_rules(RULES),
     prefix="transformer.",
-    copies=lambda model: {"lm_head.weight": "transformer.wte.weight"},
-    unused=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+    copies=_copies,
+    unused=MASKS,
+)
+
+
+# ---- GPT-J
+
+GPTJ_RULES = (
+    tensor("embedding.weight", "transformer.wte.weight"),
+    *module(f"{BLOCK}.attention_skip.norm", f"{LAYER}.ln_1"),
+    *module(f"{BLOCK}.attention.qkv", *(f"{LAYER}.attn.{part}_proj" for part in "qkv")),
+    *module(f"{BLOCK}.attention.out", f"{LAYER}.attn.out_proj"),
+    *module(f"{BLOCK}.feedforward.up", f"{LAYER}.mlp.fc_in"),
+    *module(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.fc_out"),
+    *module("decoder.norm", "transformer.ln_f"),
+    *module("output", "lm_head"),
+)
+
+
+def _read_rotated(settings: Settings, model: Flat) -> Flat:
+    """How many coordinates of each head are rotated."""
+    d_head = max(1, model["d_model"] // model["attention.heads"])
+    return {"position.fraction": settings.whole("rotary_dim", 64) / d_head}
+
+
+def _write_rotated(model: Flat) -> Tree:
+    return {"rotary_dim": round(model.get("position.fraction", 1.0) * model["attention.d_head"])}
+
+
+GPTJ = Family(
+    kind="gptj",
+    title="GPT-J",
+    model=Decoder,
+    architectures=architectures("GPTJ", without=("ForTokenClassification", "ForQuestionAnswering")),
+    settings=Table(
+        rows=(
+            *SIZES,
+            head(flag("head.tied", "tie_word_embeddings", False), fixed_head("head.bias", True)),
+            Special(_read_rotated, _write_rotated),
+        ),
+        fixed={
+            "sublayers": "parallel",
+            "feedforward.kind": "plain",
+            "norm.kind": "layer",
+            "position.kind": "rotary",
+            "position.pairs": "adjacent",
+            "init.kind": "normal",
+        },
+        defaults={"vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16, **NO_DROPOUT},
+    ),
+    rules=head_rules(GPTJ_RULES),
+    prefix="transformer.",
+    copies=_copies,
+    unused=(*MASKS, r"transformer\.h\.\d+\.attn\.embed_positions"),
+)
+
+
+# ---- GPT-Neo
+
+NEO_RULES = (
+    tensor("embedding.weight", "transformer.wte.weight"),
+    tensor("decoder.position.weight", "transformer.wpe.weight"),
+    *module(f"{BLOCK}.attention_skip.norm", f"{LAYER}.ln_1"),
+    *module(f"{BLOCK}.attention.qkv", *(f"{LAYER}.attn.attention.{part}_proj" for part in "qkv")),
+    *module(f"{BLOCK}.attention.out", f"{LAYER}.attn.attention.out_proj"),
+    *module(f"{BLOCK}.feedforward_skip.norm", f"{LAYER}.ln_2"),
+    *module(f"{BLOCK}.feedforward.up", f"{LAYER}.mlp.c_fc"),
+    *module(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.c_proj"),
+    *module("decoder.norm", "transformer.ln_f"),
+    tensor("output.weight", "lm_head.weight"),
+)
+KINDS = ("global", "local")
+
+
+def _read_kinds(settings: Settings, model: Flat) -> Flat:
+    """attention_types is [[[kinds, …], how often], …]."""
+    given = settings.get("attention_types", [[["global", "local"], 12]])
+    named: list[str] = []
+    try:
+        for some, times in given:
+            if len(some) * times > 2**10 or any(kind not in KINDS for kind in some):
+                raise ValueError
+            named += list(some) * times
+    except (TypeError, ValueError):
+        raise settings.refusal("attention_types", "expected [[['global', 'local'], how often], …]") from None
+    if len(named) != model["layers"]:
+        raise settings.refusal("attention_types", f"{len(named)} kinds for {model['layers']} layers")
+    return with_windows([kind == "local" for kind in named], settings.whole("window_size", 256))
+
+
+def _write_kinds(model: Flat) -> Tree:
+    sizes = windows_of(model)
+    kinds = [KINDS[bool(size)] for size in sizes]
+    return {"attention_types": [[kinds, 1]], "window_size": next((size for size in sizes if size), 256)}
+
+
+GPT_NEO = Family(
+    kind="gpt_neo",
+    title="GPT-Neo",
+    model=Decoder,
+    architectures=architectures("GPTNeo"),
+    settings=Table(
+        rows=(
+            whole("vocab_size", "vocab_size", 50257),
+            whole("context", "max_position_embeddings", 2048),
+            whole("d_model", "hidden_size", 2048),
+            whole("layers", "num_layers", 24),
+            whole("attention.heads", "num_heads", 16),
+            whole("feedforward.d_ff", "intermediate_size", lambda model: 4 * model["d_model"]),
+            activation("feedforward.activation", "activation_function", "gelu_new"),
+            number("norm.eps", "layer_norm_epsilon", 1e-5),
+            number("attention.dropout", "attention_dropout", 0.0),
+            number("dropout", "resid_dropout", 0.0),
+            number("init.std", "initializer_range", 0.02, written=False),
+            head(flag("head.tied", "tie_word_embeddings", True)),
+            Special(_read_kinds, _write_kinds),
+        ),
+        fixed={
+            "attention.bias": "out",
+            "attention.scale": 1.0,
+            "feedforward.kind": "plain",
+            "norm.kind": "layer",
+            "position.kind": "learned",
+            "init.kind": "normal",
+        },
+    ),
+    rules=head_rules(NEO_RULES),
+    prefix="transformer.",
+    copies=_copies,
+    unused=(r"transformer\.h\.\d+\.attn\.attention\.(masked_)?bias",),
 )

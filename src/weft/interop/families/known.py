@@ -6,20 +6,25 @@ from weft.interop.families.albert import ALBERT
 from weft.interop.families.base import Family
 from weft.interop.families.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from weft.interop.families.electra import ELECTRA
-from weft.interop.families.gpt2 import GPT2
-from weft.interop.families.llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
+from weft.interop.families.falcon import BLOOM, FALCON
+from weft.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
+from weft.interop.families.gpt2 import GPT2, GPT_NEO, GPTJ
+from weft.interop.families.gpt_neox import GPT_NEOX, PHI, STABLELM, STARCODER2
+from weft.interop.families.llama import GRANITE, LLAMA, MISTRAL, OLMO, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
 from weft.interop.families.mpnet import MPNET
+from weft.interop.families.nearest import unknown
+from weft.interop.families.opt import OPT
 from weft.interop.families.seq2seq import BART, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
 from weft.interop.settings import shown
 
-FAMILIES: dict[str, Family] = {
-    family.kind: family
-    for family in (
-        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA),
-        *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET),
-        *(MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5),
-    )
-}
+# where several can hold a model that weft has trained, the first one is written
+DECODERS = (
+    *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3, GRANITE, PHI3, OLMO, OLMO2),
+    *(OPT, GPT_NEOX, GPTJ, GPT_NEO, PHI, STABLELM, FALCON, STARCODER2, BLOOM),
+)
+ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET)
+PAIRS = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5)
+FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *PAIRS)}
 
 
 def family_of(tree: Tree, where: str) -> tuple[Family, str]:
@@ -32,7 +37,7 @@ def family_of(tree: Tree, where: str) -> tuple[Family, str]:
     if kind is None and architecture in by_name:
         kind = by_name[architecture].kind
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise InteropError(f"{where}: model_type = {shown(kind)}: weft reads {', '.join(FAMILIES)}")
+        raise InteropError(f"{where}: model_type = {shown(kind)}: {unknown(tree, FAMILIES.values())}")
     family = FAMILIES[kind]
     if architecture is None:
         architecture = list(family.architectures)[-1]  # the base model

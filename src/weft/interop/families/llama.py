@@ -1,210 +1,252 @@
 """LLaMA and its relatives: rotary positions, RMSNorm before each sublayer, gated feed-forward.
 
 LLaMA 1–3 (Touvron et al. 2023; Dubey et al. 2024) and SmolLM2, which has the same architecture; Mistral (Jiang et al.
-2023) adds a window, Qwen2 biases, Qwen3 norms of queries and keys, Gemma (2024) scaled embeddings and another gain.
+2023) adds a window, Qwen2 biases, Qwen3 norms of queries and keys, SmolLM3 layers without positions, Granite factors,
+Phi-3 joins matrices; OLMo (Groeneveld et al. 2024) has norms without weights, OLMo 2 norms after each sublayer.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from weft.config import Tree
 from weft.interop.families.base import Family
-from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
+from weft.interop.families.decoder_heads import architectures, head, head_rules
+from weft.interop.families.layers import depth, kinds_of, layer_types, window, windows_of, with_windows, write_windows
+from weft.interop.families.rotary import rotary
+from weft.interop.settings import Flat, Settings, repeated
 from weft.interop.table import Row, Special, Table, activation, constant, even_heads, flag, follows, number, whole
-from weft.interop.weight_map import module, tensor
+from weft.interop.weight_map import Rule, module, tensor
 from weft.models.config import Decoder
 
 BLOCK, LAYER = "decoder.blocks.{layer}", "model.layers.{layer}"
 
 RULES = (
     tensor("embedding.weight", "model.embed_tokens.weight"),
-    tensor(f"{BLOCK}.attention_skip.norm.weight", f"{LAYER}.input_layernorm.weight"),
+    *module(f"{BLOCK}.attention_skip.norm", f"{LAYER}.input_layernorm"),
     *module(f"{BLOCK}.attention.qkv", *(f"{LAYER}.self_attn.{part}_proj" for part in "qkv")),
     tensor(f"{BLOCK}.attention.q_norm.weight", f"{LAYER}.self_attn.q_norm.weight"),
     tensor(f"{BLOCK}.attention.k_norm.weight", f"{LAYER}.self_attn.k_norm.weight"),
     *module(f"{BLOCK}.attention.out", f"{LAYER}.self_attn.o_proj"),
-    tensor(f"{BLOCK}.feedforward_skip.norm.weight", f"{LAYER}.post_attention_layernorm.weight"),
+    *module(f"{BLOCK}.feedforward_skip.norm", f"{LAYER}.post_attention_layernorm"),
     *module(f"{BLOCK}.feedforward.gate_up", f"{LAYER}.mlp.gate_proj", f"{LAYER}.mlp.up_proj"),
     *module(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.down_proj"),
-    tensor("decoder.norm.weight", "model.norm.weight"),
+    *module("decoder.norm", "model.norm"),
     tensor("output.weight", "lm_head.weight"),
 )
-
-
-# ---- positions
-
-
-# their kind of scaling → ours, and its settings: ours → theirs
-SCALINGS: dict[str, tuple[str, dict[str, str]]] = {
-    "linear": ("linear", {"factor": "factor"}),
-    "dynamic": ("dynamic-ntk", {"factor": "factor"}),
-    "llama3": (
-        "llama3",
-        {
-            "factor": "factor",
-            "low": "low_freq_factor",
-            "high": "high_freq_factor",
-            "original_context": "original_max_position_embeddings",
-        },
-    ),
-}
-
-
-def _read_rotary(settings: Settings, model: Flat) -> Flat:
-    """Rotary positions in the older spelling (rope_theta, rope_scaling) or the newer one (rope_parameters)."""
-    key = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
-    given = settings.get(key) or {}
-    if not isinstance(given, dict):
-        raise settings.refusal(key, "expected a table of settings")
-    if any(isinstance(value, dict) for value in given.values()):
-        raise settings.refusal(key, "weft has one kind of rotary positions for all layers")
-    rope = Settings(given, f"{settings.where}: {key}")
-    settings.only(partial_rotary_factor=1.0)
-    rope.only(partial_rotary_factor=1.0)
-    found = {"position.base": rope.number("rope_theta", settings.number("rope_theta", 10000.0))}
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind == "default":
-        return found
-    if not isinstance(kind, str) or kind not in SCALINGS:
-        raise settings.refusal(key, "weft scales rotary positions by linear, dynamic or llama3")
-    ours, names = SCALINGS[kind]
-    for name, theirs in names.items():
-        read = rope.whole if name == "original_context" else rope.number
-        found[f"position.scaling.{name}"] = read(theirs)
-    return found | {"position.scaling.kind": ours}
-
-
-def _write_rotary(model: Flat) -> Tree:
-    if model["position.kind"] != "rotary":
-        return {}
-    scaling = None
-    for theirs, (ours, names) in SCALINGS.items():
-        if model.get("position.scaling.kind") == ours:
-            values = {key: model[f"position.scaling.{name}"] for name, key in names.items()}
-            scaling = {"rope_type": theirs, **values}
-    return {"rope_theta": model["position.base"], "rope_scaling": scaling}
+# the same where norms come after the sublayers
+OLMO2_RULES = (
+    *(rule for rule in RULES if "_skip.norm" not in rule.ours),
+    *module(f"{BLOCK}.attention_skip.norm_out", f"{LAYER}.post_attention_layernorm"),
+    *module(f"{BLOCK}.feedforward_skip.norm_out", f"{LAYER}.post_feedforward_layernorm"),
+)
+PHI3_RULES = (
+    *(rule for rule in RULES if len(rule.theirs) == 1),
+    *module(f"{BLOCK}.attention.qkv", f"{LAYER}.self_attn.qkv_proj"),
+    *module(f"{BLOCK}.feedforward.gate_up", f"{LAYER}.mlp.gate_up_proj"),
+)
 
 
 # ---- settings
 
 
-SHARED: tuple[Row, ...] = (
+SIZES: tuple[Row, ...] = (
     whole("vocab_size", "vocab_size"),
     whole("d_model", "hidden_size"),
     whole("feedforward.d_ff", "intermediate_size"),
     whole("layers", "num_hidden_layers"),
     whole("attention.heads", "num_attention_heads"),
     whole("attention.kv_heads", "num_key_value_heads", lambda model: model["attention.heads"]),
-    whole("attention.d_head", "head_dim", even_heads),
     whole("context", "max_position_embeddings", 2048),
-    number("norm.eps", "rms_norm_eps", 1e-6),
     number("attention.dropout", "attention_dropout", 0.0),
-    flag("head.tied", "tie_word_embeddings", False),
-    Special(_read_rotary, _write_rotary),
     number("init.std", "initializer_range", 0.02, written=False),
 )
+WIDTH = whole("attention.d_head", "head_dim", even_heads)
+EPS = number("norm.eps", "rms_norm_eps", 1e-6)
+DROPOUT = number("dropout", "resid_pdrop", 0.0)
+TIED = flag("head.tied", "tie_word_embeddings", False)
+SHARED: tuple[Row, ...] = (*SIZES, WIDTH, EPS, rotary())
 ACTIVATION = activation("feedforward.activation", "hidden_act", "silu")
 FIXED = {"feedforward.kind": "gated", "norm.kind": "rms", "position.kind": "rotary", "init.kind": "normal"}
 ATTENTION_BIAS = Special(
     lambda settings, model: {"attention.bias": "all" if settings.flag("attention_bias", False) else "none"},
     lambda model: {"attention_bias": model["attention.bias"] == "all"},
 )
+FEEDFORWARD_BIAS = flag("feedforward.bias", "mlp_bias", False)
 
 
-def _window(settings: Settings, default: int | None) -> int | None:
-    """sliding_window, where null is none; `default` where the key is absent."""
-    if settings.tree.get("sliding_window", default) is None:
-        return None
-    return settings.whole("sliding_window", default)
-
-
-MISTRAL_WINDOW = Special(
-    lambda settings, model: {"attention.window": _window(settings, 4096)},
-    lambda model: {"sliding_window": model["attention.window"]},
-)
+def one_window(default: int | None = None) -> Special:
+    """A window that all layers have."""
+    return Special(
+        lambda settings, model: {"attention.window": window(settings, default)},
+        lambda model: {"sliding_window": model["attention.window"]},
+    )
 
 
 def _read_qwen_window(settings: Settings, model: Flat) -> Flat:
-    """The window of all layers; Qwen may give it to the upper layers only, which weft cannot."""
+    """Qwen gives a window to the upper layers, from max_window_layers on."""
     if not settings.flag("use_sliding_window", False):
         return {}
     first = settings.tree.get("max_window_layers", 28)
     if not isinstance(first, int | None) or isinstance(first, bool):
         raise settings.refusal("max_window_layers", "expected a whole number")
-    windowed = [first is not None and layer >= first for layer in range(min(model["layers"], 2**16))]
-    if isinstance(given := settings.get("layer_types"), list):
-        windowed = [kind == "sliding_attention" for kind in given]
-    if any(windowed) and not all(windowed):
-        raise settings.refusal("max_window_layers", "weft has one window for all layers")
-    return {"attention.window": _window(settings, 4096)} if any(windowed) else {}
+    upper = [first is not None and layer >= first for layer in range(depth(model))]
+    windowed = layer_types(settings, model, upper)
+    return with_windows(windowed, window(settings, 4096)) if any(windowed) else {}
 
 
 def _write_qwen_window(model: Flat) -> Tree:
-    window = model["attention.window"]
-    return {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
+    sizes = windows_of(model)
+    first = next((layer for layer, size in enumerate(sizes) if size), len(sizes))
+    return {"use_sliding_window": any(sizes), "max_window_layers": first, **write_windows(model)}
 
 
 QWEN_WINDOW = Special(_read_qwen_window, _write_qwen_window)
 
 
-def _read_gemma_activation(settings: Settings, model: Flat) -> Flat:
-    """The first releases said gelu and meant its approximation by tanh."""
-    given = settings.get("hidden_activation") or settings.get("hidden_act")
-    if given in (None, "gelu"):
-        return {"feedforward.activation": "gelu-tanh"}
-    return {"feedforward.activation": Settings({"hidden_act": given}, settings.where).activation("hidden_act")}
+def _read_no_positions(settings: Settings, model: Flat) -> Flat:
+    """SmolLM3's every fourth layer knows no positions, and may have a window."""
+    layers, step = depth(model), settings.whole("no_rope_layer_interval", 4)
+    rotated = settings.get("no_rope_layers") or [int((layer + 1) % step != 0) for layer in range(layers)]
+    if not isinstance(rotated, list) or len(rotated) < layers or any(each not in (0, 1) for each in rotated):
+        raise settings.refusal("no_rope_layers", f"expected 0 or 1 for each of {model['layers']} layers")
+    size = window(settings, None) if settings.flag("use_sliding_window", False) else None
+    windowed = layer_types(settings, model, [size is not None and not each for each in rotated])
+    none = {"kind": "none"}
+    return repeated(
+        [
+            {"window": size if narrow else None, "position": None if turned else none}
+            for turned, narrow in zip(rotated[:layers], windowed, strict=True)
+        ]
+    )
 
 
-def _write_gemma_activation(model: Flat) -> Tree:
-    ours = model["feedforward.activation"]
-    name = "gelu_pytorch_tanh" if ours == "gelu-tanh" else THEIR_ACTIVATIONS[ours]
-    return {"hidden_act": name, "hidden_activation": name}
+def _write_no_positions(model: Flat) -> Tree:
+    rotated = [int(kind["position"] is None) for kind in kinds_of(model)]
+    return {"no_rope_layers": rotated, "use_sliding_window": any(windows_of(model)), **write_windows(model)}
 
 
-def _family(kind: str, title: str, rows: tuple[Row, ...], **table: Mapping[str, Any]) -> Family:
-    name = kind.capitalize()
+def _read_factors(settings: Settings, model: Flat) -> Flat:
+    """Granite multiplies embeddings, scores and what sublayers add, and divides the logits."""
+    found: Flat = {
+        "embedding_scale": settings.number("embedding_multiplier", 1.0),
+        "attention.scale": settings.number("attention_multiplier", 1.0),
+        "residual_scale": settings.number("residual_multiplier", 1.0),
+    }
+    divisor = settings.number("logits_scaling", 1.0)
+    if min(*found.values(), divisor) <= 0:
+        raise settings.refusal("logits_scaling", "Granite's factors are all above 0")
+    if found["embedding_scale"] == 1.0:
+        found["embedding_scale"] = False
+    return found | ({"head.scale": 1 / divisor} if model["head.kind"] == "lm" and divisor != 1.0 else {})
+
+
+def _write_factors(model: Flat) -> Tree:
+    embedded = model["embedding_scale"]
+    if isinstance(embedded, bool):
+        embedded = model["d_model"] ** 0.5 if embedded else 1.0
+    divisor = 1 / (model.get("head.scale") or 1.0)
+    return {
+        "embedding_multiplier": embedded,
+        "attention_multiplier": model["attention.scale"],
+        "residual_multiplier": model["residual_scale"],
+        "logits_scaling": float(round(divisor)) if abs(divisor - round(divisor)) < 1e-9 else divisor,
+    }
+
+
+def family(kind: str, title: str, rows: tuple[Row, ...], rules: tuple[Rule, ...] = RULES, **table: Any) -> Family:
+    """A relative of LLaMA's: its rows after the sizes, its names, and what else its table has."""
+    name = table.pop("name", kind.capitalize())
     fixed = {**FIXED, **table.pop("fixed", {})}
     return Family(
         kind=kind,
         title=title,
         model=Decoder,
-        architectures={f"{name}ForCausalLM": "lm", f"{name}Model": "lm"},
-        settings=Table(rows=(*SHARED, *rows), fixed=fixed, **table),
-        rules=lambda model: RULES,
+        architectures=architectures(name, without=table.pop("without", ())),
+        settings=Table(rows=rows, fixed=fixed, **table),
+        rules=head_rules(rules, tags="score"),
         prefix="model.",
         copies=lambda model: {"lm_head.weight": "model.embed_tokens.weight"},
         unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
+        renames={"transformer.": "model."},
     )
 
 
-LLAMA = _family("llama", "LLaMA", (ACTIVATION, ATTENTION_BIAS, flag("feedforward.bias", "mlp_bias", False)))
-MISTRAL = _family(
+NO_ANSWERS = ("ForQuestionAnswering",)
+NO_LABELS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+LLAMA = family("llama", "LLaMA", (*SHARED, head(TIED), ACTIVATION, ATTENTION_BIAS, FEEDFORWARD_BIAS))
+MISTRAL = family(
     "mistral",
     "Mistral",
-    (ACTIVATION, MISTRAL_WINDOW),
+    (*SHARED, head(TIED), ACTIVATION, one_window(4096)),
     only={"layer_types": None},
     defaults={"max_position_embeddings": 4096 * 32},
 )
-QWEN2 = _family(
+QWEN2 = family(
     "qwen2",
     "Qwen2",
-    (ACTIVATION, QWEN_WINDOW),
+    (*SHARED, head(TIED), ACTIVATION, QWEN_WINDOW),
     fixed={"attention.bias": "qkv"},
     defaults={"max_position_embeddings": 32768},
 )
-QWEN3 = _family(
+QWEN3 = family(
     "qwen3",
     "Qwen3",
-    (ACTIVATION, QWEN_WINDOW, follows("attention.qk_norm.eps", "norm.eps"), constant("attention_bias", False)),
+    (
+        *SHARED,
+        head(TIED),
+        ACTIVATION,
+        QWEN_WINDOW,
+        follows("attention.qk_norm.eps", "norm.eps"),
+        constant("attention_bias", False),
+    ),
     fixed={"attention.qk_norm.kind": "rms"},
     only={"attention_bias": False},
     defaults={"max_position_embeddings": 32768, "head_dim": 128},
 )
-GEMMA = _family(
-    "gemma",
-    "Gemma",
-    (Special(_read_gemma_activation, _write_gemma_activation), ATTENTION_BIAS),
-    fixed={"norm.offset": 1.0, "embedding_scale": True},
-    only={"use_bidirectional_attention": False},
-    defaults={"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True},
+SMOLLM3 = family(
+    "smollm3",
+    "SmolLM3",
+    (
+        *SIZES,
+        WIDTH,
+        EPS,
+        rotary(2000000.0),
+        head(TIED),
+        ACTIVATION,
+        ATTENTION_BIAS,
+        FEEDFORWARD_BIAS,
+        Special(_read_no_positions, _write_no_positions),
+    ),
+    name="SmolLM3",
+    defaults={"max_position_embeddings": 32768, "tie_word_embeddings": True, "num_key_value_heads": 4},
+)
+GRANITE = family(
+    "granite",
+    "Granite",
+    (*SHARED, head(TIED), ACTIVATION, ATTENTION_BIAS, FEEDFORWARD_BIAS, Special(_read_factors, _write_factors)),
+    without=NO_LABELS,
+)
+PHI3 = family(
+    "phi3",
+    "Phi-3",
+    (*SIZES, EPS, rotary(fraction=1.0), head(TIED), ACTIVATION, one_window(), DROPOUT),
+    PHI3_RULES,
+    without=NO_ANSWERS,
+    defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+)
+OLMO = family(
+    "olmo",
+    "OLMo",
+    (*SIZES, rotary(), head(TIED), ACTIVATION, ATTENTION_BIAS),
+    fixed={"norm.kind": "layer", "norm.gain": False, "norm.bias": False, "norm.eps": 1e-5},
+    without=NO_LABELS,
+    only={"clip_qkv": None},
+)
+OLMO2 = family(
+    "olmo2",
+    "OLMo 2",
+    (*SHARED, head(TIED), ACTIVATION, ATTENTION_BIAS, follows("attention.qk_norm.eps", "norm.eps")),
+    OLMO2_RULES,
+    fixed={"placement": "res-post", "attention.qk_norm.kind": "rms", "attention.qk_norm_over": "heads"},
+    without=NO_LABELS,
+    defaults={"rms_norm_eps": 1e-5},
 )

@@ -1,0 +1,47 @@
+"""What to say of a model that no family describes: which one comes nearest, and what it lacks."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from weft.config import Tree
+from weft.errors import WeftError
+from weft.interop.families.base import Family
+from weft.interop.settings import Settings, shown
+
+# what every config.json may have, whatever the model is
+COMMON = {
+    *("architectures", "auto_map", "dtype", "id2label", "label2id", "model_type", "problem_type", "torch_dtype"),
+    *("tie_word_embeddings", "transformers_version", "use_cache", "_name_or_path", "initializer_range", "torchscript"),
+    *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward"),
+}
+NAMED = 4  # keys that a line has room for
+
+
+def unknown(tree: Tree, families: Iterable[Family]) -> str:
+    """Why a config.json can't be read, from the word that follows its model_type on."""
+    given = {key for key, value in tree.items() if value is not None and not _common(key)}
+    known = {family.kind: (family.title, given & _keys(family, tree)) for family in families}
+    kind, (title, shared) = max(known.items(), key=lambda one: len(one[1][1]))
+    experts = next((key for key in sorted(given) if "expert" in key and isinstance(tree[key], int)), None)
+    if experts is not None:
+        count = f"{experts} = {shown(tree[experts])}"
+        return f"a mixture of experts ({count}), and weft has one feed-forward for all tokens"
+    if len(shared) < 3:
+        return f"not a family that weft reads, nor like one; it reads {', '.join(known)}"
+    others = sorted(given - shared)
+    lacks = ", ".join(others[:NAMED]) + (f" and {len(others) - NAMED} more" if len(others) > NAMED else "")
+    unlike = f", which has no {lacks}" if others else ", which has the same settings"
+    return f"not a family that weft reads; the nearest is {title} ('{kind}'){unlike}"
+
+
+def _common(key: str) -> bool:
+    return key in COMMON or any(part in key for part in ("token", "dropout", "pdrop"))
+
+
+def _keys(family: Family, tree: Tree) -> set[str]:
+    """The keys that a family asks for."""
+    settings = Settings(tree, "")
+    # where a value is one that the family does not have, what it asked for until then
+    with suppress(WeftError):
+        family.settings.read(settings, {"head.kind": next(iter(family.architectures.values()))})
+    return settings.asked
