@@ -18,6 +18,7 @@ from weft.models.config import (
     EmbeddingHead,
     Encoder,
     EncoderDecoder,
+    LayerKind,
     LMHead,
     MaskedLMHead,
     NextSentenceHead,
@@ -41,7 +42,8 @@ from weft.nn.config import (
     Sinusoidal,
     T5Bias,
 )
-from weft.nn.scaling import LinearScaling
+from weft.nn.mask import Mask
+from weft.nn.scaling import LinearScaling, YaRN
 
 VOCAB = 29
 POSITIONS = [
@@ -94,6 +96,23 @@ MIXTURES = {
     "no residual": decoder(placement="pre", residual=False),
     "qk-norm": decoder(attention=Attention(heads=3, d_head=10, qk_norm=RMSNorm(), bias="qkv")),
     "scaled": decoder(embedding_scale=True, embedding_norm=True, head=LMHead(tied=False, bias=True)),
+    "parallel": decoder(sublayers="parallel", position=Rotary(fraction=2 / 3), residual_scale=0.5),
+    "parallel, two norms": decoder(sublayers="parallel-two-norms", norm=LayerNorm(gain=False, bias=False)),
+    "sandwich, capped": decoder(
+        placement="sandwich", attention=Attention(heads=4, softcap=0.5), head=LMHead(softcap=2.0), embedding_scale=3.0
+    ),
+    "norms after": decoder(
+        placement="res-post", attention=Attention(heads=4, kv_heads=2, qk_norm=RMSNorm(), qk_norm_over="heads")
+    ),
+    "layers that differ": decoder(
+        layers=4,
+        pattern=(
+            LayerKind(window=3, position=Rotary(base=50.0)),
+            LayerKind(position=NoPosition()),
+            LayerKind(),
+        ),
+    ),
+    "stretched": decoder(position=Rotary(scaling=YaRN(factor=4.0, original_context=8))),
 }
 
 
@@ -103,6 +122,49 @@ def test_every_mixture_keeps_the_contract(settings: Decoder) -> None:
     check_step_equals_forward(model, VOCAB, examples=8)
     check_causal(model, VOCAB)
     check_rows_are_independent(model, VOCAB)
+
+
+@torch.no_grad()
+def test_a_pattern_gives_each_layer_its_own_window() -> None:
+    """Only what is within reach of both windows, one after the other, changes the last token's logits."""
+    model = build(decoder(layers=2, pattern=(LayerKind(window=3), LayerKind(window=2))))
+    tokens = torch.randint(VOCAB, (1, 12))
+    usual = model(tokens)[0, -1]
+    for place in range(11):
+        changed = tokens.clone()
+        changed[0, place] = (changed[0, place] + 1) % VOCAB
+        assert bool((model(changed)[0, -1] != usual).any()) == (place >= 11 - 3)  # 2 and 1 before its own
+
+
+@torch.no_grad()
+def test_side_by_side_is_the_sum_of_both() -> None:
+    """x + attention(n(x)) + feed-forward(m(x)), by the parts themselves."""
+    for sublayers, two in (("parallel", False), ("parallel-two-norms", True)):
+        model = build(decoder(layers=1, sublayers=sublayers))
+        stack = model.decoder
+        assert stack is not None
+        block = stack.blocks[0]
+        tokens = torch.randint(VOCAB, (2, 7))
+        places = torch.arange(7)[None]
+        x = model.embedding(tokens)
+        (where,) = stack.where(Mask(causal=True), places, places, x)
+        h = block.attention_skip.norm(x)
+        other = block.feedforward_skip.norm(x) if two else h
+        expected = stack.norm(x + block.attention(h, where) + block.feedforward(other))
+        torch.testing.assert_close(model.features(tokens), expected)
+
+
+def test_layers_and_blocks_that_cannot_be() -> None:
+    for wrong, message in (
+        ({"sublayers": "parallel", "placement": "post"}, "goes with placement = 'pre', not 'post'"),
+        ({"pattern": [{"window": 3}], "attention": {"heads": 4, "window": 2}}, "there is a pattern"),
+        ({"position": Learned(), "pattern": [{"position": Rotary()}]}, "are rotary or none, beside rotary or none"),
+        ({"norm": {"kind": "layer", "gain": False}}, "needs bias = false as well"),
+        ({"position": Rotary(fraction=0.5), "attention": {"heads": 4, "d_head": 6}}, "of d_head = 6 is 3"),
+        ({"embedding_scale": -2}, "-2: expected true, false, or a number above 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            validate(Decoder, {**decoder().model_dump(exclude_none=True), **wrong})
 
 
 def a_source(vocab_size: int = VOCAB) -> SomeSource:

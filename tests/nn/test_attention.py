@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.nn import attention, attention_mask
-from weft.nn.attention import QKV, AttentionMask, dropped_attention, fast_attention, reference_attention
+from weft.nn.attention import QKV, AttentionMask, by_formula, dropped_attention, fast_attention, reference_attention
 from weft.nn.config import ALiBi, NoPosition, Sizes, T5Bias
 from weft.nn.dropout import following, row_keys
 from weft.nn.mask import Mask
@@ -109,6 +109,20 @@ def test_a_kernel_draws_the_triangle_from_its_end(kv_heads: int) -> None:
 def test_the_dense_mask_is_as_described(name: str) -> None:
     dense = MASKS[name].dense(slice(0, T), slice(0, T), torch.device("cpu"))
     assert torch.equal(dense.expand(B, 1, T, T)[:, 0], by_hand(MASKS[name]))
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["at once", "by blocks of queries"])
+def test_capped_scores(blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if blocks:
+        monkeypatch.setattr(attention, "DENSE_ENTRIES", 1)
+        monkeypatch.setattr(attention, "QUERY_BLOCK", 7)
+    q, k, v = tensors()
+    where = masked("causal", "none")
+    found = by_formula(QKV(q, k, v), 1.0, where, 0.5, None)
+    repeats = q.shape[1] // k.shape[1]
+    scores = 0.5 * torch.tanh(q @ k.repeat_interleave(repeats, 1).mT / 0.5)
+    scores = scores.masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(), float("-inf"))
+    torch.testing.assert_close(found, scores.softmax(-1) @ v.repeat_interleave(repeats, 1), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["at once", "by blocks of queries"])

@@ -62,6 +62,20 @@ def test_linear_loss_equals_plain(rows: int, smoothing: float, z_loss: float, wi
         assert torch.allclose(ours, theirs, atol=1e-5)
 
 
+def test_capped_logits_have_the_slope_of_tanh() -> None:
+    features, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((17, 5), (13, 5), (13,)))
+    targets, leaves = torch.randint(13, (17,)), [features, weight, bias]
+    capped = 2.0 * torch.tanh(F.linear(features, weight, bias) / 2.0)
+    expected = F.cross_entropy(capped, targets, reduction="sum")
+    readout = Readout(features, weight, bias, softcap=2.0)
+    loss, nll = linear_cross_entropy(readout, targets, rows=4)
+    torch.testing.assert_close(readout.logits(), capped)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(nll, expected)
+    for mine, other in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+
+
 def test_masked_places_give_no_gradient_even_where_their_loss_is_infinite() -> None:
     features = torch.tensor([[1.0], [float("inf")]], requires_grad=True)
     weight = torch.tensor([[1.0], [-1.0]], requires_grad=True)

@@ -1,8 +1,9 @@
 """Whole models as settings; `models/build.py` makes the model, and a preset is one of these with a name."""
 
-from typing import Annotated, Literal, Self
+import math
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
 from weft.nn.config import Activation, Block, Init, NoPosition, NormalInit, Position, Probability, Sizes
@@ -109,6 +110,15 @@ Head = Annotated[
 Layers = Annotated[int, Field(gt=0, le=10_000)]
 
 
+def _factor(value: Any) -> Any:
+    """A bool, or a number that multiplies."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{value!r}: expected true, false, or a number above 0")
+    return float(value)
+
+
 class LayerKind(Config):
     """What the layers of one kind have of their own, where layers differ: `window` as attention has it, None for all of
     the past; and how they know positions, None for the model's way."""
@@ -130,7 +140,7 @@ class TransformerConfig(Block):
     context: PositiveInt = 1024
     layers: Layers
     pattern: tuple[LayerKind, ...] = ()
-    embedding_scale: bool | PositiveFloat = False
+    embedding_scale: Annotated[bool | float, BeforeValidator(_factor)] = False
     embedding_norm: bool = False
     init: Init = NormalInit()
 
