@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.config import Tree, validate
 from weft.errors import InteropError
 from weft.interop.gguf_file import ARRAY, FLOAT32, Contents
-from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested
+from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested, repeated
 from weft.interop.table import Row, Special, Table, even_heads, follows, number, same, whole
 from weft.interop.weight_map import SAME, Layout, Rule, adjacent_pairs, module, tensor
 from weft.models.config import Decoder, Model
@@ -63,32 +63,98 @@ SIZES: tuple[Row, ...] = (
     whole("feedforward.d_ff", "feed_forward_length", lambda model: 4 * model["d_model"]),
     whole("attention.heads", "attention.head_count"),
 )
-LLAMA: tuple[Row, ...] = (
+ROTATED: tuple[Row, ...] = (
     *SIZES,
     whole("attention.kv_heads", "attention.head_count_kv", lambda model: model["attention.heads"]),
-    number("norm.eps", "attention.layer_norm_rms_epsilon"),
     whole("attention.d_head", "attention.key_length", even_heads),
     same("attention.value_length", "attention.d_head"),
-    same("rope.dimension_count", "attention.d_head"),
     number("position.base", "rope.freq_base", 10000.0),
     Special(_read_scaling, _write_scaling),
-    Special(_read_window),
 )
+WHOLE_HEADS = same("rope.dimension_count", "attention.d_head")
+RMS, LAYER_NORM = (number("norm.eps", f"attention.layer_norm_{kind}epsilon") for kind in ("rms_", ""))
+LLAMA: tuple[Row, ...] = (*ROTATED, RMS, WHOLE_HEADS)
+# a part of each head is rotated
+FRACTION = Special(
+    lambda settings, model: {
+        "position.fraction": settings.whole("rope.dimension_count", model["attention.d_head"])
+        / model["attention.d_head"]
+    },
+    lambda model: {"rope.dimension_count": round(model.get("position.fraction", 1.0) * model["attention.d_head"])},
+)
+PARALLEL = Special(
+    lambda settings, model: {
+        "sublayers": "parallel-two-norms" if settings.flag("use_parallel_residual", True) else "sequential"
+    },
+    lambda model: {"use_parallel_residual": model["sublayers"] == "parallel-two-norms"},
+)
+
+
+def _read_every_other(settings: Settings, model: Flat) -> Flat:
+    """Gemma 2's window is that of every other layer, from the lowest on."""
+    size = settings.whole("attention.sliding_window", 4096)
+    return repeated([{"window": size if layer % 2 == 0 else None} for layer in range(min(model["layers"], 2**10))])
+
+
+def _write_every_other(model: Flat) -> Tree:
+    kinds = model["pattern"] or [{"window": model["attention.window"]}]
+    return {"attention.sliding_window": kinds[0]["window"]} if kinds[0]["window"] else {}
+
+
+def _read_caps(settings: Settings, model: Flat) -> Flat:
+    scores, logits = settings.number("attn_logit_softcapping", 50.0), settings.number("final_logit_softcapping", 30.0)
+    return {"attention.softcap": scores, "head.softcap": logits}
+
+
+def _write_caps(model: Flat) -> Tree:
+    caps = {"attn_logit_softcapping": model["attention.softcap"], "final_logit_softcapping": model["head.softcap"]}
+    return {key: cap for key, cap in caps.items() if cap is not None}
+
+
+def _read_factors(settings: Settings, model: Flat) -> Flat:
+    """Granite's factors; logits are divided by theirs."""
+    keys = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
+    embedded, added, scores, divisor = (settings.number(key, 1.0) for key in keys)
+    if min(embedded, added, scores, divisor) <= 0:
+        raise settings.refusal("logit_scale", "Granite's factors are all above 0")
+    scale = None if divisor == 1.0 else 1 / divisor
+    found = {"residual_scale": added, "attention.scale": scores, "head.scale": scale}
+    return {**found, "embedding_scale": False if embedded == 1.0 else embedded}
+
+
+def _write_factors(model: Flat) -> Tree:
+    embedded, divisor = model["embedding_scale"], 1 / (model["head.scale"] or 1.0)
+    return {
+        "embedding_scale": (model["d_model"] ** 0.5 if embedded else 1.0) if isinstance(embedded, bool) else embedded,
+        "residual_scale": model["residual_scale"],
+        "attention.scale": model["attention.scale"],
+        "logit_scale": float(round(divisor)) if abs(divisor - round(divisor)) < 1e-9 else divisor,
+    }
 
 
 def _llama_like(fixed: Mapping[str, Any], *more: Row) -> Table:
     """RMSNorm, rotary positions, a gated feed-forward."""
     usual = {"norm.kind": "rms", "position.kind": "rotary", "feedforward.kind": "gated"}
-    return Table((*LLAMA, *more), {**usual, **fixed}, only={"expert_count": 0})
+    return Table((*LLAMA, *(more or (Special(_read_window),))), {**usual, **fixed}, only={"expert_count": 0})
 
 
-ADJACENT = ("llama",)  # files of these store queries and keys for rotary pairs that are adjacent
+def _plain(fixed: Mapping[str, Any], *more: Row) -> Table:
+    """LayerNorm, rotary positions, a plain feed-forward, and biases everywhere."""
+    usual = {"norm.kind": "layer", "position.kind": "rotary", "feedforward.kind": "plain", "attention.bias": "all"}
+    return Table((*ROTATED, LAYER_NORM, *more), {**usual, "feedforward.activation": "gelu-tanh", **fixed})
+
+
+# files of these store queries and keys for rotary pairs that are adjacent
+ADJACENT = ("llama", "granite")
+JOINED = ("gpt2", "gptneox", "phi2")  # files of these store queries, keys and values as one
 # where several can hold a model, the first one is written
 ARCHITECTURES = {
     "qwen2": _llama_like({"attention.bias": "qkv"}),
     "llama": _llama_like({}),
     "qwen3": _llama_like(
-        {"attention.qk_norm.kind": "rms", "attention.bias": "none"}, follows("attention.qk_norm.eps", "norm.eps")
+        {"attention.qk_norm.kind": "rms", "attention.bias": "none"},
+        follows("attention.qk_norm.eps", "norm.eps"),
+        Special(_read_window),
     ),
     "gemma": _llama_like(
         {
@@ -99,6 +165,31 @@ ARCHITECTURES = {
             "attention.bias": "none",
         }
     ),
+    "gemma2": _llama_like(
+        {
+            "feedforward.activation": "gelu-tanh",
+            "embedding_scale": True,
+            "norm.offset": 1.0,
+            "head.tied": True,
+            "attention.bias": "none",
+            "placement": "sandwich",
+        },
+        Special(_read_every_other, _write_every_other),
+        Special(_read_caps, _write_caps),
+    ),
+    "olmo2": _llama_like(
+        {
+            "attention.qk_norm.kind": "rms",
+            "attention.qk_norm_over": "heads",
+            "attention.bias": "none",
+            "placement": "res-post",
+        },
+        follows("attention.qk_norm.eps", "norm.eps"),
+    ),
+    "granite": _llama_like({}, Special(_read_factors, _write_factors)),
+    "starcoder2": _plain({}, WHOLE_HEADS),
+    "gptneox": _plain({}, FRACTION, PARALLEL),
+    "phi2": _plain({"sublayers": "parallel"}, FRACTION),
     "gpt2": Table(
         rows=(
             *SIZES,
@@ -142,6 +233,7 @@ def read_settings(settings: Settings, contents: Contents, tied: bool) -> Decoder
         raise settings.refusal("block_count", f"the file holds {len(tensors)} tensors in all")
     bias = "all" if "blk.0.attn_output.bias" in tensors else "qkv" if "blk.0.attn_q.bias" in tensors else "none"
     known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
+    known["head.bias"] = "output.bias" in tensors
     if FREQUENCIES in tensors:
         known["position.scaling.kind"] = "llama3"
     model = ARCHITECTURES[settings.prefix.removesuffix(".")].read(settings, known)
@@ -195,7 +287,7 @@ def _read_again(name: str, model: Decoder) -> Transformer:
     """The model that its keys would be read as beside its tensors."""
     table, ours = ARCHITECTURES[name], flat(model)
     tree = {f"{name}.{key}": value for key, value in table.write(ours).items()}
-    in_tensors = {"vocab_size", "head.tied", "attention.bias"}
+    in_tensors = {"vocab_size", "head.tied", "head.bias", "attention.bias"}
     if ours.get("position.scaling.kind") == "llama3":
         in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
     if name in ADJACENT:  # where it differs, rows are reordered
@@ -215,17 +307,19 @@ def rules(architecture: str, model: Decoder) -> list[Rule]:
     gain = _shifted(model.norm.offset) if isinstance(model.norm, RMSNorm) and model.norm.offset else SAME
     reorder = architecture in ADJACENT and isinstance(model.position, Rotary) and model.position.pairs == "halves"
     pairs = adjacent_pairs(model.d_head) if reorder else SAME
-    joined = [f"{BLK}.attn_qkv"] if architecture == "gpt2" else [f"{BLK}.attn_{part}" for part in "qkv"]
+    joined = [f"{BLK}.attn_qkv"] if architecture in JOINED else [f"{BLK}.attn_{part}" for part in "qkv"]
     return [
         tensor("embedding.weight", "token_embd.weight"),
         tensor("decoder.position.weight", POSITIONS),
-        tensor("output.weight", "output.weight"),
+        *module("output", "output"),
         *module("decoder.norm", "output_norm", layout=gain),
         *module(f"{BLOCK}.attention_skip.norm", f"{BLK}.attn_norm", layout=gain),
         *module(f"{BLOCK}.attention.qkv", *joined, layouts=(pairs, pairs, SAME)[: len(joined)]),
         *(tensor(f"{BLOCK}.attention.{part}_norm.weight", f"{BLK}.attn_{part}_norm.weight") for part in "qk"),
         *module(f"{BLOCK}.attention.out", f"{BLK}.attn_output"),
         *module(f"{BLOCK}.feedforward_skip.norm", f"{BLK}.ffn_norm", layout=gain),
+        *module(f"{BLOCK}.attention_skip.norm_out", f"{BLK}.post_attention_norm", layout=gain),
+        *module(f"{BLOCK}.feedforward_skip.norm_out", f"{BLK}.post_ffw_norm", layout=gain),
         *module(f"{BLOCK}.feedforward.up", f"{BLK}.ffn_up"),
         *module(f"{BLOCK}.feedforward.gate_up", f"{BLK}.ffn_gate", f"{BLK}.ffn_up"),
         *module(f"{BLOCK}.feedforward.down", f"{BLK}.ffn_down"),
