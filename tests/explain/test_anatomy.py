@@ -28,6 +28,13 @@ VARIANTS = {
     "no skips": SMALL.replace(residual=False),
     "qk_norm": SMALL.replace(attention=Attention(heads=4, kv_heads=2, qk_norm=RMSNorm(), window=16)),
     "no bias": SMALL.replace(norm=LayerNorm(bias=False)),
+    "no gain": SMALL.replace(norm=LayerNorm(gain=False, bias=False), sublayers="parallel"),
+    "two norms": SMALL.replace(sublayers="parallel-two-norms", position=Rotary(fraction=0.5), residual_scale=0.5),
+    "sandwich": SMALL.replace(placement="sandwich", attention=Attention(heads=4, softcap=9.0), embedding_scale=2.0),
+    "norms after": SMALL.replace(
+        placement="res-post", attention=Attention(heads=4, kv_heads=2, qk_norm=RMSNorm(), qk_norm_over="heads")
+    ),
+    "layers differ": SMALL.replace(pattern=[{"window": 9}, {}], head=config.LMHead(softcap=5.0)),
     "untied": SMALL.replace(head=config.LMHead(tied=False, bias=True)),
     "classes": ENCODER.replace(head=config.ClassificationHead(labels=3)),
     "tags": ENCODER.replace(head=config.TaggingHead(labels=5)),

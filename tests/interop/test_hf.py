@@ -855,6 +855,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         with_config(model_type="mixtral", num_local_experts=8),
         r"'mixtral': a mixture of experts \(num_local_experts = 8\), and weft has one feed-forward for all tokens$",
     ),
+    "images": (
+        with_config(model_type="gemma3", text_config={"model_type": "gemma3_text"}),
+        r"'gemma3': a model of more than text, and weft reads text alone \(here model_type = 'gemma3_text'\)$",
+    ),
     "no family": (
         lambda folder: (folder / "config.json").write_text("{}"),  # type: ignore[dict-item,return-value]
         r"model_type = None: not a family that weft reads, nor like one; it reads gpt2, llama, .*t5$",

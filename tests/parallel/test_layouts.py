@@ -42,6 +42,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("gpt-tiny", {**SMALL, "position": {"kind": "t5"}}),
     "relative": ("gpt-tiny", {**SMALL, "position": {"kind": "relative"}}),
     "qk-norm": ("llama-tiny", {**SMALL, "attention": {"heads": 4, "qk_norm": {"kind": "rms"}}}),
+    "side by side": (
+        "llama-tiny",
+        {**SMALL, "sublayers": "parallel", "pattern": [{"window": 3}, {"position": {"kind": "none"}}]},
+    ),
+    "sandwich": (
+        "llama-tiny",
+        {
+            **SMALL,
+            "placement": "sandwich",
+            "residual_scale": 0.5,
+            "attention": {"heads": 4, "softcap": 0.5, "dropout": 0.1},
+            "head": {"kind": "lm", "softcap": 1.0},
+        },
+    ),
     "bert": ("bert-tiny", SMALL),
     "vaswani": ("vaswani-tiny", SMALL),
     "lstm": ("lstm", {"layers": 2, "d_model": 16, "vocab_size": 37}),
@@ -113,7 +127,9 @@ def _gradients(ranks: Ranks, folder: Path, cases: list[tuple[str, dict[str, Any]
 def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
     tensor, sequence, shard = {"tensor": 2}, {"tensor": 2, "sequence": True}, {"shard": 2}
     cases = [(name, tensor) for name in FAMILIES] + [(name, shard) for name in ("gpt", "vaswani", "lstm", "bahdanau")]
-    cases += [(name, sequence) for name in ("gpt", "llama", "bert", "vaswani", "t5", "qk-norm")]
+    cases += [
+        (name, sequence) for name in ("gpt", "llama", "bert", "vaswani", "t5", "qk-norm", "side by side", "sandwich")
+    ]
     assert together(_gradients, tmp_path, cases) == [0, 0]
     for one in noted(tmp_path):
         assert len(one["found"]) == len(cases)

@@ -19,6 +19,10 @@ NAMED = 4  # keys that a line has room for
 
 def unknown(tree: Tree, families: Iterable[Family]) -> str:
     """Why a config.json can't be read, from the word that follows its model_type on."""
+    inside = tree.get("text_config")
+    if isinstance(inside, dict):
+        within = shown(inside.get("model_type"))
+        return f"a model of more than text, and weft reads text alone (here model_type = {within})"
     given = {key for key, value in tree.items() if value is not None and not _common(key)}
     known = {family.kind: (family.title, given & _keys(family, tree)) for family in families}
     kind, (title, shared) = max(known.items(), key=lambda one: len(one[1][1]))
