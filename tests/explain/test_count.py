@@ -119,7 +119,7 @@ def transformers(draw: st.DrawFn) -> Any:
                 segments=draw(st.integers(0, 2)),
                 head=head,
                 d_embedding=draw(st.sampled_from([None, 4, 8])) if head.kind != "lm" else None,
-                distinct_layers=draw(st.none() | st.sampled_from(divisors)),
+                distinct_layers=None if shared["pattern"] else draw(st.none() | st.sampled_from(divisors)),
             )
         case _:
             return config.EncoderDecoder(

@@ -17,9 +17,10 @@ from weft.models.transformer import Transformer, TransformerState
 from weft.nn import config
 from weft.nn.linear import Linear
 from weft.nn.norm import LayerNorm, RMSNorm
+from weft.nn.scaling import LinearScaling, Llama3Scaling
 
 # what c/step.c reads of the settings; all others are at their defaults (`native_step_fits`)
-READ = ("vocab_size", "context", "layers", "d_model", "feedforward", "norm", "position", "head", "dropout", "init")
+READ = ("vocab_size", "context", "layers", "d_model", "dropout", "init", "embedding_scale")
 
 
 class NativeStep:
@@ -129,14 +130,25 @@ def native_step_fits(model: Transformer, state: TransformerState) -> bool:
 
 def _known(settings: Decoder) -> bool:
     """Whether every setting that c/step.c doesn't read is at its default."""
-    attention, position = settings.attention, settings.position
-    added = isinstance(position, config.Learned | config.Sinusoidal | config.NoPosition)
-    turned = isinstance(position, config.Rotary) and position.pairs == "halves"
-    if not (added or (turned and not isinstance(position.scaling, config.DynamicNTK))):  # type: ignore[attr-defined]
+    position, norm, forward = settings.position, settings.norm, settings.feedforward
+    if isinstance(position, config.Rotary):
+        if not isinstance(position.scaling, LinearScaling | Llama3Scaling | None):
+            return False
+        position = config.Rotary(base=position.base, scaling=position.scaling)
+    elif not isinstance(position, config.Learned | config.Sinusoidal | config.NoPosition):
         return False
-    if settings.feedforward.activation not in native.ACTIVATIONS or settings.d_head > native.D_HEAD:
+    if forward.activation not in native.ACTIVATIONS or settings.d_head > native.D_HEAD:
         return False
+    assert isinstance(settings.head, LMHead)
     read = {name: getattr(settings, name) for name in READ}
-    shape = ("heads", "kv_heads", "d_head", "bias", "scale", "dropout")
-    plain = config.Attention(**{name: getattr(attention, name) for name in shape})
-    return settings == Decoder(**read, attention=plain, embedding_scale=settings.embedding_scale)
+    plain = {
+        "attention": config.Attention(**_given(settings.attention, "heads kv_heads d_head bias scale dropout")),
+        "feedforward": type(forward)(**_given(forward, "d_ff activation bias dropout")),
+        "norm": type(norm)(**_given(norm, "eps bias" if isinstance(norm, config.LayerNorm) else "eps offset")),
+        "head": LMHead(**_given(settings.head, "tied bias scale")),
+    }
+    return settings == Decoder(**read, **plain, position=position)
+
+
+def _given(settings: Any, names: str) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in names.split()}

@@ -5,6 +5,8 @@ LLaMA 1–3 (Touvron et al. 2023; Dubey et al. 2024) and SmolLM2, which has the 
 Phi-3 joins matrices; OLMo (Groeneveld et al. 2024) has norms without weights, OLMo 2 norms after each sublayer.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from weft.config import Tree
@@ -152,6 +154,16 @@ def _write_factors(model: Flat) -> Tree:
     }
 
 
+def _rules(rules: tuple[Rule, ...], kind: str) -> Callable[[Any], tuple[Rule, ...]]:
+    """A family's names. In some, those below the head that finds answers begin with another word."""
+    usual = head_rules(rules, tags="score")
+    if kind not in TRANSFORMER:
+        return usual
+    named = (tuple(name.replace("model.", "transformer.", 1) for name in rule.theirs) for rule in rules)
+    finding = head_rules(tuple(replace(rule, theirs=names) for rule, names in zip(rules, named, strict=True)))
+    return lambda model: (finding if model.head.kind == "span" else usual)(model)
+
+
 def family(kind: str, title: str, rows: tuple[Row, ...], rules: tuple[Rule, ...] = RULES, **table: Any) -> Family:
     """A relative of LLaMA's: its rows after the sizes, its names, and what else its table has."""
     name = table.pop("name", kind.capitalize())
@@ -162,14 +174,14 @@ def family(kind: str, title: str, rows: tuple[Row, ...], rules: tuple[Rule, ...]
         model=Decoder,
         architectures=architectures(name, without=table.pop("without", ())),
         settings=Table(rows=rows, fixed=fixed, **table),
-        rules=head_rules(rules, tags="score"),
+        rules=_rules(rules, kind),
         prefix="model.",
         copies=lambda model: {"lm_head.weight": "model.embed_tokens.weight"},
         unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
-        renames={"transformer.": "model."},
     )
 
 
+TRANSFORMER = ("llama", "qwen2", "qwen3", "smollm3")  # whose ForQuestionAnswering is named in an older way
 NO_ANSWERS = ("ForQuestionAnswering",)
 NO_LABELS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 LLAMA = family("llama", "LLaMA", (*SHARED, head(TIED), ACTIVATION, ATTENTION_BIAS, FEEDFORWARD_BIAS))
