@@ -36,11 +36,12 @@ import weft
 from weft.api import import_model as importing
 from weft.api import run as api
 from weft.api.export_model import export_model
-from weft.api.import_model import import_model
+from weft.api.import_model import import_model, recipe_for
 from weft.cli.main import run as command
 from weft.errors import InteropError, RunError, WeftError
 from weft.interop import gguf, hf, onnx
-from weft.models.presets import llama
+from weft.interop.bundle import ModelBundle
+from weft.models.presets import llama, preset
 from weft.runs.lines import all_checked, read_lines
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -247,11 +248,12 @@ from pathlib import Path
 import torch
 from weft.api import run as api
 from weft.api.export_model import export_model
-from weft.api.import_model import import_model
+from weft.api.import_model import import_model, recipe_for
 from weft.interop import hf
 from weft.interop.weight_map import shapes
 from weft.interop.bundle import ModelBundle
-from weft.models.presets import llama
+from weft.interop.bundle import ModelBundle
+from weft.models.presets import llama, preset
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
@@ -461,3 +463,26 @@ def test_real_sentence_vectors(tmp_path: Path) -> None:
     assert ids == [row[1:-1] for row in tokenizer(texts)["input_ids"]]
     export_model(tmp_path / "run", "hf", tmp_path / "out")
     assert same_files(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("head", "labels", "objective"),
+    [
+        ({"kind": "lm"}, None, "next-token"),
+        (
+            {"kind": "sequence", "labels": 2, "pooling": "last", "pooler": False, "bias": False},
+            ("no", "yes"),
+            "classify",
+        ),
+        ({"kind": "sequence", "labels": 1, "pooling": "last", "pooler": False, "bias": False}, ("LABEL_0",), "regress"),
+        ({"kind": "token", "labels": 2}, ("start", "end"), "tag"),
+    ],
+)
+def test_a_decoder_is_imported_for_what_its_head_does(
+    head: dict[str, Any], labels: tuple[str, ...] | None, objective: str, tmp_path: Path
+) -> None:
+    model = preset("gpt-tiny").replace(head=head)
+    recipe = recipe_for(ModelBundle(model, {}, None, "here", labels=labels), tmp_path)
+    assert recipe.objective.kind == objective
+    if objective in ("classify", "tag"):
+        assert recipe.objective.labels == labels

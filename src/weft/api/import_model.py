@@ -11,7 +11,7 @@ from weft.files import replacing_folder, write_text
 from weft.interop import peft
 from weft.interop.bundle import ModelBundle, lazily
 from weft.interop.formats import read_model
-from weft.models.config import Encoder, EncoderDecoder
+from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
 from weft.recipe.objective import OBJECTIVES
 from weft.recipe.resolve import run_name
@@ -120,13 +120,13 @@ def _objective(bundle: ModelBundle) -> dict[str, Any]:
     model = bundle.model
     if isinstance(model, EncoderDecoder):
         return {"kind": "pairs"}
-    if not isinstance(model, Encoder):
+    if not isinstance(model, Decoder | Encoder) or model.head.kind == "lm":
         return {"kind": "next-token"}
     head = model.head
     if getattr(head, "labels", None) == 1:
         return {"kind": "regress"}
-    kinds = (kind for kind, its in OBJECTIVES.items() if "encoder" in its.kinds and head.kind == its.heads[0])
-    # what no objective teaches (answers in a text, replaced tokens) leaves an encoder, which embeds texts
+    kinds = (kind for kind, its in OBJECTIVES.items() if model.kind in its.kinds and head.kind == its.heads[0])
+    # what no objective teaches (answers in a text, replaced tokens) leaves a model that embeds texts
     objective: dict[str, Any] = {"kind": next(kinds, "contrastive")}
     if bundle.labels is not None and objective["kind"] in ("classify", "tag"):
         objective["labels"] = list(bundle.labels)
