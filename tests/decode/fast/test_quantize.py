@@ -119,7 +119,7 @@ def test_every_eight_bit_number_survives_its_two_digits() -> None:
 
 
 def test_odd_widths_are_kept_in_eight_bits() -> None:
-    part = quantized.QuantizedLinear(matrix(6, 7), torch.ones(6), "int4")
+    part = quantized.QuantizedLinear(small.packed("int4", matrix(6, 7)), torch.ones(6), torch.float32)
     x = matrix(3, 7)
     assert off(part(x), F.linear(x, matrix(6, 7), torch.ones(6))) < 0.02
 

@@ -7,15 +7,15 @@ here, and which is the fastest, is tried on a small matrix and not guessed from 
 
 import time
 from functools import cache
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.decode.fast import native
+from weft.decode.fast.packed import Bits, Packed, layout
 from weft.decode.fast.rounding import (
-    GROUP,
     Groups,
     centres_pay,
     quantize_around_zero,
@@ -23,7 +23,6 @@ from weft.decode.fast.rounding import (
     quantize_rows,
 )
 
-Bits = Literal["bf16", "int8", "int4"]
 SAMPLE = (1024, 768)  # the shape of the matrix that kernels are timed with
 FASTER = 0.8  # of the time that the first one takes: what another has to be below to be taken instead
 
@@ -239,6 +238,7 @@ class Native(Product):
     """By weft's own kernels; x is rounded to 8 bits where the weights are whole numbers, in blocks of 32."""
 
     centres_cost = True
+    bits: ClassVar[Bits]
     numbers: Tensor
     scales: Tensor | None
     centres: Tensor | None
@@ -246,6 +246,14 @@ class Native(Product):
     @staticmethod
     def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
         return device.type == "cpu" and native.library() is not None
+
+    def __init__(self, weight: Groups | Packed):
+        nn.Module.__init__(self)
+        packed = weight if isinstance(weight, Packed) else Packed.of(weight, self.bits)
+        self.N, self.K = packed.shape
+        self.group = self.K // packed.groups
+        for name, tensor in packed._asdict().items():  # the very same ones, which may be a file's pages
+            self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return native.multiply(self.matrix(), x).to(x.dtype)
@@ -258,36 +266,27 @@ class Native(Product):
 class Native16(Native):
     """bf16: as exact as the weights are."""
 
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        self.keep("numbers", numbers)
-        self.scales = self.centres = None
+    bits = "bf16"
 
 
 class Native8(Native):
     """8 bits."""
 
+    bits = "int8"
+
     @staticmethod
     def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
         return groups == 1 and K % native.BLOCK == 0 and Native.fits(N, K, groups, device)
-
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        self.keep("numbers", numbers)
-        self.keep("scales", scales[:, 0].float())
-        self.centres = None
 
 
 class Native4(Native):
     """4 bits: of 32 neighbours the first 16 are in the lower halves of 16 bytes, the others in the upper."""
 
+    bits = "int4"
+
     @staticmethod
     def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
         return groups * native.BLOCK == K and Native.fits(N, K, groups, device)
-
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        codes = (numbers + 8).to(torch.uint8).view(self.N, -1, 2, native.BLOCK // 2)
-        self.keep("numbers", (codes[:, :, 0] | (codes[:, :, 1] << 4)).flatten(1))
-        self.keep("scales", scales.bfloat16())
-        self.register_buffer("centres", None if centres is None else centres.float().contiguous(), persistent=False)
 
 
 KERNELS: dict[Bits, tuple[type[Product], ...]] = {
@@ -298,26 +297,29 @@ KERNELS: dict[Bits, tuple[type[Product], ...]] = {
 PLAIN: dict[Bits, type[Product]] = {"bf16": Plain16, "int8": Plain8, "int4": Plain4}
 
 
-def product(bits: Bits, weight: Tensor) -> Product:
-    """A weight (N, K) in so many bits, with the fastest of the kernels that work here, or the plain definition."""
+def packed(bits: Bits, weight: Tensor) -> Packed:
+    """A weight (N, K) rounded to so many bits, as the kernel that multiplies by it here wants it rounded."""
     N, K = weight.shape
-    narrow = bits == "int4" and K % 2 == 0
-    group = GROUP if K % GROUP == 0 else K
-    kept: Bits = "int8" if bits == "int4" and not narrow else bits
-    groups = K // group if narrow else 1
-    kind = fastest(tuple(kind for kind in KERNELS[kept] if kind.fits(N, K, groups, weight.device)), kept, weight)
+    kept, groups = layout(bits, K)
     if kept == "bf16":
-        return kind(Groups(weight.bfloat16(), torch.ones(N, 1)))
-    if not narrow:
-        return kind(quantize_rows(weight))
-    plain = kind.centres_cost and not centres_pay(weight, group)
-    return kind(quantize_around_zero(weight, group) if plain else quantize_groups(weight, group))
+        return Packed(weight.bfloat16().contiguous())
+    if kept == "int8":
+        return Packed.of(quantize_rows(weight), kept)
+    kind = fastest(kept, (N, K, groups), weight.device, weight.dtype)
+    plain = kind.centres_cost and not centres_pay(weight, K // groups)
+    return Packed.of((quantize_around_zero if plain else quantize_groups)(weight, K // groups), kept)
 
 
-def fastest(kinds: tuple[type[Product], ...], bits: Bits, weight: Tensor) -> type[Product]:
-    """The product to take for a weight: on a CPU by the clock, where the first of `kinds` has a little credit."""
-    device, dtype = weight.device, weight.dtype
-    able = [kind for kind in kinds if works(kind, bits, device, dtype)]  # type: ignore[arg-type]
+def product(weight: Packed, dtype: torch.dtype) -> Product:
+    """The product with a matrix, for x of this type: by the fastest of the kernels that work here, or as defined."""
+    kind = fastest(weight.bits, (*weight.shape, weight.groups), weight.numbers.device, dtype)
+    return kind(weight) if issubclass(kind, Native) else kind(weight.unpack())
+
+
+def fastest(bits: Bits, shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> type[Product]:
+    """The product to take for a matrix (N, K) with so many scales a row: on a CPU by the clock, where the first of
+    `KERNELS` has a little credit."""
+    able = [kind for kind in KERNELS[bits] if kind.fits(*shape, device) and works(kind, bits, device, dtype)]  # type: ignore[arg-type]
     if device.type != "cpu" or len(able) < 2:
         return able[0] if able else PLAIN[bits]
     times = {kind: seconds(kind, bits) * (FASTER if kind is able[0] else 1.0) for kind in able}  # type: ignore[arg-type]
@@ -355,6 +357,7 @@ def works(kind: type[Product], bits: Bits, device: torch.device, dtype: torch.dt
     return bool((y - expected).norm() < 0.05 * expected.norm())
 
 
+@cache
 def _sample(bits: Bits, N: int, K: int) -> Groups:
     weight = torch.randn(N, K, generator=torch.Generator().manual_seed(0))
     if bits == "bf16":

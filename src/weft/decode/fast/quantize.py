@@ -6,10 +6,14 @@ stored so; tables that are looked up, norms and biases stay as they are, and wit
 is stored in 8, because every error in it shows.
 """
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
-from weft.decode.fast.products import PLAIN, Bits, product
+from weft.decode.fast.packed import DTYPES, Bits, Packed
+from weft.decode.fast.products import packed, product
 from weft.errors import ConfigError, ModelError
 from weft.models import heads
 from weft.models.base import LanguageModel
@@ -18,13 +22,15 @@ from weft.nn.lora import LowRank
 from weft.nn.softcap import capped
 from weft.progress import bar
 
+HEAD = "output.words"  # the name of the layer that gives the logits
+
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with quantized weights: (…, K) → (…, N)."""
+    """A linear layer with quantized weights, for x of the type `dtype`: (…, K) → (…, N)."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, bits: Bits):
+    def __init__(self, weight: Packed, bias: Tensor | None, dtype: torch.dtype):
         super().__init__()
-        self.product = product(bits, weight)
+        self.product = product(weight, dtype)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,10 +41,9 @@ class QuantizedLinear(nn.Module):
 class QuantizedHead(heads.WordHead):
     """Features to words through a quantized table, which a tied model has beside its embeddings."""
 
-    def __init__(self, head: heads.WordHead, table: Tensor, bits: Bits):
+    def __init__(self, head: heads.WordHead, words: QuantizedLinear):
         nn.Module.__init__(self)
-        self.scale, self.softcap, self.weight = head.scale, head.softcap, None
-        self.words = QuantizedLinear(table, head.bias, bits)
+        self.scale, self.softcap, self.weight, self.words = head.scale, head.softcap, None, words
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, vocab_size)."""
@@ -47,34 +52,85 @@ class QuantizedHead(heads.WordHead):
 
 def check_bits(bits: str) -> Bits:
     """`bits` if it names a width."""
-    for known in PLAIN:
+    for known in DTYPES:
         if bits == known:
             return known
     raise ConfigError(f"quantize = '{bits}': expected 'bf16', 'int8' or 'int4'")
 
 
 @torch.no_grad()
-def quantize(model: LanguageModel, bits: str) -> LanguageModel:
+def quantize(model: LanguageModel, bits: str, kept: dict[str, Tensor] | None = None) -> LanguageModel:
     """Quantize a Transformer's weights in place, on the device where they are.
 
-    Afterwards the model can write and be evaluated, but not be trained or saved.
+    Afterwards the model can write and be evaluated, but not be trained or saved. With `kept`, all that it holds is put
+    there, by names, as `fill` gives it to an empty model.
     """
     width = check_bits(bits)
     if not isinstance(model, Transformer):
         kind = getattr(model.config, "kind", type(model).__name__)
         raise ModelError(f"a model of kind '{kind}' can't be quantized; Transformers can")
-    found = [
-        (parent, name, part)
-        for parent in model.modules()
-        for name, part in parent.named_children()
-        if isinstance(part, nn.Linear)
-    ]
-    with bar("quantizing", len(found)) as advance:
-        for parent, name, part in found:
-            whole = part.merge() if isinstance(part, LowRank) else part
-            setattr(parent, name, QuantizedLinear(whole.weight, whole.bias, width))
+    dtype, places = model.embedding.weight.dtype, _places(model, width)
+    with bar("quantizing", len(places)) as advance:
+        for place in places:
+            weight, bias = place.read(model)
+            small = packed(place.bits, weight)
+            if kept is not None:
+                kept |= {f"{place.name}.{key}": each for key, each in small._asdict().items() if each is not None}
+            place.put(model, QuantizedLinear(small, bias, dtype))
             advance(1)
-    if type(model.output) is heads.WordHead:
-        table = model.embedding.weight if model.output.weight is None else model.output.weight
-        model.output = QuantizedHead(model.output, table, "bf16" if width == "bf16" else "int8")
+    if kept is not None:
+        kept |= {name: each.detach() for name, each in model.state_dict().items()}
     return model.eval()
+
+
+def fill(model: Transformer, bits: Bits, kept: Mapping[str, Tensor]) -> None:
+    """Give a Transformer with empty weights those that `quantize` kept; ValueError where they are not for it."""
+    rest = dict(kept)
+    if "embedding.weight" not in rest:
+        raise ValueError("not the weights of a Transformer")
+    dtype = rest["embedding.weight"].dtype
+    for place in _places(model, bits):
+        weight = Packed(*(rest.pop(f"{place.name}.{key}", None) for key in Packed._fields))  # type: ignore[arg-type]
+        empty, bias = place.read(model)
+        if weight.numbers is None or not weight.is_for(place.bits, *empty.shape):
+            raise ValueError(f"{place.name}: not of this model's shape")
+        place.put(model, QuantizedLinear(weight, bias, dtype))
+    own = model.state_dict()
+    if {name: (each.shape, dtype) for name, each in own.items()} != {
+        n: (each.shape, each.dtype) for n, each in rest.items()
+    }:
+        raise ValueError("not the weights of this model")
+    model.load_state_dict(rest, assign=True)
+    model.requires_grad_(False).eval()
+
+
+class _Place(NamedTuple):
+    """A matrix that is quantized, by the name of its layer, and its width."""
+
+    name: str
+    bits: Bits
+
+    def read(self, model: Transformer) -> tuple[Tensor, Tensor | None]:
+        """Its weight and bias."""
+        if self.name == HEAD:
+            head = model.output
+            assert isinstance(head, heads.WordHead)
+            return (model.embedding.weight if head.weight is None else head.weight), head.bias
+        part = model.get_submodule(self.name)
+        whole = part.merge() if isinstance(part, LowRank) else part
+        return whole.weight, whole.bias  # type: ignore[return-value]
+
+    def put(self, model: Transformer, part: QuantizedLinear) -> None:
+        """Replace it."""
+        if self.name == HEAD:
+            assert isinstance(model.output, heads.WordHead)
+            model.output = QuantizedHead(model.output.scale, part)
+        else:
+            model.set_submodule(self.name, part)
+
+
+def _places(model: Transformer, bits: Bits) -> list[_Place]:
+    """All linear layers, and the table that gives the logits, with 4 bits in 8."""
+    linear = [_Place(name, bits) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    head = [_Place(HEAD, "bf16" if bits == "bf16" else "int8")] if type(model.output) is heads.WordHead else []
+    return linear + head

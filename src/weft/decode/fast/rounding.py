@@ -10,7 +10,7 @@ MOST8 = 119  # in 8 bits: the largest number whose upper and lower half are sign
 SHRINKS = (-8.5, -8.0, -7.5, -7.0)  # what the largest weight of a group may become, without a centre
 WORTH = 0.75  # of the squared error that centres leave at most, where they cost time
 REACHES = (1.0, 0.94, 0.88, 0.82)  # how much of a group's range 4 bits may cover; what lies beyond is cut off
-CHUNK = 1 << 22  # weights quantized at a time
+CHUNK = 1 << 18  # weights quantized at a time: few enough for a processor's cache
 
 
 class Groups(NamedTuple):
@@ -72,45 +72,50 @@ def centres_pay(weight: Tensor, group: int = GROUP) -> bool:
 def _around_zero(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
     w = weight.float().unflatten(1, (-1, group))  # (N, K/group, group)
     high, low = w.amax(dim=-1, keepdim=True), w.amin(dim=-1, keepdim=True)
-    largest = torch.where(high > -low, high, low)
-    numbers = scales = best = None
+    largest, scratch = torch.where(high > -low, high, low), torch.empty_like(w)
+    scales = best = None
     for most in SHRINKS:
-        scale = (largest / most).bfloat16().float()
-        scale = torch.where(scale == 0, 1.0, scale)
-        tried = (w / scale).round_().clamp_(-8, 7)
-        error = torch.addcmul(w, tried, scale, value=-1).square_().sum(dim=-1, keepdim=True)
-        if numbers is None or scales is None or best is None:
-            numbers, scales, best = tried, scale, error
+        scale = _step(largest / most)
+        tried = torch.div(w, scale, out=scratch).round_().clamp_(-8, 7)
+        error = torch.addcmul(w, tried, scale, value=-1, out=scratch).square_().sum(dim=-1, keepdim=True)
+        if scales is None or best is None:
+            scales, best = scale, error
             continue
-        better = error < best
+        scales = torch.where(error < best, scale, scales)
         best = torch.minimum(best, error)
-        scales = torch.where(better, scale, scales)
-        numbers = torch.where(better, tried, numbers)
-    assert numbers is not None and scales is not None
+    assert scales is not None
+    numbers = torch.div(w, scales, out=scratch).round_().clamp_(-8, 7)
     return numbers.flatten(1).to(torch.int8), scales.squeeze(-1)
 
 
 def _centred(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     w = weight.float().unflatten(1, (-1, group))  # (N, K/group, group)
     high, low = w.amax(dim=-1, keepdim=True), w.amin(dim=-1, keepdim=True)
-    middle, range_ = (high + low) / 2, (high - low) / 15
-    best = _rounded(w, range_, middle)
-    for reach in REACHES[1:]:
-        tried = _rounded(w, range_ * reach, middle)
+    middle, range_, scratch = (high + low) / 2, (high - low) / 15, torch.empty_like(w)
+    best: tuple[Tensor, ...] | None = None
+    for reach in REACHES:
+        scale = _step(range_ * reach)
+        numbers = _around_middle(w, scale, middle, scratch)
+        left = torch.addcmul(w, numbers, scale, value=-1, out=scratch)
+        centre = left.mean(dim=-1, keepdim=True)  # with the numbers fixed, the best one
+        tried = scale, centre, left.sub_(centre).square_().sum(dim=-1, keepdim=True)
+        if best is None:
+            best = tried
+            continue
         better = tried[-1] < best[-1]
         best = tuple(torch.where(better, new, old) for new, old in zip(tried, best, strict=True))
-    numbers, scales, centres, _ = best
+    assert best is not None
+    scales, centres, _ = best
+    numbers = _around_middle(w, scales, middle, scratch)
     return numbers.flatten(1).to(torch.int8), scales.squeeze(-1), centres.squeeze(-1)
 
 
-def _rounded(w: Tensor, step: Tensor, middle: Tensor) -> tuple[Tensor, ...]:
-    """w (…, group) in steps around the middle (…, 1): numbers, scales, centres and squared errors (…, 1).
+def _step(scale: Tensor) -> Tensor:
+    """Scales in bf16's steps; 1 instead of 0."""
+    scale = scale.bfloat16().float()
+    return torch.where(scale == 0, 1.0, scale)
 
-    The numbers −8 … 7 lie around −½. With them fixed, the best centre is the mean of what scales leave.
-    """
-    scale = step.bfloat16().float()
-    scale = torch.where(scale == 0, 1.0, scale)
-    numbers = torch.sub(w, middle + scale / 2).div_(scale).round_().clamp_(-8, 7)
-    left = torch.addcmul(w, numbers, scale, value=-1)
-    centre = left.mean(dim=-1, keepdim=True)
-    return numbers, scale, centre, left.sub_(centre).square_().sum(dim=-1, keepdim=True)
+
+def _around_middle(w: Tensor, scale: Tensor, middle: Tensor, out: Tensor) -> Tensor:
+    """w (…, group) as numbers −8 … 7, which lie around −½, in steps around the middle (…, 1)."""
+    return torch.sub(w, middle + scale / 2, out=out).div_(scale).round_().clamp_(-8, 7)
