@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.api.auto import check_width, load_quantized
 from weft.api.evaluation import Evaluation, evaluation_on
 from weft.api.export_model import export_model
 from weft.api.settings import begins, check_several, sampling, with_defaults
@@ -21,7 +22,7 @@ from weft.decode.completion import Completion, spelled
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar, json_schema, lark, regex
 from weft.decode.contrastive import Contrasted
-from weft.decode.fast.quantize import check_bits, quantize
+from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, context_window
 from weft.decode.speculative import Draft, LookUp, speculate
@@ -78,6 +79,7 @@ class Run:
     config: Recipe
     model: LanguageModel
     tokenizer: Tokenizer
+    quantized: str | None = None  # the width that `load` gave it
 
     def __repr__(self) -> str:
         best, results = RunFolder(self.path).checkpoints / "best", self.results()
@@ -332,7 +334,7 @@ class Run:
         return self.objective
 
     def quantize(self, bits: str) -> None:
-        """Keep the model's weights in 'int8' or 'int4' from here on; it can write and be measured, not be trained."""
+        """Keep the model's weights in 'bf16', 'int8' or 'int4' from here on; it can write, not be trained."""
         quantize(self.model, bits)
 
     def export(self, to: str, dest: Path | str, *, dtype: str | None = None) -> Path:
@@ -367,18 +369,22 @@ def load(
 
     `dtype` is what a Transformer's weights are kept in. By default that is float32, but 16 bits on a GPU for one that
     writes and that learned in bf16 or fp8, or came in 16 bits: writing reads every weight for every token. With
-    `quantize` ('int8' or 'int4') they are kept in so many bits. Several `ranks` divide the model's matrices among them
-    (Shoeybi et al. 2019); all of them call this, and then use the model in the same way at the same time.
+    `quantize` ('bf16', 'int8', 'int4', or 'auto' for what is fastest at 1 % of loss) they have so many bits, and stay
+    in the run's folder for the next time. Several `ranks` divide the model's matrices among them (Shoeybi et al. 2019);
+    all of them call this, and then use the model in the same way at the same time.
     """
+    width = None
     if quantize is not None:
-        check_bits(quantize)
+        check_width(quantize)
         if not ranks.alone:
             raise ConfigError(f"quantize = {quantize!r}: not for a model that several processes divide")
     with ranks.leader_first():  # what is wrong with a run, the first process finds
         folder = open_run(run)
         recipe = folder.recipe()
     device = torch.device(device or pick_device())
-    if ranks.alone:
+    if quantize is not None:
+        model, damage, width = load_quantized(folder, device, dtype, quantize)
+    elif ranks.alone:
         model, damage = load_model(folder, device=device)
         if isinstance(model, Transformer):
             model.to(dtype or written_in(recipe, model, device))
@@ -389,8 +395,6 @@ def load(
     for line in (*changed_files(folder), *damage) if ranks.leads else ():
         warn(line)
     with ranks.leader_first():
-        loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path))
+        loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path), width)
         loaded.objective.check_tokenizer(noted_tokenizer(folder.data))
-    if quantize is not None:
-        loaded.quantize(quantize)
     return loaded

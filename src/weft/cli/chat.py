@@ -45,7 +45,9 @@ def chat(
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End a reply before this text; may be repeated.")] = None,
     system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
-    quantize: Annotated[str | None, typer.Option(metavar="BITS", help="Smaller weights: bf16, int8 or int4.")] = None,
+    quantize: Annotated[
+        str | None, typer.Option(metavar="BITS", help="Smaller weights: bf16, int8, int4 or auto.")
+    ] = None,
 ) -> None:
     """Talk to a model, line by line; from a pipe, each line gets a reply.
 

@@ -44,7 +44,7 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix of a classifier, .svg, .png or .pdf.")
     ] = None,
     quantize: Annotated[
-        str | None, typer.Option(metavar="BITS", help="Also measure smaller weights, int8 or int4.")
+        str | None, typer.Option(metavar="BITS", help="Also measure smaller weights: bf16, int8, int4 or auto.")
     ] = None,
     details: Annotated[
         bool,
@@ -89,7 +89,7 @@ def evaluate(
     with loading():
         import torch
 
-        from weft.decode.fast.quantize import check_bits
+        from weft.api.auto import check_width
         from weft.evaluate.overlap import QUICK, overlap_tables
         from weft.parallel.ranks import join
     from weft.data.rows import MissingColumnError
@@ -97,7 +97,7 @@ def evaluate(
 
     more = context.args  # `--data *.txt` arrives as --data a.txt b.txt …
     if quantize is not None:
-        check_bits(quantize)
+        check_width(quantize)
     if figure is not None or out is not None:
         from weft.explain.picture import FIGURES, PAGE, check_picture
 
@@ -140,6 +140,8 @@ def evaluate(
     except MissingColumnError as error:
         raise DataError(f"{error.line}; this run reads '{error.column}', so rename the column") from None
     measured = {"": metrics}
+    if quantize == "auto":
+        quantize = load_together(run, quantize=quantize).quantized  # says which, and why
     if quantize is not None:
         loaded.quantize(quantize)
         measured = {"as trained": metrics, quantize: loaded.evaluate(sources, stride=stride, encoding=encoding)}

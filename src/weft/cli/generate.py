@@ -137,7 +137,8 @@ def generate(
         int | None, typer.Option(help="Guess from matches of up to this many tokens.", rich_help_panel=SPEED)
     ] = None,
     quantize: Annotated[
-        str | None, typer.Option(metavar="BITS", help="Smaller weights: bf16, int8 or int4.", rich_help_panel=SPEED)
+        str | None,
+        typer.Option(metavar="BITS", help="Smaller weights: bf16, int8, int4 or auto.", rich_help_panel=SPEED),
     ] = None,
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout as they are written.
@@ -223,7 +224,7 @@ def generate(
     if single:
         _stream(loaded, prompts[0], settings, pattern, draft, lookup, remarks)  # type: ignore[arg-type]
     elif out is not None or as_json or file is not None:
-        asked = {"quantize": quantize, "amateur": amateur and str(amateur), "contrast": contrast}
+        asked = {"quantize": loaded.quantized, "amateur": amateur and str(amateur), "contrast": contrast}
         notes = {key: value for key, value in asked.items() if value is not None}
         for line in loaded.bulk(prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern, notes=notes):
             for each in json.loads(line)["completions"]:

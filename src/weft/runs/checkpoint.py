@@ -282,6 +282,12 @@ def whole(path: Path) -> Path:
     return path
 
 
+def present(path: Path) -> Path:
+    """The checkpoint itself, whose files are all there and as long as they were; they are not read."""
+    manifest_of(path)
+    return path
+
+
 def newest_good(folder: Path) -> tuple[Path, list[str]]:
     """The newest checkpoint that is whole, and a line for each damaged one that was passed over."""
     return find(folder, "latest", whole)

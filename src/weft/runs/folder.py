@@ -9,6 +9,7 @@ runs/NAME/
   checkpoints/       step-00000500/ …, interrupted-00000507/ until the next one; `latest` and `best` are links
   data/              the prepared text, where the run prepared it
   base.json          the hash of the weights that an adapter was learned for
+  quantized/         weights in fewer bits, as they were last used so, and what --quantize auto has measured
   report.html        curves, samples, counts
 """
 
@@ -56,6 +57,7 @@ class RunFolder:
         self.data = path / "data"
         self.source_tokenizer = path / SOURCE_TOKENIZER
         self.base = path / "base.json"
+        self.quantized = path / "quantized"
         self.origin = path / "origin"  # what came with an imported model: notes.json, unused.safetensors and files/
         self.report = path / "report.html"
 

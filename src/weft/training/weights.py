@@ -1,7 +1,7 @@
 """The weights that a run begins with, fresh or another run's, and those that it ends with."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,22 +45,22 @@ def load_model(
 ) -> tuple[LanguageModel, list[str]]:
     """The run's model with its best (or latest) weights, ready to use, and a line for whatever keeps it from them."""
     recipe = run.recipe()
+    return checkpoint.find(run.checkpoints, which, lambda path: fill_model(run, recipe, path, torch.device(device)))
 
-    def filled(path: Path) -> LanguageModel:
-        if isinstance(recipe.model, TransformerConfig) and recipe.adapter is None:
-            with empty_weights():
-                model: LanguageModel = build(recipe.model)
-            checkpoint.place_weights(path, model, torch.device(device))
-            return model
-        checkpoint.verify(path)
-        if recipe.adapter is not None:  # the run holds the adapter alone, which is merged into what it began with
-            check_base(run, recipe)
-        model = build(recipe.model) if recipe.adapter is None else first_model(recipe)
-        checkpoint.load_weights(path, model)
-        return model if recipe.adapter is None else merged(model)
 
-    model, damage = checkpoint.find(run.checkpoints, which, filled)
-    return model.to(device).eval(), damage
+def fill_model(run: RunFolder, recipe: Recipe, path: Path, device: torch.device) -> LanguageModel:
+    """The run's model with the weights of one of its checkpoints, which is verified."""
+    if isinstance(recipe.model, TransformerConfig) and recipe.adapter is None:
+        with empty_weights():
+            model: LanguageModel = build(recipe.model)
+        checkpoint.place_weights(path, model, device)
+        return model.eval()
+    checkpoint.verify(path)
+    if recipe.adapter is not None:  # the run holds the adapter alone, which is merged into what it began with
+        check_base(run, recipe)
+    model = build(recipe.model) if recipe.adapter is None else first_model(recipe)
+    checkpoint.load_weights(path, model)
+    return (model if recipe.adapter is None else merged(model)).to(device).eval()
 
 
 def written_in(recipe: Recipe, model: LanguageModel, device: torch.device) -> torch.dtype:
@@ -84,23 +84,26 @@ def base_note(origin: str) -> str:
     return json.dumps({"init": origin, "sha256": _base_hash(origin)})
 
 
-def check_base(run: RunFolder, recipe: Recipe) -> None:
-    """Refuse a run whose adapter was learned for other weights than those that `init` has now."""
+def check_base(run: RunFolder, recipe: Recipe, looked_at: Callable[[Path], Path] = checkpoint.whole) -> None:
+    """Refuse a run whose adapter was learned for other weights than those that `init` has now.
+
+    `looked_at` is how closely its checkpoint is looked at: `checkpoint.whole` reads it.
+    """
     assert recipe.init is not None
     try:
         noted = json.loads(run.base.read_text(encoding="utf-8"))["sha256"] if run.base.exists() else None
     except (ValueError, LookupError, TypeError):
         raise RunError(f"{run.base}: damaged: not the note of the weights that this run's adapter needs") from None
-    if noted != _base_hash(recipe.init):
+    if noted != _base_hash(recipe.init, looked_at):
         raise RunError(
             f"{run.path}: its adapter was learned for the weights of {recipe.init}, which have changed since; "
             "restore them, or train the adapter again"
         )
 
 
-def _base_hash(origin: str) -> str:
+def _base_hash(origin: str, looked_at: Callable[[Path], Path] = checkpoint.whole) -> str:
     """The hash of a run's best weights."""
-    path, _ = checkpoint.find(open_run(origin).checkpoints, "best", checkpoint.whole)
+    path, _ = checkpoint.find(open_run(origin).checkpoints, "best", looked_at)
     files = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]
     return " ".join(files["model.safetensors"]["sha256"])
 

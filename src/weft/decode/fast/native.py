@@ -111,7 +111,7 @@ def _compiled() -> Path:
         raise OSError("no C compiler")
     sources = [(SOURCES / name).read_bytes() for name in sorted(path.name for path in SOURCES.iterdir())]
     compiler_itself = os.stat(compiler)
-    known = f"{compiler} {compiler_itself.st_size} {compiler_itself.st_mtime} {FLAGS} {_processor()}".encode()
+    known = f"{compiler} {compiler_itself.st_size} {compiler_itself.st_mtime} {FLAGS} {processor()}".encode()
     name = f"step-{hashlib.sha256(b'%'.join([known, *sources])).hexdigest()[:16]}.so"
     folder = cache_folder()
     path = folder / name
@@ -134,7 +134,7 @@ def _is_ours(path: Path) -> bool:
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _processor() -> str:
+def processor() -> str:
     """What the processor is and can do: a home folder may be shared by several machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

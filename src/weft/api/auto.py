@@ -1,0 +1,270 @@
+"""`quantize = "auto"`: the fastest width whose loss stays within 1 % of the loss as trained, by measurement.
+
+Losses are measured once for a checkpoint, speeds once for each machine; RUN/quantized/auto.json keeps both.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.api.settings import begins
+from weft.decode.fast import native
+from weft.decode.fast.packed import Bits
+from weft.decode.fast.quantize import check_bits
+from weft.decode.fast.stepper import Stepper
+from weft.decode.prompt import context_window
+from weft.errors import ConfigError, ModelError, RunError
+from weft.evaluate.surprisal import surprisals
+from weft.explain.count import count
+from weft.files import write_text
+from weft.models.base import LanguageModel
+from weft.models.transformer import Transformer
+from weft.objectives import table as objectives
+from weft.objectives.next_token import NextToken
+from weft.progress import bar, log_to_stderr
+from weft.runs import checkpoint
+from weft.runs.folder import RunFolder
+from weft.text.builtin import corpus
+from weft.training.objective import Objective
+from weft.training.quantized import QuantizedRun, read_note
+
+AUTO = "auto"
+MOST = 0.01  # of the loss, that small weights may cost
+ALIKE = 1.05  # times as fast: no difference, on a machine that does other things as well
+TOKENS, FEWEST = 20_000, 4096  # read to measure a loss; differences on the same text are known from few
+WORK = 5e11  # weights times tokens that a CPU reads for it, unless FEWEST are more
+WINDOW = 512  # tokens that are read together of Python's documentation
+STEPS = 24  # of decoding, of which the quickest counts
+NARROWER: tuple[Bits, ...] = ("bf16", "int8", "int4")
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Losses and tokens a second by width, the one as trained first, and what the losses were measured on."""
+
+    losses: Mapping[str, float]
+    speeds: Mapping[str, float]
+    tokens: int
+    text: str
+
+    @property
+    def plain(self) -> str:
+        """The width that needs no quantization."""
+        return next(iter(self.losses))
+
+    def cost(self, width: str) -> float:
+        """The share by which the loss grows."""
+        before, after = self.losses[self.plain], self.losses[width]
+        return after / before - 1 if before else float(after > 0)
+
+    def gain(self, width: str) -> float:
+        """How many times as fast it is."""
+        return self.speeds[width] / self.speeds[self.plain]
+
+    @property
+    def chosen(self) -> str:
+        """The fastest that costs at most 1 %; of widths that are about as fast, the first."""
+        best = self.plain
+        for width in self.losses:
+            if self.cost(width) <= MOST and self.gain(width) > ALIKE * self.gain(best):
+                best = width
+        return best
+
+    @property
+    def line(self) -> str:
+        """The choice and its reasons."""
+        plain, chosen = self.plain, self.chosen
+        on = f"on {self.tokens:,} {self.text}"
+        others = [
+            each for each in self.losses if each not in (plain, chosen) and self.gain(each) > ALIKE * self.gain(chosen)
+        ]
+        more = "".join(f"; {each} would be {_percent(self.cost(each))}" for each in others)
+        if chosen == plain:
+            why = "what is faster costs more than 1 %" if others else "nothing is faster"
+            return f"quantize = {plain}: {why}; loss {self.losses[plain]:.4f} {on}{more}"
+        faster = f"{self.gain(chosen):.1f} × as fast as {plain}"
+        loss = f"loss {self.losses[chosen]:.4f} against {self.losses[plain]:.4f} ({_percent(self.cost(chosen))})"
+        return f"quantize = {chosen}: {faster}, {loss} {on}{more}"
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:+.1f} %"  # no −0.0
+
+
+def check_width(asked: str) -> None:
+    """Refuse what is neither a width nor 'auto'."""
+    try:
+        if asked != AUTO:
+            check_bits(asked)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or 'auto', the fastest of them that costs at most 1 % of the loss") from None
+
+
+class Loaded(NamedTuple):
+    """A model, what keeps it from its best weights, and its width; None where nothing is quantized."""
+
+    model: LanguageModel
+    damage: list[str]
+    width: str | None
+
+
+def load_quantized(run: RunFolder, device: torch.device, dtype: torch.dtype | None, asked: str) -> Loaded:
+    """A run's model with its best weights in the width that is asked for; 'auto' says on stderr which it is."""
+    check_width(asked)
+    wanted = QuantizedRun(run, device, dtype)
+    if asked != AUTO:
+        bits = check_bits(asked)
+        model, damage = checkpoint.find(run.checkpoints, "best", lambda path: wanted.load(path, bits))
+        return Loaded(model, damage, bits)
+    (model, measured), damage = checkpoint.find(run.checkpoints, "best", lambda path: _choose(wanted, path))
+    log_to_stderr(f"weft: {measured.line}")
+    return Loaded(model, damage, None if measured.chosen == measured.plain else measured.chosen)
+
+
+# ---- measuring
+
+
+def _choose(wanted: QuantizedRun, path: Path) -> tuple[LanguageModel, Measured]:
+    """A checkpoint's model in the best width, by what is known, or else is measured now."""
+    note, made_from, here = wanted.run.quantized / "auto.json", wanted.made_from(path), machine(wanted.device)
+    known = read_note(note)
+    if known.get("made_from") != made_from:
+        known = {"made_from": made_from, "speeds": {}}
+    measured = _read(known, here)
+    if measured is not None:
+        bits = measured.chosen
+        return (wanted.plain(path) if bits == measured.plain else wanted.load(path, check_bits(bits))), measured
+    text = None if _numbers(known.get("losses")) else Text.of(wanted)
+    losses: dict[str, float] = {} if text is not None else known["losses"]
+    speeds: dict[str, float] = {}
+    best: tuple[LanguageModel, dict[str, Tensor]] | None = None
+    model = wanted.plain(path)
+    if not isinstance(model, Transformer):
+        raise ModelError(f"a model of kind '{wanted.recipe.model.kind}' can't be quantized; Transformers can")
+    plain = NAMES[model.embedding.weight.dtype]
+    widths = (plain, *(each for each in NARROWER if plain == "fp32" or each != "bf16"))
+    with bar("measuring widths", len(widths)) as advance:
+        for width in widths:
+            made: dict[str, Tensor] = {}
+            if width != plain:
+                model, made = wanted.make(path, check_bits(width))
+            speeds[width] = _speed(model)
+            if text is not None:
+                losses[width] = text.loss(model)
+            if best is None or Measured({w: losses[w] for w in speeds}, speeds, 0, "").chosen == width:
+                best = model, made
+            advance(1)
+    if text is not None:
+        known |= {"losses": losses, "tokens": text.tokens, "text": text.name}
+    known["speeds"] = {**(known["speeds"] if isinstance(known.get("speeds"), dict) else {}), here: speeds}
+    measured = _read(known, here)
+    assert measured is not None and best is not None
+    if best[1]:
+        wanted.keep(check_bits(measured.chosen), made_from, best[1])
+    with suppress(OSError):
+        if not note.parent.is_symlink():  # not outside the run
+            write_text(note, json.dumps(known, indent=1))
+    return best[0], measured
+
+
+def _read(known: Mapping[str, Any], here: str) -> Measured | None:
+    """What was measured of this checkpoint, on this machine, if it is all there."""
+    losses, speeds = known.get("losses"), known.get("speeds")
+    speeds = speeds.get(here) if isinstance(speeds, dict) else None
+    if not (_numbers(losses) and _numbers(speeds) and speeds.keys() == losses.keys() and min(speeds.values()) > 0):  # type: ignore[union-attr]
+        return None
+    return Measured(losses, speeds, int(known.get("tokens") or 0), str(known.get("text")))  # type: ignore[arg-type]
+
+
+def _numbers(found: object) -> bool:
+    return isinstance(found, dict) and bool(found) and all(type(each) is float for each in found.values())
+
+
+@dataclass
+class Text:
+    """What losses are measured on."""
+
+    loss: Callable[[LanguageModel], float]
+    tokens: int
+    name: str
+
+    @classmethod
+    def of(cls, wanted: QuantizedRun) -> "Text":
+        """Some of what the run held out; where that isn't here, some of Python's own documentation."""
+        recipe, most = wanted.recipe, TOKENS
+        if wanted.device.type == "cpu":
+            most = max(FEWEST, min(most, int(WORK / count(recipe.model).parameters)))
+        own: Objective[Any] = objectives.build(recipe, wanted.run)
+        with suppress(RunError):  # its text is gone or damaged
+            if recipe.data.parts and own.holds_out:
+                return _held_out(own, most)
+        if not recipe.objective.continues:
+            raise ConfigError("quantize = 'auto': this run has no held-out data to measure on; name a width instead")
+        return _documentation(own, most)
+
+
+def _held_out(own: Objective[Any], most: int) -> Text:
+    if not isinstance(own, NextToken):
+        less = own.reading_less(most)
+        return Text(lambda model: less.evaluate(model)["loss"], most, "held-out tokens at most")
+    texts = own.tokens("validation")
+    each = -(-most // len(texts))
+    tokens = sum(min(each, len(text)) for text in texts)
+    return Text(lambda model: own.score(model, texts, limit=each).loss, tokens, "held-out tokens")
+
+
+def _documentation(own: Objective[Any], most: int) -> Text:
+    documents = corpus("builtin:python").documents
+    sizes = accumulate(map(len, documents))
+    some = [each for each, size in zip(documents, sizes, strict=True) if size <= 8 * most] or documents[:1]
+    ids, before = own.tokenizer.encode("\n".join(some))[:most], begins(own.recipe, own.tokenizer)
+
+    def loss(model: LanguageModel) -> float:
+        length = min(WINDOW, context_window(model) or own.length)
+        nats = [each for each in surprisals(model, ids, before, length) if each is not None]
+        return sum(nats) / len(nats)
+
+    return Text(loss, len(ids), "tokens of Python's documentation, for no held-out text is here")
+
+
+class _Read(NamedTuple):
+    """A source of a few tokens."""
+
+    tokens: Tensor
+    mask: Tensor | None = None
+
+
+@torch.no_grad()
+def _speed(model: LanguageModel) -> float:
+    """Tokens a second, by the way that a text is written."""
+    assert isinstance(model, Transformer)
+    device, steps = model.embedding.weight.device, max(1, min(STEPS, model.config.context - 1))
+    token = torch.zeros(1, dtype=torch.long, device=device)
+    source = None if model.encoder is None else _Read(token[None].expand(1, 8))
+    stepper, best = Stepper(model, 1, 1, steps + 1, source), float("inf")
+    stepper.read(token[None])
+    for _ in range(steps):
+        begun = time.perf_counter()
+        stepper.step(token)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begun)
+    return 1 / best
+
+
+def machine(device: torch.device) -> str:
+    """What a speed depends on besides the model, hashed."""
+    parts = [native.processor(), str(native.library() is not None), str(torch.get_num_threads()), torch.__version__]
+    if device.type == "cuda":
+        parts.append(torch.cuda.get_device_name(device))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,318 @@
+"""Quantized weights that are kept with a run: the same to the bit, made again when stale, harmless when damaged."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from weft.api import auto
+from weft.cli.main import run as command
+from weft.decode.fast.packed import Packed
+from weft.decode.fast.quantize import fill, quantize
+from weft.decode.fast.rounding import quantize_around_zero, quantize_groups, quantize_rows
+from weft.models.build import build
+from weft.models.presets import gpt, llama, vaswani
+from weft.nn.init import empty_weights
+from weft.runs.folder import RunFolder
+from weft.training import quantized
+
+Capture = pytest.CaptureFixture[str]
+MODELS = {
+    "tied": llama(2, 64, 4, 96, context=32, vocab_size=80, kv_heads=2, tied=True),
+    "odd": gpt(1, 36, 2, 32, vocab_size=81),  # biases, and no groups of 32
+    "seq2seq": vaswani(1, 64, 4, 96, 0.0, vocab_size=80, context=32),
+}
+
+
+class Read:
+    tokens = torch.arange(12).view(2, 6)
+    mask = None
+
+
+def logits(model: Any) -> Tensor:
+    given = {} if model.encoder is None else {"source": Read()}
+    with torch.no_grad():
+        return model(torch.arange(16).view(2, 8), **given)
+
+
+# ---- the layout
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(("columns", "group"), [(96, 32), (32, 32), (14, 14)])
+def test_four_bits_come_back_from_their_bytes(columns: int, group: int, centred: bool) -> None:
+    weight = torch.randn(5, columns, generator=torch.Generator().manual_seed(columns)) + 0.2
+    rounded = (quantize_groups if centred else quantize_around_zero)(weight, group)
+    kept = Packed.of(rounded, "int4")
+    assert kept.numbers.shape == (5, columns // 2) and kept.shape == (5, columns) and kept.bits == "int4"
+    again = kept.unpack()
+    assert torch.equal(again.dequantize(), rounded.dequantize()) and torch.equal(again.numbers, rounded.numbers)
+    # of a group the first half is in the lower halves of its bytes
+    first = int(kept.numbers[0, 0])
+    assert (first & 15) - 8 == int(rounded.numbers[0, 0])
+    assert (first >> 4) - 8 == int(rounded.numbers[0, group // 2])
+
+
+def test_what_kernels_would_read_beyond_is_refused() -> None:
+    kept = Packed.of(quantize_rows(torch.randn(6, 64)), "int8")
+    assert kept.is_for("int8", 6, 64)
+    assert kept.scales is not None
+    for wrong in (
+        kept._replace(scales=kept.scales[:3]),
+        kept._replace(scales=kept.scales.bfloat16()),
+        kept._replace(numbers=kept.numbers[:, :32].contiguous()),
+        kept._replace(centres=kept.scales),
+        kept._replace(scales=None),
+    ):
+        assert not wrong.is_for("int8", 6, 64)
+    assert not kept.is_for("int4", 6, 64) and not kept.is_for("int8", 64, 6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("bits", ["bf16", "int8", "int4"])
+def test_an_empty_model_is_filled_to_the_bit(name: str, bits: Any) -> None:
+    torch.manual_seed(0)
+    kept: dict[str, Tensor] = {}
+    made = quantize(build(MODELS[name]), bits, kept)
+    with empty_weights():
+        again: Any = build(MODELS[name])
+    fill(again, bits, kept)
+    assert torch.equal(logits(again), logits(made))
+    for wrong in (
+        {key: each for key, each in kept.items() if key != "embedding.weight"},
+        {**kept, "embedding.weight": kept["embedding.weight"][:, :-1]},
+        {**kept, "embedding.weight": kept["embedding.weight"].bfloat16()},
+        {**kept, "more": torch.zeros(1)},
+        {key: each for key, each in kept.items() if not key.endswith("numbers")},
+    ):
+        with empty_weights():
+            other: Any = build(MODELS[name])
+        with pytest.raises(ValueError, match="not "):
+            fill(other, bits, wrong)
+
+
+# ---- in a run's folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    pick = random.Random(0).choice
+    lines = [f"{pick(['the cat', 'a dog'])} {pick(['sees', 'likes'])} {pick(['me', 'you'])}.\n" for _ in range(300)]
+    (folder / "book.txt").write_text("".join(lines))
+    words = ["model.layers=1", "model.d_model=32", "model.attention.heads=2", "model.feedforward.d_ff=64"]
+    words += ["batch.length=16", "batch.size=8", "steps=20", "tokenizer.kind=byte"]
+    assert command(["train", "llama-tiny", "--data", f"{folder}/book.txt", "--run", f"{folder}/run", *words]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> RunFolder:
+    return RunFolder(shutil.copytree(trained, tmp_path / "run", symlinks=True))
+
+
+class Calls:
+    """How often weights were rounded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.count = 0
+
+        def counted(*given: Any) -> Any:
+            self.count += 1
+            return quantize(*given)
+
+        monkeypatch.setattr(quantized, "quantize", counted)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def best(run: RunFolder) -> Path:
+    return run.checkpoints / (run.checkpoints / "best").readlink()
+
+
+@pytest.mark.parametrize("bits", ["bf16", "int8", "int4"])
+def test_the_second_start_maps_what_the_first_has_kept(run: RunFolder, bits: str, calls: Calls) -> None:
+    expected = logits(quantize(weft.load(run.path).model, bits))
+    first = weft.load(run.path, "cpu", quantize=bits)
+    assert torch.equal(logits(first.model), expected)
+    weights = best(run) / "model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))  # the float32 weights are needed no longer
+    second = weft.load(run.path, "cpu", quantize=bits)
+    assert calls.count == 1 and first.quantized == second.quantized == bits
+    assert torch.equal(logits(second.model), expected)
+    assert sorted(path.name for path in run.quantized.glob("[a-z]*")) == [f"{bits}.json", f"{bits}.safetensors"]
+
+
+def test_stale_and_damaged_files_are_made_again(run: RunFolder, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, note = run.quantized / "int8.safetensors", run.quantized / "int8.json"
+    expected = logits(weft.load(run.path, "cpu", quantize="int8").model)
+    whole = file.read_bytes()
+
+    def cut() -> None:
+        file.write_bytes(whole[:-40])
+
+    def flip() -> None:
+        file.write_bytes(whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:])
+
+    def lose() -> None:
+        file.unlink()
+
+    def forget() -> None:
+        note.write_text("[" * 100_000)
+
+    def newer() -> None:
+        monkeypatch.setattr(quantized, "FORMAT", quantized.FORMAT + 1)
+
+    for number, harm in enumerate((cut, flip, lose, forget, newer), 2):
+        harm()
+        assert torch.equal(logits(weft.load(run.path, "cpu", quantize="int8").model), expected)
+        assert calls.count == number, harm.__name__
+        assert file.read_bytes() == whole
+    # other settings, another checkpoint
+    config = run.config.read_text()
+    run.config.write_text(config.replace("eps = 1e-05", "eps = 1e-01").replace("eps = 1e-06", "eps = 1e-01"))
+    changed = weft.load(run.path, "cpu", quantize="int8")
+    assert calls.count == 7 and not torch.equal(logits(changed.model), expected)
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_else(run: RunFolder, calls: Calls) -> None:
+    run.quantized.write_text("in the way")
+    expected = logits(quantize(weft.load(run.path).model, "int8"))
+    for number in (1, 2):
+        assert torch.equal(logits(weft.load(run.path, "cpu", quantize="int8").model), expected)
+        assert calls.count == number
+    assert run.quantized.read_text() == "in the way"
+
+
+def test_nothing_is_written_through_a_link(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    run.quantized.symlink_to(tmp_path / "elsewhere")
+    weft.load(run.path, "cpu", quantize="auto")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_missing_checkpoint_is_still_an_error(run: RunFolder, capsys: Capture) -> None:
+    weft.load(run.path, "cpu", quantize="int8")
+    shutil.rmtree(run.checkpoints)
+    assert command(["generate", str(run.path), "--quantize", "int8"]) == 2
+    assert "no checkpoint yet" in capsys.readouterr().err
+
+
+def test_an_adapter_is_merged_and_its_base_noticed(run: RunFolder, tmp_path: Path, calls: Calls) -> None:
+    book, tuned = run.path.parent / "book.txt", tmp_path / "tuned"
+    book.write_text("you see the cat.\n" * 200)
+    words = [f"init={run.path}", "adapter.rank=2", "steps=3", "batch.size=4", "optimizer.lr=0.01"]
+    assert command(["train", str(run.config), "--data", str(book), "--run", str(tuned), *words]) == 0
+    expected = logits(quantize(weft.load(tuned).model, "int4"))
+    for _ in range(2):
+        assert torch.equal(logits(weft.load(tuned, "cpu", quantize="int4").model), expected)
+    assert calls.count == 1
+    manifest = best(run) / "manifest.json"
+    tree = json.loads(manifest.read_text())
+    tree["files"]["model.safetensors"]["sha256"] = ["0" * 64]
+    manifest.write_text(json.dumps(tree))
+    with pytest.raises(weft.errors.RunError, match="which have changed since"):
+        weft.load(tuned, "cpu", quantize="int4")
+
+
+# ---- auto
+
+
+def measured(losses: list[float], speeds: list[float]) -> auto.Measured:
+    names = ["fp32", "bf16", "int8", "int4"]
+    return auto.Measured(
+        dict(zip(names, losses, strict=True)), dict(zip(names, speeds, strict=True)), 20_000, "held-out tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    ("losses", "speeds", "chosen"),
+    [
+        ([2.0, 2.0, 2.01, 2.019], [1.0, 2.0, 3.0, 4.0], "int4"),
+        ([2.0, 2.0, 2.01, 2.021], [1.0, 2.0, 3.0, 4.0], "int8"),
+        ([2.0, 2.1, 2.1, 2.1], [1.0, 2.0, 3.0, 4.0], "fp32"),
+        ([2.0, 2.0, 2.0, 2.0], [1.0, 0.5, 0.7, 0.9], "fp32"),
+        ([2.0, 2.0, 2.0, 2.0], [1.0, 1.01, 2.0, 2.02], "int8"),  # no difference that a clock could tell
+        ([2.0, float("nan"), float("inf"), 1.9], [1.0, 3.0, 4.0, 2.0], "int4"),
+        ([float("nan")] * 4, [1.0, 2.0, 3.0, 4.0], "fp32"),
+    ],
+)
+def test_the_fastest_within_one_percent_is_chosen(losses: list[float], speeds: list[float], chosen: str) -> None:
+    assert measured(losses, speeds).chosen == chosen
+
+
+def test_the_choice_is_said_with_its_reasons() -> None:
+    assert measured([2.4109, 2.4109, 2.4131, 2.4543], [10.0, 15.0, 31.0, 45.0]).line == (
+        "quantize = int8: 3.1 × as fast as fp32, loss 2.4131 against 2.4109 (+0.1 %) on 20,000 held-out tokens; "
+        "int4 would be +1.8 %"
+    )
+    assert measured([2.0] * 4, [10.0, 5.0, 9.0, 10.0]).line == (
+        "quantize = fp32: nothing is faster; loss 2.0000 on 20,000 held-out tokens"
+    )
+    assert measured([2.0, 2.0, 2.1, 2.0], [10.0, 5.0, 20.0, 10.0]).line == (
+        "quantize = fp32: what is faster costs more than 1 %; loss 2.0000 on 20,000 held-out tokens; "
+        "int8 would be +5.0 %"
+    )
+
+
+def test_auto_measures_once_and_then_knows(
+    run: RunFolder, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    speeds = iter([100.0, 150.0, 310.0, 200.0])
+    monkeypatch.setattr(auto, "_speed", lambda model: next(speeds))
+    words = ["generate", str(run.path), "--prompt", "the", "--greedy", "--max-tokens", "6", "--quantize"]
+    said = []
+    for _ in range(2):
+        assert command([*words, "auto"]) == 0
+        said.append(capsys.readouterr())
+    assert calls.count == 3 and said[0] == said[1]
+    assert said[0].err.startswith("weft: quantize = int8: 3.1 × as fast as fp32, loss ")
+    assert command([*words, "int8"]) == 0
+    assert capsys.readouterr().out == said[0].out and calls.count == 3  # kept by auto
+    note = json.loads((run.quantized / "auto.json").read_text())
+    exact, small = (weft.load(run.path, "cpu", quantize=bits).evaluate()["loss"] for bits in (None, "int8"))
+    assert note["losses"]["fp32"] == pytest.approx(exact, rel=1e-6)
+    assert note["losses"]["int8"] == pytest.approx(small, rel=1e-6)
+    # another machine has other speeds, and the same losses
+    monkeypatch.setattr(auto, "machine", lambda device: "another")
+    monkeypatch.setattr(auto.Text, "of", None)
+    speeds = iter([100.0, 90.0, 80.0, 70.0])
+    assert weft.load(run.path, "cpu", quantize="auto").quantized is None
+    assert "weft: quantize = fp32: nothing is faster" in capsys.readouterr().err
+    assert json.loads((run.quantized / "auto.json").read_text())["losses"] == note["losses"]
+    assert command(["evaluate", str(run.path), "--quantize", "auto", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(exact, rel=1e-6)
+
+
+def test_without_held_out_text_python_documentation_is_read(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(auto, "FEWEST", 200)
+    monkeypatch.setattr(auto, "WORK", 0)
+    monkeypatch.setattr(auto, "corpus", lambda name: weft.text.builtin.Corpus(["The interpreter.\n" * 30], ""))
+    assert command(["export", str(run.path), "--to", "weft", str(tmp_path / "alone")]) == 0
+    capsys.readouterr()
+    loaded = weft.load(tmp_path / "alone", "cpu", quantize="auto")
+    line = capsys.readouterr().err
+    assert "on 200 tokens of Python's documentation, for no held-out text is here" in line
+    note = json.loads((tmp_path / "alone/quantized/auto.json").read_text())
+    text = loaded.tokenizer.decode(loaded.tokenizer.encode("The interpreter.\n" * 30)[:200])
+    plain = weft.load(tmp_path / "alone", "cpu")
+    nats = [each.nats for each in plain.surprisal(text) if each.nats is not None]
+    assert note["losses"]["fp32"] == pytest.approx(sum(nats) / len(nats), rel=0.02)
+
+
+def test_bad_widths_are_one_line(run: RunFolder, capsys: Capture) -> None:
+    for name in ("generate", "chat", "evaluate"):
+        assert command([name, str(run.path), "--quantize", "int3"]) == 2
+        line = capsys.readouterr().err
+        assert "quantize = 'int3': expected 'bf16', 'int8' or 'int4'; or 'auto'" in line and line.count("\n") == 1
