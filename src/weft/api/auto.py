@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +22,10 @@ from weft.decode.fast.quantize import check_bits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, ModelError, RunError
-from weft.evaluate.surprisal import surprisals
+from weft.evaluate.perplexity import spans, token_losses
 from weft.explain.count import count
 from weft.files import write_text
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, device_of
 from weft.models.transformer import Transformer
 from weft.objectives import table as objectives
 from weft.objectives.next_token import NextToken
@@ -40,9 +39,10 @@ from weft.training.quantized import QuantizedRun, read_note
 AUTO = "auto"
 MOST = 0.01  # of the loss, that small weights may cost
 ALIKE = 1.05  # times as fast: no difference, on a machine that does other things as well
-TOKENS, FEWEST = 20_000, 4096  # read to measure a loss; differences on the same text are known from few
-WORK = 5e11  # weights times tokens that a CPU reads for it, unless FEWEST are more
+TOKENS, FEWEST = 20_000, 1024  # read to measure a loss; differences on the same text are known from few
+WORK = 1.5e11  # weights times tokens that a CPU reads for it, unless FEWEST are more
 WINDOW = 512  # tokens that are read together of Python's documentation
+CHARACTERS = 8  # of it, that a token has at most on average
 STEPS = 24  # of decoding, of which the quickest counts
 NARROWER: tuple[Bits, ...] = ("bf16", "int8", "int4")
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -224,17 +224,18 @@ def _held_out(own: Objective[Any], most: int) -> Text:
 
 
 def _documentation(own: Objective[Any], most: int) -> Text:
-    documents = corpus("builtin:python").documents
-    sizes = accumulate(map(len, documents))
-    some = [each for each, size in zip(documents, sizes, strict=True) if size <= 8 * most] or documents[:1]
-    ids, before = own.tokenizer.encode("\n".join(some))[:most], begins(own.recipe, own.tokenizer)
+    text = "\n".join(corpus("builtin:python").documents)[: CHARACTERS * most]
+    ids, before = own.tokenizer.encode(text)[:most], begins(own.recipe, own.tokenizer)
 
     def loss(model: LanguageModel) -> float:
         length = min(WINDOW, context_window(model) or own.length)
-        nats = [each for each in surprisals(model, ids, before, length) if each is not None]
-        return sum(nats) / len(nats)
+        tokens, nats = torch.tensor([*before, *ids], device=device_of(model)), 0.0
+        for span in spans(len(tokens), length):
+            row = tokens[span.start : span.start + span.length + 1]
+            nats += float(token_losses(model, model.features(row[None, :-1])[0], row[1:]).double().sum())
+        return nats / (len(tokens) - 1)
 
-    return Text(loss, len(ids), "tokens of Python's documentation, for no held-out text is here")
+    return Text(torch.no_grad()(loss), len(ids), "tokens of Python's documentation, for no held-out text is here")
 
 
 class _Read(NamedTuple):

@@ -86,6 +86,33 @@ def test_centres_bring_four_bits_closer(kind: str) -> None:
     assert rounding.centres_pay(weight) == (kind != "normal")
 
 
+def group_by_group(weight: torch.Tensor, centred: bool) -> torch.Tensor:
+    """Four bits as they are defined, one group after another: all that may be tried is, and the best is kept."""
+    back = []
+    for w in weight.view(-1, rounding.GROUP):
+        tries = []
+        largest = w.max() if w.max() > -w.min() else w.min()
+        steps = [(w.max() - w.min()) / 15 * reach for reach in rounding.REACHES]
+        for scale in steps if centred else [largest / most for most in rounding.SHRINKS]:
+            scale = scale.bfloat16().float()
+            middle = (w.max() + w.min()) / 2 + scale / 2 if centred else torch.zeros(())
+            numbers = ((w - middle) / scale).round().clamp(-8, 7)
+            centre = (w - numbers * scale).mean() if centred else torch.zeros(())
+            tries.append((float((w - numbers * scale - centre).double().square().sum()), numbers * scale + centre))
+        back.append(min(tries, key=lambda tried: tried[0])[1])
+    return torch.cat(back).view_as(weight)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_chunks_and_scratch_space_change_nothing(centred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = matrix(12, 96) * torch.linspace(0.01, 3.0, 12)[:, None] + 0.1
+    rounded = (rounding.quantize_groups if centred else rounding.quantize_around_zero)(weight)
+    torch.testing.assert_close(rounded.dequantize(), group_by_group(weight, centred), rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(rounding, "CHUNK", 5 * 96)
+    again = (rounding.quantize_groups if centred else rounding.quantize_around_zero)(weight)
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(rounded, again, strict=True))  # type: ignore[arg-type]
+
+
 def test_nibbles_come_back() -> None:
     numbers = torch.arange(-8, 8, dtype=torch.int8).repeat(3, 2)
     assert torch.equal(small._from_nibbles(small._nibbles(numbers)), numbers)

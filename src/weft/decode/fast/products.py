@@ -80,6 +80,8 @@ class Plain16(Product):
         self.keep("numbers", numbers)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return F.linear(x, self.numbers.to(x.dtype))  # there torch multiplies bf16 one by one
         return F.linear(x.bfloat16(), self.numbers).to(x.dtype)
 
 

@@ -149,7 +149,7 @@ class _Place(NamedTuple):
         """Replace it."""
         if self.name == HEAD:
             assert isinstance(model.output, heads.WordHead)
-            model.output = QuantizedHead(model.output.scale, part)
+            model.output = QuantizedHead(model.output, part)
         else:
             model.set_submodule(self.name, part)
 
