@@ -87,10 +87,12 @@ def _decoding() -> Row:
     import torch
 
     from weft.decode.fast import native
+    from weft.decode.fast.packed import layout
     from weft.decode.fast.products import KERNELS, SAMPLE, fastest, seconds
 
     compiled = native.library() is not None
-    widths = {bits: fastest(KERNELS[bits], bits, torch.empty(0, 0)) for bits in KERNELS}
+    shapes = {bits: (*SAMPLE, layout(bits, SAMPLE[1])[1]) for bits in KERNELS}
+    widths = {bits: fastest(bits, shape, torch.device("cpu"), torch.float32) for bits, shape in shapes.items()}
     times = {bits: seconds(kind, bits) for bits, kind in widths.items()}  # type: ignore[arg-type]
     how = "by weft's own kernels" if compiled else "by torch's kernels: no C compiler was found"
     shown = ", ".join(f"{bits} {time * 1e6:.0f} µs" for bits, time in times.items())
