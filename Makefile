@@ -36,7 +36,7 @@ quickstart: install
 	@$(BIN)/weft quickstart
 
 test: install
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not weights"
+	$(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu and not weights"
 
 test-all: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2

@@ -41,6 +41,7 @@ def check(page: Path, width: int, dark: bool) -> None:
     assert page.stat().st_size <= MOST
 
 
+@pytest.mark.slow
 def test_a_run_on_one_page(tmp_path: Path) -> None:
     weft.load(RUNS / "gpt").explain.all().save(tmp_path / "page.html")
     check(tmp_path / "page.html", 390, dark=False)
@@ -51,6 +52,7 @@ def test_attention_of_three_kinds(tmp_path: Path) -> None:
     check(tmp_path / "page.html", 1280, dark=True)
 
 
+@pytest.mark.slow
 def test_many_heads_and_tokens_fit(tmp_path: Path) -> None:
     """12 layers × 12 heads × 128 tokens of random attention, the hardest to pack."""
     weights = np.tril(np.random.default_rng(0).random((12, 12, 128, 128), dtype=np.float32))

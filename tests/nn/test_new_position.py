@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow  # as long as a new objective, which is much the same, takes
+
 PACKAGE = Path(__file__).parents[2] / "src" / "weft"
 
 SETTINGS = '''

@@ -125,7 +125,7 @@ def _lose_the_last(ranks: Ranks, folder: Path) -> None:
 def test_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     assert together(_lose_the_last, tmp_path) == [2, 7]
     line = json.loads((tmp_path / "0.json").read_text())["line"]
-    assert re.match(r"process 1 of 2 \(pid \d+ on .*\) has ended; stopping: a resumed run continues", line)
+    assert re.match(r"process 1 of 2 \(pid \d+ on .*\) has ended; stopping: a resumed training run continues", line)
     assert "\n" not in line
 
 

@@ -191,6 +191,7 @@ def test_no_progress_means_further_back_and_then_the_end(tmp_path, recipe, corpu
     assert back == [40, 20]
 
 
+@pytest.mark.slow
 def test_a_run_that_rolled_back_resumes_to_the_same(tmp_path, recipe, corpus, evaluate, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """A rate so high that the run rolls back more than once, stopped in the middle of it all."""
     wild = ["optimizer.lr=3.0", "steps=60", "log.every=5", "checkpoint.every=10", "schedule.warmup=1"]
