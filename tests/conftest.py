@@ -4,6 +4,11 @@ import signal
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# how long drawing an example takes says how busy the machine is
+settings.register_profile("weft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("weft")
 
 # started in the background, a shell hands down an ignored Ctrl-C; the tests press it
 signal.signal(signal.SIGINT, signal.default_int_handler)

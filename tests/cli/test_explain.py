@@ -43,6 +43,7 @@ def test_every_kind_of_model(name: str) -> None:
     assert lacking.keys() == LACKING[name] and not any("\n" in line for line in lacking.values())
 
 
+@pytest.mark.slow
 def test_a_view_as_a_figure_and_all_on_one_page(capsys: Capture, tmp_path: Path) -> None:
     run_, page = str(RUNS / "lstm"), tmp_path / "all.html"
     assert run(["explain", run_, "--only", "surprise", "--text", TEXT, "--out", str(tmp_path / "a.svg")]) == 0

@@ -102,7 +102,14 @@ class Bigram(LanguageModel):
         return self.table[features]
 
 
-@pytest.mark.parametrize("table", [{}, {"temperature": 0.7, "top_k": 4}, {"top_p": 0.8, "repetition_penalty": 1.5}])
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"temperature": 0.7, "top_k": 4},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"top_p": 0.8, "repetition_penalty": 1.5}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_draft_leaves_the_distribution_as_it_is(table: dict[str, object]) -> None:
     model, draft = Bigram(1), Bigram(2)
     words = 1500

@@ -122,7 +122,9 @@ def check_empty(engine: Engine) -> None:
 # ---- the same texts
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("lstm", "vaswani") else ()) for name in MODELS]
+)
 def test_two_hundred_at_once_are_as_alone(name: str) -> None:
     model = MODELS[name]
     some = wishes(200, seed=1, sources=name in SEQ2SEQ)
