@@ -85,6 +85,7 @@ def test_where_the_engine_is_taken() -> None:
     assert engine_is_faster(learned, prompts(), SETTINGS.replace(max_tokens=10**9), 4)
 
 
+@pytest.mark.slow
 def test_blocks_are_few_but_enough(engines: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A text may take all of them, and then the others wait."""
     monkeypatch.setattr(many, "MANY", 2)
