@@ -65,6 +65,17 @@ def processor() -> tuple[str, tuple[str, ...]]:
     return described_by_cpuinfo(details.read_text(encoding="utf-8", errors="replace") if details.exists() else "")
 
 
+@cache
+def fingerprint() -> str:
+    """All that is known of what the processor is and can do: what was compiled or timed for another is not for it."""
+    details = Path("/proc/cpuinfo")
+    if not details.exists():
+        return f"{platform.machine()} {processor()}"
+    wanted = ("flags", "Features", "model name", "CPU part", "CPU implementer")
+    lines = details.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
 def described_by_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
     """Name and features from Linux's list of processors, of which the first is read."""
     found: dict[str, str] = {}

@@ -25,6 +25,7 @@ from weft.errors import ConfigError, ModelError, RunError
 from weft.evaluate.perplexity import spans, token_losses
 from weft.explain.count import count
 from weft.files import write_text
+from weft.machine import fingerprint
 from weft.models.base import LanguageModel, device_of
 from weft.models.transformer import Transformer
 from weft.objectives import table as objectives
@@ -265,7 +266,7 @@ def _speed(model: LanguageModel) -> float:
 
 def machine(device: torch.device) -> str:
     """What a speed depends on besides the model, hashed."""
-    parts = [native.processor(), str(native.library() is not None), str(torch.get_num_threads()), torch.__version__]
+    parts = [fingerprint(), str(native.library() is not None), str(torch.get_num_threads()), torch.__version__]
     if device.type == "cuda":
         parts.append(torch.cuda.get_device_name(device))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -92,11 +92,13 @@ def _decoding() -> Row:
 
     compiled = native.library() is not None
     shapes = {bits: (*SAMPLE, layout(bits, SAMPLE[1])[1]) for bits in KERNELS}
-    widths = {bits: fastest(bits, shape, torch.device("cpu"), torch.float32) for bits, shape in shapes.items()}
-    times = {bits: seconds(kind, bits) for bits, kind in widths.items()}  # type: ignore[arg-type]
+    kernels = {
+        bits: fastest(bits, shape, torch.device("cpu"), torch.float32).__name__ for bits, shape in shapes.items()
+    }
+    times = {bits: seconds(bits)[name] for bits, name in kernels.items()}
     how = "by weft's own kernels" if compiled else "by torch's kernels: no C compiler was found"
     shown = ", ".join(f"{bits} {time * 1e6:.0f} µs" for bits, time in times.items())
-    value = {"compiled": compiled, "seconds": times, "kernels": {bits: kind.__name__ for bits, kind in widths.items()}}
+    value = {"compiled": compiled, "seconds": times, "kernels": kernels}
     return Row("decoding", f"{SAMPLE[0]} × {SAMPLE[1]} weights a token: {shown}, {how}", value)
 
 

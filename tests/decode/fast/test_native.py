@@ -24,6 +24,12 @@ from weft.nn.scaling import LinearScaling
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
 
+
+@pytest.fixture(autouse=True)
+def by_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "FASTER", 0.0)  # whatever the clock says on a busy machine
+
+
 LLAMA = llama(2, 96, 3, 160, context=40, vocab_size=50, kv_heads=1)
 CONFIGS = {
     "LLaMA": LLAMA,

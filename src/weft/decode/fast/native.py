@@ -7,7 +7,6 @@ weft's cache folder, by the text of the sources, the compiler and the processor.
 import ctypes
 import hashlib
 import os
-import platform
 import shutil
 import stat
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.machine import fingerprint
 from weft.text.builtin import cache_folder
 
 SOURCES = Path(__file__).parent / "c"
@@ -111,7 +111,7 @@ def _compiled() -> Path:
         raise OSError("no C compiler")
     sources = [(SOURCES / name).read_bytes() for name in sorted(path.name for path in SOURCES.iterdir())]
     compiler_itself = os.stat(compiler)
-    known = f"{compiler} {compiler_itself.st_size} {compiler_itself.st_mtime} {FLAGS} {processor()}".encode()
+    known = f"{compiler} {compiler_itself.st_size} {compiler_itself.st_mtime} {FLAGS} {fingerprint()}".encode()
     name = f"step-{hashlib.sha256(b'%'.join([known, *sources])).hexdigest()[:16]}.so"
     folder = cache_folder()
     path = folder / name
@@ -132,16 +132,6 @@ def _compiled() -> Path:
 def _is_ours(path: Path) -> bool:
     found = path.stat()
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def processor() -> str:
-    """What the processor is and can do: a home folder may be shared by several machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        return f"{platform.machine()} {platform.processor()}"
-    wanted = ("flags", "Features", "model name", "CPU part", "CPU implementer")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
 # ---- what it is given

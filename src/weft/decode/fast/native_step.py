@@ -122,7 +122,7 @@ def native_step_fits(model: Transformer, state: TransformerState) -> bool:
     settings = model.config
     if state.lengths.shape[0] != 1 or not isinstance(settings, Decoder) or not isinstance(settings.head, LMHead):
         return False
-    if native.library() is None or not _known(settings):
+    if not _known(settings) or native.library() is None:  # which compiles it, where that is not done yet
         return False
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]
     return all(type(p) is Linear or (isinstance(p, QuantizedLinear) and isinstance(p.product, Native)) for p in parts)

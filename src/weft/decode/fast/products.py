@@ -5,8 +5,7 @@ weft's own kernels where a compiler was found (`native.py`) and by those that to
 here, and which is the fastest, is tried on a small matrix and not guessed from a name.
 """
 
-import time
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar
 
 import torch
@@ -22,6 +21,7 @@ from weft.decode.fast.rounding import (
     quantize_groups,
     quantize_rows,
 )
+from weft.machine import best_of
 
 SAMPLE = (1024, 768)  # the shape of the matrix that kernels are timed with
 FASTER = 0.5  # of the time that the first one takes: what another has to be below to be taken, on a busy machine too
@@ -324,21 +324,19 @@ def fastest(bits: Bits, shape: tuple[int, int, int], device: torch.device, dtype
     able = [kind for kind in KERNELS[bits] if kind.fits(*shape, device) and works(kind, bits, device, dtype)]  # type: ignore[arg-type]
     if device.type != "cpu" or len(able) < 2:
         return able[0] if able else PLAIN[bits]
-    times = {kind: seconds(kind, bits) * (FASTER if kind is able[0] else 1.0) for kind in able}  # type: ignore[arg-type]
-    return min(able, key=lambda kind: times[kind])
+    taken = seconds(bits)
+    return min(able, key=lambda kind: taken[kind.__name__] * (FASTER if kind is able[0] else 1.0))
 
 
 @cache
-def seconds(kind: type[Product], bits: Bits) -> float:
-    """How long a decoding step's product of ordinary size takes on this CPU."""
-    generator = torch.Generator().manual_seed(0)
-    multiply, x = kind(_sample(bits, *SAMPLE)), torch.randn(1, SAMPLE[1], generator=generator)
-    best = float("inf")
-    for _ in range(8):
-        begun = time.perf_counter()
-        multiply(x)
-        best = min(best, time.perf_counter() - begun)
-    return best
+def seconds(bits: Bits) -> dict[str, float]:
+    """How long a decoding step's product of ordinary size takes on this CPU, by each kernel that works, and plainly."""
+    sample, x = _sample(bits, *SAMPLE), torch.ones(1, SAMPLE[1])
+    here = SAMPLE[0], SAMPLE[1], sample.scales.shape[1]
+    device, dtype = torch.device("cpu"), torch.float32
+    kinds = [kind for kind in KERNELS[bits] if kind.fits(*here, device) and works(kind, bits, device, dtype)]  # type: ignore[arg-type]
+    multiply = {kind.__name__: kind(sample) for kind in kinds or [PLAIN[bits]]}
+    return best_of({name: partial(each, x) for name, each in multiply.items()}, 0.01)
 
 
 @cache
