@@ -229,12 +229,13 @@ def test_causal_attention_is_half_and_longer_rows_cost_more() -> None:
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.source}, {row.name}, {row.job.gpus} GPUs")
 def test_measured_steps_are_predicted(row: Row) -> None:
     best, _ = row.predicted()
-    if best.choice.layout.context > 2:
-        pytest.xfail("context parallelism over 4 and 8 GPUs: 50 to 60 % too fast")
-    if "ZeRO-3" in row.name:
-        pytest.xfail("DeepSpeed's ZeRO-3: 50 to 370 % too fast")
-    assert best.fits
-    assert abs(row.error()) < (0.15 if "bf16" in row.name and "Vaswani" not in row.name else 0.25)
+    if best.choice.layout.context > 2:  # known to be too fast, and by how much
+        assert 0.4 < row.error() < 0.7
+    elif "ZeRO-3" in row.name:
+        assert 0.4 < row.error() < 4.0
+    else:
+        assert best.fits
+        assert abs(row.error()) < (0.15 if "bf16" in row.name and "Vaswani" not in row.name else 0.25)
 
 
 def test_most_rows_are_held_out() -> None:
