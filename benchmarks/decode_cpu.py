@@ -1,13 +1,13 @@
 """Decoding on a CPU: SmolLM2's shape (135M, random weights), greedy, one text, against transformers in the same run.
 
     python benchmarks/decode_cpu.py [--ways fp32 bf16 int8 int4 torch general transformers] [--new 32] [--rounds 3]
-                                    [--threads N] [--gguf FILE] [--tiny]
+                                    [--threads N] [--llama-bench PROGRAM [--gguf FILE]] [--tiny]
 
 fp32 … int4        weft, with weights in so many bits
 torch              weft in fp32 by torch's operations, as where there is no C compiler
 general            weft's plain step, in fp32: what a model of an unusual shape takes
 transformers       generate() of the same shape, with the same weights in fp32; its tokens must be weft's
-llama.cpp          a GGUF file through llama-cpp-python, where it is installed and a file is given
+llama.cpp          its llama-bench, on a GGUF file or the same weights in Q4_0 (embeddings in Q8_0)
 
 The ways take turns, round after round, so that what else the machine does meets all of them. A way is judged by its
 best round: tokens a second by the clock, and milliseconds of processor time a token, which others disturb less.
@@ -15,10 +15,13 @@ best round: tokens a second by the clock, and milliseconds of processor time a t
 
 import argparse
 import importlib.util
-import itertools
+import json
 import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,6 +32,8 @@ from weft.decode.config import Sampling
 from weft.decode.fast import stepper
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
+from weft.interop import gguf, gguf_file, gguf_models
+from weft.interop.bundle import ModelBundle, lazily
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import llama
@@ -94,10 +99,14 @@ def theirs(config: Decoder, model: Any) -> Any:
     return peer
 
 
+def shape(tiny: bool) -> Decoder:
+    layers, D, heads, d_ff, V, shared = (2, 64, 4, 96, 200, 2) if tiny else (30, 576, 9, 1536, 49152, 3)
+    return llama(layers, D, heads, d_ff, 2048, vocab_size=V, kv_heads=shared, tied=True)
+
+
 def contestants(options: argparse.Namespace) -> dict[str, Callable[[], list[int]]]:
     """What each way does in a round: write, and say which tokens."""
-    layers, D, heads, d_ff, V, shared = (2, 64, 4, 96, 200, 2) if options.tiny else (30, 576, 9, 1536, 49152, 3)
-    config = llama(layers, D, heads, d_ff, 2048, vocab_size=V, kv_heads=shared, tied=True)
+    config = shape(options.tiny)
     prompt = list(range(1, PROMPT + 1))
     settings = Sampling(temperature=0.0, max_tokens=options.new)
     plain = ours(config, "fp32")
@@ -132,12 +141,24 @@ def contestants(options: argparse.Namespace) -> dict[str, Callable[[], list[int]
             return peer.generate(tokens, attention_mask=torch.ones_like(tokens), **given)[0, PROMPT:].tolist()
 
         ways["transformers"] = write_theirs
-    if options.gguf is not None and importlib.util.find_spec("llama_cpp") is not None:
-        from llama_cpp import Llama  # type: ignore[import-not-found,unused-ignore]
-
-        other = Llama(options.gguf, n_threads=torch.get_num_threads(), verbose=False)
-        ways["llama.cpp"] = lambda: list(itertools.islice(other.generate(prompt, temp=0.0), options.new))
     return ways
+
+
+def as_gguf(config: Decoder, path: Path) -> None:
+    """The weights that `ours` draws, in four bits, without a vocabulary, for llama-bench feeds random tokens."""
+    torch.manual_seed(0)
+    weights = build(config).state_dict()
+    bundle = ModelBundle(config, lazily(weights.__getitem__, weights), None, "random weights")
+    architecture = gguf_models.architecture_of(config)
+    keys = {**gguf._keys(bundle, architecture, "random"), "tokenizer.ggml.model": gguf_file.typed("none")}
+    gguf_file.write_file(path, keys, gguf._tensors(bundle, architecture, "q4_0"), lambda count: None)
+
+
+def llama_cpp(program: str, file: str, new: int) -> float:
+    """Tokens a second by llama-bench: a process of its own, of which loading isn't counted."""
+    given = ["-m", file, "-p", "0", "-n", str(new), "-r", "1", "-t", str(torch.get_num_threads()), "-o", "json"]
+    output = subprocess.run([program, *given], check=True, capture_output=True, text=True).stdout
+    return float(json.loads(output)[0]["avg_ts"])
 
 
 def main() -> None:
@@ -146,22 +167,30 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--gguf")
+    parser.add_argument("--llama-bench", help="llama.cpp's program of this name")
+    parser.add_argument("--gguf", help="the file that it reads")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
-    ways = contestants(options)
+    ways, folder = contestants(options), tempfile.TemporaryDirectory()
+    file = options.gguf
+    if options.llama_bench is not None and file is None:
+        file = f"{folder.name}/model.gguf"
+        as_gguf(shape(options.tiny), Path(file))
     written: dict[str, list[int]] = {name: way() for name, way in ways.items()}  # the first call also prepares
     clock: dict[str, list[float]] = {name: [] for name in ways}
     processor: dict[str, list[float]] = {name: [] for name in ways}
+    theirs_too: list[float] = []
     for _ in range(options.rounds):
         for name, way in ways.items():
             start, spent = time.perf_counter(), time.process_time()
             way()
             processor[name].append((time.process_time() - spent) / options.new)
             clock[name].append((time.perf_counter() - start) / options.new)
+        if file is not None:
+            theirs_too.append(llama_cpp(options.llama_bench, file, options.new))
     base = "transformers" if "transformers" in ways else next(iter(ways))
     for name in ways:
         best, spent = min(clock[name]), min(processor[name])
@@ -170,6 +199,10 @@ def main() -> None:
         )
         rates = " ".join(f"{1 / seconds:.1f}" for seconds in clock[name])
         print(f"{name:14} {1 / best:6.1f} tok/s ({rates}), {spent * 1e3:5.1f} ms of processor time a token{against}")
+    if theirs_too:
+        rates = " ".join(f"{rate:.1f}" for rate in theirs_too)
+        against = ", ".join(f"{name} {1 / min(clock[name]) / max(theirs_too):.2f} ×" for name in ways)
+        print(f"{'llama.cpp':14} {max(theirs_too):6.1f} tok/s ({rates}); of that, {against}")
     if {"fp32", "transformers"} <= set(written):
         same = written["fp32"] == written["transformers"]
         print(f"weft's tokens and transformers': {'the same' if same else 'NOT the same'}")

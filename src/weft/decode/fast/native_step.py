@@ -22,6 +22,8 @@ from weft.nn.scaling import LinearScaling, Llama3Scaling
 # what c/step.c reads of the settings; all others are at their defaults (`native_step_fits`)
 READ = ("vocab_size", "context", "layers", "d_model", "dropout", "init", "embedding_scale")
 
+ENOUGH = 4 << 20  # bytes of weights that another thread pays for: it is waited for after every product
+
 
 class NativeStep:
     """One more token after what a state of one row holds, over and over."""
@@ -57,7 +59,8 @@ class NativeStep:
             head=native.Matrix() if found is None else found,
         )
         self.result = torch.empty(1, settings.d_model if found is None else found.rows)
-        self.threads = torch.get_num_threads()
+        held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
+        self.threads = min(torch.get_num_threads(), 1 + held // ENOUGH)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Read tokens (1,) → logits (1, vocab_size), good until the next step."""
