@@ -132,6 +132,7 @@ OPTIONAL = {
     "wandb",
     "weft.api.explain",
     "weft.decode.fast.attend",
+    "weft.decode.fast.attend_chunks",
     "weft.nn.attention_kernel",
     "weft.nn.dropout_kernel",
     "weft.decode.fast.kernels",

@@ -5,7 +5,8 @@ of leading dimensions, and none of them changes its argument. Its parameter is o
 number a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,11 @@ from weft.decode.config import Sampling
 from weft.errors import ModelError
 
 Amount = float | Tensor
+
+
+def heated(logits: Tensor, temperature: Amount) -> Tensor:
+    """Logits (…, V) at a temperature: below 1 the likely tokens become likelier still."""
+    return logits / column(temperature, logits)
 
 
 def top_k(logits: Tensor, k: int | Tensor) -> Tensor:
@@ -75,31 +81,38 @@ class Filters:
     """
 
     def __init__(self, settings: Sequence[Sampling], vocab_size: int, device: torch.device):
-        def amounts(values: list[float], neutral: float) -> Tensor | None:
-            """None where no row asks for anything."""
-            return on_device(torch.tensor(values), device) if any(value != neutral for value in values) else None
-
+        self.device = device
+        # what is to be done with which rows: all of them where there are none
+        self.steps: list[tuple[Callable[[Tensor, Any], Tensor], Amount, Tensor | None]] = []
         # greedy rows stay as they are
-        self.temperature = amounts([1.0 if each.greedy else each.temperature for each in settings], 1.0)
-        self.top_k: Tensor | int | None = None
-        ks = [min(each.top_k or vocab_size, vocab_size) for each in settings]
-        if min(ks) < vocab_size:
-            self.top_k = ks[0] if len(set(ks)) == 1 else on_device(torch.tensor(ks), device)
-        self.top_p = amounts([1.0 if each.top_p is None else each.top_p for each in settings], 1.0)
-        self.min_p = amounts([0.0 if each.min_p is None else each.min_p for each in settings], 0.0)
-        self.typical = amounts([1.0 if each.typical_p is None else each.typical_p for each in settings], 1.0)
+        self._add(heated, [1.0 if each.greedy else each.temperature for each in settings], 1.0)
+        self._add(top_k, [min(each.top_k or vocab_size, vocab_size) for each in settings], vocab_size)
+        self._add(top_p, [1.0 if each.top_p is None else each.top_p for each in settings], 1.0)
+        self._add(min_p, [0.0 if each.min_p is None else each.min_p for each in settings], 0.0)
+        self._add(typical, [1.0 if each.typical_p is None else each.typical_p for each in settings], 1.0)
         # filters of one kind run the same kernels
-        self.kind = [type(each) for each in (self.temperature, self.top_k, self.top_p, self.min_p, self.typical)]
+        self.kind = [
+            (keep.__name__, type(amount), 0 if rows is None else len(rows)) for keep, amount, rows in self.steps
+        ]
+
+    def _add(self, keep: Callable[[Tensor, Any], Tensor], amounts: Sequence[float], neutral: float) -> None:
+        """Nothing where no row asks for anything; where some do, only those are looked at, for some filters sort."""
+        rows = [row for row, amount in enumerate(amounts) if amount != neutral]
+        if not rows:
+            return
+        asked = [amounts[row] for row in rows]
+        alike = keep is top_k and len(set(asked)) == 1  # then nothing has to be sorted
+        amount = asked[0] if alike else on_device(torch.tensor(asked), self.device)
+        everyone = len(rows) == len(amounts)
+        self.steps.append((keep, amount, None if everyone else on_device(torch.tensor(rows), self.device)))
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits (B, V) with −inf for what is dropped."""
-        if self.temperature is not None:
-            logits = logits / column(self.temperature, logits)
-        if self.top_k is not None:
-            logits = top_k(logits, self.top_k)
-        for keep, amount in ((top_p, self.top_p), (min_p, self.min_p), (typical, self.typical)):
-            if amount is not None:
+        for keep, amount, rows in self.steps:
+            if rows is None:
                 logits = keep(logits, amount)
+            else:
+                logits = logits.index_copy(0, rows, keep(logits.index_select(0, rows), amount))
         return logits
 
 
@@ -111,6 +124,22 @@ def filtered(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on its way to the device; the host doesn't wait until it is there."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def fetched(row: Tensor) -> Callable[[], list[int]]:
+    """Tokens (batch,) on their way to the host; the function waits for them."""
+    if not row.is_cuda:
+        return row.tolist
+    host = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
+    host.copy_(row, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def wait() -> list[int]:
+        arrived.synchronize()
+        return host.tolist()
+
+    return wait
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -133,17 +162,42 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     return token.clamp(max=logits.shape[-1] - 1)
 
 
-def choose(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
-    """The next token of each row of logits (B, V): drawn with the row's own number in [0, 1), or greedy."""
+def picked(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
+    """The next token (B,) of each row of logits (B, V): drawn with the row's own number in [0, 1), or greedy.
+
+    The host doesn't wait for the device.
+    """
     drawn = [row for row, each in enumerate(settings) if not each.greedy]
     if not drawn:
-        return greedy(logits).tolist()
-    numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+        return greedy(logits)
+    numbers = on_device(torch.tensor([uniforms[row] for row in drawn], dtype=torch.float64), logits.device)
     if len(drawn) == len(settings):
-        return draw(filtered(logits, settings), numbers).tolist()
-    index = torch.tensor(drawn, device=logits.device)
-    tokens = draw(filtered(logits[index], [settings[row] for row in drawn]), numbers[index])
-    return greedy(logits).index_copy(0, index, tokens).tolist()
+        return draw(filtered(logits, settings), numbers)
+    index = on_device(torch.tensor(drawn), logits.device)
+    tokens = draw(filtered(logits[index], [settings[row] for row in drawn]), numbers)
+    return greedy(logits).index_copy(0, index, tokens)
+
+
+def choose(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
+    """The next token of each row of logits (B, V), as `picked` has them."""
+    return picked(logits, settings, uniforms).tolist()
+
+
+NOT_FINITE, NONE_LEFT = -1, -2  # in the place of a token, where none can be chosen
+
+
+def marked(tokens: Tensor, logits: Tensor) -> Tensor:
+    """Tokens (B,) that were chosen from logits (B, V); NOT_FINITE or NONE_LEFT where they mean nothing."""
+    best = logits.amax(dim=-1)
+    wrong = torch.where(best == -torch.inf, NONE_LEFT, NOT_FINITE)
+    return torch.where(best.isfinite(), tokens, wrong)
+
+
+def refusal(mark: int) -> ModelError:
+    """Why no token could be chosen."""
+    if mark == NONE_LEFT:
+        return ModelError("no token is left to choose: the model or the settings exclude all of them here")
+    return ModelError("the model gives NaN or infinite logits; its training diverged or its weights are damaged")
 
 
 def check_logits(logits: Tensor) -> None:
@@ -151,6 +205,4 @@ def check_logits(logits: Tensor) -> None:
     best = logits.amax(dim=-1)
     if not bool(torch.isfinite(best).all()):
         wrong = float(best[~torch.isfinite(best)][0])
-        if wrong == -torch.inf:
-            raise ModelError("no token is left to choose: the model or the settings exclude all of them here")
-        raise ModelError("the model gives NaN or infinite logits; its training diverged or its weights are damaged")
+        raise refusal(NONE_LEFT if wrong == -torch.inf else NOT_FINITE)

@@ -12,6 +12,7 @@ from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.decode.engine.pool import BlockPool, BlockTable, Key
 from weft.decode.engine.reading import CALL, advance, bands, in_order
 from weft.decode.engine.requests import Request
+from weft.decode.fast.paged import Chunk
 from weft.decode.fast.stepper import paged_graphs
 from weft.errors import ModelError
 from weft.models.transformer import SourceCache, Transformer, TransformerState
@@ -30,12 +31,13 @@ class BlockManager:
         self.model, self.device = model, model.embedding.weight.device
         self.pool = BlockPool(blocks, block_size)
         self.store = BlockStore(model, blocks, block_size)
-        self.graphs = paged_graphs(model, self.store)
+        self.graphs = paged_graphs(model, self.store, rows)
         self.tables: dict[int, BlockTable] = {}
         self.sources: dict[int, SourceCache] = {}
         self._joined: tuple[list[int], SourceCache, Tensor] | None = None
-        # the tables as the device reads them, a row each; behind a text's blocks stands `nowhere`
+        # the tables as arrays, a row each; behind a text's blocks stands `nowhere`
         self.numbers = np.full((rows, blocks), self.store.nowhere, dtype=np.int64)
+        self._changes: dict[tuple[int, int], int] = {}  # by row and column, numbers that the graphs don't know yet
         self.row: dict[int, int] = {}
         self.free_rows = list(range(rows))
         # Rows in one call are as long as the longest of them. More calls mean less padding, but each has fewer rows to
@@ -66,8 +68,10 @@ class BlockManager:
         self.tables[request.number] = table
         self.row[request.number] = self.free_rows.pop()
         request.read = table.read
-        extended = self.extend(request, len(request.ids))
-        assert extended, "the pool has counted the free blocks before"
+        copies = self.pool.extend(table, len(request.ids))
+        assert copies is not None, "the pool has counted the free blocks before"
+        self.store.copy(copies)
+        self._name(self.row[request.number], table, 0)
         if self.model.encoder is not None:
             try:
                 state = self.model.start(1, 1, request.source)
@@ -82,24 +86,47 @@ class BlockManager:
         """Blocks for so many of its tokens, if there are any; False where the pool has too few."""
         table = self.tables[request.number]
         had = len(table.blocks)
+        if tokens <= had * self.pool.block_size:  # its own, from the first that will be written into: `admit` saw to it
+            return True
         copies = self.pool.extend(table, tokens)
         if copies is None:
             return False
-        if copies or len(table.blocks) > had:
-            self.store.copy(copies)
-            self.numbers[self.row[request.number], : len(table.blocks)] = table.blocks
+        assert not copies
+        self._name(self.row[request.number], table, had)
         return True
 
     def read(self, requests: Sequence[Request], counts: Sequence[int]) -> Tensor:
         """Read on, counts[i] tokens of request i; features (requests, d_model) after the last one of each."""
         features: list[Tensor] = []
         order: list[int] = []
-        for group in self._groups(requests, counts):
+        left: Sequence[int] = range(len(requests))
+        if self.graphs is not None:
+            if self._changes:
+                self.graphs.place(self._changes)
+                self._changes = {}
+            done, left = self._by_graphs(requests, counts)
+            if done:
+                features.append(self._replayed([requests[place] for place in done], [counts[place] for place in done]))
+                order += done
+        for group in self._groups(requests, counts, left):
             features.append(self._read([requests[place] for place in group], [counts[place] for place in group]))
             order += group
+        size = self.pool.block_size
         for request in requests:
-            self.pool.commit(self.tables[request.number], request.ids, request.read, request.salt)
+            table, known = self.tables[request.number], min(request.read, len(request.ids))
+            if known // size > table.read // size:
+                self.pool.commit(table, request.ids, known, request.salt)
         return in_order(features, order)
+
+    def keep(self, requests: Sequence[Request], tokens: Tensor) -> None:
+        """Requests go on with these tokens (requests,), which only the device knows so far."""
+        assert self.graphs is not None
+        self.graphs.keep([self.row[request.number] for request in requests], tokens)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a request's next token can be read before the host knows it."""
+        return self.graphs is not None
 
     def release(self, request: Request) -> None:
         """Free its blocks."""
@@ -114,15 +141,44 @@ class BlockManager:
     def _keys(self, request: Request) -> list[Key]:
         return self.pool.keys(request.ids, request.salt, request.keys)
 
-    def _groups(self, requests: Sequence[Request], counts: Sequence[int]) -> Iterator[list[int]]:
+    def _name(self, row: int, table: BlockTable, first: int) -> None:
+        """A table's blocks from the first on are new."""
+        self.numbers[row, first : len(table.blocks)] = table.blocks[first:]
+        if self.graphs is not None:
+            self._changes.update(((row, first + at), block) for at, block in enumerate(table.blocks[first:]))
+
+    def _by_graphs(self, requests: Sequence[Request], counts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The requests that the graphs read, single tokens first, and the others."""
+        assert self.graphs is not None
+        single = [place for place, count in enumerate(counts) if count == 1]
+        longer = [place for place, count in enumerate(counts) if count > 1]
+        return (single, longer) if self.graphs.kernels is None else (single + longer, [])
+
+    def _replayed(self, requests: list[Request], counts: list[int]) -> Tensor:
+        """Read on by the graphs: single tokens, then chunks."""
+        assert self.graphs is not None
+        single = counts.count(1)
+        rows = [self.row[request.number] for request in requests]
+        some = requests[:single]
+        # where the host doesn't know the next token yet, it is the newest one on the device
+        tokens = [-1 if request.read >= len(request.ids) else request.ids[request.read] for request in some]
+        step = rows[:single], [request.read for request in some], tokens
+        chunks = [
+            Chunk(row, request.read, request.ids[request.read : request.read + count])
+            for row, request, count in zip(rows[single:], requests[single:], counts[single:], strict=True)
+        ]
+        features = self.graphs.together(step, chunks) if chunks else self.graphs.step(*step)
+        for request, count in zip(requests, counts, strict=True):
+            request.read += count
+        return features
+
+    def _groups(self, requests: Sequence[Request], counts: Sequence[int], places: Sequence[int]) -> Iterator[list[int]]:
         """Requests to be read in one call: single tokens by how far back they look, chunks from equal places on."""
         starts: dict[int, list[int]] = defaultdict(list)
-        for place, (request, count) in enumerate(zip(requests, counts, strict=True)):
-            starts[-1 if count == 1 else request.read].append(place)
+        for place in places:
+            starts[-1 if counts[place] == 1 else requests[place].read].append(place)
         for start, places in starts.items():
-            if start < 0 and self.graphs is not None:
-                yield places
-            elif start < 0:
+            if start < 0:
                 yield from bands(places, [requests[place].read for place in places], self.toll)
             else:
                 yield from bands(places, [counts[place] for place in places], CALL)
@@ -132,11 +188,6 @@ class BlockManager:
         longest, time = max(reads), max(counts)
         rows = [self.row[request.number] for request in requests]
         numbers = self.numbers[rows, : self.pool.blocks_for(longest + time)]
-        if self.graphs is not None and time == 1:
-            features = self.graphs([request.ids[request.read] for request in requests], reads, numbers)
-            for request in requests:
-                request.read += 1
-            return features
         cache = PagedCache(self.store, torch.from_numpy(numbers).to(self.device))
         state = TransformerState(cache, len(requests), longest + time, *self._source(requests))  # type: ignore[arg-type]
         state.lengths = torch.tensor(reads, device=self.device)

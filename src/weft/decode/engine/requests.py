@@ -31,7 +31,8 @@ class OneSource:
 class Request(Text):
     """A text that was asked for. `read` of its `ids` are in the cache, which never holds more than `longest` of them.
 
-    Iterate to wait for its chunks as they are written; to leave early cancels it.
+    After its ids come `ahead` more, which the device has chosen and the host hasn't seen yet. Iterate to wait for its
+    chunks as they are written; to leave early cancels it.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Request(Text):
     ):
         super().__init__(prompt, settings, window, seed)
         self.number, self.source = next(_numbers), source
-        self.read = 0
+        self.read = self.ahead = 0
         self.longest = len(self.ids) + min(self.left, self.until_full) - 1  # the last one is never read
         # what its keys and values depend on beside its tokens
         self.salt = blake2b(b"" if source is None else source.tokens.cpu().numpy().tobytes(), digest_size=16).digest()
@@ -54,7 +55,19 @@ class Request(Text):
     @property
     def unread(self) -> int:
         """Tokens that have to be read before the next one can be chosen."""
-        return len(self.ids) - self.read
+        return len(self.ids) + self.ahead - self.read
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether its next token can be chosen, or reported, only by what the host knows of it."""
+        return self.changes_logits or self.settings.logprobs is not None
+
+    @property
+    def stays(self) -> bool:
+        """Whether nothing can be read of it before the host has seen what it is ahead: it ends with that, or slides."""
+        if not self.ahead:
+            return False
+        return self.ahead >= self.left or (self.window is not None and len(self.ids) + self.ahead > self.window)
 
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks, waiting for each; once through. Another thread has to step the engine meanwhile."""

@@ -59,8 +59,12 @@ class Scheduler:
         with self._lock:
             return len(self.waiting) + len(self.running)
 
-    def schedule(self) -> Work:
-        """Admit and preempt; then a token of each text that is being written, and chunks of the new prompts."""
+    def schedule(self) -> Work | None:
+        """Admit and preempt; then a token of each text that is being written, and chunks of the new prompts.
+
+        None where free blocks have run out and some requests are ahead of the host: it has to catch up first, since
+        some of them may have ended, and only one whose text is known can be read again later.
+        """
         self._drop_cancelled()
         self._admit()
         return self._with_blocks(self._plan())
@@ -120,7 +124,7 @@ class Scheduler:
         return True
 
     def _plan(self) -> Work:
-        work: Work = [(request, 1) for request in self.running if request.unread == 1]
+        work: Work = [(request, 1) for request in self.running if request.unread == 1 and not request.stays]
         new = [request for request in self.running if request.unread > 1]
         # the oldest goes first, then the shortest; while others wait, one gets half of the tokens at most
         new[1:] = sorted(new[1:], key=lambda request: request.unread)
@@ -134,11 +138,13 @@ class Scheduler:
                 break
         return work
 
-    def _with_blocks(self, work: Work) -> Work:
+    def _with_blocks(self, work: Work) -> Work | None:
         """The work that has blocks; where too few are free, the youngest requests are preempted."""
         preempted: set[int] = set()
         for request, size in sorted(work, key=lambda item: item[0].number):
             while request.number not in preempted and not self.manager.extend(request, request.read + size):
+                if any(other.ahead for other in self.running):
+                    return None
                 youngest = max(self.running, key=lambda other: other.number)
                 preempted.add(youngest.number)
                 self._preempt(youngest)

@@ -35,6 +35,8 @@ class Cohort:
 class StateManager:
     """Keeps and reads the states of requests through the contract of every model: start, advance, reorder."""
 
+    runs_ahead = False  # each step waits for what the last one wrote
+
     def __init__(self, model: LanguageModel):
         self.model, self.device = model, device_of(model)
         self.cohorts: dict[int, Cohort] = {}  # by request
@@ -71,6 +73,10 @@ class StateManager:
                 features.append(advance(self.model, cohort.state, cohort.requests, [counts[place] for place in places]))
                 order += places
         return in_order(features, order)
+
+    def keep(self, requests: Sequence[Request], tokens: Tensor) -> None:
+        """No state runs ahead."""
+        raise AssertionError
 
     def release(self, request: Request) -> None:
         """Forget a request."""

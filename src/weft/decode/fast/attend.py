@@ -2,9 +2,10 @@
 
 The keys of a row are split over many programs, the last of which puts their parts together (Dao et al. 2023,
 "Flash-Decoding"). The kernel rotates the query and the key (rotary positions), stores key and value in the cache, and
-attends to all of it. The cache lies in one piece, or in the blocks of a pool (`engine/paging.py`).
+attends to all of it. The cache lies in one piece, or in the blocks of a pool (`engine/paging.py`), where the chunks of
+prompts are read as well (`attend_chunks.py`).
 
-Only `fast/cuda.py` imports this file, and only where there is a GPU.
+Only `fast/cuda.py` and `attend_chunks.py` import this file, and only where there is a GPU.
 """
 
 import torch
@@ -18,7 +19,7 @@ BLOCK = 64  # keys at a time
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _where(key, seen, base, table_ptr, block_stride, D: tl.constexpr, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
+def where(key, seen, base, table_ptr, block_stride, D: tl.constexpr, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where the vectors of these keys begin: one behind the other, or in blocks of PAGE that a table names."""
     if PAGE > 0:
         number = tl.load(table_ptr + key // PAGE, mask=seen, other=0).to(tl.int64)
@@ -42,6 +43,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     totals_ptr,
     counter_ptr,
     tables_ptr,
+    slots_ptr,
     table_stride,
     row_stride,
     head_stride,
@@ -85,7 +87,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     base = kv.to(tl.int64) * head_stride
     table_ptr = tables_ptr
     if PAGE > 0:
-        table_ptr += row.to(tl.int64) * table_stride
+        table_ptr += tl.load(slots_ptr + row).to(tl.int64) * table_stride
     else:
         base += row.to(tl.int64) * row_stride
     per = tl.cdiv(tl.cdiv(place, SPLITS), BLOCK) * BLOCK
@@ -94,11 +96,11 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     for start in range(first, last, BLOCK):
         key = start + tl.arange(0, BLOCK)
         seen = key < last
-        where = _where(key, seen, base, table_ptr, row_stride, D, PAGE)
-        at = keys_ptr + where[None, :] + half[:, None]
+        there = where(key, seen, base, table_ptr, row_stride, D, PAGE)
+        at = keys_ptr + there[None, :] + half[:, None]
         ka = tl.load(at, mask=seen[None, :], other=0)
         kb = tl.load(at + HALF, mask=seen[None, :], other=0)
-        v = tl.load(values_ptr + where[:, None] + whole[None, :], mask=seen[:, None], other=0)
+        v = tl.load(values_ptr + there[:, None] + whole[None, :], mask=seen[:, None], other=0)
         scores = tl.dot(qb, kb, tl.dot(qa, ka))
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, axis=1))
@@ -115,7 +117,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         ka1 = (a1 * cos - b1 * sin).to(kind)
         kb1 = (b1 * cos + a1 * sin).to(kind)
         v1 = tl.load(own + KV_HEADS * D + whole).to(kind)
-        new = _where(place, place >= 0, base, table_ptr, row_stride, D, PAGE)
+        new = where(place, place >= 0, base, table_ptr, row_stride, D, PAGE)
         tl.store(keys_ptr + new + half, ka1)
         tl.store(keys_ptr + new + HALF + half, kb1)
         tl.store(values_ptr + new + whole, v1)
@@ -148,8 +150,8 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
                 share = tl.exp2(peaks - tl.max(peaks, axis=0))
                 pieces = tl.load(partial_ptr + at_part[:, None] * D + whole[None, :], cache_modifier=".cg")
                 answer = tl.sum(pieces * share[:, None], axis=0) / tl.sum(totals * share, axis=0)
-                where = out_ptr + (row * HEADS + kv * SHARED + number) * D + whole
-                tl.store(where, answer.to(out_ptr.dtype.element_ty))
+                answered = out_ptr + (row * HEADS + kv * SHARED + number) * D + whole
+                tl.store(answered, answer.to(out_ptr.dtype.element_ty))
             tl.store(counter_ptr + here, 0)
 
 
@@ -217,11 +219,11 @@ class Attention:
         block: int,
     ):
         self.heads, self.kv_heads, self.d_head = heads, kv_heads, d_head
-        self.block = block
+        self.block, self.warps, self.stages = block, 4, 3
         self.group = max(16, triton.next_power_of_2(heads // kv_heads))
         self.splits = min(64, triton.next_power_of_2(max(1, programs // (batch * kv_heads))))
         self.programs = batch * kv_heads * self.splits
-        parts = self.programs * self.group
+        parts = self.programs * self.group if self.splits > 1 else 0
         self.partial = torch.empty(parts * d_head, dtype=torch.float32, device=device)
         self.peaks = torch.empty(parts, dtype=torch.float32, device=device)
         self.totals = torch.empty(parts, dtype=torch.float32, device=device)
@@ -238,18 +240,20 @@ class Attention:
         out: Tensor,
         pdl: bool = False,
         tables: Tensor | None = None,
+        slots: Tensor | None = None,
     ) -> Tensor:
         """qkv (batch, width) of one token a row, after lengths (batch,) others whose keys and values (batch, kv_heads,
-        max_len, d_head) are stored; with tables (batch, blocks of a row), in (blocks, kv_heads, block, d_head). The
-        token is rotated by angles (max_len, d_head/2), stored too, and attends to all. → out (batch, heads · d_head).
+        max_len, d_head) are stored; with tables (slots, blocks of a text), in (blocks, kv_heads, block, d_head), row i
+        where tables[slots[i]] says. The token is rotated by angles (max_len, d_head/2), stored too, and attends to all.
+        → out (batch, heads · d_head).
         """
         assert keys.stride() == values.stride() and keys.stride()[2:] == (self.d_head, 1)
         page, stride = (0, 0) if tables is None else (keys.shape[2], tables.stride(0))
         _attend_kernel[(lengths.shape[0] * self.kv_heads, self.splits)](
             qkv, *angles, keys, values, lengths, out, self.partial, self.peaks, self.totals, self.counter,
-            tables, stride, keys.stride(0), keys.stride(1), scale,
+            tables, slots, stride, keys.stride(0), keys.stride(1), scale,
             self.heads, self.kv_heads, self.d_head, self.group, self.block, self.splits, page, pdl,
-            num_warps=4, num_stages=3, **({"launch_pdl": True} if pdl else {}),
+            num_warps=self.warps, num_stages=self.stages, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
         return out
 

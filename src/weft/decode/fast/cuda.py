@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from weft.decode.engine.paging import PagedCache
 from weft.decode.fast.products import Plain8
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
 from weft.models import heads
@@ -38,87 +37,50 @@ def has_kernels() -> bool:
     return torch.version.hip is None and importlib.util.find_spec("triton") is not None
 
 
-class CUDAFastPath:
-    """The kernels of one model, for the rows of one state, whose cache is in one piece or in blocks."""
+class FusedLayers:
+    """LLaMA's layers around the attention, for texts of up to `longest` tokens."""
 
-    def __init__(self, model: Transformer, state: TransformerState):
+    def __init__(self, model: Transformer, longest: int):
         from weft.decode.fast import attend, kernels
 
         assert model.decoder is not None
-        self.kernels, self.attend, self.model, self.state = kernels, attend, model, state
+        self.kernels, self.attend, self.model = kernels, attend, model
         self.blocks: list[Any] = list(model.decoder.blocks)
         config, table = model.config, model.embedding.weight
         self.device, self.dtype = table.device, table.dtype
         self.heads, self.kv_heads, self.d_head = config.attention.heads, config.attention.groups, config.d_head
-        self.pdl = kernels.has_pdl(self.device)
-        places = torch.arange(state.max_len, device=self.device)[None]
-        angles = model.decoder.position.angles(places, state.max_len, torch.float32)
+        self.pdl = self.device.type == "cuda" and kernels.has_pdl(self.device)
+        places = torch.arange(longest, device=self.device)[None]
+        angles = model.decoder.position.angles(places, longest, torch.float32)
         assert angles is not None
         self.angles = angles[0][0, 0].contiguous(), angles[1][0, 0].contiguous()
-        batch = state.lengths.shape[0]
-        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+
+    def attention_for(self, batch: int, crowd: int) -> Any:
+        """Attention of a step of so many rows, by about `crowd` programs for each of the GPU's processors."""
+        processors = 1
+        if self.device.type == "cuda":
+            processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         shape = batch, self.heads, self.kv_heads, self.d_head
-        programs = attend.CROWD * processors
-        self.attention = attend.Attention(*shape, self.device, programs, attend.BLOCK)
-        self.mixed = torch.empty(batch, self.heads * self.d_head, dtype=self.dtype, device=self.device)
-        self.logits = torch.empty(1, config.vocab_size, dtype=torch.float32, device=self.device)
+        return self.attend.Attention(*shape, self.device, crowd * processors, self.attend.BLOCK)
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """tokens (batch, 1) → logits (batch, vocab_size). Every row's length grows by one, on the device."""
-        return self._words(self._blocks(tokens))
-
-    def features(self, tokens: Tensor) -> Tensor:
-        """tokens (batch, 1) → features (batch, d_model). Every row's length grows by one, on the device."""
+    def normed(self, x: Tensor) -> Tensor:
+        """x (…, d_model) after the last norm."""
         assert self.model.decoder is not None and self.model.decoder.norm is not None
-        return self.model.decoder.norm(self._blocks(tokens))
-
-    def read(self, tokens: Tensor) -> Tensor:
-        """tokens (batch, time), the first that the state reads → features (batch, time, d_model)."""
-        store, stack = self.state.cache.store, self.model.decoder
-        assert stack is not None and stack.norm is not None
-        x = self._embed(tokens)
-        with sdpa_kernel(LONG_ATTENTION if tokens.shape[1] >= LONG else SHORT_ATTENTION, set_priority=True):
-            for number, block in enumerate(self.blocks):
-                x = self._read_attention(block, x, store[number, 0], store[number, 1])
-                x = self._read_feedforward(block, x)
-        return stack.norm(x)
+        return self.model.decoder.norm(x)
 
     # ---- inside
 
-    def _blocks(self, tokens: Tensor) -> Tensor:
-        """tokens (batch, 1) through all blocks → (batch, d_model), before the last norm."""
-        state, cache = self.state, self.state.cache
-        tables = cache.tables if isinstance(cache, PagedCache) else None
-        x = self._embed(tokens[:, 0])
-        for number, block in enumerate(self.blocks):
-            attention, forward = block.attention, block.feedforward
-            qkv = self._times(attention.qkv, x, norm=block.attention_skip.norm)
-            keys, values = cache.store[number].unbind(0 if tables is None else 1)
-            given = qkv, self.angles, keys, values, state.lengths, attention.scale, self.mixed
-            self.attention(*given, pdl=self.pdl, tables=tables)
-            x = self._times(attention.out, self.mixed, residual=x)
-            h = self._times(forward.gate_up, x, norm=block.feedforward_skip.norm, gated=True)
-            x = self._times(forward.down, h, residual=x)
-        state.lengths.add_(1)
-        return x
-
-    def _read_attention(self, block: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """x (batch, time, d_model) plus what it attends to; its keys and values are put at the cache's start."""
-        T, attention = x.shape[1], block.attention
-        qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
-        self.attend.rotate_and_store(qkv, self.angles, keys, values, self.heads, self.kv_heads)
-        q = qkv[..., : self.heads * self.d_head].unflatten(-1, (self.heads, self.d_head)).transpose(1, 2)
-        shared = self.heads != self.kv_heads
-        mixed = F.scaled_dot_product_attention(
-            q, keys[:, :, :T], values[:, :, :T], is_causal=True, scale=attention.scale, enable_gqa=shared
-        )
-        return self._plus(attention.out, mixed.transpose(1, 2).flatten(2), x)
+    def _feedforward(self, block: Any, x: Tensor) -> Tensor:
+        """x (batch, d_model) plus its gated layer."""
+        forward = block.feedforward
+        h = self._times(forward.gate_up, x, norm=block.feedforward_skip.norm, gated=True)
+        return self._times(forward.down, h, residual=x)
 
     def _read_feedforward(self, block: Any, x: Tensor) -> Tensor:
-        """x (batch, time, d_model) plus its gated layer."""
+        """x (…, d_model) of many tokens plus its gated layer."""
         forward = block.feedforward
         both = self._plain(forward.gate_up, block.feedforward_skip.norm(x))
-        gated = self.kernels.gate(both.flatten(0, 1)).view(*x.shape[:-1], -1)
+        gated = self.kernels.gate(both.flatten(0, -2)).view(*x.shape[:-1], -1)
         del both  # the widest of all
         return self._plus(forward.down, gated, x)
 
@@ -159,6 +121,62 @@ class CUDAFastPath:
         numbers = _numbers(part) if x.numel() <= self.kernels.FEW * x.shape[-1] else None
         return residual + part(x) if numbers is None else self.kernels.product(x.contiguous(), *numbers, residual)
 
+
+class CUDAFastPath(FusedLayers):
+    """The kernels of one model, for the rows of one state, whose cache is in one piece."""
+
+    def __init__(self, model: Transformer, state: TransformerState):
+        super().__init__(model, state.max_len)
+        self.state, batch = state, state.lengths.shape[0]
+        self.attention = self.attention_for(batch, self.attend.CROWD)
+        self.mixed = torch.empty(batch, self.heads * self.d_head, dtype=self.dtype, device=self.device)
+        self.logits = torch.empty(1, model.config.vocab_size, dtype=torch.float32, device=self.device)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, 1) → logits (batch, vocab_size). Every row's length grows by one, on the device."""
+        return self._words(self._blocks(tokens))
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, 1) → features (batch, d_model). Every row's length grows by one, on the device."""
+        return self.normed(self._blocks(tokens))
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, time), the first that the state reads → features (batch, time, d_model)."""
+        store = self.state.cache.store
+        x = self._embed(tokens)
+        with sdpa_kernel(LONG_ATTENTION if tokens.shape[1] >= LONG else SHORT_ATTENTION, set_priority=True):
+            for number, block in enumerate(self.blocks):
+                x = self._read_attention(block, x, store[number, 0], store[number, 1])
+                x = self._read_feedforward(block, x)
+        return self.normed(x)
+
+    # ---- inside
+
+    def _blocks(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, 1) through all blocks → (batch, d_model), before the last norm."""
+        state, store = self.state, self.state.cache.store
+        x = self._embed(tokens[:, 0])
+        for number, block in enumerate(self.blocks):
+            attention = block.attention
+            qkv = self._times(attention.qkv, x, norm=block.attention_skip.norm)
+            given = qkv, self.angles, store[number, 0], store[number, 1], state.lengths, attention.scale, self.mixed
+            self.attention(*given, pdl=self.pdl)
+            x = self._feedforward(block, self._times(attention.out, self.mixed, residual=x))
+        state.lengths.add_(1)
+        return x
+
+    def _read_attention(self, block: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """x (batch, time, d_model) plus what it attends to; its keys and values are put at the cache's start."""
+        T, attention = x.shape[1], block.attention
+        qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
+        self.attend.rotate_and_store(qkv, self.angles, keys, values, self.heads, self.kv_heads)
+        q = qkv[..., : self.heads * self.d_head].unflatten(-1, (self.heads, self.d_head)).transpose(1, 2)
+        shared = self.heads != self.kv_heads
+        mixed = F.scaled_dot_product_attention(
+            q, keys[:, :, :T], values[:, :, :T], is_causal=True, scale=attention.scale, enable_gqa=shared
+        )
+        return self._plus(attention.out, mixed.transpose(1, 2).flatten(2), x)
+
     def _words(self, x: Tensor) -> Tensor:
         """x (batch, d_model) → logits (batch, vocab_size)."""
         head, stack = self.model.output, self.model.decoder
@@ -172,7 +190,7 @@ class CUDAFastPath:
         if found is not None:
             gain, eps = stack.norm.weight, stack.norm.eps
             return self.kernels.matvec(x, *found, gain, eps, out=self.logits, pdl=self.pdl)
-        features = stack.norm(x)
+        features = self.normed(x)
         numbers = _numbers(head.words) if isinstance(head, QuantizedHead) and head.scale is None else None
         if numbers is not None and len(x) <= self.kernels.FEW:
             return self.kernels.product(features, *numbers)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from weft.decode.config import Sampling
 from weft.decode.fast.cuda import CUDAFastPath, has_kernels
-from weft.decode.sampling import Filters, check_logits, draw, greedy, on_device
+from weft.decode.sampling import Filters, check_logits, draw, fetched, greedy, on_device
 from weft.errors import ModelError
 from weft.models.transformer import Transformer, TransformerState
 
@@ -140,7 +140,7 @@ class GraphStep:
             if number:
                 sampler.begun = number
                 logits = self()
-            ready.append(_fetch(sampler.written[number]))
+            ready.append(fetched(sampler.written[number]))
             if len(ready) > (AHEAD if self.device.type == "cuda" else 0):
                 yield _checked(ready.popleft()(), logits, sampler.vocab_size)
         while ready:
@@ -236,22 +236,6 @@ class DeviceSampler:
     def restart(self) -> None:
         """Forget what was written since the capture began: it was a warm-up."""
         self.count.fill_(self.begun)
-
-
-def _fetch(row: Tensor) -> Callable[[], list[int]]:
-    """Start to copy tokens (batch,) to the host; the function waits for them."""
-    if not row.is_cuda:
-        return row.tolist
-    host = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
-    host.copy_(row, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-
-    def wait() -> list[int]:
-        arrived.synchronize()
-        return host.tolist()
-
-    return wait
 
 
 def _checked(tokens: list[int], logits: Tensor, vocab_size: int) -> list[int]:

@@ -1,48 +1,88 @@
-"""One token more in many texts of a pool, as a step of fixed shape that is captured as a CUDA graph and replayed.
+"""One token more in many texts of a pool, as steps of fixed shape that are captured as CUDA graphs and replayed.
 
-Rows are filled up to a power of two, and so are the blocks that a row may name: few graphs serve all steps of the
-engine. Rows that only fill up read and write the block `nowhere`.
+Each text that is being written has a slot. What the device needs from step to step stays there, by slot: the numbers
+of a text's blocks, which are sent where they change, and its newest token, which is chosen there, so that a step need
+not wait until the host has seen what the last one wrote. A step is given slots. Rows are filled up to one of a few
+sizes, each of which has a graph, with a slot that nobody has: its rows read and write the block `nowhere`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from weft.decode.engine.paging import BlockStore, PagedCache
-from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import Captured, capture
+from weft.decode.fast.paged import CROWD, Chunk, PagedFastPath
+from weft.decode.sampling import on_device
 from weft.models.transformer import Transformer, TransformerState
 
-NARROWEST = 16  # blocks of a row that a step has capacity for, at least
-TOKEN, READ, TABLE = 0, 1, 2  # columns of what a step is given: the token, how many were read before, and the blocks
+NARROWEST = 16  # blocks of a text that a step of the plain model looks at, at least
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # rows of a step; beyond, multiples of 64
+SLOT, READ, TOKEN = 0, 1, 2  # what a step is given of each row: its slot, how many tokens were read before, the next
 
-Kernels = Callable[[TransformerState], CUDAFastPath | None]  # the CUDA fast path for a state, where it fits
+Rows = tuple[list[int], list[int], list[int]]  # slots, and what `PagedGraphs.step` is given of each
 
 
 class PagedGraphs:
-    """Steps of one model over the blocks of one pool."""
+    """Steps of one model over the blocks of one pool, for texts in `slots` slots."""
 
-    def __init__(self, model: Transformer, store: BlockStore, kernels: Kernels):
-        self.model, self.store, self.kernels = model, store, kernels
+    def __init__(self, model: Transformer, store: BlockStore, slots: int, kernels: bool):
+        device = store.data.device
+        self.model, self.store, self.device, self.nobody = model, store, device, slots
+        self.tables = torch.full((slots + 1, store.blocks), store.nowhere, dtype=torch.int32, device=device)
+        self.newest = torch.zeros(slots + 1, dtype=torch.long, device=device)
+        self.kernels = PagedFastPath(model, store, self.tables) if kernels else None
         self.shapes: dict[tuple[int, int], _Shape] = {}
+        # Chunks of prompts are bound by products, steps by what they read: beside one another both take less time.
+        self.beside = torch.cuda.Stream(device) if kernels and device.type == "cuda" else None
 
-    def __call__(self, tokens: Sequence[int], reads: Sequence[int], tables: npt.NDArray[np.int64]) -> Tensor:
-        """Row i reads a token after reads[i] others, in the blocks that tables (rows, width) name; features (rows,
-        d_model), to be used before the next step.
+    def place(self, changes: dict[tuple[int, int], int]) -> None:
+        """From now on block n of the text in slot s is number changes[s, n]."""
+        places = np.array(list(changes)).T
+        sent = np.concatenate([places, np.array(list(changes.values()))[None]])
+        slots, columns, numbers = on_device(torch.from_numpy(sent), self.device).unbind(0)
+        self.tables[slots, columns] = numbers.int()
+
+    def keep(self, slots: Sequence[int], tokens: Tensor) -> None:
+        """The newest tokens (slots,) of the texts in these slots, which they go on with."""
+        self.newest.index_copy_(0, on_device(torch.tensor(slots), self.device), tokens)
+
+    def together(self, rows: Rows, chunks: list[Chunk]) -> Tensor:
+        """A step of some rows, and beside it chunks of prompts, by the kernels: features (rows + chunks, d_model)."""
+        assert self.kernels is not None and chunks
+        if self.beside is None:
+            features = [self.step(*rows)] if rows[0] else []
+            return torch.cat([*features, self.kernels.read(chunks)])
+        now = torch.cuda.current_stream(self.device)
+        self.beside.wait_stream(now)
+        features = [self.step(*rows)] if rows[0] else []
+        with torch.cuda.stream(self.beside):
+            read = self.kernels.read(chunks)
+        read.record_stream(now)
+        now.wait_stream(self.beside)
+        return torch.cat([*features, read])
+
+    def step(self, slots: Sequence[int], reads: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """Read one token in each of these slots, after reads[i] others; −1 stands for the newest one on the device.
+
+        Features (slots, d_model), to be used before the next step.
         """
-        rows, width = tables.shape
-        key = _power(rows), _power(max(width, NARROWEST))
+        rows = len(slots)
+        size = next((size for size in SIZES if size >= rows), -(-rows // 64) * 64)
+        width = 0  # the kernels look at what is filled alone
+        if self.kernels is None:
+            width = _power(max(NARROWEST, max(reads) // self.store.block_size + 1))
+        key = size, min(width, self.store.blocks)
         if key not in self.shapes:
             self.shapes[key] = _Shape(self, *key)
         shape = self.shapes[key]
-        given = np.full((key[0], TABLE + key[1]), self.store.nowhere, dtype=np.int64)
-        given[:, :TABLE] = 0
-        given[:rows, TOKEN], given[:rows, READ], given[:rows, TABLE : TABLE + width] = tokens, reads, tables
-        shape.given.copy_(torch.from_numpy(given))
-        if not shape.given.is_cuda:
+        given = np.zeros((3, size), dtype=np.int64)
+        given[SLOT, rows:] = self.nobody
+        given[:, :rows] = slots, reads, tokens
+        shape.given.copy_(on_device(torch.from_numpy(given), self.device), non_blocking=True)
+        if self.device.type != "cuda":
             return shape.work()[:rows]
         if shape.captured is None:
             shape.captured = capture(self.model, ("paged", *key), shape.work, lambda: None)
@@ -52,25 +92,25 @@ class PagedGraphs:
 
 
 class _Shape:
-    """So many rows of so many blocks at most."""
+    """So many rows; for the plain model, of texts of so many blocks at most."""
 
     def __init__(self, graphs: PagedGraphs, rows: int, width: int):
-        self.model, store = graphs.model, graphs.store
-        self.given = torch.zeros(rows, TABLE + width, dtype=torch.long, device=store.data.device)
-        cache, capacity = PagedCache(store, self.given[:, TABLE:]), width * store.block_size
-        self.state = TransformerState(cache, rows, capacity, None, None)  # type: ignore[arg-type]
-        self.state.even = False  # lengths are known to the device alone
-        self.kernels = graphs.kernels(self.state)
+        self.graphs, self.width = graphs, width
+        self.given = torch.zeros(3, rows, dtype=torch.long, device=graphs.device)
+        self.attention = None if graphs.kernels is None else graphs.kernels.attention_for(rows, CROWD)
         self.captured: Captured | None = None
 
     def work(self) -> Tensor:
         """The given tokens, read; done twice, it writes the same to the same places."""
-        tokens, state = self.given[:, TOKEN : TOKEN + 1], self.state
-        state.lengths = self.given[:, READ].contiguous()
-        state.longest = state.max_len - 1
-        if self.kernels is not None:
-            return self.kernels.features(tokens)
-        return self.model.advance(tokens, state)[:, -1]
+        graphs, (slots, reads, tokens) = self.graphs, self.given
+        tokens = torch.where(tokens < 0, graphs.newest[slots], tokens)
+        if graphs.kernels is not None:
+            return graphs.kernels.step(tokens, reads, slots, self.attention)
+        cache = PagedCache(graphs.store, graphs.tables[slots, : self.width].long())
+        state = TransformerState(cache, len(slots), self.width * graphs.store.block_size, None, None)  # type: ignore[arg-type]
+        state.lengths, state.longest = reads, state.max_len - 1
+        state.even = False  # lengths are known to the device alone
+        return graphs.model.advance(tokens.unsqueeze(1), state)[:, -1]
 
 
 def _power(count: int) -> int:

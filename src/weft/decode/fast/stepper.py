@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.decode.capacity import grow, start
-from weft.decode.engine.paging import BlockStore, PagedCache
+from weft.decode.engine.paging import BlockStore
 from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.cuda import CUDAFastPath, has_kernels
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
@@ -100,12 +100,12 @@ def _fastest(model: LanguageModel, state: State) -> Step:
     return lambda tokens: model.step(tokens.unsqueeze(1), state)[:, -1]
 
 
-def paged_graphs(model: Transformer, store: BlockStore) -> PagedGraphs | None:
+def paged_graphs(model: Transformer, store: BlockStore, slots: int) -> PagedGraphs | None:
     """Steps over the blocks of a pool as CUDA graphs, where model and device allow them; None: read plainly."""
     longest = store.blocks * store.block_size
     if not model.embedding.weight.is_cuda or model.encoder is not None or _stretches(model, longest):
         return None
-    return PagedGraphs(model, store, lambda state: cuda_fast_path(model, state))
+    return PagedGraphs(model, store, slots, kernels=_kernels_fit(model))
 
 
 # ---- what each way is written for
@@ -135,13 +135,16 @@ def cuda_fast_path(model: LanguageModel, state: State) -> CUDAFastPath | None:
     """The kernels for this model and state, where they fit: LLaMA's shape, on a GPU, in 16 bits."""
     if not isinstance(model, Transformer) or not isinstance(state, TransformerState):
         return None
-    table = model.embedding.weight
-    if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16):
-        return None
-    if not has_kernels() or not isinstance(state.cache, KeyValueCache | PagedCache):
-        return None
-    fits = llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and _readable(model)
+    fits = isinstance(state.cache, KeyValueCache) and _kernels_fit(model)
     return CUDAFastPath(model, state) if fits else None
+
+
+def _kernels_fit(model: Transformer) -> bool:
+    """LLaMA's shape, on a GPU, in 16 bits, and Triton is there."""
+    table = model.embedding.weight
+    if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16) or not has_kernels():
+        return False
+    return llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and _readable(model)
 
 
 def _readable(model: Transformer) -> bool:
