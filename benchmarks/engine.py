@@ -3,6 +3,12 @@
     python benchmarks/engine.py                       # 200 requests, batches of 16, then contexts of 1k, 4k and 16k
     python benchmarks/engine.py --requests 50 --contexts 1024
     python benchmarks/engine.py --layers 32 --d-model 4096 --rounds 2          # a GPU's size
+    python benchmarks/engine.py --layers 32 --d-model 4096 --d-ff 11008 --vocab 32000 --requests 256 --batch 32 \\
+        --prompts 32 1024 --answers 16 256 [--prefix 512] [--profile] [--clear] [--serial] [--tune]   # LLaMA-7B's shape
+
+With --prompts it measures these lengths alone, all requests at once: tokens/s, the time to the first token, and where
+the time of the steps goes. Of what was written greedily it then says how often the model would choose the same where
+it reads the whole text at once. --clear gives it weights that choose clearly, so that texts can be compared.
 
 It runs on a GPU in bf16 where there is one, else on the CPU in fp32. In bf16 a text may differ where two tokens are
 almost equally likely, for sums are rounded in another order.
@@ -19,6 +25,7 @@ import time
 
 import torch
 
+import engine_load
 from weft.decode.capacity import device_of
 from weft.decode.completion import Completion, gather
 from weft.decode.config import Sampling
@@ -30,7 +37,7 @@ from weft.explain.memory import cache_bytes
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import llama
-from weft.text.config import Byte
+from weft.text.config import Byte, Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 BLOCK = 16
@@ -45,14 +52,32 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--d-model", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16, help="texts at a time, against lockstep batches; 0: leave out")
+    parser.add_argument("--d-ff", type=int, help="as wide as three times d_model by default")
+    parser.add_argument("--vocab", type=int, default=0, help="words of one token each; 0: bytes")
+    parser.add_argument("--prompts", type=int, nargs=2, metavar=("FROM", "TO"), help="tokens, with the prefix")
+    parser.add_argument("--answers", type=int, nargs=2, metavar=("FROM", "TO"), default=(16, 256))
+    parser.add_argument(
+        "--prefix", type=int, default=0, help="tokens with which all prompts begin, as far as they are long enough"
+    )
+    parser.add_argument("--prefill", type=int, help="tokens of prompts in a step")
+    parser.add_argument("--block-size", type=int, default=BLOCK)
+    parser.add_argument("--greedy", action="store_true", help="all texts, not every other one")
+    parser.add_argument("--clear", action="store_true", help="weights that choose clearly")
+    parser.add_argument("--serial", action="store_true", help="prefill and decode one after the other")
+    parser.add_argument("--profile", action="store_true", help="the kernels of some steps")
+    parser.add_argument("--tune", action="store_true", help="first, the attention of a step and the speed of chunks")
     parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 4096, 16384])
     given = parser.parse_args()
 
     tokenizer = build_tokenizer(Byte(), ["any text"])
+    if given.vocab:
+        # three more for <pad>, <unk> and the like
+        tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(given.vocab - 4))])
     torch.manual_seed(0)
     d_model = given.d_model
     heads = d_model // (128 if d_model >= 1024 else 32)
-    config = llama(given.layers, d_model, heads, 3 * d_model, vocab_size=tokenizer.vocab_size, context=32768)
+    d_ff, vocab_size = given.d_ff or 3 * d_model, given.vocab or tokenizer.vocab_size
+    config = llama(given.layers, d_model, heads, d_ff, vocab_size=vocab_size, context=32768)
     gpu = torch.cuda.is_available()
     torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
     with torch.device("cuda" if gpu else "cpu"):
@@ -61,6 +86,12 @@ def main() -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     where = f"bf16, {torch.cuda.get_device_name()}" if gpu else f"fp32, {torch.get_num_threads()} threads"
     print(f"{parameters / 1e6:.1f} M parameters, {where}")
+    if given.prompts:
+        if given.tune:
+            engine_load.tune(model)
+            torch.cuda.empty_cache()
+        engine_load.load(model, tokenizer, given, lockstep)
+        return
     throughput(model, tokenizer, given)
     for kind in ("unequal", "answers unequal", "equal") if given.batch else ():
         against_batches(model, tokenizer, given, kind)

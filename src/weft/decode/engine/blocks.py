@@ -14,6 +14,7 @@ from weft.decode.engine.reading import CALL, advance, bands, in_order
 from weft.decode.engine.requests import Request
 from weft.decode.fast.paged import Chunk
 from weft.decode.fast.stepper import paged_graphs
+from weft.decode.sampling import on_device
 from weft.errors import ModelError
 from weft.models.transformer import SourceCache, Transformer, TransformerState
 
@@ -188,9 +189,9 @@ class BlockManager:
         longest, time = max(reads), max(counts)
         rows = [self.row[request.number] for request in requests]
         numbers = self.numbers[rows, : self.pool.blocks_for(longest + time)]
-        cache = PagedCache(self.store, torch.from_numpy(numbers).to(self.device))
+        cache = PagedCache(self.store, on_device(torch.from_numpy(numbers), self.device))
         state = TransformerState(cache, len(requests), longest + time, *self._source(requests))  # type: ignore[arg-type]
-        state.lengths = torch.tensor(reads, device=self.device)
+        state.lengths = on_device(torch.tensor(reads), self.device)
         state.longest, state.even = longest, min(reads) == longest
         return advance(self.model, state, requests, counts)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.decode.sampling import on_device
 from weft.models.transformer import Transformer
 
 
@@ -43,7 +44,7 @@ class BlockStore:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Block b becomes a copy of block a in every layer, for each (a, b): one that is about to be written into."""
         if pairs:
-            sources, targets = torch.tensor(pairs, device=self.data.device).unbind(1)
+            sources, targets = on_device(torch.tensor(pairs), self.data.device).unbind(1)
             self.data.index_copy_(1, targets, self.data.index_select(1, sources))
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.decode.engine.requests import Request
+from weft.decode.sampling import on_device
 from weft.models.base import LanguageModel, State
 
 CALL = 16  # a call of the model costs about as much as reading so many tokens more in one that is made anyway
@@ -18,8 +19,8 @@ def advance(model: LanguageModel, state: State, requests: Sequence[Request], cou
     chunks = [request.ids[request.read : request.read + count] for request, count in zip(requests, counts, strict=True)]
     if ragged:
         chunks = [chunk + [0] * (time - len(chunk)) for chunk in chunks]
-    tokens = torch.tensor(chunks, device=state.lengths.device)
-    lengths = torch.tensor(counts, device=tokens.device) if ragged else None
+    tokens = on_device(torch.tensor(chunks), state.lengths.device)
+    lengths = on_device(torch.tensor(counts), tokens.device) if ragged else None
     features = model.advance(tokens, state, lengths)
     for request, count in zip(requests, counts, strict=True):
         request.read += count
@@ -34,7 +35,7 @@ def in_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
     if list(order) == list(range(len(order))):
         return features
     back = sorted(range(len(order)), key=order.__getitem__)
-    return features[torch.tensor(back, device=features.device)]
+    return features[on_device(torch.tensor(back), features.device)]
 
 
 def bands(places: Sequence[int], sizes: Sequence[int], toll: float) -> list[list[int]]:

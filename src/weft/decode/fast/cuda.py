@@ -55,13 +55,14 @@ class FusedLayers:
         assert angles is not None
         self.angles = angles[0][0, 0].contiguous(), angles[1][0, 0].contiguous()
 
-    def attention_for(self, batch: int, crowd: int) -> Any:
+    def attention_for(self, batch: int, crowd: int | None = None) -> Any:
         """Attention of a step of so many rows, by about `crowd` programs for each of the GPU's processors."""
         processors = 1
         if self.device.type == "cuda":
             processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         shape = batch, self.heads, self.kv_heads, self.d_head
-        return self.attend.Attention(*shape, self.device, crowd * processors, self.attend.BLOCK)
+        programs = (crowd or self.attend.CROWD) * processors
+        return self.attend.Attention(*shape, self.device, programs, self.attend.BLOCK)
 
     def normed(self, x: Tensor) -> Tensor:
         """x (…, d_model) after the last norm."""
@@ -128,7 +129,7 @@ class CUDAFastPath(FusedLayers):
     def __init__(self, model: Transformer, state: TransformerState):
         super().__init__(model, state.max_len)
         self.state, batch = state, state.lengths.shape[0]
-        self.attention = self.attention_for(batch, self.attend.CROWD)
+        self.attention = self.attention_for(batch)
         self.mixed = torch.empty(batch, self.heads * self.d_head, dtype=self.dtype, device=self.device)
         self.logits = torch.empty(1, model.config.vocab_size, dtype=torch.float32, device=self.device)
 

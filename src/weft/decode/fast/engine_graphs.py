@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.decode.fast.cuda_graphs import Captured, capture
-from weft.decode.fast.paged import CROWD, Chunk, PagedFastPath
+from weft.decode.fast.paged import Chunk, PagedFastPath
 from weft.decode.sampling import on_device
 from weft.models.transformer import Transformer, TransformerState
 
@@ -85,7 +85,8 @@ class PagedGraphs:
         if self.device.type != "cuda":
             return shape.work()[:rows]
         if shape.captured is None:
-            shape.captured = capture(self.model, ("paged", *key), shape.work, lambda: None)
+            kind = "paged", *key, self.store.blocks, self.store.block_size
+            shape.captured = capture(self.model, kind, shape.work, lambda: None)
         graph, features = shape.captured
         graph.replay()
         return features[:rows]
@@ -97,7 +98,7 @@ class _Shape:
     def __init__(self, graphs: PagedGraphs, rows: int, width: int):
         self.graphs, self.width = graphs, width
         self.given = torch.zeros(3, rows, dtype=torch.long, device=graphs.device)
-        self.attention = None if graphs.kernels is None else graphs.kernels.attention_for(rows, CROWD)
+        self.attention = None if graphs.kernels is None else graphs.kernels.attention_for(rows)
         self.captured: Captured | None = None
 
     def work(self) -> Tensor:

@@ -18,7 +18,7 @@ from weft.decode.fast.cuda import FusedLayers
 from weft.decode.sampling import on_device
 from weft.models.transformer import Transformer
 
-CROWD = 8  # programs of a step's attention for each processor of the GPU, at least: its texts are of unequal lengths
+CROWD = 8  # programs of a step's attention for each processor of the GPU: several texts are of unequal lengths
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class PagedFastPath(FusedLayers):
 
         super().__init__(model, store.blocks * store.block_size)
         self.store, self.tables, self.chunks = store, tables, attend_chunks
+
+    def attention_for(self, batch: int, crowd: int | None = None) -> Any:
+        """Attention of a step of so many rows."""
+        return super().attention_for(batch, crowd or (CROWD if batch > 1 else self.attend.CROWD))
 
     def step(self, tokens: Tensor, reads: Tensor, slots: Tensor, attention: Any) -> Tensor:
         """tokens (rows,), each after reads (rows,) others of the text in its slot → features (rows, d_model).
