@@ -59,11 +59,14 @@ def main() -> None:
     parser.add_argument(
         "--prefix", type=int, default=0, help="tokens with which all prompts begin, as far as they are long enough"
     )
-    parser.add_argument("--prefill", type=int, help="tokens of prompts in a step")
+    parser.add_argument(
+        "--prefill", type=int, nargs="*", default=[], help="tokens of prompts in a step: one or several"
+    )
     parser.add_argument("--block-size", type=int, default=BLOCK)
     parser.add_argument("--greedy", action="store_true", help="all texts, not every other one")
     parser.add_argument("--clear", action="store_true", help="weights that choose clearly")
-    parser.add_argument("--serial", action="store_true", help="prefill and decode one after the other")
+    parser.add_argument("--serial", action="store_true", help="prefill and decode one after the other as well")
+    parser.add_argument("--sms", type=int, nargs="*", default=[], help="processors that prompts are read on as well")
     parser.add_argument("--profile", action="store_true", help="the kernels of some steps")
     parser.add_argument("--tune", action="store_true", help="first, the attention of a step and the speed of chunks")
     parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 4096, 16384])

@@ -5,11 +5,13 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
+from torch.cuda.green_contexts import GreenContext
 
 from engine_trace import Trace, kernels_of
 from weft.decode.completion import Completion
@@ -56,31 +58,34 @@ def clear(model: Transformer) -> None:
 
 
 def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lockstep: Lockstep) -> None:
-    """The requests through the engine, twice, after a first time in which all is compiled; then in lockstep."""
+    """The requests through the engine, after a first time in which all is compiled; then in lockstep."""
     if given.clear:
         clear(model)
     began = time.perf_counter()
-    limits = Limits(block_size=given.block_size, rows=given.rows, prefill=given.prefill)
-    engine = Engine(model, tokenizer, limits)
+    engine = Engine(model, tokenizer, Limits(block_size=given.block_size, rows=given.rows))
     manager = engine.manager
     assert isinstance(manager, BlockManager)
-    if given.serial and manager.graphs is not None:
-        manager.graphs.beside = None
-    print(
-        f"{len(manager.pool.uses):,} blocks of {given.block_size}, {engine.scheduler.prefill} tokens of prompts a step"
-    )
+    print(f"{len(manager.pool.uses):,} blocks of {given.block_size} tokens")
     gpu, words = device_of(model).type == "cuda", engine.vocab_size
     if gpu:
         _timed(engine, wishes(given, words, 1), None)
         print(f"first use of the engine: {time.perf_counter() - began:.1f} s")
-    for number in range(given.rounds):
-        asked = _round(engine, wishes(given, words, 2 + number), traced=False)
-        _round(engine, wishes(given, words, 102 + number), traced=True)
+    seed = 1
+    for prefill in given.prefill or [engine.scheduler.prefill]:
+        engine.scheduler.prefill = prefill
+        for way, stream in _ways(manager, given):
+            print(f"-- {prefill} tokens of prompts a step, {way}")
+            if manager.graphs is not None:
+                manager.graphs.beside = stream
+            for _ in range(given.rounds):
+                seed += 1
+                asked = _round(engine, wishes(given, words, seed), traced=False)
+            _round(engine, wishes(given, words, 1000 + seed), traced=True)
     if given.profile and gpu:
-        _profile(engine, wishes(given, words, 1000))
+        _profile(engine, wishes(given, words, 5000))
     again(model, asked)
     texts = [request.completion() for request in asked]
-    some = wishes(given, words, 1 + given.rounds)
+    some = wishes(given, words, seed)
     del engine, manager
     gc.collect()
     if gpu:
@@ -100,6 +105,22 @@ def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lo
             f"lockstep, {given.batch} at a time: {tokens / seconds:,.0f} tokens/s; "
             f"{same} of {len(alone)} texts are the engine's"
         )
+
+
+def _ways(manager: BlockManager, given: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """How chunks of prompts are read: a name, and the stream beside the steps' own."""
+    if manager.graphs is None or manager.graphs.beside is None:
+        yield "one after the other", None
+        return
+    if given.serial:
+        yield "one after the other", None
+    for processors in given.sms:
+        try:
+            context = GreenContext.create(num_sms=processors, device_id=0)
+            yield f"beside the steps, on {processors} of the GPU's processors", context.Stream()
+        except (AttributeError, RuntimeError) as error:
+            print(f"-- not on {processors} processors: {error}")
+    yield "beside the steps", torch.cuda.Stream()
 
 
 def _timed(engine: Engine, some: Wishes, trace: Trace | None) -> tuple[list[Request], float, list[float]]:

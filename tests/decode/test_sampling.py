@@ -10,7 +10,18 @@ from torch import Tensor
 
 from weft.config import validate
 from weft.decode.config import Sampling
-from weft.decode.sampling import check_logits, choose, draw, filtered, greedy, min_p, top_k, top_p
+from weft.decode.sampling import (
+    check_logits,
+    choose,
+    draw,
+    filtered,
+    greedy,
+    marked,
+    min_p,
+    refusal,
+    top_k,
+    top_p,
+)
 from weft.errors import ConfigError, ModelError
 
 logit_rows = st.lists(st.lists(st.floats(-20, 20, width=32), min_size=7, max_size=7), min_size=1, max_size=4).map(
@@ -88,11 +99,12 @@ def test_ancestral_sampling_is_exact() -> None:
 
 
 def test_a_row_draws_the_same_alone_and_in_company() -> None:
-    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     several = [Sampling(), Sampling(temperature=0.7), Sampling(temperature=0.0)]
-    uniforms = [0.3, 0.6, 0.9]
+    several += [Sampling(temperature=1.5, top_k=4), Sampling(top_k=9, top_p=0.5), Sampling(min_p=0.3, typical_p=0.6)]
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+    uniforms = [0.3, 0.6, 0.9, 0.99, 0.8, 0.7]
     together = choose(logits, several, uniforms)
-    alone = [choose(logits[row : row + 1], several[row : row + 1], uniforms[row : row + 1]) for row in range(3)]
+    alone = [choose(logits[row : row + 1], several[row : row + 1], uniforms[row : row + 1]) for row in range(6)]
     assert [[token] for token in together] == alone
     assert together[2] == int(greedy(logits[2]))
 
@@ -104,6 +116,8 @@ def test_logits_that_mean_nothing_are_refused(value: float, words: str) -> None:
     logits = torch.full((1, 4), value)
     with pytest.raises(ModelError, match=words):
         check_logits(logits)
+    mark = marked(torch.tensor([2, 3]), torch.cat([logits, torch.zeros(1, 4)])).tolist()
+    assert words in str(refusal(mark[0])) and mark[1] == 3
 
 
 @pytest.mark.parametrize(

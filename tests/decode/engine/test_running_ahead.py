@@ -39,7 +39,7 @@ def free(some: list[Wish]) -> list[Wish]:
 @pytest.mark.parametrize("kind", [free, list])
 def test_many_at_once_are_as_alone(name: str, kind: Callable[[list[Wish]], list[Wish]]) -> None:
     """With rules that only the host can apply among them, and without."""
-    some = kind(wishes(60, seed=11))
+    some = kind(wishes(40, seed=11))
     engine = ahead(name, Limits(rows=12, prefill=48, block_size=4))
     requests = ask(engine, some)
     most = 0
@@ -52,7 +52,7 @@ def test_many_at_once_are_as_alone(name: str, kind: Callable[[list[Wish]], list[
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.integers(0, 3))
-@examples(max_examples=10, deadline=None)
+@examples(max_examples=6, deadline=None)
 def test_texts_that_come_meanwhile(prefill: int, block_size: int, rows: int, pause: int) -> None:
     some = free(wishes(8, seed=4))
     engine = ahead("llama", Limits(rows=rows, prefill=prefill, block_size=block_size))
@@ -103,7 +103,7 @@ def test_blocks_of_a_text_that_has_ended_go_to_others() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=12))
-@examples(max_examples=15, deadline=None)
+@examples(max_examples=8, deadline=None)
 def test_cancelled_at_any_moment_leaves_nothing(plan: list[tuple[int, int]]) -> None:
     some = free(wishes(8, seed=6))
     engine = ahead("llama", Limits(blocks=30, block_size=4, rows=3, prefill=12))
