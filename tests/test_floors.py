@@ -135,6 +135,7 @@ OPTIONAL = {
     "weft.decode.fast.attend_chunks",
     "weft.nn.attention_kernel",
     "weft.nn.dropout_kernel",
+    "weft.nn.feedforward_kernel",
     "weft.decode.fast.kernels",
     "weft.nn.loss_kernel",
     "weft.training.parts",

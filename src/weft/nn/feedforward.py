@@ -1,7 +1,8 @@
 """The position-wise layer between attentions: plain (Vaswani et al. 2017, §3.3) or gated (Shazeer 2020)."""
 
+import importlib.util
 from collections.abc import Callable
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +47,31 @@ class Gated(nn.Module):
         self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
         self.dropout = Dropout(settings.dropout)
         self.activation = activations[settings.activation]
+        self.swiglu: Any = _kernels() if settings.activation == "silu" else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        both = self.gate_up(x)
+        if self._fused(both):
+            return self.swiglu.apply(both, self.down.weight)
+        gate, up = both.chunk(2, dim=-1)
         return self.down(self.dropout(self.activation(gate) * up))
+
+    def _fused(self, both: Tensor) -> bool:
+        """Whether the gradient is the kernel's: in compiled training on a GPU, in 16 bits, with nothing in between."""
+        compiled = self.swiglu is not None and torch.compiler.is_compiling() and torch.is_grad_enabled()
+        alone = type(self.down) is Linear and not self.down._forward_hooks and not self.down._forward_pre_hooks
+        plain = self.down.bias is None and (self.dropout.p == 0.0 or not self.training)
+        return compiled and alone and plain and both.is_cuda and both.dtype == torch.bfloat16
+
+
+def _kernels() -> Any:
+    """The layer's end with its own gradient, where there is a GPU and Triton to compile it."""
+    if not torch.cuda.is_available() or torch.version.hip is not None or importlib.util.find_spec("triton") is None:
+        return None
+    from weft.nn.feedforward_kernel import SwiGLU
+
+    return SwiGLU
 
 
 def build(settings: config.FeedForward, d_model: int) -> Plain | Gated:

@@ -97,6 +97,16 @@ def on_gpu(kind: str, vocab_size: int) -> Transformer:
     return shouting(decoder(vocab_size=vocab_size, context=256, **KINDS[kind])).cuda()
 
 
+@torch.inference_mode()
+def shortfall(model: Transformer, prompt: list[int], ids: list[int]) -> float:
+    """How far what was chosen lies below the likeliest at most, in standard deviations of the logits, where a float32
+    model reads the whole text at once."""
+    exact = copy.deepcopy(model).float()
+    logits = exact.head(exact.features(torch.tensor([ids[:-1]], device="cuda")))[0, len(prompt) - 1 :]
+    chosen = logits.gather(1, torch.tensor(ids[len(prompt) :], device="cuda")[:, None])[:, 0]
+    return float(((logits.amax(-1) - chosen) / logits.std(-1)).max())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["fast path", *KINDS])
 def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None:
@@ -118,12 +128,14 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
     assert engine.counts.shared
     assert any(shape.captured for shape in graphs.shapes.values())
     assert (graphs.kernels is not None) == (kind == "fast path")
-    same = 0
-    for n, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
-        alone = [token.id for token in generate(model, [prompt], settings[n], [n])]
-        same += request.ids[len(prompt) :] == alone
-    # sums of other order may tip a close choice now and then, more so in 16 bits; a wrong block would tip them all
-    assert same >= (2 / 3 * len(prompts) if kind == "fast path" else len(prompts) - 1)
+    # sums of other order may tip a close choice, more so in 16 bits; a wrong block would tip them all
+    for prompt, request, each in zip(prompts, requests, settings, strict=True):
+        if each.greedy:
+            assert shortfall(model, prompt, request.ids) < (0.5 if kind == "fast path" else 0.01)
+    if kind != "fast path":
+        drawn = range(1, len(prompts), 3)
+        alone = {n: [token.id for token in generate(model, [prompts[n]], settings[n], [n])] for n in drawn}
+        assert sum(requests[n].ids[len(prompts[n]) :] == alone[n] for n in drawn) >= len(drawn) - 2
 
 
 @pytest.mark.gpu
@@ -190,9 +202,6 @@ def test_a_full_batch_on_a_gpu_with_a_shared_prefix() -> None:
     requests = [engine.submit(*each) for each in zip(prompts, settings, strict=True)]
     engine.run()
     assert engine.counts.shared >= 299 * 64
-    same = 0
-    for prompt, request, each in zip(prompts[::5], requests[::5], settings[::5], strict=True):
-        same += request.ids[len(prompt) :] == [token.id for token in generate(model, [prompt], each)]
-    assert same >= 0.75 * len(prompts[::5])  # sums of other order may tip a close choice
+    assert all(shortfall(model, *each) < 0.5 for each in zip(prompts, [one.ids for one in requests], strict=True))
     manager = engine.manager
     assert manager.pool.free_blocks == 1500  # type: ignore[union-attr]

@@ -65,10 +65,10 @@ static void multiply(void *given, int thread, int threads) {
     meet(&pool.inside, threads);
     int first = share(m->rows, thread, threads), last = share(m->rows, thread + 1, threads);
     for (int tile = 0; tile < p->rows; tile += TILE)
-        for (int row = first; row < last; row++)
+        for (int row = first; row < last; row += ROWS)
             for (int r = tile; r < p->rows && r < tile + TILE; r++)
-                p->y[(int64_t)r * m->rows + row] =
-                    product(m, row, p->x + (int64_t)r * n, whole ? of_row(p->rounded, r, n) : p->rounded);
+                products(m, row, last - row < ROWS ? last - row : ROWS, p->x + (int64_t)r * n,
+                         whole ? of_row(p->rounded, r, n) : p->rounded, p->y + (int64_t)r * m->rows + row);
 }
 
 static Rounded space(int64_t rows, int columns) {
@@ -118,7 +118,9 @@ static void normalise(const Norm *norm, const float *x, int n, float *out) {
         mean /= (float)n;
     }
     for (int i = 0; i < n; i++) out[i] = x[i] - mean;
-    float factor = 1.0f / sqrtf(dot(out, out, n) / (float)n + norm->eps);
+    float squares = 0;
+    squares += total(dot(out, out, n, &squares));
+    float factor = 1.0f / sqrtf(squares / (float)n + norm->eps);
     for (int i = 0; i < n; i++) out[i] = out[i] * factor * (norm->gain[i] + norm->offset);
     if (norm->bias)
         for (int i = 0; i < n; i++) out[i] += norm->bias[i];
@@ -184,12 +186,15 @@ static void attend(Step *s, const Layer *layer, int head, int thread) {
     rotate(m, s->qkv + (m->heads + kv) * d, place, k);
     float *keys = layer->keys + (int64_t)kv * m->capacity * d, *values = layer->values + (int64_t)kv * m->capacity * d;
     float *scores = s->scores + (int64_t)thread * (m->capacity + LANES);
-    float most = dot(q, k, d) * m->scale;
-    scores[place] = most;
-    for (int i = 0; i < place; i++) {
-        float score = dot(q, keys + (int64_t)i * d, d) * m->scale;
-        scores[i] = score;
-        most = score > most || score != score ? score : most;
+    float most = -INFINITY;
+    for (int i = 0; i <= place; i += ROWS) { /* the last ones are those of this place, again and again */
+        const float *rows[ROWS];
+        for (int r = 0; r < ROWS; r++) rows[r] = i + r < place ? keys + (int64_t)(i + r) * d : k;
+        dots(rows, q, d, scores + i);
+        for (int r = 0; r < ROWS; r++) {
+            float score = scores[i + r] *= m->scale;
+            most = score > most || score != score ? score : most;
+        }
     }
     for (int i = place + 1; i < place + 1 + LANES; i++) scores[i] = -INFINITY; /* the last vector is not full */
     Vector sum = {0};
@@ -214,30 +219,52 @@ static void attend(Step *s, const Layer *layer, int head, int thread) {
     }
 }
 
+/* Rows from `first` to before `last` times x, added to y[first] and so on. */
+static void add_products(const Matrix *m, int first, int last, const float *x, Rounded rounded, float *y) {
+    float more[ROWS];
+    for (int row = first; row < last; row += ROWS) {
+        int count = last - row < ROWS ? last - row : ROWS;
+        products(m, row, count, x, rounded, more);
+        for (int r = 0; r < count; r++) y[row + r] += more[r];
+    }
+}
+
+static void feed_forward(Step *s, const Layer *layer, int thread, int threads) {
+    const Model *m = s->model;
+    Rounded mine = s->rounded[thread];
+    const float *h = prepared(s, &layer->up, &layer->feedforward_norm, s->x, thread);
+    int first = share(m->d_ff, thread, threads), last = share(m->d_ff, thread + 1, threads);
+    all_products(&layer->up, first, last, h, mine, s->hidden + first);
+    activate(s->hidden + first, last - first, m->activation);
+    float up[ROWS];
+    for (int row = first; m->gated && row < last; row += ROWS) {
+        int count = last - row < ROWS ? last - row : ROWS;
+        products(&layer->up, m->d_ff + row, count, h, mine, up);
+        for (int r = 0; r < count; r++) s->hidden[row + r] *= up[r];
+    }
+}
+
 static void step(void *given, int thread, int threads) {
     Step *s = given;
     const Model *m = s->model;
-#define ROWS(count) (int row = share(count, thread, threads), last = share(count, thread + 1, threads); row < last; row++)
     Rounded mine = s->rounded[thread];
+    int from = share(m->d_model, thread, threads), to = share(m->d_model, thread + 1, threads);
     for (int number = 0; number < m->layers; number++) {
         const Layer *layer = m->layer + number;
         const float *h = prepared(s, &layer->qkv, &layer->attention_norm, s->x, thread);
-        for ROWS(layer->qkv.rows) s->qkv[row] = product(&layer->qkv, row, h, mine);
+        int first = share(layer->qkv.rows, thread, threads), last = share(layer->qkv.rows, thread + 1, threads);
+        all_products(&layer->qkv, first, last, h, mine, s->qkv + first);
         meet(&pool.inside, threads);
-        for ROWS(m->heads) attend(s, layer, row, thread);
+        for (int head = share(m->heads, thread, threads); head < share(m->heads, thread + 1, threads); head++)
+            attend(s, layer, head, thread);
         meet(&pool.inside, threads);
         h = prepared(s, &layer->out, 0, s->mixed, thread);
-        for ROWS(m->d_model) s->x[row] += product(&layer->out, row, h, mine);
+        add_products(&layer->out, from, to, h, mine, s->x);
         meet(&pool.inside, threads);
-        h = prepared(s, &layer->up, &layer->feedforward_norm, s->x, thread);
-        int first = share(m->d_ff, thread, threads), after = share(m->d_ff, thread + 1, threads);
-        for (int row = first; row < after; row++) s->hidden[row] = product(&layer->up, row, h, mine);
-        activate(s->hidden + first, after - first, m->activation);
-        if (m->gated)
-            for (int row = first; row < after; row++) s->hidden[row] *= product(&layer->up, m->d_ff + row, h, mine);
+        feed_forward(s, layer, thread, threads);
         meet(&pool.inside, threads);
         h = prepared(s, &layer->down, 0, s->hidden, thread);
-        for ROWS(m->d_model) s->x[row] += product(&layer->down, row, h, mine);
+        add_products(&layer->down, from, to, h, mine, s->x);
         meet(&pool.inside, threads);
     }
     if (!m->head.rows) {
@@ -245,8 +272,8 @@ static void step(void *given, int thread, int threads) {
         return;
     }
     const float *h = prepared(s, &m->head, &m->norm, s->x, thread);
-    for ROWS(m->head.rows) s->result[row] = product(&m->head, row, h, mine);
-#undef ROWS
+    int first = share(m->head.rows, thread, threads), last = share(m->head.rows, thread + 1, threads);
+    all_products(&m->head, first, last, h, mine, s->result + first);
 }
 
 /* x (d_model), the embedding of the token at `place`, through all layers → logits, or features where there is no head.

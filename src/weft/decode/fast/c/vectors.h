@@ -23,11 +23,45 @@ typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4)));
 #define LOAD(pointer) (*(const Vector *)(pointer))
 #define STORE(pointer, value) (*(Vector *)(pointer) = (value))
 #define SUMS 8 /* at a time: a product is ready some cycles after it began */
+#define ROWS 4 /* of a matrix that are summed up together */
+
+/* The sums of ROWS vectors. Added up one by one they would take as long as a row's products. */
+#if defined(__aarch64__)
+static inline void totals(const Vector *v, float *sums) {
+    float32x4_t first = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
+    vst1q_f32(sums, vpaddq_f32(first, vpaddq_f32((float32x4_t)v[2], (float32x4_t)v[3])));
+}
+#elif defined(__AVX__)
+static inline void totals_of_8(const __m256 *v, float *sums) {
+    __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+}
+#if defined(__AVX512F__)
+static inline __m256 halved(Vector v) {
+    __m256d upper = _mm512_extractf64x4_pd((__m512d)v, 1);
+    return _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm256_castpd_ps(upper));
+}
+#else
+static inline __m256 halved(Vector v) { return (__m256)v; }
+#endif
+static inline void totals(const Vector *v, float *sums) {
+    __m256 halves[ROWS] = {halved(v[0]), halved(v[1]), halved(v[2]), halved(v[3])};
+    totals_of_8(halves, sums);
+}
+#else
+static inline void totals(const Vector *v, float *sums) {
+    for (int r = 0; r < ROWS; r++) {
+        sums[r] = 0;
+        for (int i = 0; i < LANES; i++) sums[r] += v[r][i];
+    }
+}
+#endif
 
 static inline float total(Vector v) {
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += v[i];
-    return sum;
+    Vector all[ROWS] = {v};
+    float sums[ROWS];
+    totals(all, sums);
+    return sums[0];
 }
 
 static inline float widened(uint16_t half) {
@@ -71,22 +105,24 @@ static inline void narrow(Integers q, int8_t *to) {
 }
 #endif
 
-static inline float sum_of(const Vector *s) {
-    return total(((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7])));
+static inline Vector sum_of(const Vector *s) {
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
-static float dot(const float *a, const float *b, int n) {
+/* The products of two rows, of which those beyond the last whole vector are added to `rest`. */
+static inline Vector dot(const float *a, const float *b, int n, float *rest) {
     Vector s[SUMS] = {0};
     int i = 0;
     for (; i + SUMS * LANES <= n; i += SUMS * LANES)
         for (int j = 0; j < SUMS; j++) s[j] += LOAD(a + i + j * LANES) * LOAD(b + i + j * LANES);
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        for (int j = 0; j < 4; j++) s[j] += LOAD(a + i + j * LANES) * LOAD(b + i + j * LANES);
     for (; i + LANES <= n; i += LANES) s[0] += LOAD(a + i) * LOAD(b + i);
-    float sum = sum_of(s);
-    for (; i < n; i++) sum += a[i] * b[i];
-    return sum;
+    for (; i < n; i++) *rest += a[i] * b[i];
+    return sum_of(s);
 }
 
-static float dot_bf16(const uint16_t *w, const float *x, int n) {
+static inline Vector dot_bf16(const uint16_t *w, const float *x, int n, float *rest) {
     Vector s[SUMS] = {0};
     int i = 0;
     for (; i + SUMS * LANES <= n; i += SUMS * LANES)
@@ -98,11 +134,21 @@ static float dot_bf16(const uint16_t *w, const float *x, int n) {
         }
 #else
         for (int j = 0; j < SUMS; j++) s[j] += widen(w + i + j * LANES) * LOAD(x + i + j * LANES);
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        for (int j = 0; j < 4; j++) s[j] += widen(w + i + j * LANES) * LOAD(x + i + j * LANES);
 #endif
     for (; i + LANES <= n; i += LANES) s[0] += widen(w + i) * LOAD(x + i);
-    float sum = sum_of(s);
-    for (; i < n; i++) sum += widened(w[i]) * x[i];
-    return sum;
+    for (; i < n; i++) *rest += widened(w[i]) * x[i];
+    return sum_of(s);
+}
+
+/* ROWS rows times x. */
+static inline void dots(const float *const *rows, const float *x, int n, float *sums) {
+    Vector v[ROWS];
+    float rest[ROWS] = {0};
+    for (int r = 0; r < ROWS; r++) v[r] = dot(rows[r], x, n, rest + r);
+    totals(v, sums);
+    for (int r = 0; r < ROWS; r++) sums[r] += rest[r];
 }
 
 /* e^x to about one unit in the last place (x = n ln 2 + r, a polynomial of r); NaN stays NaN. */
