@@ -8,7 +8,7 @@ from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.generate import generate, max_length
 from weft.decode.prompt import Prompt, check_prompts
-from weft.models.base import LanguageModel, Source, device_of
+from weft.models.base import LanguageModel, Source
 from weft.models.transformer import Transformer
 
 ROWS = 256  # texts that the engine writes at a time, at most
@@ -51,14 +51,13 @@ def completions(
 def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, rows: int) -> bool:
     """Whether the engine writes these texts, `rows` at a time, faster than lockstep batches of them.
 
-    Measured with `benchmarks/engine.py` on a CPU: it is where prompts of unequal length are many. Lockstep pads them,
-    can't take the CPU fast path for them, and has fewer and fewer rows while the last texts of a batch end; the engine
-    lets the next ones in. Lockstep is faster where prompts are of one length, or few, and for recurrent and n-gram
-    models, which have nothing to page. On a GPU it runs ahead of the host. A text that may grow very long is left to
-    lockstep as well, whose capacity grows with it; so are those of a model in parts, as the engine's blocks hold all
-    heads.
+    Measured with `benchmarks/engine.py`: it is where prompts of unequal length are many. Lockstep pads them, can't take
+    the CPU fast path for them, and has fewer and fewer rows while the last texts of a batch end; the engine lets the
+    next ones in. Lockstep is faster where prompts are of one length, or few, and for recurrent and n-gram models, which
+    have nothing to page. A text that may grow very long is left to lockstep as well, whose capacity grows with it; so
+    are those of a model in parts, as the engine's blocks hold all heads.
     """
-    if not isinstance(model, Transformer) or model.encoder is not None or device_of(model).type != "cpu":
+    if not isinstance(model, Transformer) or model.encoder is not None:
         return False
     if model.parts > 1:
         return False
