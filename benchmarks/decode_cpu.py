@@ -9,8 +9,9 @@ general            weft's plain step, in fp32: what a model of an unusual shape 
 transformers       generate() of the same shape, with the same weights in fp32; its tokens must be weft's
 llama.cpp          its llama-bench, on a GGUF file or the same weights in Q4_0 (embeddings in Q8_0)
 
-The ways take turns, round after round, so that what else the machine does meets all of them. A way is judged by its
-best round: tokens a second by the clock, and milliseconds of processor time a token, which others disturb less.
+The ways take turns, round after round, so that what else the machine does meets all of them. What is timed are the
+tokens after the first, so that reading the prompt does not count. A way is judged by its best round: tokens a second by
+the clock, and milliseconds of processor time a token, which others disturb less.
 """
 
 import argparse
@@ -21,8 +22,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -104,23 +106,22 @@ def shape(tiny: bool) -> Decoder:
     return llama(layers, D, heads, d_ff, 2048, vocab_size=V, kv_heads=shared, tied=True)
 
 
-def contestants(options: argparse.Namespace) -> dict[str, Callable[[], list[int]]]:
-    """What each way does in a round: write, and say which tokens."""
+def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[int]]]:
+    """What each way does: write so many tokens after the prompt, and say which."""
     config = shape(options.tiny)
     prompt = list(range(1, PROMPT + 1))
-    settings = Sampling(temperature=0.0, max_tokens=options.new)
     plain = ours(config, "fp32")
-    ways: dict[str, Callable[[], list[int]]] = {}
+    ways: dict[str, Callable[[int], list[int]]] = {}
 
-    def write(model: Any) -> list[int]:
-        return [token.id for token in generate(model, [prompt], settings)]
+    def write(model: Any, count: int) -> list[int]:
+        return [token.id for token in generate(model, [prompt], Sampling(temperature=0.0, max_tokens=count))]
 
-    def write_without(*paths: str) -> list[int]:
+    def write_without(count: int, *paths: str) -> list[int]:
         fits = {path: getattr(stepper, path) for path in paths}
         for path in paths:
             setattr(stepper, path, lambda model, state: False)
         try:
-            return write(plain)
+            return write(plain, count)
         finally:
             for path in paths:
                 setattr(stepper, path, fits[path])
@@ -128,16 +129,16 @@ def contestants(options: argparse.Namespace) -> dict[str, Callable[[], list[int]
     for width in ("fp32", "bf16", "int8", "int4"):
         if width in options.ways:
             model = plain if width == "fp32" else ours(config, width)
-            ways[width] = lambda model=model: write(model)  # type: ignore[misc]
+            ways[width] = partial(write, model)
     if "torch" in options.ways:
-        ways["torch"] = lambda: write_without("native_path_fits")
+        ways["torch"] = lambda count: write_without(count, "native_path_fits")
     if "general" in options.ways:
-        ways["general"] = lambda: write_without("native_path_fits", "cpu_fast_path_fits")
+        ways["general"] = lambda count: write_without(count, "native_path_fits", "cpu_fast_path_fits")
     if "transformers" in options.ways and importlib.util.find_spec("transformers") is not None:
         peer, tokens = theirs(config, plain), torch.tensor([prompt])
-        given = {"do_sample": False, "min_new_tokens": options.new, "max_new_tokens": options.new}
 
-        def write_theirs() -> list[int]:
+        def write_theirs(count: int) -> list[int]:
+            given = {"do_sample": False, "min_new_tokens": count, "max_new_tokens": count}
             return peer.generate(tokens, attention_mask=torch.ones_like(tokens), **given)[0, PROMPT:].tolist()
 
         ways["transformers"] = write_theirs
@@ -161,6 +162,20 @@ def llama_cpp(program: str, file: str, new: int) -> float:
     return float(json.loads(output)[0]["avg_ts"])
 
 
+class Times(NamedTuple):
+    """Seconds by the clock, and of the processor."""
+
+    clock: float
+    processor: float
+
+
+def timed(way: Callable[[int], list[int]], count: int) -> Times:
+    """What a way takes for so many tokens."""
+    start, spent = time.perf_counter(), time.process_time()
+    way(count)
+    return Times(time.perf_counter() - start, time.process_time() - spent)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
@@ -179,18 +194,21 @@ def main() -> None:
     if options.llama_bench is not None and file is None:
         file = f"{folder.name}/model.gguf"
         as_gguf(shape(options.tiny), Path(file))
-    written: dict[str, list[int]] = {name: way() for name, way in ways.items()}  # the first call also prepares
-    clock: dict[str, list[float]] = {name: [] for name in ways}
-    processor: dict[str, list[float]] = {name: [] for name in ways}
+    written = {name: way(options.new) for name, way in ways.items()}  # the first call also prepares
+    firsts: dict[str, list[Times]] = {name: [] for name in ways}
+    wholes: dict[str, list[Times]] = {name: [] for name in ways}
     theirs_too: list[float] = []
     for _ in range(options.rounds):
         for name, way in ways.items():
-            start, spent = time.perf_counter(), time.process_time()
-            way()
-            processor[name].append((time.process_time() - spent) / options.new)
-            clock[name].append((time.perf_counter() - start) / options.new)
+            firsts[name].append(timed(way, 1))
+            wholes[name].append(timed(way, 1 + options.new))
         if file is not None:
             theirs_too.append(llama_cpp(options.llama_bench, file, options.new))
+    prompt = {name: Times(*map(min, zip(*times, strict=True))) for name, times in firsts.items()}
+    clock = {name: [(whole.clock - prompt[name].clock) / options.new for whole in wholes[name]] for name in ways}
+    processor = {
+        name: [(whole.processor - prompt[name].processor) / options.new for whole in wholes[name]] for name in ways
+    }
     base = "transformers" if "transformers" in ways else next(iter(ways))
     for name in ways:
         best, spent = min(clock[name]), min(processor[name])

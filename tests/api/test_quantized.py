@@ -142,7 +142,7 @@ def best(run: RunFolder) -> Path:
 
 @pytest.mark.parametrize("bits", ["bf16", "int8", "int4"])
 def test_the_second_start_maps_what_the_first_has_kept(run: RunFolder, bits: str, calls: Calls) -> None:
-    expected = logits(quantize(weft.load(run.path).model, bits))
+    expected = logits(quantize(weft.load(run.path, "cpu").model, bits))
     first = weft.load(run.path, "cpu", quantize=bits)
     assert torch.equal(logits(first.model), expected)
     weights = best(run) / "model.safetensors"
@@ -187,7 +187,7 @@ def test_stale_and_damaged_files_are_made_again(run: RunFolder, calls: Calls, mo
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(run: RunFolder, calls: Calls) -> None:
     run.quantized.write_text("in the way")
-    expected = logits(quantize(weft.load(run.path).model, "int8"))
+    expected = logits(quantize(weft.load(run.path, "cpu").model, "int8"))
     for number in (1, 2):
         assert torch.equal(logits(weft.load(run.path, "cpu", quantize="int8").model), expected)
         assert calls.count == number
@@ -213,7 +213,7 @@ def test_an_adapter_is_merged_and_its_base_noticed(run: RunFolder, tmp_path: Pat
     book.write_text("you see the cat.\n" * 200)
     words = [f"init={run.path}", "adapter.rank=2", "steps=3", "batch.size=4", "optimizer.lr=0.01"]
     assert command(["train", str(run.config), "--data", str(book), "--run", str(tuned), *words]) == 0
-    expected = logits(quantize(weft.load(tuned).model, "int4"))
+    expected = logits(quantize(weft.load(tuned, "cpu").model, "int4"))
     for _ in range(2):
         assert torch.equal(logits(weft.load(tuned, "cpu", quantize="int4").model), expected)
     assert calls.count == 1

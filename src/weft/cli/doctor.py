@@ -99,7 +99,7 @@ def _decoding() -> Row:
     how = "by weft's own kernels" if compiled else "by torch's kernels: no C compiler was found"
     shown = ", ".join(f"{bits} {time * 1e6:.0f} µs" for bits, time in times.items())
     value = {"compiled": compiled, "seconds": times, "kernels": kernels}
-    return Row("decoding", f"{SAMPLE[0]} × {SAMPLE[1]} weights a token: {shown}, {how}", value)
+    return Row("decoding", f"{SAMPLE[0]} × {SAMPLE[1]} weights a token, one thread: {shown}, {how}", value)
 
 
 def _rates(rates: Mapping[str, float]) -> str:

@@ -7,6 +7,7 @@ weft's cache folder, by the text of the sources, the compiler and the processor.
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -27,6 +28,7 @@ FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
 TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # of numbers: c/products.h's
 ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
+OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
 BLOCK = 32  # numbers with one scale, as c/products.h has it
 D_HEAD = 512  # the widest head that c/step.c has room for
 
@@ -100,7 +102,31 @@ def _loaded(path: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     found.weft_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_int, c_int]
     found.weft_step.argtypes = [POINTER(Model), c_void_p, c_int, c_void_p, c_int]
+    found.weft_share.argtypes = [c_void_p, c_void_p, c_void_p]
+    found.weft_share.restype = None
+    threads = _openmp()
+    if threads is not None:
+        functions = (threads.GOMP_parallel, threads.omp_get_thread_num, threads.omp_get_num_threads)
+        found.weft_share(*(ctypes.cast(function, c_void_p) for function in functions))
     return found
+
+
+def _openmp() -> ctypes.CDLL | None:
+    """The OpenMP library whose threads torch uses, where it can be found and has what compilers call."""
+    folder = os.path.dirname(torch.__file__)
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        return None
+    paths = {line.split(maxsplit=5)[-1] for line in lines if OPENMP.search(line)}
+    for path in sorted(paths, key=lambda path: not path.startswith(os.path.dirname(folder))):
+        try:
+            found = ctypes.CDLL(path)
+            found.GOMP_parallel, found.omp_get_thread_num, found.omp_get_num_threads  # noqa: B018 — are they there?
+        except (OSError, AttributeError):
+            continue
+        return found
+    return None
 
 
 def _compiled() -> Path:

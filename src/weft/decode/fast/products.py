@@ -330,13 +330,21 @@ def fastest(bits: Bits, shape: tuple[int, int, int], device: torch.device, dtype
 
 @cache
 def seconds(bits: Bits) -> dict[str, float]:
-    """How long a decoding step's product of ordinary size takes on this CPU, by each kernel that works, and plainly."""
+    """How long a decoding step's product of ordinary size takes one thread of this CPU, by each kernel that works.
+
+    Of several threads one may wait for a processor that is busy with other things, and the clock would show that.
+    """
     sample, x = _sample(bits, *SAMPLE), torch.ones(1, SAMPLE[1])
     here = SAMPLE[0], SAMPLE[1], sample.scales.shape[1]
     device, dtype = torch.device("cpu"), torch.float32
     kinds = [kind for kind in KERNELS[bits] if kind.fits(*here, device) and works(kind, bits, device, dtype)]  # type: ignore[arg-type]
     multiply = {kind.__name__: kind(sample) for kind in kinds or [PLAIN[bits]]}
-    return best_of({name: partial(each, x) for name, each in multiply.items()}, 0.01)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return best_of({name: partial(each, x) for name, each in multiply.items()}, 0.01)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @cache

@@ -1,5 +1,6 @@
 /* A few threads that share a piece of work and meet inside it. They wait by looking again and again: what they wait for
- * takes microseconds, and being woken takes longer. */
+ * takes microseconds, and being woken takes longer. They are those of torch's own operations where these are OpenMP's,
+ * for two such pools would take the processors from each other; else a pool of its own. */
 #pragma once
 
 #include <pthread.h>
@@ -74,9 +75,38 @@ static void *worker(void *given) {
     return 0;
 }
 
+/* ---- OpenMP's threads, as compilers call them */
+
+static struct {
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+    int (*number)(void), (*count)(void);
+    pid_t process; /* in a fork of it, OpenMP's threads are gone and waited for forever */
+} shared;
+
+void weft_share(void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int (*number)(void), int (*count)(void)) {
+    shared.parallel = parallel, shared.number = number, shared.count = count, shared.process = getpid();
+}
+
+typedef struct { Work work; void *given; } Task;
+
+static void part(void *task) {
+    Task *t = task;
+    t->work(t->given, shared.number(), shared.count());
+}
+
 /* Do a piece of work with so many threads, of which the caller is one. */
 static void together(Work work, void *given, int threads) {
+    if (threads == 1) {
+        work(given, 0, 1);
+        return;
+    }
     pthread_mutex_lock(&pool.calls);
+    if (shared.parallel && shared.process == getpid()) {
+        Task task = {work, given};
+        shared.parallel(part, &task, threads, 0);
+        pthread_mutex_unlock(&pool.calls);
+        return;
+    }
     if (pool.process != getpid()) { /* threads don't survive a fork, nor what they were in the middle of */
         pool.process = getpid(), pool.started = 0;
         pthread_mutex_init(&pool.sleep, 0);
