@@ -152,9 +152,11 @@ def text(word: str) -> bytes:
     return struct.pack("<H", len(word.encode()) + 1) + word.encode() + b"\0"
 
 
-def binary(found: Variables, aliases: Mapping[str, str], kind: str = "TransformerSpec", version: int = 6) -> bytes:
+def binary(
+    found: Variables, aliases: Mapping[str, str], kind: str = "TransformerSpec", version: int = 6, revision: int = 7
+) -> bytes:
     types = ["float32", "int8", "int16", "int32", "float16"]
-    out = struct.pack("<I", version) + text(kind) + struct.pack("<II", 7, len(found))
+    out = struct.pack("<I", version) + text(kind) + struct.pack("<II", revision, len(found))
     for name in sorted(found):
         array = np.asarray(found[name])
         out += text(name) + struct.pack("<B", array.ndim) + struct.pack(f"<{array.ndim}I", *array.shape)
@@ -222,6 +224,71 @@ def test_older_layouts(tmp_path: Path) -> None:
     (path / "config.json").unlink()
     again = rebuilt(ctranslate2.read(path / "model.bin"))
     torch.testing.assert_close(logits(again, TARGET, SOURCE), logits(model, TARGET, SOURCE), atol=1e-5, rtol=1e-5)
+
+
+def first_names(found: Variables, aliases: Mapping[str, str]) -> Variables:
+    """The arrays as the first revision has them: by OpenNMT-tf's names, none under two, positions by their formula."""
+    words = {"embeddings_0/": "embeddings/", "embeddings/weight": "w_embs", "projection": "dense", "/weight": "/kernel"}
+    words |= {"layer_norm": "LayerNorm", "linear_0": "conv1d", "linear_": "conv1d_"}
+    made = {}
+    for name, array in {**found, **{alias: found[name] for alias, name in aliases.items()}}.items():
+        if array.ndim and "encodings" not in name:
+            for new, old in words.items():
+                name = name.replace(new, old)
+            if name.startswith("encoder"):
+                name = name.replace("self_attention", "multi_head")
+            else:
+                name = name.replace("/attention", "/multi_head").replace("self_attention", "masked_multi_head")
+            made[f"transformer/{name}:0"] = array
+    return made
+
+
+@pytest.mark.parametrize("kind", ["", "TransformerBase", "TransformerBig"])
+@pytest.mark.parametrize("int16", [False, True])
+def test_the_oldest_files(kind: str, int16: bool, tmp_path: Path) -> None:
+    """No kind in version 1, heads by the kind, OpenNMT-tf's names, int16 without scales: as CTranslate2 runs them."""
+    theirs = pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    heads = 16 if kind == "TransformerBig" else 8
+    model = made(MODELS["opennmt"].replace(attention=Attention(heads=heads, bias="all")))
+    found = first_names(*variables(model))
+    if int16:
+        found = {name: np.rint(a * 1000).astype(np.int16) if a.ndim == 2 else a for name, a in found.items()}
+    data = binary(found, {}, kind, version=2, revision=1)[:-4]  # a count of aliases comes with version 3
+    if not kind:
+        data = struct.pack("<I", 1) + data[4 + len(text(kind)) + 4 :]
+    (tmp_path / "model.bin").write_bytes(data)
+    (tmp_path / "shared_vocabulary.txt").write_text("\n".join(TOKENS) + "\n")
+    assert ctranslate2.recognises(tmp_path / "model.bin")
+    bundle = ctranslate2.read(tmp_path / "model.bin")
+    assert bundle.model.attention.heads == heads  # type: ignore[union-attr]
+    assert bundle.origin.endswith("int16" if int16 else "float32")
+    translator = theirs.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
+    scored = translator.score_batch([[TOKENS[id] for id in SOURCE]], [[TOKENS[id] for id in TARGET[1:]]])[0].log_probs
+    scores = logits(rebuilt(bundle), TARGET, SOURCE).log_softmax(-1)
+    mine = scores[torch.arange(4), torch.tensor([*TARGET[1:], 2])]
+    torch.testing.assert_close(mine, torch.tensor(scored), atol=2e-5, rtol=1e-4)
+
+
+def test_int8_without_its_scale_is_one_line(tmp_path: Path) -> None:
+    found, aliases = variables(made(MODELS["marian"]))
+    found["decoder/embeddings/weight"] = found["decoder/embeddings/weight"].astype(np.int8)
+    bundle = ctranslate2.read(folder(tmp_path, binary(found, aliases)))
+    with pytest.raises(InteropError, match="'decoder/embeddings/weight_scale', which it needs, is missing"):
+        bundle.weights["embedding.weight"]()
+
+
+def test_older_files_name_their_own_tokens(tmp_path: Path) -> None:
+    """What stands in config.json since version 6 was in variables; a text was the numbers of its bytes."""
+    found, aliases = variables(made(MODELS["marian"]))
+    found |= {"bos_token": np.frombuffer(b"w0", np.int8), "eos_token": np.frombuffer(b"w1", np.int8)}
+    found |= {"with_source_eos": np.int8(1), "with_target_bos": np.int8(0), "with_source_bos": np.int8(0)}
+    tokenizer = ctranslate2.read(folder(tmp_path, binary(found, aliases, version=5))).tokenizer
+    assert tokenizer is not None
+    # the decoder starts with eos, whatever config.json says
+    assert [tokenizer.token(id or 0) for id in (tokenizer.bos_id, tokenizer.eos_id)] == ["w1", "w1"]
+    found["unk_token"] = np.frombuffer(b"\xff\xfe", np.int8)
+    with pytest.raises(InteropError, match="'unk_token' is not UTF-8 text"):
+        ctranslate2.read(folder(tmp_path, binary(found, aliases, version=5)))
 
 
 @pytest.mark.parametrize("scaled", [True, False, None])
@@ -387,7 +454,7 @@ GOOD = changed()
         (GOOD[:40], "truncated"),
         (GOOD[:-1], "truncated"),
         (GOOD + b"\0", "1 bytes follow the end"),
-        (struct.pack("<I", 9) + GOOD[4:], "begins with 9, weft reads 2 … 6"),
+        (struct.pack("<I", 9) + GOOD[4:], "begins with 9, weft reads 1 … 6"),
         (binary({}, {}, "WhisperSpec"), "a model of kind 'WhisperSpec'"),
         (binary({}, {"a": "b"}), "alias 'a' stands for 'b'"),
         (struct.pack("<I", 6) + text("TransformerSpec") + struct.pack("<II", 7, 2**32 - 1), "truncated"),

@@ -25,10 +25,12 @@ from weft.nn.position import sinusoids
 from weft.untrusted import read_object
 
 MODEL, CONFIG = "model.bin", "config.json"
-KIND = "TransformerSpec"
+# the kinds that translate, and their heads where the file does not say how many; the first versions gave no kind
+HEADS = {"TransformerSpec": 8, "TransformerBase": 8, "TransformerBig": 16, "": 8}
 ACTIVATIONS: tuple[Activation | None, ...] = ("relu", "gelu-tanh", "silu", "gelu", None, "tanh", "sigmoid")
 SIDES = ("encoder", "decoder")
 TARGET, SOURCES = "decoder/embeddings/weight", ("encoder/embeddings_0/weight", "encoder/embeddings/weight")
+TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 POSITIONS = tuple(f"{side}/position_encodings/encodings" for side in SIDES)
 NEVER = -1e4  # the logit of a token that is never generated
 UNLIMITED = 2048  # positions that get a row where the file leaves them to a formula
@@ -42,8 +44,11 @@ SETTINGS = {
     "activation",
     "alignment_heads",
     "alignment_layer",
+    "bos_token",
     "embeddings_merge",
+    "eos_token",
     "head_dim",
+    "layernorm_embedding",
     "multi_query_attention",
     "multiply_by_sqrt_depth",
     "num_heads",
@@ -54,7 +59,12 @@ SETTINGS = {
     "scale_embeddings",
     "scale_outputs",
     "start_from_zero_embedding",
+    "unk_token",
+    "user_decoder_start_tokens",
     "with_relative_position",
+    "with_source_bos",
+    "with_source_eos",
+    "with_target_bos",
 }
 # the tensors with a row a token of the target, to which Marian's start adds one
 EXTENDED = {TARGET, "decoder/projection/weight", "decoder/projection/bias"}
@@ -62,10 +72,10 @@ EXTENDED = {TARGET, "decoder/projection/weight", "decoder/projection/bias"}
 
 def recognises(path: Path) -> bool:
     """Whether a path is a CTranslate2 model's folder (its file, and a vocabulary as that program names it) or file."""
-    if path.is_file():
-        return path.name == MODEL and (path.parent / CONFIG).is_file()
-    names = (f"{name}_vocabulary.{end}" for name in ("shared", "source") for end in ("json", "txt"))
-    return (path / MODEL).is_file() and any((path / name).is_file() for name in names)
+    alone = path.is_file()
+    folder = path.parent if alone and path.name == MODEL else path
+    names = [f"{name}_vocabulary.{end}" for name in ("shared", "source") for end in ("json", "txt")]
+    return (folder / MODEL).is_file() and any((folder / name).is_file() for name in (*names, *[CONFIG] * alone))
 
 
 def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
@@ -73,6 +83,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     folder = path if path.is_dir() else path.parent
     stored = _open(folder / MODEL)
     config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    config |= _older_config(stored.file)
     vocabularies = read_vocabularies(folder)
     model = validate(EncoderDecoder, _settings(stored, config), f"{folder / MODEL}: settings that do not fit")
     for side, table in (("target", TARGET), ("source", stored.source_table)):
@@ -110,8 +121,9 @@ class _Stored:
 
 def _open(path: Path) -> _Stored:
     file = open_file(path)
-    if file.kind != KIND:
-        raise InteropError(f"{path}: a model of kind '{file.kind}'; weft reads {KIND}, which translates")
+    if file.kind not in HEADS:
+        known = ", ".join(filter(None, HEADS))
+        raise InteropError(f"{path}: a model of kind '{file.kind}'; weft reads {known}, which translate")
     if "encoder/embeddings_1/weight" in file:
         raise InteropError(f"{path}: several source embeddings (word features) are not supported")
     source = next((name for name in SOURCES if name in file), SOURCES[-1])
@@ -120,6 +132,20 @@ def _open(path: Path) -> _Stored:
 
 
 # ---- settings
+
+
+def _older_config(file: ModelFile) -> Tree:
+    """What stands in config.json since version 6, from the variables of an older file."""
+    if file.version >= 6:
+        return {}
+    tokens = {key: file.text(key) if key in file else usual for key, usual in TOKENS.items()}
+    begins = tokens["bos_token"] if file.number("with_target_bos", default=1) else tokens["eos_token"]
+    return {
+        **tokens,
+        "add_source_bos": bool(file.number("with_source_bos")),
+        "add_source_eos": bool(file.number("with_source_eos")),
+        "decoder_start_token": None if file.number("user_decoder_start_tokens") else begins,
+    }
 
 
 def _both_sides(file: ModelFile, setting: str, default: float) -> float:
@@ -141,7 +167,7 @@ def _layers(file: ModelFile, side: str) -> int:
 def _settings(stored: _Stored, config: Mapping[str, Any]) -> Tree:
     file, where = stored.file, stored.file.path
     rows, d_model = file.matrix(TARGET)
-    heads = int(_both_sides(file, "num_heads", 8))
+    heads = int(_both_sides(file, "num_heads", HEADS[file.kind]))
     d_head = file.matrix(f"{OWN}/linear_1/weight")[1] // max(heads, 1)
     if heads < 1 or d_head < 1:
         raise InteropError(f"{where}: num_heads = {heads}: expected a whole number above 0")

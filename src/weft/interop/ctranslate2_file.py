@@ -1,7 +1,8 @@
 """CTranslate2's model.bin: variables one after another, each with its name, shape and type, and aliases at the end.
 
 Little-endian; a string is its length with a closing zero in two bytes, then its characters. Only the list of variables
-is read until a tensor is asked for.
+is read until a tensor is asked for. Version 1 has no name of the kind of model; its variables, and those of the first
+revision of a kind, have the names that OpenNMT-tf gave them.
 """
 
 from collections.abc import Mapping
@@ -16,12 +17,24 @@ from torch import Tensor
 from weft.errors import InteropError
 from weft.untrusted import Cursor, mapped
 
-VERSIONS = range(2, 7)
+VERSIONS = range(1, 7)
 # by type number: the type's name, and what numpy calls it, which has no bfloat16
 TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 NUMPY = {"float32": "<f4", "int8": "<i1", "int16": "<i2", "int32": "<i4", "float16": "<f2", "bfloat16": "<i2"}
 BY_SIZE = {1: "int8", 2: "int16", 4: "float32"}  # before version 4 a file gave only the size of an element
 MOST_DIMENSIONS = 8
+INT16_SCALE = 1000.0  # of weights in int16 without a scale beside them, as older files have them
+# OpenNMT-tf's words, each replaced once and in this order; attention is called by what it attends to
+OLD_WORDS = (
+    ("transformer/", ""),
+    (":0", ""),
+    ("w_embs", "embeddings/weight"),
+    ("kernel", "weight"),
+    ("LayerNorm", "layer_norm"),
+    ("dense", "projection"),
+    ("conv1d_", "linear_"),
+    ("conv1d", "linear_0"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,9 +49,10 @@ class Variable:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model.bin: the kind of model, and its variables; some stand under several names."""
+    """A model.bin: its version, the kind of model, and its variables; some stand under several names."""
 
     path: Path
+    version: int
     kind: str
     variables: Mapping[str, Variable]
 
@@ -70,15 +84,25 @@ class ModelFile:
             raise InteropError(f"{self.path}: '{name}' {list(self.shape(name))} should be a single number")
         return float(self.tensor(name).flatten()[0])
 
+    def text(self, name: str) -> str:
+        """A setting that is a text, which older files keep as the numbers of its bytes."""
+        try:
+            return bytes(self[name].data).rstrip(b"\0").decode("utf-8")
+        except UnicodeDecodeError:
+            raise InteropError(f"{self.path}: '{name}' is not UTF-8 text") from None
+
     def tensor(self, name: str) -> Tensor:
         """A variable; integers with a scale are divided by it, row by row for int8 (int16: all by one)."""
         found, scale_name = self[name], f"{self[name].name}_scale"
         values = torch.from_numpy(np.frombuffer(found.data, NUMPY[found.dtype]).reshape(found.shape).copy())
         if found.dtype == "bfloat16":
             return values.view(torch.bfloat16)
-        if scale_name not in self:
+        quantized = found.dtype in ("int8", "int16") and found.name.endswith("weight")
+        if scale_name not in self and not quantized:
             return values
-        scale = self.tensor(scale_name).float()
+        if scale_name not in self and found.dtype == "int8":
+            raise InteropError(f"{self.path}: '{name}' holds int8, and '{scale_name}', which it needs, is missing")
+        scale = self.tensor(scale_name).float() if scale_name in self else torch.tensor(INT16_SCALE)
         if scale.shape not in ((), (1,), values.shape[:1]) or bool((scale == 0).any()):
             raise InteropError(
                 f"{self.path}: '{scale_name}' {list(scale.shape)} does not fit '{name}' {list(values.shape)}"
@@ -95,23 +119,23 @@ def open_file(path: Path) -> ModelFile:
             f"not a CTranslate2 model, or of an unknown version: it begins with {version}, "
             f"weft reads {VERSIONS.start} … {VERSIONS.stop - 1}"
         )
-    kind = _string(cursor)
-    cursor.number("I", "the revision")
+    kind, revision = (_string(cursor), cursor.number("I", "the revision")) if version > 1 else ("", 1)
+    spelled = _present_name if revision == 1 else str
     variables: dict[str, Variable] = {}
     for _ in range(cursor.number("I", "the number of variables")):
-        name = _string(cursor)
+        name = spelled(_string(cursor))
         if name in variables:
             raise cursor.refusal(f"the variable '{name}' appears twice")
         variables[name] = _variable(cursor, name, version)
     aliases: dict[str, Variable] = {}
     for _ in range(cursor.number("I", "the number of aliases") if version >= 3 else 0):
-        alias, name = _string(cursor), _string(cursor)
+        alias, name = spelled(_string(cursor)), spelled(_string(cursor))
         if name not in variables or alias in variables:
             raise cursor.refusal(f"the alias '{alias}' stands for '{name}', which is not a variable")
         aliases[alias] = variables[name]
     if cursor.left:
         raise cursor.refusal(f"{cursor.left} bytes follow the end of the model")
-    return ModelFile(path, kind, variables | aliases)
+    return ModelFile(path, version, kind, variables | aliases)
 
 
 def _string(cursor: Cursor) -> str:
@@ -120,6 +144,15 @@ def _string(cursor: Cursor) -> str:
         return bytes(cursor.take(size, "a name")).rstrip(b"\0").decode("utf-8")
     except UnicodeDecodeError:
         raise cursor.refusal(f"the name at byte {start} is not UTF-8 text") from None
+
+
+def _present_name(name: str) -> str:
+    """The name that a variable of the first revision has today."""
+    for old, new in OLD_WORDS:
+        name = name.replace(old, new, 1)
+    if "encoder" in name:
+        return name.replace("multi_head", "self_attention", 1)
+    return name.replace("masked_multi_head", "self_attention", 1).replace("multi_head", "attention", 1)
 
 
 def _variable(cursor: Cursor, name: str, version: int) -> Variable:
