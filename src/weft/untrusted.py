@@ -20,6 +20,7 @@ LIMITS = "WEFT_LIMITS"
 HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's spelling of half a character
 MOST = 1_000_000  # times the usual bounds
 LARGEST = 1 << 26  # bytes of a file that is read whole: the largest tokenizers have half as many
+POINTER = b"version https://git-lfs.github.com/spec/"  # how the file begins that stands for a larger one
 # what a terminal obeys instead of showing: controls other than tab and line ends, and marks that turn a text around
 CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
 
@@ -70,9 +71,21 @@ def _check_file(path: Path, kind: type[WeftError] = InteropError) -> None:
         raise kind(f"{path}: cannot be read: not a file")
 
 
+def refuse_pointer(path: Path, kind: type[WeftError] = InteropError) -> None:
+    """Refuse what Git LFS leaves in the place of a large file that was not fetched: a few lines with its hash."""
+    try:
+        with open(path, "rb") as file:
+            pointer = file.read(len(POINTER)) == POINTER
+    except OSError:
+        return  # which whoever reads the file will say
+    if pointer:
+        raise kind(f"{path}: a pointer of Git LFS, and not the file itself; fetch it with git lfs pull")
+
+
 def read_bytes(path: Path, kind: type[WeftError] = InteropError) -> bytes:
     """The bytes of a small file."""
     _check_file(path, kind)
+    refuse_pointer(path, kind)
     try:
         size = path.stat().st_size
         refuse_beyond(size, LARGEST, f"{path}: {size:,} bytes are too many for a file that is read whole", kind)
@@ -108,6 +121,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def mapped(path: Path) -> memoryview:
     """A file's bytes, which stay on the disk until they are used."""
     _check_file(path)
+    refuse_pointer(path)
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -346,7 +346,7 @@ MISTAKES = {
         ["import", "{tmp}/notes.txt", "{tmp}/run"],
         r"notes.txt: not a model that weft knows; ",
     ),
-    "a pickle": (["import", "{tmp}/pytorch_model.bin", "{tmp}/run"], r"pytorch_model.bin: not a model that weft knows"),
+    "a pickle": (["import", "{tmp}/pytorch_model.bin", "{tmp}/run"], r"pytorch_model.bin: one file of a model; name"),
     "taken": (["import", "{tmp}/theirs", "{tmp}/taken"], r"taken: already exists and is not an empty folder"),
     "cut short": (["import", "{tmp}/short", "{tmp}/run"], r"not a whole safetensors file"),
     "no run": (["export", "{tmp}/theirs", "{tmp}/run", "--to", "hf"], r"not a run"),

@@ -843,10 +843,6 @@ def indexed(weight_map: Any) -> Callable[[Path], None]:
     return change
 
 
-def pickled(folder: Path) -> None:
-    shutil.move(folder / "model.safetensors", folder / "pytorch_model.bin")
-
-
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown family": (
         with_config(model_type="mamba", state_size=16),
@@ -891,8 +887,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "whole numbers": (with_tensors(transformer__ln_f__bias=torch.zeros(D, dtype=torch.int32)), r"holds I32; weights"),
     "cut short": (truncate, r"model\.safetensors: not a whole safetensors file"),
     "absurd header": (header_of(2**62), r"model\.safetensors: not a whole safetensors file"),
-    "pickled": (pickled, r"pytorch_model\.bin: reading such a file may run code"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"it has neither model\.safetensors nor"),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        r"it has none of model\.safetensors",
+    ),
     "path in the index": (
         indexed({"x": "../outside.safetensors"}),
         r"'\.\./outside\.safetensors' is not the name of a",

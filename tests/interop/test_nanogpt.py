@@ -176,7 +176,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     data = (tmp_path / "whole.pt").read_bytes()
     for place in (0, 1, 2, 100, len(data) // 2, len(data) - 1000, len(data) - 30):
         (tmp_path / "ckpt.pt").write_bytes(data[:place])
-        with pytest.raises(InteropError, match="not a nanoGPT checkpoint, or truncated"):
+        with pytest.raises(InteropError, match=r"not a file of torch\.save, or truncated"):
             nanogpt.read(tmp_path / "ckpt.pt")
     with pytest.raises(InteropError, match="no such file"):
         nanogpt.read(tmp_path / "nowhere.pt")
@@ -193,7 +193,7 @@ def test_a_file_of_the_older_kind_is_read(tmp_path: Path) -> None:
     data = (tmp_path / "ckpt.pt").read_bytes()
     for place in (len(torch_file.OLD), len(data) // 2, len(data) - 30):
         (tmp_path / "cut.pt").write_bytes(data[:place])
-        with pytest.raises(InteropError, match="not a nanoGPT checkpoint, or truncated"):
+        with pytest.raises(InteropError, match=r"not a file of torch\.save, or truncated"):
             nanogpt.read(tmp_path / "cut.pt")
 
 
@@ -308,13 +308,13 @@ def fetched(module: str, name: str, argument: bytes) -> bytes:
     ("program", "message"),
     [
         (b"\x80\x02}" + b"0}" * 2**20 + b".", "data.pkl has 2,097,156 bytes; the bound is 2,097,152 .WEFT_LIMITS=2"),
-        (nested_key(), "not a nanoGPT checkpoint, or truncated"),
+        (nested_key(), "not a file of torch.save, or truncated"),
         (fetched("builtins", "bytearray", b"\x8a\x05\x00\x00\x00\x00\x10"), "refused: it holds more than tensors"),
         (fetched("os", "system", b"X\x04\x00\x00\x00true"), "refused: it holds more than tensors"),
         (fetched("torch", "zeros", b"\x8a\x05\x00\x00\x00\x00\x10"), "it has no 'model_args'"),
-        (b"\x80\x02r\xff\xff\xff\xff.", "not a nanoGPT checkpoint, or truncated"),
+        (b"\x80\x02r\xff\xff\xff\xff.", "not a file of torch.save, or truncated"),
         (b"\x80\x02(((((t.", "not a nanoGPT checkpoint"),
-        (b"", "not a nanoGPT checkpoint, or truncated"),
+        (b"", "not a file of torch.save, or truncated"),
     ],
 )
 @pytest.mark.timeout(20)

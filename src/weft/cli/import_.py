@@ -14,7 +14,7 @@ def import_(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A Hugging Face folder or hub name, a .gguf file, a CTranslate2 folder, "
+            help="A Hugging Face folder or hub name, a .gguf file, a CTranslate2 folder, an .argosmodel, "
             "llama2.c's .bin, nanoGPT's .pt, or a PEFT folder with a LoRA adapter.",
         ),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.errors import InteropError, hub_failure, suggestion
-from weft.interop import ctranslate2, gguf, hf, llama2c, nanogpt
+from weft.interop import argos, ctranslate2, gguf, hf, llama2c, nanogpt
 from weft.interop.bundle import ModelBundle
 
 
@@ -23,11 +23,13 @@ class ImportFormat(NamedTuple):
 
 FORMATS = (
     ImportFormat("a CTranslate2 folder", ctranslate2.recognises, ctranslate2.read),
+    ImportFormat("an .argosmodel", argos.recognises, argos.read),
     ImportFormat("a Hugging Face folder or hub name", hf.recognises, hf.read),
     ImportFormat("a .gguf file", gguf.recognises, gguf.read),
     ImportFormat("llama2.c's .bin", llama2c.recognises, llama2c.read),
     ImportFormat("nanoGPT's .pt", nanogpt.recognises, nanogpt.read),
 )
+PICKLED = ["pytorch_model*.bin"]
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
 
@@ -61,9 +63,14 @@ def _download(repository: str) -> Path:
             "pip install 'weft[hub]'"
         ) from None
     try:
-        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=HUB_FILES))
+        folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=HUB_FILES))
+        if not any(folder.glob("*.safetensors")):  # an older model
+            huggingface_hub.snapshot_download(repository, allow_patterns=PICKLED)
+        return folder
     except Exception as error:  # the client, its HTTP library and the system each have errors of their own
-        raise InteropError(f"{repository}: no such folder here, and {hub_failure(error)}") from None
+        raise InteropError(
+            f"{repository}: no such folder here; taken for a name on the hub, and {hub_failure(error)}"
+        ) from None
 
 
 def _unrecognised(path: Path) -> str:
@@ -72,9 +79,10 @@ def _unrecognised(path: Path) -> str:
     if path.is_dir():
         if (path / "config.toml").is_file():
             return "already a run of weft; it needs no import"
-        inside = sorted(path.glob("*.gguf"))
-        hint = f"name the file {inside[0].name} in it" if inside else known
+        likely = [each for each in sorted(path.glob("*")) if each.is_dir() or each.suffix in (".gguf", argos.ENDING)]
+        inside = next((each for each in likely if any(form.recognises(each) for form in FORMATS)), None)
+        hint = f"name {inside.name} in it" if inside else known
         return f"not a model that weft knows: it has no {hf.CONFIG}; {hint}"
-    if path.suffix in (".safetensors", ".json"):
-        return "one file of a model; name the folder that it is in"
+    if path.suffix in (".safetensors", ".json") or llama2c.PICKLED.match(path.name):
+        return f"one file of a model; name the folder that it is in: weft import {path.absolute().parent} RUN"
     return f"not a model that weft knows; {known}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import InteropError, suggestion
+from weft.errors import InteropError
 from weft.interop import gguf_file, gguf_models
 from weft.interop.bundle import ModelBundle, as_dtype, named_tokenizer
 from weft.interop.gguf_file import BY_NAME, DTYPES, Contents, Encoding, LazyTensor, Value, typed
@@ -52,8 +52,8 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     contents = gguf_file.open_file(path)
     architecture = contents.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        known = suggestion(str(architecture), ARCHITECTURES)
-        raise InteropError(f"{path}: general.architecture = {shown(architecture)}: {known}")
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise InteropError(f"{path}: general.architecture = {shown(architecture)}: weft reads {known}")
     if (parts := contents.get("split.count", 1)) != 1:
         raise InteropError(f"{path}: one of {shown(parts)} parts of a model; join them with llama-gguf-split")
     if any(entry.encoding.block > 1 for entry in contents.tensors.values()):

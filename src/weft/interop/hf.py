@@ -1,7 +1,8 @@
 """Hugging Face model folders in and out: config.json, safetensors, tokenizer, and what belongs to them.
 
 What was read can be written back as it was: tensors under their own names with their own bits, and every setting,
-also those that weft does not have. Nothing in a folder is executed, which is why `pytorch_model.bin` is refused.
+also those that weft does not have. Nothing in a folder is executed: of `pytorch_model.bin`, a pickle, tensors are taken
+and nothing else, and an export writes safetensors.
 """
 
 import json
@@ -23,6 +24,7 @@ from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf_tokenizer import TOKENIZER_FILES, json_bytes, read_tokenizer, tokenizer_files
 from weft.interop.safetensors import DTYPES, FLOATS, Stored
 from weft.interop.settings import Flat, Settings, Transformer, differences, first_that_holds
+from weft.interop.weight_files import model_tensors
 from weft.interop.weight_map import Conversions, conversions, their_shapes, to_ours, to_theirs
 from weft.models.config import EmbeddingHead, Encoder, EncoderDecoder
 from weft.progress import bar
@@ -54,7 +56,7 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     tree = read_object(folder / CONFIG)
     settings = Settings(tree, str(folder / CONFIG))
     family, architecture = family_of(tree, settings.where)
-    found = safetensors.model_tensors(folder)
+    found = model_tensors(folder)
     model = family.read(settings, architecture, _known(folder, family, architecture, found))
     _check_problem(settings, model)
     deepest = max(model.layers // model.sharing, getattr(model, "encoder_layers", None) or 0)

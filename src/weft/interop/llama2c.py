@@ -4,6 +4,7 @@ Two versions of the file are read, without and with a magic number; the third, o
 vocabulary is a file of its own beside it: a score and the bytes of each token, with spaces for SentencePiece's ▁.
 """
 
+import re
 import struct
 from collections.abc import Iterator
 from math import prod
@@ -26,6 +27,7 @@ from weft.untrusted import Cursor, mapped
 MAGIC = 0x616B3432
 LARGEST = 2**20  # of any width or count: a larger one means that the header is damaged or malicious
 LONGEST = 2**10  # bytes of a token
+PICKLED = re.compile(r"(pytorch|adapter)_model.*\.bin")  # weights of transformers and PEFT
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"  # ids 0, 1 and 2
 
 # the sizes in a header, in their order there, and what weft calls them
@@ -50,7 +52,7 @@ ORDERS = {  # of the arrays in each version of the file, all layers of a kind on
 
 def recognises(path: Path) -> bool:
     """Whether a path looks like a llama2.c model; the pickles of transformers are .bin files too."""
-    return path.suffix == ".bin" and not path.name.startswith("pytorch_model")
+    return path.suffix == ".bin" and not PICKLED.match(path.name)
 
 
 def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:

@@ -5,7 +5,6 @@ nothing else. The vocabulary is not in it: for a model of characters it is in a 
 is not read.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,18 +104,10 @@ def _tensors(state: Mapping[str, Tensor | torch_file.Other], path: Path) -> dict
             reason = f"is a tensor of {holds.replace(' ', '.').removeprefix('torch.')}"
             raise InteropError(f"{path}: '{name}' {reason}; weights are dense tensors of F16, BF16, F32 or F64")
         found[plain] = name, tensor
-    claimed: dict[int, int] = defaultdict(int)  # bytes of each storage that tensors have used
-    for plain, (name, tensor) in found.items():
-        storage = tensor.untyped_storage()
-        twin = found[TABLE][1] if plain == OUTPUT and TABLE in found else None
-        if twin is not None and tensor.dtype == twin.dtype and tensor.is_set_to(twin):
-            continue  # the one table that may go by two names
-        claimed[storage.data_ptr()] += tensor.numel() * tensor.element_size()
-        if claimed[storage.data_ptr()] > storage.nbytes():
-            raise InteropError(
-                f"{path}: '{name}' is {list(tensor.shape)}, but the file holds too few numbers for it; "
-                "each tensor needs its own"
-            )
+    table, output = (found[name][1] if name in found else None for name in (TABLE, OUTPUT))
+    shared = table is not None and output is not None and output.dtype == table.dtype and output.is_set_to(table)
+    # the one table that may go by two names
+    torch_file.check_claims(path, {name: each for key, (name, each) in found.items() if key != OUTPUT or not shared})
     return {plain: tensor for plain, (_, tensor) in found.items()}
 
 

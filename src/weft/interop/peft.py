@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
-from weft.interop import hf, safetensors
+from weft.interop import hf, safetensors, weight_files
 from weft.interop.bundle import LazyWeights, ModelBundle
 from weft.interop.hf_tokenizer import json_bytes
 from weft.interop.settings import Settings
@@ -32,7 +32,7 @@ from weft.nn.linear import Linear
 from weft.nn.lora import block_linears
 from weft.untrusted import read_bytes, read_object
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 LOW_RANK = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 # settings that change what an adapter computes, with the one value that weft has
@@ -75,9 +75,12 @@ def read(folder: Path, base: ModelBundle) -> Adapter:
     where = str(folder / CONFIG)
     settings = Settings(read_object(folder / CONFIG), where)
     settings.only(**ONLY)
-    if not (folder / WEIGHTS).is_file():
-        raise InteropError(f"{folder}: it has no {WEIGHTS}; other files of weights may run code")
-    tensors = safetensors.listing(folder / WEIGHTS)
+    if (folder / WEIGHTS).is_file():
+        tensors = safetensors.listing(folder / WEIGHTS)
+    elif (folder / PICKLED).is_file():
+        tensors = weight_files.listing(folder / PICKLED)
+    else:
+        raise InteropError(f"{folder}: it has neither {WEIGHTS} nor {PICKLED}")
     read = safetensors.reader(tensors)
     table = _table(base)
     places = {part.name: (name, part) for name, parts in table.items() for part in parts}
@@ -235,7 +238,7 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
     lazy: LazyWeights = {name: partial(Tensor.contiguous, tensor) for name, tensor in tensors.items()}
     kept = adapter.notes.get("peft", {})
     ranks = {name: len(a) for name, (a, _) in low_rank.items()}
-    if kept and _same(kept, tensors, ranks, scale):
+    if kept.get("headers") and _same(kept, tensors, ranks, scale):
         safetensors.write_as(folder / WEIGHTS, next(iter(kept["headers"].values())), lazy)
         (folder / CONFIG).write_bytes(adapter.files[CONFIG])
         return len(tensors)

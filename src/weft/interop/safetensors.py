@@ -18,7 +18,7 @@ from weft.errors import InteropError
 from weft.files import sync
 from weft.interop.bundle import LazyWeights
 from weft.safetensors_header import parse_header, read_header
-from weft.untrusted import read_object
+from weft.untrusted import read_object, refuse_pointer
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -39,42 +39,30 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file under its name there, not yet read."""
+    """A tensor in a file under its name there, not yet read; of a file of torch.save, the tensor on its pages."""
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    pages: Tensor | None = None
 
 
 # ---- reading
 
 
-def model_tensors(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the folder's model.safetensors, or of the shards that its index names."""
-    if (folder / SINGLE).is_file():
-        return listing(folder / SINGLE)
-    if (folder / INDEX).is_file():
-        return _sharded(folder, folder / INDEX)
-    pickled = sorted(folder.glob("pytorch_model*.bin"))
-    if pickled:
-        raise InteropError(
-            f"{pickled[0]}: reading such a file may run code, so weft does not; save the model again as safetensors"
-        )
-    raise InteropError(f"{folder}: it has neither {SINGLE} nor {INDEX}")
-
-
-def _sharded(folder: Path, index: Path) -> dict[str, Stored]:
-    """Every tensor of the shards, each exactly where the index says."""
+def sharded(index: Path, listing: Callable[[Path], dict[str, Stored]]) -> dict[str, Stored]:
+    """Every tensor of the shards, each listed by `listing` and exactly where the index says."""
+    folder, ending = index.parent, Path(index.name.removesuffix(".index.json")).suffix
     placed = read_object(index).get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise InteropError(f"{index}: 'weight_map' does not say which tensor is in which file")
     found: dict[str, Stored] = {}
     for name in sorted({str(name) for name in placed.values()}):
-        if not is_shard(name):
-            raise InteropError(f"{index}: '{name}' is not the name of a .safetensors file beside it")
+        if not is_shard(name, ending):
+            raise InteropError(f"{index}: '{name}' is not the name of a {ending} file beside it")
         if not (folder / name).is_file():
-            raise InteropError(f"{folder / name}: missing, though {INDEX} names it")
+            raise InteropError(f"{folder / name}: missing, though {index.name} names it")
         for tensor, stored in listing(folder / name).items():
             if tensor in found:
                 raise InteropError(f"{folder / name}: '{tensor}' is in {found[tensor].file.name} too")
@@ -82,19 +70,20 @@ def _sharded(folder: Path, index: Path) -> dict[str, Stored]:
     files = {tensor: stored.file.name for tensor, stored in found.items()}
     for tensor in {**placed, **files}:
         if tensor not in placed:
-            raise InteropError(f"{found[tensor].file}: '{tensor}' is not in {INDEX}")
+            raise InteropError(f"{found[tensor].file}: '{tensor}' is not in {index.name}")
         if placed[tensor] != files.get(tensor):
             raise InteropError(f"{index}: '{tensor}' is not in {placed[tensor]}, where it should be")
     return found
 
 
-def is_shard(name: str) -> bool:
+def is_shard(name: str, ending: str = ".safetensors") -> bool:
     """Whether a name is that of a file beside its index; any other path could lead outside the model."""
-    return re.fullmatch(r"[\w][\w.-]*\.safetensors", name) is not None
+    return re.fullmatch(r"[\w][\w.-]*", name) is not None and name.endswith(ending)
 
 
 def listing(file: Path) -> dict[str, Stored]:
     """Every tensor of one file."""
+    refuse_pointer(file)
     try:
         places = read_header(file).tensors
     except OSError as error:
@@ -109,15 +98,18 @@ def listing(file: Path) -> dict[str, Stored]:
 
 
 def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
-    """The header of each file that tensors are in, byte for byte, by the file's name: with it `write_as` can reproduce
-    the file."""
-    return {file.name: read_header(file).text for file in sorted({tensor.file for tensor in tensors.values()})}
+    """The header of each safetensors file that tensors are in, byte for byte, by the file's name: with it `write_as`
+    can reproduce the file."""
+    files = {tensor.file for tensor in tensors.values() if tensor.pages is None}
+    return {file.name: read_header(file).text for file in sorted(files)}
 
 
 def reader(tensors: Mapping[str, Stored]) -> Callable[[str], Tensor]:
     """A function that reads one of these tensors. Its memory is the file's own pages, freed with the tensor."""
 
     def read(name: str) -> Tensor:
+        if (pages := tensors[name].pages) is not None:
+            return pages.clone(memory_format=torch.contiguous_format)
         with safe_open(tensors[name].file, "pt") as opened:
             return opened.get_tensor(tensors[name].name)
 

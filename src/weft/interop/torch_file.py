@@ -10,7 +10,8 @@ import pickletools
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -73,11 +74,35 @@ def read(path: Path) -> Any:
             return _old(data)
         return _zipped(path, data)
     except RefusedError:
-        raise InteropError(f"{path}: refused: it holds more than tensors and plain values") from None
+        raise InteropError(
+            f"{path}: refused: it holds more than tensors and plain values, which could run code; its makers can save "
+            "the model again as safetensors"
+        ) from None
     except InteropError as error:
         raise InteropError(f"{path}: {error}") from None
     except Exception:  # a damaged program fails in as many ways as there are operations
-        raise InteropError(f"{path}: not a nanoGPT checkpoint, or truncated") from None
+        raise InteropError(f"{path}: not a file of torch.save, or truncated") from None
+
+
+def check_claims(path: Path, tensors: Mapping[str, Tensor], names: int = 1) -> None:
+    """Refuse tensors that take more numbers than the file holds: one number for millions costs nothing there.
+
+    Each tensor needs numbers of its own; `names` is how many names the whole of one may have.
+    """
+    claimed: Counter[int] = Counter()  # bytes of each storage that tensors have used
+    named: Counter[tuple[Any, ...]] = Counter()
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        view = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        named[view] += 1
+        if 1 < named[view] <= names:
+            continue
+        claimed[storage.data_ptr()] += tensor.nbytes
+        if claimed[storage.data_ptr()] > storage.nbytes():
+            raise InteropError(
+                f"{path}: '{name}' is {list(tensor.shape)}, but the file holds too few numbers for it; "
+                "each tensor needs its own"
+            )
 
 
 def _zipped(path: Path, data: memoryview) -> Any:
