@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from tests.text.test_sentencepiece import block, number, piece
 
 from weft.errors import InteropError
 from weft.interop.gguf_file import ENCODINGS, LazyTensor, open_file, typed, write_file
@@ -26,7 +27,7 @@ from weft.interop.gguf_tokenizer import (
 )
 from weft.text.config import BPE, Char, Specials, Unigram, Word
 from weft.text.token_bytes import byte_letters, byte_tokens
-from weft.text.tokenizer import build_tokenizer
+from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 pytest.importorskip("gguf", reason="transformers needs the package gguf to read such files")
 
@@ -128,17 +129,57 @@ def pieces_keys(**more: Any) -> dict[str, Any]:
     return keys_of(tokens=tokens, token_type=types, model="llama", scores=scores, **ids, **more)
 
 
-def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path) -> None:
+def model_file() -> bytes:
+    """LLaMA's tokenizer.model in small, with the pieces of `pieces_keys`."""
+    keys = pieces_keys()
+    rows = zip(*(keys[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type")), strict=True)
+    trainer = block(2, number(3, 2) + number(35, 1))  # BPE, bytes for what is unknown
+    return (
+        b"".join(piece(*row) for row in rows) + trainer + block(3, block(1, b"identity") + number(3, 1) + number(4, 0))
+    )
+
+
+SPACED = (*TEXTS, "the cat", "thecatsat", "the  cat sat 🙂", " the", "cat\nthe", " ", "▁the")
+
+
+def test_sentencepiece_ids_are_those_of_sentencepiece_and_transformers(tmp_path: Path) -> None:
     file_of(tmp_path / "m.gguf", pieces_keys())
     ours = read_tokenizer(keys_in(tmp_path / "m.gguf"), "")
     assert ours is not None
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
-    for text in (*TEXTS, "the cat", "thecatsat", "the  cat sat 🙂", " the", "cat\nthe"):
-        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False), text
-        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text, add_special_tokens=False)), text
+    sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
+    makers = sentencepiece.SentencePieceProcessor(model_proto=model_file())
+    for text in SPACED:
+        ids = ours.encode(text)
+        assert ids == makers.encode(text), text
+        assert ours.decode(ids) == makers.decode(ids), text
+        if not text.startswith((" ", "▁")):  # where transformers puts no space before the text
+            assert ids == theirs.encode(text, add_special_tokens=False), text
+            assert ours.decode(ids) == theirs.decode(ids), text
     assert ours.roles == {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}
     begun = tokenizers.Tokenizer.from_str(ours.to_json()).encode("the").ids  # as programs do that ask the file
     assert begun == ours.encode("the", bos=True)
+
+
+def test_a_tokenizer_model_goes_into_a_file_and_comes_back(tmp_path: Path) -> None:
+    """LLaMA's tokenizer.model, which puts a space before a text and squeezes none."""
+    (tmp_path / "tokenizer.model").write_bytes(model_file())
+    ours = Tokenizer.load(tmp_path)
+    keys = tokenizer_keys(ours, ours.vocab_size)
+    wanted = pieces_keys()
+    for name in ("tokens", "token_type", "model", "bos_token_id", "eos_token_id", "unknown_token_id"):
+        assert keys[f"tokenizer.ggml.{name}"] == wanted[f"tokenizer.ggml.{name}"]
+    assert keys["tokenizer.ggml.add_space_prefix"] is True
+    again = read_tokenizer(keys, "")
+    assert again is not None
+    for text in SPACED:
+        assert again.encode(text) == ours.encode(text), text
+        assert again.decode(ours.encode(text)) == ours.decode(ours.encode(text)), text
+    (tmp_path / "alone").mkdir()
+    file_of(tmp_path / "alone/m.gguf", keys)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "alone", gguf_file="m.gguf")
+    for text in (text for text in SPACED if not text.startswith((" ", "▁"))):
+        assert theirs.encode(text, add_special_tokens=False) == ours.encode(text), text
 
 
 def test_a_sentencepiece_without_a_space_before_the_text() -> None:

@@ -5,6 +5,8 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import struct
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +80,28 @@ def model_bytes(theirs: Any, tied: bool, version: int = 0) -> bytes:
     return head + b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)
 
 
-def vocabulary() -> bytes:
-    tokens = ["<unk>", "\n<s>\n", "\n</s>\n", *byte_tokens(), *PIECES]
+def vocabulary(spelled: Callable[[int], bytes] = lambda byte: f"<0x{byte:02X}>".encode()) -> bytes:
+    specials = [b"<unk>", b"\n<s>\n", b"\n</s>\n"]
+    tokens = [*specials, *map(spelled, range(256)), *(piece.encode() for piece in PIECES)]
     rows = zip(tokens, [0.0] * 259 + SCORES, strict=True)
-    parts = [struct.pack("<fi", score, len(token.encode())) + token.encode() for token, score in rows]
+    parts = [struct.pack("<fi", score, len(token)) + token for token, score in rows]
     return struct.pack("<i", max(map(len, tokens))) + b"".join(parts)
+
+
+def their_ids(text: str) -> list[int]:
+    """As llama2.c encodes: a space before the text, its characters or else bytes, then the best merge until none is."""
+    ids = {piece: 259 + place for place, piece in enumerate(PIECES)}
+    words = {259 + place: piece for place, piece in enumerate(PIECES)}
+    found: list[int] = []
+    for character in f" {text}" if text else "":
+        found += [ids[character]] if character in ids else [3 + byte for byte in character.encode()]
+    while True:
+        joined = [words.get(a, "?") + words.get(b, "?") for a, b in pairwise(found)]
+        scored = [(SCORES[ids[word] - 259], -place) for place, word in enumerate(joined) if word in ids]
+        if not scored:
+            return found
+        place = -max(scored)[1]
+        found[place : place + 2] = [ids[joined[place]]]
 
 
 @pytest.fixture
@@ -114,6 +133,27 @@ def test_the_tokenizer(folder: Path) -> None:
     assert tokenizer.roles == {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}
     assert [tokenizer.token(id) for id in tokenizer.encode("the cat", bos=True)] == ["<s>", "▁the", "▁cat"]
     for text in ("the cat", "théâtre 🙂\nthe", "a  b", ""):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+OLDER = {  # the bytes, as their characters and as themselves: most are pieces, too, or begin a longer character
+    "names": lambda byte: f"<0x{byte:02X}>".encode(),
+    "characters": lambda byte: chr(byte).encode(),
+    "bytes": lambda byte: bytes([byte]),
+}
+
+
+@pytest.mark.parametrize("way", OLDER)
+def test_every_id_of_an_older_vocabulary_is_a_token(way: str, folder: Path) -> None:
+    (folder / "tokenizer.bin").write_bytes(vocabulary(OLDER[way]))
+    tokenizer = llama2c.read(folder / "m.bin").tokenizer
+    assert tokenizer is not None
+    tokens = [tokenizer.token(id) for id in range(VOCAB)]
+    assert tokens == ["<unk>", "<s>", "</s>", *byte_tokens(), *(piece.replace(" ", "▁") for piece in PIECES)]
+    spelled = [tokenizer.token_bytes(id) for id in range(3, VOCAB)]
+    assert spelled == [*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in PIECES)]
+    for text in ("the cat", " the", "   the  cat ", " ", "théâtre 🙂\nthe", "\x00\x7f\x80ÿ", "tea", "", "<0x41>"):
+        assert tokenizer.encode(text) == their_ids(text), text
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -166,6 +206,8 @@ def test_a_bad_model_is_refused_in_one_line(corrupt: Any, message: str, folder: 
         (lambda b: b + struct.pack("<fi", 0.0, 1) + b"x", "more tokens than the model's"),
         (lambda b: change(b, 8, 2**30), "token 0 of 1073741824 bytes"),
         (lambda b: b.replace(b"<unk>", b"<xyz>"), "its first token is '<xyz>'"),
+        (lambda b: b.replace(b"the", b"cat"), "tokens 266 and 269 are both 'cat'"),
+        (lambda b: b.replace(b"the", b"t\xffe"), r"token 266, b't.xffe', is not UTF-8"),
     ],
 )
 def test_a_bad_vocabulary_is_refused_in_one_line(corrupt: Any, message: str, folder: Path) -> None:

@@ -10,7 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.errors import InteropError, TokenizerError, suggestion
-from weft.interop.tokenizer_json import SPACE, BPEVocabulary, Json, byte_level, merges_by_score, sentencepiece
+from weft.interop.tokenizer_json import (
+    SPACE,
+    SPACE_FIRST,
+    SPACES,
+    BPEVocabulary,
+    Json,
+    byte_level,
+    merges_by_score,
+    sentencepiece,
+)
 from weft.text.config import Role
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
@@ -265,9 +274,8 @@ def _spaces(parsed: Json, merges: Sequence[tuple[str, ...]]) -> tuple[bool, bool
         if within_words or not split["split"]:
             return split["prepend_scheme"] != "never", False
     steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    if steps == [{"type": "Prepend", "prepend": SPACE}, replace] and split is None:
+    if steps in ([{"type": "Prepend", "prepend": SPACE}, SPACES], [SPACE_FIRST, SPACES]) and split is None:
         return True, False
-    if steps == [replace]:
+    if steps == [SPACES] and split is None:
         return False, False
     raise InteropError(UNNAMED)

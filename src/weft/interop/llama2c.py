@@ -1,12 +1,12 @@
 """Models of llama2.c: a short header, then every weight as fp32, all layers of a kind one after the other.
 
 Two versions of the file are read, without and with a magic number; the third, of 8-bit blocks, is refused. The
-vocabulary is a file of its own beside it: a score and the bytes of each token, with spaces for SentencePiece's ▁.
+vocabulary is a file of its own beside it: a score and the text of each token, with spaces for SentencePiece's ▁.
 """
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from weft.interop.settings import nested
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, merges_by_score, sentencepiece
 from weft.interop.weight_map import SAME, Rule, Shape, adjacent_pairs, conversions, tensor, their_shapes, to_ours
 from weft.models.config import Decoder
-from weft.text.token_bytes import BYTE_TOKEN
+from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
 from weft.untrusted import Cursor, mapped
 
@@ -165,7 +165,7 @@ def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
 
 def _tokens(path: Path, data: memoryview, vocab_size: int) -> tuple[list[str], list[float]]:
     cursor = Cursor(path, data)
-    tokens: list[str] = []
+    raws: list[bytes] = []
     scores: list[float] = []
     cursor.take(min(4, cursor.left), "the longest token's length")
     for id in range(vocab_size):
@@ -174,10 +174,35 @@ def _tokens(path: Path, data: memoryview, vocab_size: int) -> tuple[list[str], l
         score, length = cursor.number("f", "a score"), cursor.number("i", "a length")
         if not 0 <= length <= min(LONGEST, cursor.left) or score != score:
             raise InteropError(f"{path}: not a llama2.c vocabulary: token {id} of {length} bytes")
-        tokens.append(bytes(cursor.take(length, "a token")).decode("utf-8", "replace").replace(" ", SPACE))
+        raws.append(bytes(cursor.take(length, "a token")))
         scores.append(score)
     if cursor.left:
         raise InteropError(f"{path}: more tokens than the model's {vocab_size}: another model's vocabulary")
-    if vocab_size < 3 or tokens[0].strip() != UNK:
-        raise InteropError(f"{path}: not a llama2.c vocabulary: its first token is {tokens[0]!r}, not {UNK!r}")
-    return [UNK, BOS, EOS, *tokens[3:]], scores
+    if vocab_size < 3 or raws[0].strip() != UNK.encode():
+        first = raws[0].decode("utf-8", "replace")
+        raise InteropError(f"{path}: not a llama2.c vocabulary: its first token is {first!r}, not {UNK!r}")
+    return [UNK, BOS, EOS, *_spelled(path, raws)[3:]], scores
+
+
+def _spelled(path: Path, raws: Sequence[bytes]) -> list[str]:
+    """The tokens as text, each of which is another.
+
+    Older files hold the bytes 0 to 255 as the characters of these numbers, or as they are, where newer ones spell them
+    `<0x00>` … `<0xFF>`: then many of them look like the pieces of one letter that come after.
+    """
+    bytes_ = {3 + byte: token for byte, token in enumerate(byte_tokens())}
+    ways = {id: (token.encode(), chr(id - 3).encode(), bytes([id - 3])) for id, token in bytes_.items()}
+    if len(raws) < 3 + 256 or any(raws[id] not in way for id, way in ways.items()):
+        bytes_ = {}
+    tokens: dict[str, int] = {}
+    for id, raw in enumerate(raws):
+        try:
+            token = bytes_.get(id) or raw.decode("utf-8").replace(" ", SPACE)
+        except UnicodeDecodeError:
+            raise InteropError(f"{path}: not a llama2.c vocabulary: token {id}, {raw!r:.60}, is not UTF-8") from None
+        if token in tokens:
+            raise InteropError(
+                f"{path}: tokens {tokens[token]} and {id} are both {token!r:.60}; each needs a text of its own"
+            )
+        tokens[token] = id
+    return list(tokens)

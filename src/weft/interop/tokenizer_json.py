@@ -16,6 +16,10 @@ LONGEST = 256  # characters of a token whose merges are looked for; a hostile fi
 
 Json = dict[str, Any]
 
+# what is done to a text for SentencePiece's pieces, as `text/sentencepiece.py` has it
+SPACES: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+SPACE_FIRST: Json = {"type": "Replace", "pattern": {"Regex": r"\A(?=[\s\S])"}, "content": " "}
+
 
 @dataclass(frozen=True)
 class BPEVocabulary:
@@ -39,9 +43,9 @@ def byte_level(vocabulary: BPEVocabulary, pre_tokenizer: Json, whole_words: bool
 
 
 def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool = True) -> str:
-    """tokenizer.json of a SentencePiece BPE with byte fallback; `space_first` puts a space before a text."""
-    scheme = "first" if space_first else "never"
-    pre_tokenizer = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
+    """tokenizer.json of a SentencePiece BPE with byte fallback; `space_first` puts a space before a text, also before
+    one that begins with a space (as the library's Metaspace does not)."""
+    normalizer = {"type": "Sequence", "normalizers": [SPACE_FIRST, SPACES] if space_first else [SPACES]}
     steps: list[Json] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
@@ -50,15 +54,18 @@ def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool 
     if space_first:
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     model = {"unk_token": unk, "fuse_unk": True, "byte_fallback": True}
-    return _tokenizer_json(vocabulary, model, pre_tokenizer, {"type": "Sequence", "decoders": steps})
+    return _tokenizer_json(vocabulary, model, None, {"type": "Sequence", "decoders": steps}, normalizer)
 
 
-def _tokenizer_json(vocabulary: BPEVocabulary, model: Json, pre_tokenizer: Json, decoder: Json) -> str:
+def _tokenizer_json(
+    vocabulary: BPEVocabulary, model: Json, pre_tokenizer: Json | None, decoder: Json, normalizer: Json | None = None
+) -> str:
     ids = {token: id for id, token in enumerate(vocabulary.tokens)}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     special = sorted(vocabulary.special.items(), key=lambda item: ids[item[0]])
     tree = {
         "added_tokens": [{"id": ids[token], "content": token, **plain, "special": hidden} for token, hidden in special],
+        "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": _post_processor(vocabulary, ids),
         "decoder": decoder,
