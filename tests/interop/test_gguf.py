@@ -10,6 +10,7 @@ import struct
 import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from weft.api.export_model import export_model
+from weft.api.import_model import import_model
 from weft.errors import InteropError, WeftError
 from weft.interop import gguf as weft_gguf
 from weft.interop import gguf_q4_k
@@ -429,16 +432,22 @@ def test_a_table_that_is_stored_twice_is_one(tmp_path: Path) -> None:
 # ---- blocks of few bits
 
 
-@pytest.mark.parametrize("encoding", [e for e in ENCODINGS.values() if e.block > 1], ids=lambda e: e.name)
-def test_blocks_unpack_as_elsewhere(encoding: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.interop.gguf_file.CHUNK", 1024)  # some rows at a time
-    rows, width = 7, 512
-    rng = np.random.default_rng(0)
+def blocks_of(encoding: Any, rows: int, width: int) -> Any:
+    """Any blocks, (rows, blocks, bytes): all bits by chance, and scales that are plain numbers."""
+    rng = np.random.default_rng(encoding.number)
     raw = rng.integers(0, 256, (rows, width // encoding.block, encoding.bytes), dtype=np.uint8)
     halves = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q6_K": [208], "Q3_K": [108]}
     for place in halves.get(encoding.name, [0, 2] if encoding.name != "Q2_K" else [80, 82]):
         scales = rng.normal(size=(rows, width // encoding.block)).astype(np.float16)
         raw[..., place : place + 2] = scales.view(np.uint8).reshape(*scales.shape, 2)
+    return raw
+
+
+@pytest.mark.parametrize("encoding", [e for e in ENCODINGS.values() if e.block > 1], ids=lambda e: e.name)
+def test_blocks_unpack_as_elsewhere(encoding: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.interop.gguf_file.CHUNK", 1024)  # some rows at a time
+    rows, width = 7, 512
+    raw = blocks_of(encoding, rows, width)
     mapped = memoryview(raw.tobytes())
     contents = Contents(tmp_path, {}, {"t": Entry((rows, width), encoding, 0, len(mapped))}, mapped)
     ours = contents.tensor("t")
@@ -466,6 +475,62 @@ def five_bits(raw: Any, name: str) -> Tensor:
             q = (low[i % 16] >> 4 * (i // 16) & 15) | (high >> i & 1) << 4
             numbers.append((q - 16) * scale if least is None else q * scale + least)
     return torch.tensor(numbers)
+
+
+def stored_in(path: Path) -> dict[str, tuple[str, bytes]]:
+    """The tensors of a file as the package gguf finds them: their types and bytes."""
+    return {each.name: (each.tensor_type.name, each.data.tobytes()) for each in gguf.GGUFReader(path).tensors}
+
+
+def test_blocks_come_back_as_they_came(tmp_path: Path) -> None:
+    """A file of all encodings, through a run's folder: the same bytes, but for what has changed."""
+    model, tokenizer = llama(2, 256, HEADS, 256, 32, vocab_size=300), bpe()
+    write(model, weights_of(model), tokenizer, tmp_path / "plain.gguf")
+    plain = gguf.GGUFReader(tmp_path / "plain.gguf")
+    matrices = [each.name for each in plain.tensors if len(each.shape) == 2]
+    kinds = dict(zip(matrices, [e for e in ENCODINGS.values() if e.name != "F32"] * 2, strict=False))
+    assert set(kinds.values()) == {e for e in ENCODINGS.values() if e.name != "F32"}
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    keys = open_file(tmp_path / "plain.gguf").keys
+    for key, (type_, value, of) in keys.items():
+        if key not in ("general.architecture", "general.file_type"):
+            writer.add_key_value(key, value, gguf.GGUFValueType(type_), gguf.GGUFValueType(of))
+    for each in plain.tensors:
+        kind = kinds.get(each.name)
+        if kind is None:
+            writer.add_tensor(each.name, each.data)
+        elif kind.block > 1:
+            raw = blocks_of(kind, *each.data.shape).reshape(len(each.data), -1)
+            writer.add_tensor(each.name, raw, raw_dtype=gguf.GGMLQuantizationType(kind.number))
+        else:
+            half = torch.from_numpy(each.data.copy()).to(torch.float16 if kind.name == "F16" else torch.bfloat16)
+            kept = half.view(torch.uint8).numpy() if kind.name == "BF16" else half.numpy()
+            writer.add_tensor(each.name, kept, raw_dtype=gguf.GGMLQuantizationType(kind.number))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    came = stored_in(tmp_path / "m.gguf")
+    assert {name: kind for name, (kind, _) in came.items() if name in kinds} == {n: k.name for n, k in kinds.items()}
+
+    import_model(tmp_path / "m.gguf", tmp_path / "run")
+    export_model(tmp_path / "run", "gguf", tmp_path / "out.gguf")
+    assert stored_in(tmp_path / "out.gguf") == came
+
+    bundle = weft_gguf.read(tmp_path / "m.gguf")
+    changed = bundle.weights["decoder.blocks.0.attention.qkv.weight"]().clone()
+    changed[0, 0] += 1  # of the queries
+    weights = {**bundle.weights, "decoder.blocks.0.attention.qkv.weight": lambda: changed}
+    weft_gguf.write(replace(bundle, weights=weights), tmp_path / "changed.gguf")
+    found = stored_in(tmp_path / "changed.gguf")
+    assert [name for name in came if found[name] != came[name]] == ["blk.0.attn_q.weight"]
+    assert found["blk.0.attn_q.weight"][0] == "F32"
+
+    weft_gguf.write(bundle, tmp_path / "q8_0.gguf", "q8_0")
+    found = stored_in(tmp_path / "q8_0.gguf")
+    assert {kind for name, (kind, _) in found.items() if name in kinds} == {"Q8_0"}
+    eights = [name for name, kind in kinds.items() if kind.name == "Q8_0"]
+    assert [found[name] for name in eights] == [came[name] for name in eights]
 
 
 # ---- models that have no place

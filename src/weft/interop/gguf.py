@@ -1,8 +1,9 @@
 """Models as GGUF files, llama.cpp's format: one file with the settings, the weights and the tokenizer.
 
 Quantized weights become fp32, which holds them exactly; fp16 would round each of them once more. Where all matrices of
-a file are of one 16-bit type and its vectors fit into it, that type is kept. A file that is written with `dtype = None`
-holds every matrix as the run does, so that reading it again gives the same numbers.
+a file are of one 16-bit type and its vectors fit into it, that type is kept. The blocks themselves are kept beside the
+weights: a file that is written with `dtype = None` holds those of every matrix that is still the same, byte for byte,
+and any other matrix as the run does, so that reading it again gives the same numbers.
 """
 
 import math
@@ -15,8 +16,8 @@ import torch
 
 from weft.errors import InteropError
 from weft.interop import gguf_file, gguf_models
-from weft.interop.bundle import ModelBundle, as_dtype, named_tokenizer
-from weft.interop.gguf_file import BY_NAME, DTYPES, Contents, Encoding, LazyTensor, Value, typed
+from weft.interop.bundle import ModelBundle, as_dtype, lazily, named_tokenizer
+from weft.interop.gguf_file import BY_NAME, DTYPES, Contents, Encoding, Former, LazyTensor, Value, typed
 from weft.interop.gguf_models import ARCHITECTURES, FREQUENCIES, POSITIONS, rules
 from weft.interop.gguf_tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.settings import Settings, shown
@@ -78,8 +79,14 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         weights={name: as_dtype(make, dtype) for name, make in weights.items()},
         tokenizer=own,
         origin=f"{path.name} (GGUF, {architecture}, {encoding.name})",
-        notes={"gguf": {"keys": unknown}},
+        notes={"gguf": {"keys": unknown, "encodings": _encodings(contents)}},
+        unused=lazily(contents.blocks, (name for name, kind in _encodings(contents).items() if kind not in DTYPES)),
     )
+
+
+def _encodings(contents: Contents) -> dict[str, str]:
+    """How tensors are stored that are not in fp32."""
+    return {name: entry.encoding.name for name, entry in contents.tensors.items() if entry.encoding.name != "F32"}
 
 
 def _repeated(contents: Contents, name: str, other: str) -> bool:
@@ -132,7 +139,7 @@ def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
     """Write a model as a GGUF file, whole or not at all.
 
     `dtype`, one of TYPES, is what matrices are stored in (Q4_K and Q4_0 but for the tables of embeddings and output,
-    which take Q8_0); without one each stays as it is. Vectors are fp32, as
+    which take Q8_0); without one each stays as it is, quantized blocks of a GGUF file too. Vectors are fp32, as
     llama.cpp wants them. Keys that were read from a GGUF file and that weft does not use are written again.
     """
     architecture = gguf_models.architecture_of(bundle.model)
@@ -172,13 +179,21 @@ def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[
     table = conversions(rules(architecture, model), model)
     weights = to_theirs(table, bundle.weights)
     tensors = [
-        LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name])
+        LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name], _former(bundle, name))
         for name, shape in their_shapes(table).items()
     ]
     if isinstance(model.position, Rotary) and isinstance(model.position.scaling, Llama3Scaling):
         factors = gguf_models.frequency_factors(model.position, model.d_head)
         tensors.insert(0, LazyTensor(FREQUENCIES, tuple(factors.shape), BY_NAME["F32"], lambda: factors))
     return tensors
+
+
+def _former(bundle: ModelBundle, name: str) -> Former | None:
+    """How a tensor was stored in the GGUF file that the model came from, if it did."""
+    encoding = BY_NAME.get(bundle.notes.get("gguf", {}).get("encodings", {}).get(name))
+    if encoding is None or (encoding.block > 1 and name not in bundle.unused):
+        return None
+    return Former(encoding, bundle.unused[name] if encoding.block > 1 else None)
 
 
 def _encoding(name: str, shape: tuple[int, ...], dtype: str | None) -> Encoding | None:

@@ -8,7 +8,7 @@ blocks; its reader takes twenty times as long and sixteen times the memory for a
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -111,6 +111,10 @@ class Contents:
         if dtype is not None:
             return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(entry.shape)
         return _dequantize(raw, entry)
+
+    def blocks(self, name: str) -> Tensor:
+        """A tensor's bytes as a tensor (bytes,)."""
+        return torch.frombuffer(bytearray(self.raw(name)), dtype=torch.uint8)
 
     def raw(self, name: str) -> memoryview:
         """A tensor's bytes."""
@@ -246,13 +250,22 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
 # ---- writing
 
 
+class Former(NamedTuple):
+    """How a tensor was stored in the file that it came from; `blocks` reads the bytes (bytes,) of a quantized one."""
+
+    encoding: Encoding
+    blocks: Callable[[], Tensor] | None
+
+
 class LazyTensor(NamedTuple):
-    """A tensor to write: its shape, its encoding (None: the tensor's own dtype), and how to read it."""
+    """A tensor to write: its shape, its encoding (None: its former one while that holds it, else its own dtype), and
+    how to read it. Blocks whose numbers are still the tensor's are written as they came."""
 
     name: str
     shape: tuple[int, ...]
     encoding: Encoding | None
     read: Callable[[], Tensor]
+    former: Former | None = None
 
 
 def write_file(
@@ -269,14 +282,42 @@ def write_file(
         for lazy in tensors:
             tensor = lazy.read().detach().cpu().contiguous()
             assert tuple(tensor.shape) == lazy.shape, lazy.name
-            encoding = lazy.encoding or own.get(tensor.dtype, BY_NAME["F32"])
+            kept = _as_it_came(lazy, tensor)
+            encoding = kept[0] if kept else lazy.encoding or own.get(tensor.dtype, BY_NAME["F32"])
             table[lazy.name] = Entry(lazy.shape, encoding, file.tell() - begin, 0)
             numbers[encoding] += tensor.numel()
-            file.writelines(_bytes(lazy.name, tensor, encoding))
+            file.writelines(kept[1] if kept else _bytes(lazy.name, tensor, encoding))
             _pad(file)
             advance(1)
         file.seek(0)
         file.write(_header({**keys, "general.file_type": typed(numbers.most_common(1)[0][0].file_type)}, table))
+
+
+def _as_it_came(lazy: LazyTensor, tensor: Tensor) -> tuple[Encoding, Iterable[memoryview]] | None:
+    """The encoding and the bytes that a tensor came with, if they are wanted and still give its numbers."""
+    former = lazy.former
+    if former is None or lazy.encoding not in (None, former.encoding):
+        return None
+    encoding, rows = former.encoding, prod(lazy.shape) // lazy.shape[-1]
+    if former.blocks is None:
+        stored = tensor.to(DTYPES[encoding.name])
+        return (encoding, [_raw(stored)]) if _same(stored, tensor) else None
+    blocks = former.blocks()
+    size = lazy.shape[-1] // encoding.block * encoding.bytes * rows
+    if blocks.dtype != torch.uint8 or blocks.shape != (size,) or lazy.shape[-1] % encoding.block:
+        return None
+    unpacked = _dequantize(_raw(blocks), Entry(lazy.shape, encoding, 0, size))
+    return (encoding, [_raw(blocks)]) if _same(unpacked, tensor) else None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether numbers are the same in fp32, to the last bit; those that are none, too."""
+    return torch.equal(one.float().view(torch.int32), other.float().view(torch.int32))
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    data: memoryview = tensor.flatten().view(torch.uint8).numpy().data
+    return data
 
 
 def _bytes(name: str, tensor: Tensor, encoding: Encoding) -> Iterator[bytes | memoryview]:
@@ -285,7 +326,7 @@ def _bytes(name: str, tensor: Tensor, encoding: Encoding) -> Iterator[bytes | me
     stored = tensor.to(DTYPES[encoding.name])
     if encoding.name == "F16" and stored.isinf().any() and not tensor.isinf().any():
         raise InteropError(f"'{name}' holds {tensor.abs().max():.3g}, which fp16 can't; choose another dtype")
-    return iter([stored.flatten().view(torch.uint8).numpy().data])
+    return iter([_raw(stored)])
 
 
 def _header(keys: Mapping[str, Value], table: Mapping[str, Entry]) -> bytes:
