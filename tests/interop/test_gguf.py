@@ -328,6 +328,17 @@ def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
+def test_a_license_goes_in_and_comes_out(tmp_path: Path) -> None:
+    """One that came with a Hugging Face folder, or with another file; what no longer fits is not written twice."""
+    given = {"license": "other", "license_name": "deep 1.0", "license_link": "https://example.org/x"}
+    model, notes = FAMILIES["llama"], {"license": given, "gguf": {"keys": {"general.author": [STRING, "A. B."]}}}
+    weft_gguf.write(ModelBundle(model, weights_of(model), bpe(), "here", notes=notes), tmp_path / "a.gguf")
+    keys = {key: field.contents() for key, field in gguf.GGUFReader(tmp_path / "a.gguf").fields.items()}
+    names = ("general.license", "general.license.name", "general.license.link", "general.author")
+    assert [keys[name] for name in names] == [*given.values(), "A. B."]
+    assert weft_gguf.read(tmp_path / "a.gguf").notes["license"] == given
+
+
 def test_another_tokenizer_takes_the_place_of_the_files_own(tmp_path: Path) -> None:
     model, notes = FAMILIES["llama"], {"gguf": {"keys": {"tokenizer.ggml.eot_token_id": [4, 7]}}}
     weft_gguf.write(ModelBundle(model, weights_of(model), bpe(), "here", notes=notes), tmp_path / "m.gguf")

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from weft.explain.count import count
+from weft.models.build import build
 from weft.recipe.config import Recipe
 from weft.runs.card import model_card
+from weft.training.finetune import add_adapters
 
 RECIPE = Recipe.model_validate(
     {
@@ -40,7 +42,7 @@ EVENTS: list[dict[str, Any]] = [
         "python": "3.11.7",
         "device": "2 CPU threads",
     },
-    {"event": "model", "parameters": 1234567},
+    {"event": "model", "parameters": 1},
     {"event": "finish", "step": 300, "seconds": 100.0},
     {"event": "finish", "step": 400, "seconds": 80.0},
     {"event": "result", "loss": 1.25, "bits_per_byte": 1.8012345, "signature": "x", "samples": ["a ``` b"]},
@@ -54,6 +56,33 @@ def front(text: str) -> dict[str, Any]:
     return yaml.safe_load(matter)
 
 
+def parameters_of(recipe: Recipe) -> int:
+    """The parameters that the model has once it is built; a tied table is one."""
+    return sum(parameter.numel() for parameter in build(recipe.model).parameters())
+
+
+def test_an_adapter_is_counted_as_what_is_written() -> None:
+    """Of a merged model the model's parameters, whatever was trained; of an adapter alone its own beside them."""
+    recipe = RECIPE.replace(init="runs/base", adapter={"rank": 4})
+    whole = parameters_of(RECIPE)
+    assert f"| parameters | {whole:,} |" in model_card(recipe, EVENTS)
+    adapted = build(RECIPE.model)
+    assert recipe.adapter is not None
+    add_adapters(adapted, recipe.adapter, [])
+    own = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+    assert 0 < own < whole
+    text = model_card(recipe, EVENTS, adapter=True)
+    assert f"| parameters of the adapter | {own:,} |\n| parameters of its model | {whole:,} |" in text
+
+
+def test_a_license_that_came_with_the_model() -> None:
+    given = {"license": "other", "license_name": "deep-1.0", "license_link": "https://example.org/LICENSE"}
+    text = model_card(RECIPE, EVENTS, given)
+    assert front(text) == {**given, "tags": ["weft"], "pipeline_tag": "text-generation"}
+    assert "`other`, `deep-1.0` (https://example.org/LICENSE): so say the files that the model came in." in text
+    assert "Unknown" not in text
+
+
 def test_a_trained_run() -> None:
     text = model_card(RECIPE, EVENTS)
     assert front(text) == {"license": "unknown", "tags": ["weft"], "pipeline_tag": "text-generation"}
@@ -63,7 +92,7 @@ def test_a_trained_run() -> None:
         "A model of kind `decoder`: layers 4, d_model 128, vocab_size 300, context 64, rotary positions, rms norm",
         "Trained for `next-token`. Its tokenizer is of kind `bpe`.",
         f"| verse.txt, more\\|lines.txt | {'ab' * 32} |",
-        "| parameters | 1,234,567 |",
+        f"| parameters | {parameters_of(RECIPE):,} |",
         "| steps | 400 |",
         "| tokens seen | 409,600 |",
         f"| operations in training | {operations:.2e} |",
@@ -83,10 +112,10 @@ def test_a_trained_run() -> None:
 def test_an_imported_model_says_no_more_than_is_known() -> None:
     model = {**RECIPE.model.model_dump(), "kind": "encoder", "head": {"kind": "embedding"}}
     recipe = RECIPE.replace(model=model, data={}, objective={"kind": "contrastive"})
-    events = [{"event": "import", "origin": "MiniLM (BERT, Hugging Face)", "parameters": 22565376}]
+    events = [{"event": "import", "origin": "MiniLM (BERT, Hugging Face)", "parameters": 1}]
     text = model_card(recipe, events)
     assert "Imported from MiniLM (BERT, Hugging Face)." in text
-    assert "| parameters | 22,565,376 |" in text
+    assert f"| parameters | {parameters_of(recipe):,} |" in text
     assert front(text)["pipeline_tag"] == "sentence-similarity"
     for absent in ("seed", "How to repeat", "Data", "Measured", "steps"):
         assert absent not in text

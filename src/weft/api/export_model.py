@@ -15,7 +15,7 @@ from weft.progress import warn
 from weft.runs import checkpoint
 from weft.runs.card import model_card
 from weft.runs.folder import RunFolder, open_run
-from weft.runs.imported import checkpoint_weights, read_run
+from weft.runs.imported import checkpoint_weights, license_of, read_run
 from weft.runs.lines import read_lines
 from weft.runs.noted import changed_files
 from weft.training.weights import check_base, load_model
@@ -71,13 +71,14 @@ def bundle_of(run: RunFolder) -> ModelBundle:
         weights = lazily(tensors.__getitem__, tensors)
     for line in damage:
         warn(line)
-    return read_run(run, weights)
+    bundle = read_run(run, weights)
+    return replace(bundle, notes={**bundle.notes, "license": license_of(run)})
 
 
 def _hf(run: RunFolder, target: Path, dtype: str | None) -> str:
     with replacing_folder(target) as folder:
         family = hf.write(bundle_of(run), folder, dtype)
-        card = model_card(run.recipe(), read_lines(run.events))
+        card = model_card(run.recipe(), read_lines(run.events), license_of(run))
         (folder / "README.md").write_text(card, encoding="utf-8")
     return f"{family.title}, for transformers"
 
@@ -109,7 +110,8 @@ def _peft(run: RunFolder, target: Path, dtype: str | None) -> str:
     with replacing_folder(target) as folder:
         # by the names of the family that the base came from
         peft.write(folder, replace(own, notes=notes), adapter, notes.get("place") or str(recipe.init))
-        (folder / "README.md").write_text(model_card(recipe, read_lines(run.events)), encoding="utf-8")
+        card = model_card(recipe, read_lines(run.events), license_of(run), adapter=True)
+        (folder / "README.md").write_text(card, encoding="utf-8")
     return "an adapter, for peft"
 
 

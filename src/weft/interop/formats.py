@@ -30,7 +30,7 @@ FORMATS = (
     ImportFormat("nanoGPT's .pt", nanogpt.recognises, nanogpt.read),
 )
 PICKLED = ["pytorch_model*.bin"]
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
+HUB_FILES = ["README.md", "*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
 
 def read_model(source: Path | str, tokenizer: Path | str | None = None) -> ModelBundle:

@@ -20,6 +20,7 @@ from weft.interop.bundle import ModelBundle, as_dtype, lazily, named_tokenizer
 from weft.interop.gguf_file import BY_NAME, DTYPES, Contents, Encoding, Former, LazyTensor, Value, typed
 from weft.interop.gguf_models import ARCHITECTURES, FREQUENCIES, POSITIONS, rules
 from weft.interop.gguf_tokenizer import read_tokenizer, tokenizer_keys
+from weft.interop.license import in_keys, to_keys
 from weft.interop.settings import Settings, shown
 from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
 from weft.models.config import Decoder
@@ -64,8 +65,9 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     if architecture == "gpt2" and _repeated(contents, "output.weight", "token_embd.weight"):
         del found["output.weight"]  # some programs store GPT-2's one table twice
     model = gguf_models.read_settings(settings, contents, tied="output.weight" not in found)
+    keys = {key: value.value for key, value in contents.keys.items()}
     if tokenizer is None:
-        own = read_tokenizer({key: value.value for key, value in contents.keys.items()}, str(path))
+        own = read_tokenizer(keys, str(path))
     else:
         own = named_tokenizer(tokenizer, model.vocab_size)
         settings.asked |= {key for key in contents.keys if key.startswith("tokenizer.")}  # about another one
@@ -79,7 +81,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         weights={name: as_dtype(make, dtype) for name, make in weights.items()},
         tokenizer=own,
         origin=f"{path.name} (GGUF, {architecture}, {encoding.name})",
-        notes={"gguf": {"keys": unknown, "encodings": _encodings(contents)}},
+        notes={"gguf": {"keys": unknown, "encodings": _encodings(contents)}, "license": in_keys(keys)},
         unused=lazily(contents.blocks, (name for name, kind in _encodings(contents).items() if kind not in DTYPES)),
     )
 
@@ -164,6 +166,7 @@ def _keys(bundle: ModelBundle, architecture: str, name: str) -> dict[str, Value]
         "general.name": name,
         "general.file_type": 0,
         "general.quantization_version": 2,
+        **{key: name for key, name in to_keys(bundle.notes.get("license", {})).items() if key not in kept},
         **gguf_models.model_keys(architecture, model),
     }
     if tokenizer is not None:

@@ -22,6 +22,7 @@ from weft.interop.bundle import LazyWeights, ModelBundle, as_dtype, counted, fit
 from weft.interop.families.base import Family
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf_tokenizer import TOKENIZER_FILES, json_bytes, read_tokenizer, tokenizer_files
+from weft.interop.license import in_folder
 from weft.interop.safetensors import DTYPES, FLOATS, Stored
 from weft.interop.settings import Flat, Settings, Transformer, differences, first_that_holds
 from weft.interop.weight_files import model_tensors
@@ -77,7 +78,7 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
         weights=weights,
         tokenizer=own,
         origin=f"{folder} ({family.title}, Hugging Face)",
-        notes={"family": family.kind, "config": tree, "place": _name(folder), **notes},
+        notes={"family": family.kind, "config": tree, "place": _name(folder), "license": in_folder(folder), **notes},
         unused=unused,
         files={name: read_bytes(folder / name) for name in kept if (folder / name).is_file()},
         labels=_labels(tree, model),

@@ -22,6 +22,7 @@ from weft.errors import InteropError
 from weft.interop import hf, safetensors, weight_files
 from weft.interop.bundle import LazyWeights, ModelBundle
 from weft.interop.hf_tokenizer import json_bytes
+from weft.interop.license import in_folder
 from weft.interop.settings import Settings
 from weft.interop.weight_map import Conversions, Part, conversions, to_theirs
 from weft.models.build import build
@@ -112,6 +113,7 @@ def read(folder: Path, base: ModelBundle) -> Adapter:
         weights |= _head(table, base, others)
     files = {CONFIG: read_bytes(folder / CONFIG)}
     notes: Tree = {"peft": {"config": dict(settings.tree), "headers": safetensors.headers(tensors)}}
+    notes["license"] = in_folder(folder)
     return Adapter(lora.replace(targets=patterns), weights, files, notes)
 
 

@@ -1,8 +1,10 @@
 """The model card of an exported run: what was trained on what, what it cost, what it can do, and how to repeat it.
 
-Everything in it comes from the run's own records. A license is not among them: only the owner can give one.
+Everything in it comes from the run's own records. A license is among them where the model came with one, or was
+trained on one that did: only the owner can give another.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
@@ -27,38 +29,53 @@ TASKS = {
 }
 SIZES = ("layers", "d_model", "vocab_size", "context")
 NAMED_PARTS = {"position": "positions", "norm": "norm", "feedforward": "feed-forward", "smoothing": "smoothing"}
-LICENSE = "## License\n\nUnknown: the people who made this model have not said how it may be used."
+UNKNOWN = "Unknown: the people who made this model have not said how it may be used."
 
 
-def model_card(recipe: Recipe, events: Sequence[dict[str, Any]]) -> str:
-    """The card as Markdown, from a run's recipe and the lines of its events.jsonl."""
+def model_card(
+    recipe: Recipe, events: Sequence[dict[str, Any]], license: Mapping[str, str] | None = None, adapter: bool = False
+) -> str:
+    """The card as Markdown, from a run's recipe and the lines of its events.jsonl.
+
+    `license` holds what the model's files say (`license`, `license_name`, `license_link`). With `adapter` the card is
+    that of the run's adapter alone; otherwise of the model that it is merged into.
+    """
     record = Record(recipe, (), (), events)
     start, result = record.last("start"), record.last("result")
     samples = [_fenced(text) for text in result.get("samples") or () if isinstance(text, str)][:3]
     table = result.get("table") or []
     versions = ", ".join(f"{name} {start[name]}" for name in ("weft", "torch", "python") if start.get(name))
     sections = [
-        _front_matter(recipe),
+        _front_matter(recipe, license or {}),
         f"# {recipe.name}",
         _description(record),
         _data(recipe, start.get("corpus") or ()),
-        _table("Counts", ("", ""), [row for row in _counts(record).items() if row[1]]),
+        _table("Counts", ("", ""), [row for row in _counts(record, adapter).items() if row[1]]),
         _table("Measured on held-out text", ("", ""), _metrics(result)),
         *(["## What it writes", *samples] if samples else []),
         _table("Held-out examples", table[0], table[1:4]) if table and "reference" in table[0] else "",
         *(["## How to repeat it", _fenced(start["command"])] if start.get("command") else []),
         f"Made with {versions}." if versions else "",
-        LICENSE,
+        f"## License\n\n{_license(license) if license else UNKNOWN}",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _front_matter(recipe: Recipe) -> str:
+def _front_matter(recipe: Recipe, license: Mapping[str, str]) -> str:
     """YAML between two rules, as the hub reads it."""
     head = getattr(recipe.model, "head", None)
     task = TASKS.get((recipe.model.kind, head.kind if head is not None else "lm"))
     tag = f'pipeline_tag: "{task}"\n' if task else ""
-    return f'---\nlicense: "unknown"\ntags: ["weft"]\n{tag}---'
+    fields = {"license": "unknown", **license}
+    lines = "".join(f"{field}: {json.dumps(str(value))}\n" for field, value in fields.items())  # which is YAML, too
+    return f'---\n{lines}tags: ["weft"]\n{tag}---'
+
+
+def _license(found: Mapping[str, str]) -> str:
+    """What the model's files say, as a sentence."""
+    names = [f"`{found[field]}`" for field in ("license", "license_name") if field in found]
+    link = f" ({found['license_link']})" if "license_link" in found else ""
+    return _line(f"{', '.join(names) or 'Another'}{link}: so say the files that the model came in.")
 
 
 def _description(record: Record) -> str:
@@ -85,18 +102,22 @@ def _data(recipe: Recipe, corpus: Sequence[str]) -> str:
     return _table("Data", ("source", "weight", "sha256") if weighted else ("source", "sha256"), rows)
 
 
-def _counts(record: Record) -> dict[str, str]:
+def _counts(record: Record, adapter: bool) -> dict[str, str]:
     recipe, start = record.recipe, record.last("start")
-    made: Mapping[str, Any] = record.last("model") or record.last("import")
     steps, batch = record.last("finish").get("step"), recipe.batch
     seconds = sum(event.get("seconds", 0.0) for event in record.all("finish"))
-    counts = {"parameters": f"{made['parameters']:,}" if made.get("parameters") else ""}
+    counts = {"parameters": f"{count(recipe.model).parameters:,}"}
+    if adapter:
+        own = count(recipe.model, adapter=recipe.adapter).trainable
+        counts = {"parameters of the adapter": f"{own:,}", "parameters of its model": counts["parameters"]}
     if steps is not None:
         counts["steps"] = f"{steps:,}"
     if steps is not None and batch.size is not None and batch.length is not None:
         tokens = steps * batch.size * batch.length
         counts["tokens seen"] = f"{tokens:,}"
-        counts["operations in training"] = f"{tokens * count(recipe.model, batch.length).training():.2e}"
+        counts["operations in training"] = (
+            f"{tokens * count(recipe.model, batch.length, recipe.adapter).training():.2e}"
+        )
     if seconds:
         counts["time"] = duration(seconds)
     if start:

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from weft.config import Tree
-from weft.errors import InteropError, RunError
+from weft.errors import InteropError, RunError, WeftError
 from weft.explain.count import count
 from weft.files import write_text
 from weft.interop import safetensors
@@ -24,10 +24,12 @@ from weft.models.renamed import current_name
 from weft.progress import bar
 from weft.recipe.config import Recipe
 from weft.runs.checkpoint import checkpoint_name, link, seal
-from weft.runs.folder import RunFolder
+from weft.runs.folder import RunFolder, open_run
 from weft.runs.noted import note_files
 from weft.text.tokenizer import FILE, Tokenizer
 from weft.untrusted import read_object
+
+GENERATIONS = 16  # runs on runs whose origin is looked for
 
 
 def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
@@ -86,6 +88,23 @@ def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
         labels=None if labels is None else tuple(labels),
         source_tokenizer=Tokenizer.load(run.source_tokenizer) if (run.source_tokenizer / FILE).is_file() else None,
     )
+
+
+def license_of(run: RunFolder) -> dict[str, str]:
+    """The license that a run's model came with; of one that was trained on another run's, that run's."""
+    try:
+        for _ in range(GENERATIONS):
+            notes = run.origin / "notes.json"
+            found = read_object(notes).get("notes", {}).get("license") if notes.is_file() else None
+            if isinstance(found, dict) and found:
+                return found
+            base = run.recipe().init
+            if base is None:
+                break
+            run = open_run(base)
+    except WeftError:  # a run that it began with is gone, or is none
+        pass
+    return {}
 
 
 def generation(run: RunFolder, vocab_size: int) -> tuple[Tree, list[str]]:
