@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "RUST_BACKTRACE": "0"}
 
 import torch
+from safetensors.torch import load_file
 
 import weft.api.import_model
 import weft.explain.count  # noqa: F401 — here, so that no child needs to
@@ -42,6 +44,7 @@ from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.interop import test_ctranslate2 as ct2
+from tests.text import test_sentencepiece as sp
 
 SECONDS, BYTES = 10, 2 << 30
 TEXT = "the cat sat on the mat, and the dog ate the rat in the hat of the man who ran from the van to the barn. " * 4
@@ -111,6 +114,39 @@ def _ctranslate2(folder: Path) -> Files:
     return _files(folder, "m/model.bin")
 
 
+def _ctranslate2_first(folder: Path) -> Files:
+    """Version 1: without a kind, by OpenNMT-tf's names."""
+    found, aliases = ct2.variables(ct2.made(ct2.MODELS["opennmt"]))
+    data = ct2.binary(ct2.first_names(found, aliases), {}, "", version=2, revision=1)[:-4]
+    ct2.folder(folder / "m", struct.pack("<I", 1) + data[4 + len(ct2.text("")) + 4 :])
+    (folder / "m/config.json").unlink()
+    return _files(folder, "m/model.bin")
+
+
+def _argos(folder: Path) -> Files:
+    """A package in an archive; SentencePiece's model is written by hand."""
+    (folder / "m").mkdir()
+    ct2.folder(folder / "m/model", ct2.binary(*ct2.variables(ct2.made(ct2.MODELS["marian"])), version=5))
+    kinds = (sp.UNKNOWN, sp.CONTROL, sp.CONTROL, *[sp.NORMAL] * len(ct2.TOKENS))
+    pieces = b"".join(sp.piece(token, -1.0, kind) for token, kind in zip(ct2.TOKENS, kinds, strict=False))
+    (folder / "m/sentencepiece.model").write_bytes(pieces + sp.PLAIN)
+    with zipfile.ZipFile(folder / "m.argosmodel", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted((folder / "m").rglob("*.*")):
+            archive.write(file, str(file.relative_to(folder)))
+    shutil.rmtree(folder / "m")
+    return _files(folder, "m.argosmodel")
+
+
+def _pickled(name: str, tokenizer: Tokenizer) -> Callable[[Path], Files]:
+    def write(folder: Path) -> Files:
+        _hf(name, tokenizer)(folder)
+        torch.save(load_file(folder / "m/model.safetensors"), folder / "m/pytorch_model.bin")
+        (folder / "m/model.safetensors").unlink()
+        return _files(folder, "m/config.json")
+
+    return write
+
+
 def models() -> dict[str, Callable[[Path], Files]]:
     """A writer for each kind of model."""
     bpe, words = build_tokenizer(BPE(vocab_size=300), [TEXT]), build_tokenizer(Word(vocab_size=20), [TEXT])
@@ -125,6 +161,9 @@ def models() -> dict[str, Callable[[Path], Files]]:
         "nanogpt": _nanogpt(False),
         "nanogpt-old": _nanogpt(True),
         "ctranslate2": _ctranslate2,
+        "ctranslate2-1": _ctranslate2_first,
+        "argos": _argos,
+        "gpt2-bin": _pickled("gpt-tiny", bpe),
     }
 
 

@@ -228,11 +228,13 @@ def test_as_a_run(tmp_path: Path) -> None:
     other, base = made("queries and values", tmp_path)
     for name, data in tokenizer_files(ModelBundle(base.model, {}, words(), "here")).items():
         (tmp_path / "base" / name).write_bytes(data)
-    with pytest.raises(WeftError, match=r"an adapter for their/model; import that, and name its run with --base$"):
+    with pytest.raises(WeftError, match=r"a PEFT adapter for their/model; import that, and name its run with --base$"):
         import_model(tmp_path / "adapter", tmp_path / "run")
     import_model(tmp_path / "base", tmp_path / "base-run")
     with pytest.raises(WeftError, match=r"--base .*: .*base is no adapter; leave it out$"):
         import_model(tmp_path / "base", tmp_path / "run", base=tmp_path / "base-run")
+    with pytest.raises(WeftError, match=r"--tokenizer .*: .* is an adapter, which has its base's; leave it out$"):
+        import_model(tmp_path / "adapter", tmp_path / "run", tokenizer=tmp_path / "base", base=tmp_path / "base-run")
     import_model(tmp_path / "adapter", tmp_path / "run", base=tmp_path / "base-run")
     run = weft.load(tmp_path / "run", device="cpu")
     assert difference(run.model, other) <= 2e-5
@@ -244,3 +246,28 @@ def test_as_a_run(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
     merged = exported(hf.read(run.export("hf", tmp_path / "hf")), tmp_path / "again")
     assert difference(built(hf.read(merged)), other) <= 2e-5
+    count = sum(each.numel() for each in built(hf.read(merged)).parameters())
+    assert f"| parameters | {count:,} |" in (tmp_path / "hf/README.md").read_text()
+    own = sum(each.numel() for each in load_file(tmp_path / "out" / peft.WEIGHTS).values())
+    assert f"| parameters of the adapter | {own:,} |" in (tmp_path / "out/README.md").read_text()
+    change(tmp_path, peft_type="IA3")
+    with pytest.raises(WeftError, match=r"peft_type = 'IA3': weft has only 'LORA'$"):
+        import_model(tmp_path / "adapter", tmp_path / "other")
+
+
+def test_an_adapter_of_torch_save(tmp_path: Path) -> None:
+    """As PEFT wrote them before safetensors: the same adapter, and safetensors when it is written again."""
+    _, base = made("queries and values", tmp_path)
+    folder = tmp_path / "adapter"
+    wanted = peft.read(folder, base)
+    torch.save(load_file(folder / peft.WEIGHTS), folder / peft.PICKLED)
+    before = differences(folder)
+    (folder / peft.WEIGHTS).unlink()
+    adapter = peft.read(folder, base)
+    assert adapter.settings == wanted.settings
+    assert all(torch.equal(adapter.weights[name], tensor) for name, tensor in wanted.weights.items())
+    (tmp_path / "out").mkdir()
+    peft.write(tmp_path / "out", base, adapter, "their/model")
+    after = differences(tmp_path / "out")
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)

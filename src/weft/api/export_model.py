@@ -109,8 +109,8 @@ def _peft(run: RunFolder, target: Path, dtype: str | None) -> str:
     adapter = peft.Adapter(recipe.adapter, weights, own.files, own.notes)
     with replacing_folder(target) as folder:
         # by the names of the family that the base came from
-        peft.write(folder, replace(own, notes=notes), adapter, notes.get("place") or str(recipe.init))
-        card = model_card(recipe, read_lines(run.events), license_of(run), adapter=True)
+        parameters = peft.write(folder, replace(own, notes=notes), adapter, notes.get("place") or str(recipe.init))
+        card = model_card(recipe, read_lines(run.events), license_of(run), adapter=parameters)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return "an adapter, for peft"
 

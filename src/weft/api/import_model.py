@@ -34,6 +34,8 @@ def import_model(
     target = Path(run)
     check_empty(target, "choose another folder for the run")
     if peft.recognises(Path(source)):
+        if tokenizer is not None:
+            raise InteropError(f"--tokenizer {tokenizer}: {source} is an adapter, which has its base's; leave it out")
         return _import_adapter(Path(source), target, base)
     if base is not None:
         raise InteropError(f"--base {base}: {source} is no adapter; leave it out")
@@ -49,7 +51,7 @@ def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tupl
     """An adapter as a run that begins with another run's weights; and that run's model, with the adapter's weights."""
     if base is None:
         wanted = peft.base_of(source)
-        raise InteropError(f"{source}: an adapter for {wanted}; import that, and name its run with --base")
+        raise InteropError(f"{source}: a PEFT adapter for {wanted}; import that, and name its run with --base")
     below = open_run(base)
     own = below.recipe()
     if own.adapter is not None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from weft.errors import InteropError, hub_failure, suggestion
 from weft.interop import argos, ctranslate2, gguf, hf, llama2c, nanogpt
 from weft.interop.bundle import ModelBundle
+from weft.untrusted import refuse_pointer
 
 
 class ImportFormat(NamedTuple):
@@ -75,7 +76,7 @@ def _download(repository: str) -> Path:
 
 def _unrecognised(path: Path) -> str:
     """Why nothing can be imported from a path, and what to name instead."""
-    known = f"weft imports {', '.join(each.title for each in FORMATS)}"
+    known = f"weft imports {', '.join(each.title for each in FORMATS)}, and with --base a PEFT folder"
     if path.is_dir():
         if (path / "config.toml").is_file():
             return "already a run of weft; it needs no import"
@@ -83,6 +84,8 @@ def _unrecognised(path: Path) -> str:
         inside = next((each for each in likely if any(form.recognises(each) for form in FORMATS)), None)
         hint = f"name {inside.name} in it" if inside else known
         return f"not a model that weft knows: it has no {hf.CONFIG}; {hint}"
+    if path.is_file():
+        refuse_pointer(path)
     if path.suffix in (".safetensors", ".json") or llama2c.PICKLED.match(path.name):
         return f"one file of a model; name the folder that it is in: weft import {path.absolute().parent} RUN"
     return f"not a model that weft knows; {known}"

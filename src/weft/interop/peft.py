@@ -64,8 +64,11 @@ def recognises(path: Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """The name that an adapter gives to the model that it was trained for."""
-    return str(Settings(read_object(folder / CONFIG), str(folder / CONFIG)).get("base_model_name_or_path", "its model"))
+    """The name that an adapter, if it is one that weft can use, gives to the model that it was trained for."""
+    settings = Settings(read_object(folder / CONFIG), str(folder / CONFIG))
+    settings.only(**ONLY)
+    name = settings.get("base_model_name_or_path")
+    return name if isinstance(name, str) and name else "a model that it does not name"
 
 
 # ---- reading
@@ -220,7 +223,7 @@ def _linears(base: ModelBundle) -> dict[str, Linear]:
 
 
 def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> int:
-    """Fill an empty folder with an adapter of the model `base`, as `peft` reads it; how many tensors it has.
+    """Fill an empty folder with an adapter of the model `base`, as `peft` reads it; how many parameters it has.
 
     One that was read from such a folder, and has the same sizes still, gets back its names, dtypes and settings.
     """
@@ -243,7 +246,7 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
     if kept.get("headers") and _same(kept, tensors, ranks, scale):
         safetensors.write_as(folder / WEIGHTS, next(iter(kept["headers"].values())), lazy)
         (folder / CONFIG).write_bytes(adapter.files[CONFIG])
-        return len(tensors)
+        return sum(tensor.numel() for tensor in tensors.values())
     safetensors.write(folder / WEIGHTS, lazy)
     most = max(ranks.values(), key=lambda rank: list(ranks.values()).count(rank))
     other = {name: rank for name, rank in ranks.items() if rank != most}
@@ -269,7 +272,7 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
         "use_dora": False,
     }
     (folder / CONFIG).write_bytes(json_bytes(tree))
-    return len(tensors)
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 def _theirs(parts: Iterable[Part], heights: list[int], a: Tensor, b: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

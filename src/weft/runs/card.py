@@ -33,12 +33,12 @@ UNKNOWN = "Unknown: the people who made this model have not said how it may be u
 
 
 def model_card(
-    recipe: Recipe, events: Sequence[dict[str, Any]], license: Mapping[str, str] | None = None, adapter: bool = False
+    recipe: Recipe, events: Sequence[dict[str, Any]], license: Mapping[str, str] | None = None, adapter: int = 0
 ) -> str:
     """The card as Markdown, from a run's recipe and the lines of its events.jsonl.
 
-    `license` holds what the model's files say (`license`, `license_name`, `license_link`). With `adapter` the card is
-    that of the run's adapter alone; otherwise of the model that it is merged into.
+    `license` holds what the model's files say (`license`, `license_name`, `license_link`). With `adapter`, its number
+    of parameters, the card is that of the run's adapter alone; otherwise of the model that it is merged into.
     """
     record = Record(recipe, (), (), events)
     start, result = record.last("start"), record.last("result")
@@ -102,14 +102,13 @@ def _data(recipe: Recipe, corpus: Sequence[str]) -> str:
     return _table("Data", ("source", "weight", "sha256") if weighted else ("source", "sha256"), rows)
 
 
-def _counts(record: Record, adapter: bool) -> dict[str, str]:
+def _counts(record: Record, adapter: int) -> dict[str, str]:
     recipe, start = record.recipe, record.last("start")
     steps, batch = record.last("finish").get("step"), recipe.batch
     seconds = sum(event.get("seconds", 0.0) for event in record.all("finish"))
     counts = {"parameters": f"{count(recipe.model).parameters:,}"}
     if adapter:
-        own = count(recipe.model, adapter=recipe.adapter).trainable
-        counts = {"parameters of the adapter": f"{own:,}", "parameters of its model": counts["parameters"]}
+        counts = {"parameters of the adapter": f"{adapter:,}", "parameters of its model": counts["parameters"]}
     if steps is not None:
         counts["steps"] = f"{steps:,}"
     if steps is not None and batch.size is not None and batch.length is not None:
