@@ -22,7 +22,8 @@ class ModelBundle:
 
     `origin` names the file and its format for messages; `notes` (JSON values only) is what a writer of the same format
     needs to reproduce what was read: settings that weft does not have, the dtypes of the weights, file names.
-    `unused` holds tensors that weft has no place for and `files` small files as they were, for the same purpose.
+    `unused` holds tensors that weft has no place for, and the blocks that quantized ones came in; `files` holds small
+    files as they were, for the same purpose.
     `labels` are a classifier's label names; `source_tokenizer` is for models that read with another tokenizer.
     """
 

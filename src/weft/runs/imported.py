@@ -1,7 +1,7 @@
 """A model bundle as a run's folder, and a run as a bundle again: how imports and exports meet the disk.
 
 An imported run keeps in origin/ what an export needs to reproduce the files as they were: notes.json,
-unused.safetensors (tensors that weft has no place for) and files/.
+unused.safetensors (tensors that weft has no place for, and blocks of quantized ones) and files/.
 """
 
 import json
