@@ -107,6 +107,7 @@ static inline Sum dot8(const int8_t *w, Rounded x, int blocks) {
     for (int b = 0; b < blocks; b += LANES) {
         int left = blocks - b < LANES ? blocks - b : LANES;
         __m512 scales = _mm512_maskz_loadu_ps((__mmask16)((1u << left) - 1), x.scales + b);
+        fetch(w + b * BLOCK, left * BLOCK);
         __m512i two = first_two(), step = _mm512_set1_epi32(2);
         for (int i = 0; i < left; i += 2, two = _mm512_add_epi32(two, step)) {
             __mmask64 there = i + 1 < left ? ~0ull : 0xffffffffull;
@@ -126,6 +127,8 @@ static inline Sum dot4(const uint8_t *w, const uint16_t *scales, const float *ce
     for (int b = 0; b < blocks; b += LANES) {
         int left = blocks - b < LANES ? blocks - b : LANES;
         __mmask16 some = (__mmask16)((1u << left) - 1);
+        fetch(w + b * (BLOCK / 2), left * (BLOCK / 2));
+        fetch(scales + b, 1);
         __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, scales + b)), 16);
         __m512 scale = _mm512_castsi512_ps(wide), both = _mm512_mul_ps(scale, _mm512_maskz_loadu_ps(some, x.scales + b));
         off = _mm512_fmadd_ps(scale, _mm512_maskz_loadu_ps(some, x.offsets + b), off);
@@ -186,6 +189,7 @@ static inline Sum dot8(const int8_t *w, Rounded x, int blocks) {
     Sum s0 = NOTHING, s1 = NOTHING;
     int b = 0;
     for (; b + 2 <= blocks; b += 2) {
+        fetch(w + b * BLOCK, 2 * BLOCK);
         s0 = add8(s0, w + b * BLOCK, x.numbers + b * BLOCK, x.scales[b]);
         s1 = add8(s1, w + (b + 1) * BLOCK, x.numbers + (b + 1) * BLOCK, x.scales[b + 1]);
     }
@@ -200,6 +204,7 @@ static inline Sum dot4(const uint8_t *w, const uint16_t *scales, const float *ce
     Vector off = {0};
     int b = 0;
     for (; b + LANES <= blocks; b += LANES) {
+        fetch(w + b * (BLOCK / 2), LANES * (BLOCK / 2));
         Vector scale = widen(scales + b), both = scale * LOAD(x.scales + b);
         off += scale * LOAD(x.offsets + b);
         if (centres) off += LOAD(centres + b) * LOAD(x.sums + b);

@@ -25,6 +25,16 @@ typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4)));
 #define SUMS 8 /* at a time: a product is ready some cycles after it began */
 #define ROWS 4 /* of a matrix that are summed up together */
 
+/* Ask for so many bytes some way ahead: processors do that by themselves, but not beyond the end of a page. */
+#if defined(__aarch64__)
+#define AHEAD 1024
+#else
+#define AHEAD 2048
+#endif
+static inline void fetch(const void *from, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)from + AHEAD + i);
+}
+
 /* The sums of ROWS vectors. Added up one by one they would take as long as a row's products. */
 #if defined(__aarch64__)
 static inline void totals(const Vector *v, float *sums) {
@@ -113,8 +123,10 @@ static inline Vector sum_of(const Vector *s) {
 static inline Vector dot(const float *a, const float *b, int n, float *rest) {
     Vector s[SUMS] = {0};
     int i = 0;
-    for (; i + SUMS * LANES <= n; i += SUMS * LANES)
+    for (; i + SUMS * LANES <= n; i += SUMS * LANES) {
+        fetch(a + i, 4 * SUMS * LANES);
         for (int j = 0; j < SUMS; j++) s[j] += LOAD(a + i + j * LANES) * LOAD(b + i + j * LANES);
+    }
     for (; i + 4 * LANES <= n; i += 4 * LANES)
         for (int j = 0; j < 4; j++) s[j] += LOAD(a + i + j * LANES) * LOAD(b + i + j * LANES);
     for (; i + LANES <= n; i += LANES) s[0] += LOAD(a + i) * LOAD(b + i);
@@ -125,7 +137,8 @@ static inline Vector dot(const float *a, const float *b, int n, float *rest) {
 static inline Vector dot_bf16(const uint16_t *w, const float *x, int n, float *rest) {
     Vector s[SUMS] = {0};
     int i = 0;
-    for (; i + SUMS * LANES <= n; i += SUMS * LANES)
+    for (; i + SUMS * LANES <= n; i += SUMS * LANES) {
+        fetch(w + i, 2 * SUMS * LANES);
 #if defined(__aarch64__)
         for (int j = 0; j < SUMS; j += 2) { /* either half of a vector, with zeros below */
             uint16x8_t both = vld1q_u16(w + i + j * LANES), zeros = vdupq_n_u16(0);
@@ -134,9 +147,10 @@ static inline Vector dot_bf16(const uint16_t *w, const float *x, int n, float *r
         }
 #else
         for (int j = 0; j < SUMS; j++) s[j] += widen(w + i + j * LANES) * LOAD(x + i + j * LANES);
+#endif
+    }
     for (; i + 4 * LANES <= n; i += 4 * LANES)
         for (int j = 0; j < 4; j++) s[j] += widen(w + i + j * LANES) * LOAD(x + i + j * LANES);
-#endif
     for (; i + LANES <= n; i += LANES) s[0] += widen(w + i) * LOAD(x + i);
     for (; i < n; i++) *rest += widened(w[i]) * x[i];
     return sum_of(s);
