@@ -33,8 +33,8 @@ from weft.nn.dropout import row_keys
 from weft.objectives.masked import masked_loss
 from weft.objectives.words import word_loss
 from weft.parallel.passes import Parallel
-from weft.recipe.config import AdamW
 from weft.recipe.objective import NextToken
+from weft.recipe.optimizer import AdamW
 from weft.training import optimizer
 from weft.training.compiled import Compiled
 from weft.training.objective import Loss

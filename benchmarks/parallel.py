@@ -38,8 +38,8 @@ from weft.parallel import apply, mesh
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Parallel, Replicas
 from weft.parallel.ranks import ALONE, join
-from weft.recipe.config import AdamW
 from weft.recipe.objective import NextToken
+from weft.recipe.optimizer import AdamW
 from weft.training import optimizer
 from weft.training.compiled import Compiled
 from weft.training.precision import arithmetic

@@ -28,8 +28,9 @@ from weft.models.build import build
 from weft.models.presets import gpt
 from weft.objectives.words import word_loss
 from weft.parallel.passes import Parallel
-from weft.recipe.config import AdamW, Precision
+from weft.recipe.config import Precision
 from weft.recipe.objective import NextToken
+from weft.recipe.optimizer import AdamW
 from weft.training import optimizer
 from weft.training.precision import arithmetic, autocast
 from weft.training.step import OptimisationStep

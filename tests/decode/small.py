@@ -13,7 +13,8 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer
-from weft.nn.config import Attention, Gated, RMSNorm, Rotary
+from weft.nn.config import Attention, Gated, RMSNorm
+from weft.nn.position_config import Rotary
 from weft.text.tokenizer import Tokenizer
 
 VOCAB = 40

@@ -17,7 +17,8 @@ from weft.models.base import LanguageModel, State
 from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.models.presets import preset
-from weft.nn.config import LayerNorm, Learned
+from weft.nn.config import LayerNorm
+from weft.nn.position_config import Learned
 from weft.text.config import BPE, Byte, Char
 from weft.text.tokenizer import build_tokenizer
 

@@ -14,7 +14,8 @@ from weft.decode.prompt import Prompt
 from weft.errors import ModelError
 from weft.models.build import build
 from weft.models.config import Recurrent
-from weft.nn.config import LayerNorm, Learned
+from weft.nn.config import LayerNorm
+from weft.nn.position_config import Learned
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 

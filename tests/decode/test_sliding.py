@@ -20,7 +20,8 @@ from weft.decode.prompt import Prompt, context_window, slid
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
-from weft.nn.config import LayerNorm, Learned
+from weft.nn.config import LayerNorm
+from weft.nn.position_config import Learned
 from weft.text.config import Byte
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 

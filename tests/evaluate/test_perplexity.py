@@ -13,7 +13,8 @@ from weft.errors import DataError
 from weft.evaluate.perplexity import Reading, Score, counted_scores, spans, token_scores
 from weft.models.build import build
 from weft.models.config import Decoder, NGram, Recurrent
-from weft.nn.config import Attention, Gated, RMSNorm, Rotary
+from weft.nn.config import Attention, Gated, RMSNorm
+from weft.nn.position_config import Rotary
 
 
 class Text:

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from weft.nn.config import Attention, LayerNorm, Learned, Plain
+from weft.nn.config import Attention, LayerNorm, Plain
+from weft.nn.position_config import Learned
 
 
 def small(vocab_size: int, **changes: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from weft.explain.capture import capture, without_head
 from weft.explain.reading import SourceTokens
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
-from weft.nn.config import ALiBi, Attention, Relative, RMSNorm, Rotary
+from weft.nn.config import Attention, RMSNorm
+from weft.nn.position_config import ALiBi, Relative, Rotary
 
 SMALL = small(40)
 GPT = Decoder(**SMALL)

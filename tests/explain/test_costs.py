@@ -14,8 +14,9 @@ from weft.explain.timing import step_time
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import PRESETS, preset
-from weft.nn.config import Attention, Gated, Relative, RMSNorm, Rotary, T5Bias
+from weft.nn.config import Attention, Gated, RMSNorm
 from weft.nn.init import empty_weights
+from weft.nn.position_config import Relative, Rotary, T5Bias
 
 COUNTED = [name for name in PRESETS if not name.startswith("ngram")]
 

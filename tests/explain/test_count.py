@@ -22,6 +22,7 @@ from weft.models import config
 from weft.models.build import build
 from weft.models.presets import PRESETS, preset
 from weft.nn import config as parts
+from weft.nn import position_config as places
 
 
 def built(model: Any) -> int:
@@ -51,12 +52,18 @@ norms = st.sampled_from(
 )
 positions = st.one_of(
     st.sampled_from(
-        [parts.NoPosition(), parts.Sinusoidal(), parts.Rotary(), parts.Rotary(fraction=0.5), parts.ALiBi()]
+        [
+            places.NoPosition(),
+            places.Sinusoidal(),
+            places.Rotary(),
+            places.Rotary(fraction=0.5),
+            places.ALiBi(),
+        ]
     ),
-    st.builds(parts.Learned, offset=st.integers(0, 3)),
-    st.builds(parts.Relative, max_distance=small),
-    st.builds(parts.T5Bias, buckets=st.sampled_from([4, 8])),
-    st.builds(parts.LearnedT5, offset=st.integers(0, 3), buckets=st.just(4)),
+    st.builds(places.Learned, offset=st.integers(0, 3)),
+    st.builds(places.Relative, max_distance=small),
+    st.builds(places.T5Bias, buckets=st.sampled_from([4, 8])),
+    st.builds(places.LearnedT5, offset=st.integers(0, 3), buckets=st.just(4)),
 )
 feedforwards = st.one_of(
     st.builds(parts.Plain, d_ff=st.integers(1, 9), bias=st.booleans()),
@@ -102,9 +109,9 @@ def transformers(draw: st.DrawFn) -> Any:
         "pattern": draw(st.lists(st.builds(config.LayerKind, window=st.sampled_from([None, 4, 9])), max_size=3)),
     }
     if draw(st.booleans()):
-        shared["position"] = parts.Rotary()
+        shared["position"] = places.Rotary()
         shared["pattern"].append(
-            config.LayerKind(position=draw(st.sampled_from([parts.NoPosition(), parts.Rotary(base=9.0)])))
+            config.LayerKind(position=draw(st.sampled_from([places.NoPosition(), places.Rotary(base=9.0)])))
         )
     match draw(st.sampled_from(["decoder", "encoder", "both"])):
         case "decoder":
@@ -282,7 +289,7 @@ def saved_bytes(model: Any, batch: int, time: int, bf16: bool) -> int:
 @pytest.mark.parametrize(
     "feedforward", [parts.Plain(d_ff=96), parts.Plain(d_ff=96, activation="gelu"), parts.Gated(d_ff=64)]
 )
-@pytest.mark.parametrize("position", [parts.Learned(), parts.Rotary()])
+@pytest.mark.parametrize("position", [places.Learned(), places.Rotary()])
 def test_activations_are_what_autograd_keeps(
     precision: str, placement: str, feedforward: Config, position: Config
 ) -> None:

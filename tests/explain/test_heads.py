@@ -13,7 +13,8 @@ from weft.explain.heads import HeadTable, head_statistics, induction_scores
 from weft.explain.reading import Reading
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
-from weft.nn.config import ALiBi, Attention
+from weft.nn.config import Attention
+from weft.nn.position_config import ALiBi
 from weft.text.config import Char
 from weft.text.tokenizer import build_tokenizer
 

@@ -13,7 +13,8 @@ from weft.explain.lens import lens
 from weft.explain.reading import Reading
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, PretrainingHead, Recurrent
-from weft.nn.config import RMSNorm, Rotary
+from weft.nn.config import RMSNorm
+from weft.nn.position_config import Rotary
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 

@@ -10,8 +10,8 @@ from weft.errors import ConfigError, ModelError
 from weft.explain.positions import positions
 from weft.models.build import build
 from weft.models.presets import preset
-from weft.nn.config import Rotary, Sinusoidal
 from weft.nn.position import alibi_slopes
+from weft.nn.position_config import Rotary, Sinusoidal
 
 
 def test_sinusoids_are_the_formula() -> None:

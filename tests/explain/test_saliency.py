@@ -14,7 +14,8 @@ from weft.explain.reading import Reading
 from weft.explain.saliency import saliency
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder, NGram, Recurrent
-from weft.nn.config import Attention, Plain, RMSNorm, Rotary
+from weft.nn.config import Attention, Plain, RMSNorm
+from weft.nn.position_config import Rotary
 from weft.text.config import Byte, Specials
 from weft.text.tokenizer import build_tokenizer
 

@@ -29,7 +29,8 @@ from weft.models.config import (
     PretrainingHead,
     Recurrent,
 )
-from weft.nn.config import RMSNorm, Rotary
+from weft.nn.config import RMSNorm
+from weft.nn.position_config import Rotary
 from weft.text.config import Byte, Specials
 from weft.text.tokenizer import build_tokenizer
 

@@ -19,8 +19,9 @@ from weft.interop.bundle import ModelBundle
 from weft.models.build import build
 from weft.models.config import EncoderDecoder, LMHead
 from weft.models.transformer import Transformer
-from weft.nn.config import Attention, Gated, LayerNorm, Learned, Plain, Relative, RMSNorm, Sinusoidal, T5Bias
+from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
 from weft.nn.position import sinusoids
+from weft.nn.position_config import Learned, Relative, Sinusoidal, T5Bias
 
 D, HEADS, FF = 16, 4, 24
 TOKENS = ["<unk>", "<s>", "</s>", *(f"w{number}" for number in range(20))]

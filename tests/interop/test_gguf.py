@@ -32,7 +32,8 @@ from weft.interop.gguf_tokenizer import tokenizer_keys
 from weft.models.build import build
 from weft.models.config import Decoder, LMHead
 from weft.models.presets import gpt, llama, preset
-from weft.nn.config import Attention, Gated, RMSNorm, Rotary
+from weft.nn.config import Attention, Gated, RMSNorm
+from weft.nn.position_config import Rotary
 from weft.nn.scaling import DynamicNTK, LinearScaling, Llama3Scaling
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer

@@ -29,7 +29,8 @@ from weft.interop.hf_tokenizer import TOKENIZER_FILES
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.models.presets import bert, gpt, llama, preset, vaswani
-from weft.nn.config import Attention, Sinusoidal
+from weft.nn.config import Attention
+from weft.nn.position_config import Sinusoidal
 from weft.text.config import Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 

@@ -18,7 +18,8 @@ from weft.models.build import build
 from weft.models.config import ClassificationHead, EncoderDecoder, LMHead, PretrainingHead, Recurrent
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
-from weft.nn.config import Attention, Gated, RMSNorm, Rotary, T5Bias
+from weft.nn.config import Attention, Gated, RMSNorm
+from weft.nn.position_config import Rotary, T5Bias
 from weft.nn.scaling import DynamicNTK
 from weft.text.config import Byte
 from weft.text.tokenizer import Tokenizer, build_tokenizer

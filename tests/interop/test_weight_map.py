@@ -22,8 +22,8 @@ from weft.interop.weight_map import (
 )
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
-from weft.nn.config import Rotary, Sizes
 from weft.nn.position import build
+from weft.nn.position_config import Rotary, Sizes
 
 D_HEAD = 6
 

@@ -5,8 +5,8 @@ python -c "import torch; from weft.nn.position import sinusoids; print(sinusoids
 
 import torch
 
-from weft.nn.config import Sinusoidal, Sizes
 from weft.nn.position import build, sinusoids
+from weft.nn.position_config import Sinusoidal, Sizes
 
 PLACES = torch.arange(3)
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.nn.config import Rotary, Sizes
 from weft.nn.position import build
+from weft.nn.position_config import Rotary, Sizes
 
 
 def rotated(x: torch.Tensor, place: int, pairs: Literal["adjacent", "halves"]) -> torch.Tensor:

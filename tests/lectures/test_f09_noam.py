@@ -5,7 +5,7 @@ See it: python -c "from weft.training.schedule import build, noam; print(noam(40
 
 import pytest
 
-from weft.recipe.config import Noam
+from weft.recipe.optimizer import Noam
 from weft.training.schedule import build, noam
 
 

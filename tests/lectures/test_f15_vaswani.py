@@ -12,7 +12,8 @@ import pytest
 from weft.explain.count import count
 from weft.models.config import EncoderDecoder
 from weft.models.presets import preset
-from weft.nn.config import LayerNorm, Plain, Sinusoidal
+from weft.nn.config import LayerNorm, Plain
+from weft.nn.position_config import Sinusoidal
 
 
 def test_f15_the_fields() -> None:

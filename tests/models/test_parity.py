@@ -20,7 +20,8 @@ from weft.interop.weight_map import Rule, conversions, module, tensor, their_sha
 from weft.models.build import build
 from weft.models.config import EncoderDecoder, LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
-from weft.nn.config import Attention, Gated, Plain, RMSNorm, Rotary, Sinusoidal, T5Bias
+from weft.nn.config import Attention, Gated, Plain, RMSNorm
+from weft.nn.position_config import Rotary, Sinusoidal, T5Bias
 from weft.nn.scaling import DynamicNTK, LinearScaling, Llama3Scaling
 
 VOCAB, D, HEADS, FF = 61, 32, 4, 48

@@ -27,22 +27,9 @@ from weft.models.config import (
 )
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
-from weft.nn.config import (
-    ALiBi,
-    Attention,
-    Gated,
-    LayerNorm,
-    Learned,
-    NoPosition,
-    NormalInit,
-    Plain,
-    Relative,
-    RMSNorm,
-    Rotary,
-    Sinusoidal,
-    T5Bias,
-)
+from weft.nn.config import Attention, Gated, LayerNorm, NormalInit, Plain, RMSNorm
 from weft.nn.mask import Mask
+from weft.nn.position_config import ALiBi, Learned, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.nn.scaling import LinearScaling, YaRN
 
 VOCAB = 29

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from weft.nn import attention, attention_mask
 from weft.nn.attention import QKV, AttentionMask, by_formula, dropped_attention, fast_attention, reference_attention
-from weft.nn.config import ALiBi, NoPosition, Sizes, T5Bias
 from weft.nn.dropout import following, row_keys
 from weft.nn.mask import Mask
 from weft.nn.position import Position, build
+from weft.nn.position_config import ALiBi, NoPosition, Sizes, T5Bias
 
 B, H, K, T, D = 3, 4, 2, 37, 8
 PARTS = torch.Generator().manual_seed(0)

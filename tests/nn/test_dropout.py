@@ -13,8 +13,9 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, EncoderDecoder, Recurrent
 from weft.models.transformer import Stack
-from weft.nn.config import Attention, LayerNorm, Plain, Relative, Rotary
+from weft.nn.config import Attention, LayerNorm, Plain
 from weft.nn.dropout import Dropout, dropped, following, place_keys, row_keys
+from weft.nn.position_config import Relative, Rotary
 
 KEYS = row_keys(12345, torch.arange(64))
 

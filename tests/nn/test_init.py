@@ -15,6 +15,7 @@ from weft.models.build import build
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn import config as parts
 from weft.nn.init import empty_weights
+from weft.nn.position_config import Position
 from weft.training.finetune import add_adapters
 
 REQUIRED = {"d_ff": 24, "labels": 3, "factor": 2.0}
@@ -32,9 +33,7 @@ def named(settings: Any) -> str:
 
 
 SMALL: dict[str, Config] = {
-    **{
-        f"position {named(p)}": llama(2, 16, 2, 24, 16, vocab_size=32).replace(position=p) for p in each(parts.Position)
-    },
+    **{f"position {named(p)}": llama(2, 16, 2, 24, 16, vocab_size=32).replace(position=p) for p in each(Position)},
     **{f"norm {named(n)}": gpt(2, 16, 2, 16, 32).replace(norm=n) for n in each(parts.Norm)},
     **{f"feedforward {named(f)}": gpt(2, 16, 2, 16, 32).replace(feedforward=f) for f in each(parts.FeedForward)},
     **{f"init {named(i)}": gpt(2, 16, 2, 16, 32).replace(init=i) for i in each(parts.Init)},

@@ -77,7 +77,7 @@ import torch
 from weft.cli.main import run
 from weft.errors import ConfigError
 from weft.models.build import build
-from weft.nn.config import Bins
+from weft.nn.position_config import Bins
 from weft.recipe.resolve import resolve
 
 settings = resolve("recipe.toml").model
@@ -113,7 +113,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tree")
     package = root / "src" / "weft"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    for file, text in (("nn/config.py", SETTINGS), ("nn/position.py", CLASS)):
+    for file, text in (("nn/position_config.py", SETTINGS), ("nn/position.py", CLASS)):
         with (package / file).open("a", encoding="utf-8") as handle:
             handle.write(text)
     (root / "recipe.toml").write_text(RECIPE, encoding="utf-8")

@@ -11,7 +11,8 @@ from torch import Tensor
 from weft.data.batch import Batch, Source
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TaggingHead, TransformerConfig
-from weft.nn.config import Attention, LayerNorm, Learned, Plain
+from weft.nn.config import Attention, LayerNorm, Plain
+from weft.nn.position_config import Learned
 from weft.objectives import table as objectives
 from weft.recipe.resolve import resolve
 from weft.runs.folder import RunFolder

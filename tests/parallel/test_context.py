@@ -19,7 +19,7 @@ from weft.models.build import build
 from weft.models.config import Decoder, Encoder
 from weft.models.presets import preset
 from weft.models.transformer import Stack
-from weft.nn import config
+from weft.nn import config, position_config
 from weft.nn.attention import QKV, AttentionMask, fast_attention
 from weft.nn.dropout import following, place_keys, row_keys
 from weft.nn.init import empty_weights
@@ -40,7 +40,7 @@ WORDS, ROWS = 37, 4
 # ---- models and batches
 
 
-def _decoder(position: config.PositionConfig, window: int | None = None, dropout: float = 0.1) -> Decoder:
+def _decoder(position: position_config.PositionConfig, window: int | None = None, dropout: float = 0.1) -> Decoder:
     attention = config.Attention(heads=4, kv_heads=2, window=window, dropout=dropout, qk_norm=config.RMSNorm())
     sizes = {"vocab_size": WORDS, "d_model": 16, "layers": 2, "context": 32, "attention": attention}
     return preset("gpt-tiny").replace(**sizes, position=position, dropout=dropout)
@@ -77,20 +77,20 @@ def _masked(time: int) -> Batch:
 
 Case = tuple[dict[str, Any], Any, Batch]
 CASES: dict[str, Case] = {
-    "learned": ({"context": 4}, _decoder(config.Learned()), _rows(16)),
+    "learned": ({"context": 4}, _decoder(position_config.Learned()), _rows(16)),
     "rotary, documents, window": (
         {"context": 2, "tensor": 2, "sequence": True},
-        _decoder(config.Rotary(), window=6),
+        _decoder(position_config.Rotary(), window=6),
         _documents(16),
     ),
     "masked words": ({"context": 2, "shard": 2}, _encoder(), _masked(13)),
 }
 MORE: dict[str, Case] = {
-    "learned, replicas": ({"context": 2}, _decoder(config.Learned()), _rows(12)),
-    "t5": ({"context": 2, "tensor": 2}, _decoder(config.T5Bias()), _documents(16)),
-    "alibi": ({"context": 4}, _decoder(config.ALiBi(), window=5), _documents(8)),
-    "relative": ({"context": 2, "tensor": 2}, _decoder(config.Relative(max_distance=3)), _rows(16)),
-    "sinusoidal, no dropout": ({"context": 4}, _decoder(config.Sinusoidal(), dropout=0.0), _rows(24)),
+    "learned, replicas": ({"context": 2}, _decoder(position_config.Learned()), _rows(12)),
+    "t5": ({"context": 2, "tensor": 2}, _decoder(position_config.T5Bias()), _documents(16)),
+    "alibi": ({"context": 4}, _decoder(position_config.ALiBi(), window=5), _documents(8)),
+    "relative": ({"context": 2, "tensor": 2}, _decoder(position_config.Relative(max_distance=3)), _rows(16)),
+    "sinusoidal, no dropout": ({"context": 4}, _decoder(position_config.Sinusoidal(), dropout=0.0), _rows(24)),
 }
 
 

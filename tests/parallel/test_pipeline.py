@@ -19,7 +19,7 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.models.transformer import Stack
-from weft.nn import config
+from weft.nn import config, position_config
 from weft.nn.dropout import following, row_keys
 from weft.nn.init import empty_weights
 from weft.objectives.masked import masked_loss
@@ -49,7 +49,7 @@ MODELS: dict[str, Any] = {
     "classifier": _small("bert-tiny", layers=3, head=models.ClassificationHead(labels=3, dropout=0.2)),
     "translator": _small("vaswani-tiny"),
     "two tables": _small("vaswani-tiny", layers=3, encoder_layers=1, source_vocab_size=23),
-    "biases": _small("vaswani-tiny", position=config.T5Bias()),
+    "biases": _small("vaswani-tiny", position=position_config.T5Bias()),
 }
 
 

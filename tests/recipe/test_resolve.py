@@ -8,7 +8,7 @@ from weft.config import to_toml
 from weft.data.config import FilesSplit, HashSplit
 from weft.errors import ConfigError
 from weft.models.presets import preset
-from weft.recipe.config import SGD, Cosine, Noam
+from weft.recipe.optimizer import SGD, Cosine, Noam
 from weft.recipe.resolve import recipe_names, resolve
 from weft.text.config import Char
 

@@ -18,8 +18,8 @@ from weft.models.presets import gpt, llama, vaswani
 from weft.nn.config import LoRA
 from weft.objectives.words import word_loss
 from weft.parallel.passes import Parallel
-from weft.recipe.config import AdamW, Muon
 from weft.recipe.objective import NextToken
+from weft.recipe.optimizer import AdamW, Muon
 from weft.training.finetune import add_adapters, merged
 from weft.training.optimizer import block_matrices, decay_groups, layer_factors, set_rate
 from weft.training.optimizer import build as build_optimizer

@@ -13,8 +13,9 @@ from weft.errors import RunError
 from weft.models.build import build
 from weft.objectives.words import word_loss
 from weft.parallel.passes import Parallel
-from weft.recipe.config import SGD, Adam, AdamW, GuardConfig
+from weft.recipe.config import GuardConfig
 from weft.recipe.objective import NextToken
+from weft.recipe.optimizer import SGD, Adam, AdamW
 from weft.runs import checkpoint
 from weft.runs.lines import read_lines
 from weft.runs.snapshot import snapshot

@@ -9,7 +9,7 @@ from weft.explain.memory import Workload, training_memory
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
-from weft.recipe.config import SGD, Adam, AdamW, Muon
+from weft.recipe.optimizer import SGD, Adam, AdamW, Muon
 from weft.recipe.resolve import resolve
 from weft.runs.snapshot import load_optimizer_state, optimizer_state
 from weft.training.optimizer import block_matrices, orthogonalise, set_rate, update

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.recipe.config import WSD, Constant, Cosine, Linear, StepDecay
+from weft.recipe.optimizer import WSD, Constant, Cosine, Linear, StepDecay
 from weft.training.schedule import build
 
 

@@ -12,11 +12,11 @@ from weft.data.batch import Batch, Source
 from weft.errors import ConfigError
 from weft.models.build import build
 from weft.models.presets import bert, gpt, llama, vaswani
-from weft.nn.config import T5Bias
+from weft.nn.position_config import T5Bias
 from weft.objectives.words import word_loss
 from weft.parallel.passes import Parallel
-from weft.recipe.config import SGD, AdamW
 from weft.recipe.objective import NextToken
+from weft.recipe.optimizer import SGD, AdamW
 from weft.recipe.resolve import resolve
 from weft.runs.snapshot import optimizer_state
 from weft.training import optimizer as optimizers

@@ -26,8 +26,9 @@ from weft.objectives import table as objectives
 from weft.parallel.ranks import ALONE, Ranks, join, reaching
 from weft.parallel.restart import job, restarts
 from weft.progress import Log, log_to_stderr
-from weft.recipe.config import Constant, Noam, Recipe, SettledRecipe
+from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat
+from weft.recipe.optimizer import Constant, Noam
 from weft.recipe.resolve import changed_tables, continues, extended, is_run, resolve, without_data
 from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread

@@ -24,7 +24,8 @@ from weft.explain.count import count
 from weft.explain.memory import Workload, training_memory
 from weft.models.config import NGram
 from weft.progress import Log
-from weft.recipe.config import Noam, Recipe, SettledRecipe
+from weft.recipe.config import Recipe, SettledRecipe
+from weft.recipe.optimizer import Noam
 from weft.recipe.resolve import resolve, run_name
 from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread

@@ -5,7 +5,7 @@ from typing import Any
 from weft.explain.anatomy_parts import Code, Part, code, dims, keys, size
 from weft.models.transformer import Stack
 from weft.nn import position
-from weft.nn.config import ALiBi, Learned, NoPosition, PositionConfig, Relative, Rotary, Sinusoidal, T5Bias
+from weft.nn.position_config import ALiBi, Learned, NoPosition, PositionConfig, Relative, Rotary, Sinusoidal, T5Bias
 
 
 def added_positions(settings: Any, stack: Stack, time: str) -> Part | None:

@@ -23,7 +23,8 @@ from weft.explain.charts import Chart, Charts, grid, legend, line
 from weft.explain.plan import Table
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer
-from weft.nn.config import Attention, LayerNorm, Learned, Plain, XavierInit
+from weft.nn.config import Attention, LayerNorm, Plain, XavierInit
+from weft.nn.position_config import Learned
 
 Placement = Literal["pre", "post", "none"]
 PLACEMENTS: tuple[Placement, ...] = ("pre", "post", "none")

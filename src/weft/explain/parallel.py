@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.explain.parallel_ranks import Collective, Meter, gathered, simulated
-from weft.nn import config, position
+from weft.nn import config, position, position_config
 from weft.nn.attention import QKV, AttentionMask, SelfAttention, reference_attention
 from weft.nn.feedforward import Plain
 from weft.nn.mask import Mask
@@ -285,8 +285,8 @@ def _attention(sizes: Sizes) -> Block:
     d_head = sizes.d_model // sizes.heads
     own = SelfAttention(config.Attention(heads=sizes.heads, bias="all"), sizes.d_model, d_head).double()
     places = torch.arange(sizes.tokens)[None]
-    shape = config.Sizes(sizes.d_model, sizes.heads, d_head, sizes.tokens, causal=True, layers=1)
-    where = AttentionMask(Mask(causal=True), position.build(config.NoPosition(), shape), places, places)
+    shape = position_config.Sizes(sizes.d_model, sizes.heads, d_head, sizes.tokens, causal=True, layers=1)
+    where = AttentionMask(Mask(causal=True), position.build(position_config.NoPosition(), shape), places, places)
 
     def attend(u: Tensor) -> Tensor:
         """(batch, time, heads · 3 · d_head) → (batch, time, heads · d_head), for any number of heads."""

@@ -20,9 +20,10 @@ from weft.explain.picture import SHADES
 from weft.explain.plan import Table
 from weft.models.config import TransformerConfig
 from weft.models.transformer import Transformer
-from weft.nn.config import NormalInit, PositionConfig, Rotary, Sinusoidal, Sizes
+from weft.nn.config import NormalInit
 from weft.nn.init import Initialiser, reset
 from weft.nn.position import LearnedT5, Position, build, sinusoids
+from weft.nn.position_config import PositionConfig, Rotary, Sinusoidal, Sizes
 
 HEADS = 8
 LAYOUTS: tuple[Literal["interleaved", "tensor2tensor"], ...] = ("interleaved", "tensor2tensor")

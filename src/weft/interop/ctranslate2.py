@@ -20,8 +20,9 @@ from weft.interop.ctranslate2_file import ModelFile, open_file
 from weft.interop.ctranslate2_tokenizer import read_tokenizers, read_vocabularies
 from weft.interop.weight_map import Rule, Shape, conversions, tensor, to_ours
 from weft.models.config import EncoderDecoder
-from weft.nn.config import Activation, Learned, Sinusoidal, T5Bias
+from weft.nn.config import Activation
 from weft.nn.position import sinusoids
+from weft.nn.position_config import Learned, Sinusoidal, T5Bias
 from weft.untrusted import read_object
 
 MODEL, CONFIG = "model.bin", "config.json"

@@ -24,7 +24,8 @@ from weft.interop.license import in_keys, to_keys
 from weft.interop.settings import Settings, shown
 from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
 from weft.models.config import Decoder
-from weft.nn.config import RMSNorm, Rotary
+from weft.nn.config import RMSNorm
+from weft.nn.position_config import Rotary
 from weft.nn.scaling import Llama3Scaling
 from weft.progress import bar
 

@@ -15,8 +15,9 @@ from weft.interop.settings import Flat, Settings, Transformer, first_that_holds,
 from weft.interop.table import Row, Special, Table, even_heads, follows, number, same, whole
 from weft.interop.weight_map import SAME, Layout, Rule, adjacent_pairs, module, tensor
 from weft.models.config import Decoder, Model
-from weft.nn.config import RMSNorm, Rotary, Sizes
+from weft.nn.config import RMSNorm
 from weft.nn.position import Rotary as RotaryModule
+from weft.nn.position_config import Rotary, Sizes
 from weft.nn.scaling import Llama3Scaling
 
 KEPT = 64  # values of an array that is kept as a note

@@ -26,9 +26,9 @@ from weft.models import heads
 from weft.models.build import build
 from weft.models.config import Model, TransformerConfig
 from weft.models.transformer import Transformer, encoded_source
-from weft.nn.config import Rotary
 from weft.nn.init import empty_weights
 from weft.nn.mask import Mask
+from weft.nn.position_config import Rotary
 
 ABOUT = "weft.json"
 OPSET = 18

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
-from weft.nn.config import Activation, Block, Init, NoPosition, NormalInit, Position, Probability, Sizes
+from weft.nn.config import Activation, Block, Init, NormalInit, Probability
+from weft.nn.position_config import NoPosition, Position, Sizes
 
 # ---- what a Transformer's last layer is for
 

@@ -6,18 +6,8 @@ from typing import Any, TypedDict, Unpack
 from weft.config import Config
 from weft.errors import ConfigError, suggestion
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder, LMHead, NGram, PretrainingHead, Recurrent
-from weft.nn.config import (
-    Attention,
-    Gated,
-    LayerNorm,
-    Learned,
-    NormalInit,
-    Plain,
-    RMSNorm,
-    Rotary,
-    Sinusoidal,
-    XavierInit,
-)
+from weft.nn.config import Attention, Gated, LayerNorm, NormalInit, Plain, RMSNorm, XavierInit
+from weft.nn.position_config import Learned, Rotary, Sinusoidal
 
 
 def gpt(layers: int, d_model: int, heads: int, context: int, vocab_size: int = 50257, **changes: Any) -> Decoder:

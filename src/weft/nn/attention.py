@@ -21,10 +21,10 @@ from weft.nn import norm
 from weft.nn.attention_mask import DENSE_ENTRIES, AttentionMask
 from weft.nn.cache import Past
 from weft.nn.config import Attention as AttentionConfig
-from weft.nn.config import Relative
 from weft.nn.dropout import dropped, next_call, place_keys
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
+from weft.nn.position_config import Relative
 from weft.nn.runs import Runs, spans
 from weft.nn.softcap import capped
 

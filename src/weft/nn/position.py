@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import ModelError
-from weft.nn import config
+from weft.nn import position_config as config
 from weft.nn.init import Initialiser
 from weft.nn.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, YaRN
 

@@ -14,8 +14,9 @@ from typing import Any
 from weft.config import Tree, merge, validate
 from weft.explain.count import writing_weights
 from weft.models.config import NGram, TransformerConfig
-from weft.recipe.config import Noam, Precision, Recipe, SettledRecipe
+from weft.recipe.config import Precision, Recipe, SettledRecipe
 from weft.recipe.objective import LabelObjective
+from weft.recipe.optimizer import Noam
 from weft.text.config import BPE, TokenizerConfig, Unigram, WordPiece
 
 # What a run may cost where the recipe doesn't say how long it is.

@@ -9,7 +9,7 @@ from torch import Tensor, nn, optim
 from weft.errors import ConfigError
 from weft.models.transformer import Stack
 from weft.nn.lora import LowRank, block_linears
-from weft.recipe import config
+from weft.recipe import optimizer as config
 
 # ---- which parameters are treated how
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import assert_never
 
-from weft.recipe import config
+from weft.recipe import optimizer as config
 
 Falling = config.Constant | config.Linear | config.Cosine | config.WSD | config.StepDecay
 

@@ -11,7 +11,8 @@ from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.models.base import Source
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer, TransformerState
-from weft.nn.config import ALiBi, Attention, Gated, Learned, Position, Relative, RMSNorm, Rotary
+from weft.nn.config import Attention, Gated, RMSNorm
+from weft.nn.position_config import ALiBi, Learned, Position, Relative, Rotary
 
 VOCAB = 13
 

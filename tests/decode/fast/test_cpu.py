@@ -13,8 +13,9 @@ from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer
-from weft.nn.config import Attention, LoRA, Rotary
+from weft.nn.config import Attention, LoRA
 from weft.nn.lora import LowRank
+from weft.nn.position_config import Rotary
 from weft.nn.scaling import DynamicNTK, LinearScaling
 from weft.training.finetune import add_adapters
 

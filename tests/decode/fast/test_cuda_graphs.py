@@ -15,7 +15,8 @@ from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
-from weft.nn.config import ALiBi, Attention, Gated, LayerNorm, Learned, RMSNorm, Rotary
+from weft.nn.config import Attention, Gated, LayerNorm, RMSNorm
+from weft.nn.position_config import ALiBi, Learned, Rotary
 from weft.nn.scaling import DynamicNTK
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]

@@ -19,7 +19,8 @@ from weft.decode.generate import generate
 from weft.models.build import build
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
-from weft.nn.config import ALiBi, Attention, LayerNorm, Learned, Rotary
+from weft.nn.config import Attention, LayerNorm
+from weft.nn.position_config import ALiBi, Learned, Rotary
 from weft.nn.scaling import DynamicNTK
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer

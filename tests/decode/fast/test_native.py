@@ -19,7 +19,8 @@ from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer
-from weft.nn.config import Plain, RMSNorm, Rotary
+from weft.nn.config import Plain, RMSNorm
+from weft.nn.position_config import Rotary
 from weft.nn.scaling import LinearScaling
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")

@@ -14,7 +14,7 @@ from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
 from weft.models import heads
 from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
-from weft.nn import config
+from weft.nn import config, position_config
 from weft.nn.linear import Linear
 from weft.nn.norm import LayerNorm, RMSNorm
 from weft.nn.scaling import LinearScaling, Llama3Scaling
@@ -134,11 +134,11 @@ def native_step_fits(model: Transformer, state: TransformerState) -> bool:
 def _known(settings: Decoder) -> bool:
     """Whether every setting that c/step.c doesn't read is at its default."""
     position, norm, forward = settings.position, settings.norm, settings.feedforward
-    if isinstance(position, config.Rotary):
+    if isinstance(position, position_config.Rotary):
         if not isinstance(position.scaling, LinearScaling | Llama3Scaling | None):
             return False
-        position = config.Rotary(base=position.base, scaling=position.scaling)
-    elif not isinstance(position, config.Learned | config.Sinusoidal | config.NoPosition):
+        position = position_config.Rotary(base=position.base, scaling=position.scaling)
+    elif not isinstance(position, position_config.Learned | position_config.Sinusoidal | position_config.NoPosition):
         return False
     if forward.activation not in native.ACTIVATIONS or settings.d_head > native.D_HEAD:
         return False

@@ -26,7 +26,8 @@ from weft.models.base import LanguageModel, Source, State
 from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
-from weft.nn.config import Attention, Gated, RMSNorm, Rotary
+from weft.nn.config import Attention, Gated, RMSNorm
+from weft.nn.position_config import Rotary
 
 Step = Callable[[Tensor], Tensor]  # the next tokens (batch,) → logits (batch, V)
 

@@ -1,0 +1,201 @@
+"""How a model knows the positions of its tokens, as settings; `nn/position.py` has the class of each."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from weft.config import AnyKind, Config
+from weft.nn.scaling import DynamicNTK, LongRoPE, Scaling
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a position encoding has to know of its stack; `d_model` is the width of what it adds to, the embeddings."""
+
+    d_model: int
+    heads: int
+    d_head: int
+    context: int
+    causal: bool
+    layers: int
+
+
+class PositionConfig(Config):
+    """How a model knows the positions of its tokens. A subclass with a `kind` is a variant that recipes can name.
+
+    `nn/position.py` has a class for each variant, which names its settings. What a variant costs is given here, so
+    that it can be counted without building a model; by default it costs nothing.
+    """
+
+    bounded: ClassVar[bool] = False  # positions end at `context`
+    rotates: ClassVar[bool] = False  # queries and keys are rotated, layer by layer
+    kind: str
+
+    def check(self, d_model: int, d_head: int) -> None:
+        """Raise ValueError if the sizes do not fit."""
+
+    def changes_after(self, context: int) -> int | None:
+        """The length of a text from which on what is done at each position depends on it; None where it never does."""
+        return None
+
+    def parameters(self, sizes: Sizes) -> int:
+        """Weights that it adds to a stack."""
+        return 0
+
+    def flops(self, sizes: Sizes, length: int, keys: int) -> int:
+        """Operations that it adds to a stack's forward pass, for `length` queries that see `keys` keys each."""
+        return 0
+
+    def activations(self, sizes: Sizes, length: int) -> int:
+        """Numbers a token that the backward pass keeps in each layer, at `length` tokens a sequence."""
+        return 0
+
+
+class NoPosition(PositionConfig):
+    """No positions; from a causal mask alone a decoder can infer some of them."""
+
+    kind: Literal["none"] = "none"
+
+
+class Sinusoidal(PositionConfig):
+    """Sines and cosines added to the embeddings (Vaswani et al. 2017, §3.5).
+
+    `interleaved` is the formula's layout; `halves` puts all sines first with the same wavelengths (Marian);
+    `tensor2tensor` puts sines first and stretches the slowest wavelength to exactly 2π · base. Waves of `amplitude` 1
+    go with embeddings that are multiplied by √d_model (§3.4); beside others 1/√d_model keeps the same proportion.
+    Positions are counted from `offset`, 2 in fairseq's models.
+    """
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
+    base: PositiveFloat = 10000.0
+    amplitude: PositiveFloat = 1.0
+    offset: NonNegativeInt = 0
+
+    def check(self, d_model: int, d_head: int) -> None:
+        """Sines and cosines come in pairs."""
+        if d_model % 2:
+            raise ValueError(f"sinusoidal positions pair sines with cosines, but d_model = {d_model} is odd")
+
+
+class Learned(PositionConfig):
+    """One trained vector a position, added to the embeddings; `context` positions and not one more.
+
+    The table begins with `offset` unused rows, as RoBERTa's and BART's do.
+    """
+
+    bounded: ClassVar[bool] = True
+    kind: Literal["learned"] = "learned"
+    offset: NonNegativeInt = 0
+
+    def parameters(self, sizes: Sizes) -> int:
+        """The table."""
+        return (sizes.context + self.offset) * sizes.d_model
+
+
+class Relative(PositionConfig):
+    """Trained vectors for clipped distances, added to keys and values in every layer (Shaw et al. 2018)."""
+
+    kind: Literal["relative"] = "relative"
+    max_distance: PositiveInt = 16
+
+    @property
+    def rows(self) -> int:
+        """Distinct distances, from −max_distance to max_distance."""
+        return 2 * self.max_distance + 1
+
+    def parameters(self, sizes: Sizes) -> int:
+        """Two tables a layer."""
+        return sizes.layers * 2 * self.rows * sizes.d_head
+
+    def flops(self, sizes: Sizes, length: int, keys: int) -> int:
+        """As much as attention itself: each query with the vectors of its distances, and each weight with them."""
+        return 4 * sizes.layers * length * keys * sizes.heads * sizes.d_head
+
+    def activations(self, sizes: Sizes, length: int) -> int:
+        """The probabilities, before and after dropout, and both vectors of every pair."""
+        return length * (2 * sizes.heads + 2 * sizes.d_head)
+
+
+class Rotary(PositionConfig):
+    """Queries and keys rotated by their position, so that products see distances only (Su et al. 2021).
+
+    `pairs`: which coordinates are rotated together, neighbours as in the paper or the two halves as in LLaMA
+    checkpoints. Of each head the first `fraction` is rotated, and the rest stays as it is (Black et al. 2022).
+    """
+
+    rotates: ClassVar[bool] = True
+    kind: Literal["rotary"] = "rotary"
+    base: PositiveFloat = 10000.0
+    pairs: Literal["adjacent", "halves"] = "halves"
+    fraction: float = Field(default=1.0, gt=0.0, le=1.0)
+    scaling: Scaling | None = None
+
+    def rotated(self, d_head: int) -> int:
+        """How many coordinates of a head are rotated."""
+        return int(d_head * self.fraction + 1e-9)  # 25 · 0.28 is 7, also where floats say 6.999…
+
+    def changes_after(self, context: int) -> int | None:
+        """Where angles depend on the length of the whole text."""
+        if isinstance(self.scaling, LongRoPE):
+            return self.scaling.original_context
+        return context if isinstance(self.scaling, DynamicNTK) else None
+
+    def check(self, d_model: int, d_head: int) -> None:
+        """Coordinates are rotated in pairs."""
+        rotated = self.rotated(d_head)
+        if d_head % 2 and self.fraction == 1.0:
+            raise ValueError(f"rotary positions rotate pairs of coordinates, but d_head = {d_head} is odd")
+        if rotated % 2 or not rotated:
+            raise ValueError(
+                f"rotary positions rotate pairs of coordinates, but fraction = {self.fraction} of d_head = {d_head}"
+                f" is {rotated}"
+            )
+        if isinstance(self.scaling, LongRoPE) and {len(self.scaling.short), len(self.scaling.long)} != {rotated // 2}:
+            raise ValueError(f"longrope scaling has a factor for each of the {rotated // 2} pairs in short and in long")
+
+
+class T5Bias(PositionConfig):
+    """A trained number a head for each bucket of distances, added to the scores (Raffel et al. 2020)."""
+
+    kind: Literal["t5"] = "t5"
+    buckets: PositiveInt = 32
+    max_distance: PositiveInt = 128
+
+    def parameters(self, sizes: Sizes) -> int:
+        """The table."""
+        return self.buckets * sizes.heads
+
+
+class LearnedT5(PositionConfig):
+    """A trained vector a position, and a trained number a head for each bucket of distances (Song et al. 2020)."""
+
+    bounded: ClassVar[bool] = True
+    kind: Literal["learned+t5"] = "learned+t5"
+    offset: NonNegativeInt = 0
+    buckets: PositiveInt = 32
+    max_distance: PositiveInt = 128
+
+    @property
+    def added(self) -> Learned:
+        """What the embeddings get."""
+        return Learned(offset=self.offset)
+
+    @property
+    def scored(self) -> T5Bias:
+        """What the scores get."""
+        return T5Bias(buckets=self.buckets, max_distance=self.max_distance)
+
+    def parameters(self, sizes: Sizes) -> int:
+        """Both tables."""
+        return self.added.parameters(sizes) + self.scored.parameters(sizes)
+
+
+class ALiBi(PositionConfig):
+    """A penalty on the scores that grows with distance, steeper in some heads (Press et al. 2022)."""
+
+    kind: Literal["alibi"] = "alibi"
+
+
+Position = Annotated[PositionConfig, AnyKind()]
