@@ -70,15 +70,18 @@ feedforwards = st.one_of(
     st.builds(parts.Gated, d_ff=st.integers(1, 9), bias=st.booleans()),
 )
 word_heads = st.builds(config.LMHead, tied=st.booleans(), bias=st.booleans(), softcap=st.none() | st.just(5.0))
+transforms = st.none() | st.builds(config.Transform, bias=st.booleans())
+biases = {"tied": st.booleans(), "bias": st.booleans(), "dense_bias": st.booleans()}
 heads = st.one_of(
     word_heads,
-    st.builds(config.MaskedLMHead, tied=st.booleans()),
-    st.builds(config.PretrainingHead, tied=st.booleans()),
+    st.builds(config.MaskedLMHead, **biases),
+    st.builds(config.PretrainingHead, **biases),
     st.just(config.NextSentenceHead()),
     st.builds(config.ClassificationHead, labels=small, pooler=st.booleans(), bias=st.booleans()),
-    st.builds(config.TaggingHead, labels=small),
-    st.sampled_from([config.SpanHead(), config.ReplacedHead()]),
-    st.just(config.EmbeddingHead()),
+    st.builds(config.ClassificationHead, labels=small, pooler=st.just(False), transform=transforms),
+    st.builds(config.TaggingHead, labels=small, transform=transforms),
+    st.builds(config.SpanHead, transform=transforms),
+    st.sampled_from([config.ReplacedHead(), config.EmbeddingHead()]),
 )
 
 
@@ -91,7 +94,7 @@ def transformers(draw: st.DrawFn) -> Any:
         d_head=draw(st.sampled_from([None, 4, 12])),
         bias=draw(st.sampled_from(["none", "qkv", "out", "all"])),
         qk_norm=draw(st.none() | norms),
-        qk_norm_over=draw(st.sampled_from(["head", "heads"])),
+        qk_norm_over=draw(st.sampled_from(["head", "each-head", "heads"])),
         softcap=draw(st.none() | st.just(2.0)),
     )
     shared = {
@@ -113,11 +116,14 @@ def transformers(draw: st.DrawFn) -> Any:
         shared["pattern"].append(
             config.LayerKind(position=draw(st.sampled_from([places.NoPosition(), places.Rotary(base=9.0)])))
         )
-    match draw(st.sampled_from(["decoder", "encoder", "both"])):
+    kind = draw(st.sampled_from(["decoder", "encoder", "both"]))
+    if shared["placement"] == "pre" and kind == "decoder":
+        shared["sublayers"] = draw(st.sampled_from(["sequential", "parallel", "parallel-two-norms"]))
+    if shared["placement"] == "pre" and shared.get("sublayers", "sequential") == "sequential":
+        shared["first_norm"] = draw(st.booleans())
+    match kind:
         case "decoder":
-            if shared["placement"] == "pre":
-                shared["sublayers"] = draw(st.sampled_from(["sequential", "parallel", "parallel-two-norms"]))
-            return config.Decoder(**shared, head=draw(word_heads))
+            return config.Decoder(**shared, d_embedding=draw(st.sampled_from([None, 4])), head=draw(word_heads))
         case "encoder":
             head = draw(heads)
             divisors = [each for each in (1, 2, 3) if shared["layers"] % each == 0]
@@ -125,7 +131,7 @@ def transformers(draw: st.DrawFn) -> Any:
                 **shared,
                 segments=draw(st.integers(0, 2)),
                 head=head,
-                d_embedding=draw(st.sampled_from([None, 4, 8])) if head.kind != "lm" else None,
+                d_embedding=draw(st.sampled_from([None, 4, 8])),
                 distinct_layers=None if shared["pattern"] else draw(st.none() | st.sampled_from(divisors)),
             )
         case _:

@@ -50,6 +50,7 @@ KINDS = {
     "electra": "electra-labels",
     "albert": "albert-groups",
     "mpnet": "mpnet",
+    "modernbert": "modernbert",
     "marian": "marian-two-tables",
     "bart": "bart",
     "mbart": "mbart",

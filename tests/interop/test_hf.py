@@ -94,6 +94,7 @@ ROBERTA = {**BERT, "max_position_embeddings": 34, "type_vocab_size": 1}
 ELECTRA = {**BERT, "embedding_size": 20}
 ALBERT = {**ELECTRA, "num_hidden_layers": 4}
 MPNET = {**BERT, "max_position_embeddings": 34}
+MODERNBERT = {**BERT, "num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0}
 DISTIL = {"vocab_size": V, "dim": D, "n_layers": 2, "n_heads": H, "hidden_dim": F, "max_position_embeddings": 32}
 PAIRS = {
     "vocab_size": V,
@@ -204,7 +205,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("OlmoForCausalLM", ROTARY),
     "olmo2": ("Olmo2ForCausalLM", ROTARY),
     "opt": ("OPTForCausalLM", OPT),
-    "opt-350m": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "enable_bias": False}),
+    "opt-350m": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+    "opt-no-bias": ("OPTForCausalLM", {**OPT, "word_embed_proj_dim": 20, "enable_bias": False}),
     "gpt_neox": ("GPTNeoXForCausalLM", {**ROTARY, "rotary_pct": 0.5}),
     "gpt_neox-sequential": (
         "GPTNeoXForCausalLM",
@@ -224,8 +226,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi": ("PhiForCausalLM", {**ROTARY, "partial_rotary_factor": 0.5}),
+    "phi-normed": ("PhiForCausalLM", {**ROTARY, "qk_layernorm": True}),
     "stablelm": ("StableLmForCausalLM", {**ROTARY, "use_qkv_bias": True, "partial_rotary_factor": 0.5}),
-    "stablelm-parallel": ("StableLmForCausalLM", {**ROTARY, "use_parallel_residual": True}),
+    "stablelm-parallel": ("StableLmForCausalLM", {**ROTARY, "use_parallel_residual": True, "qk_layernorm": True}),
     "starcoder2": ("Starcoder2ForCausalLM", {**ROTARY, "sliding_window": 5}),
     "falcon": ("FalconForCausalLM", FALCON),
     "falcon-grouped": ("FalconForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
@@ -234,6 +237,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ),
     "falcon-sequential": ("FalconForCausalLM", {**FALCON, "parallel_attn": False, "multi_query": False}),
+    "falcon-alibi": (
+        "FalconForCausalLM",
+        {**FALCON, "num_attention_heads": 6, "hidden_size": 36, "alibi": True, "bias": True, "parallel_attn": False},
+    ),
     "bloom": ("BloomForCausalLM", {"vocab_size": V, "hidden_size": D, "n_layer": 2, "n_head": H}),
     "llama-yarn": (
         "LlamaForCausalLM",
@@ -281,6 +288,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("MPNetForMaskedLM", MPNET),
     "mpnet-labels": ("MPNetForSequenceClassification", MPNET),
     "mpnet-headless": ("MPNetModel", MPNET),
+    "modernbert": ("ModernBertForMaskedLM", MODERNBERT),
+    "modernbert-labels": (
+        "ModernBertForSequenceClassification",
+        {**MODERNBERT, "classifier_pooling": "mean", "norm_bias": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "modernbert-tags": ("ModernBertForTokenClassification", {**MODERNBERT, "classifier_bias": True, "num_labels": 5}),
+    "modernbert-answers": ("ModernBertForQuestionAnswering", MODERNBERT),
+    "modernbert-headless": ("ModernBertModel", {**MODERNBERT, "layer_types": ["full_attention"] * 4}),
     "distilbert-masked": ("DistilBertForMaskedLM", DISTIL),
     "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
     "distilbert-tags": ("DistilBertForTokenClassification", DISTIL),

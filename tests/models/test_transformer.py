@@ -43,6 +43,7 @@ POSITIONS = [
     Rotary(pairs="adjacent", scaling=LinearScaling(factor=2.0)),
     T5Bias(buckets=8, max_distance=12),
     ALiBi(),
+    ALiBi(factor=0.5, rounded=True),
 ]
 
 
@@ -98,6 +99,13 @@ MIXTURES = {
             LayerKind(position=NoPosition()),
             LayerKind(),
         ),
+    ),
+    "narrow embeddings": decoder(d_embedding=10, position=Learned(), embedding_norm=True),
+    "narrow embeddings, untied": decoder(d_embedding=10, placement="post", head=LMHead(tied=False, scale=0.5)),
+    "norms of each head": decoder(
+        embedding_norm=True,
+        first_norm=False,
+        attention=Attention(heads=4, kv_heads=2, qk_norm=LayerNorm(), qk_norm_over="each-head"),
     ),
     "stretched": decoder(position=Rotary(scaling=YaRN(factor=4.0, original_context=8))),
 }
@@ -371,7 +379,7 @@ def test_narrow_embeddings_are_projected() -> None:
     [
         ({"distinct_layers": 4}, "distinct_layers = 4 does not divide layers = 6"),
         ({"d_embedding": 5, "position": {"kind": "sinusoidal"}}, "pair sines with cosines, but d_model = 5 is odd"),
-        ({"d_embedding": 4, "head": {"kind": "lm"}}, "a head of kind 'lm' has no layer from d_model to it"),
+        ({"first_norm": False, "placement": "post"}, "first_norm = false goes with placement = 'pre'"),
     ],
 )
 def test_savings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:

@@ -5,7 +5,7 @@ import math
 from weft.compare.config import Budget
 from weft.errors import ConfigError
 from weft.explain.count import count
-from weft.models.config import Encoder, Model, NGram, Recurrent, TransformerConfig
+from weft.models.config import Decoder, Encoder, Model, NGram, Recurrent, TransformerConfig
 from weft.recipe.settle import Facts
 
 TOKENS_PER_PARAMETER = 20  # where compute is best spent (Hoffmann et al. 2022, table 3)
@@ -34,7 +34,7 @@ def resized(model: Model, width: int) -> Model:
     d_ff = max(8, 8 * round(feedforward.d_ff * d_model / model.d_model / 8))
     shared = model.sharing
     changed: dict[str, int] = {}
-    if isinstance(model, Encoder) and model.d_embedding is not None:
+    if isinstance(model, Encoder | Decoder) and model.d_embedding is not None:
         changed["d_embedding"] = max(2, 2 * round(model.d_embedding * d_model / model.d_model / 2))
     if isinstance(model, Encoder) and model.distinct_layers is not None:
         changed["distinct_layers"] = max(1, round(model.distinct_layers * d_model / model.d_model))

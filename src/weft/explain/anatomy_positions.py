@@ -10,7 +10,7 @@ from weft.nn.position_config import ALiBi, Learned, NoPosition, PositionConfig, 
 
 def added_positions(settings: Any, stack: Stack, time: str) -> Part | None:
     """Positions that are added to the embeddings."""
-    chosen, D = settings.position, settings.width
+    chosen, D = settings.position, settings.added_width
     source: tuple[Code, ...]
     match chosen:
         case Sinusoidal():

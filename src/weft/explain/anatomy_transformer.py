@@ -69,40 +69,46 @@ def _segments(model: Transformer) -> tuple[Part, ...]:
 def _stack(settings: Any, stack: Stack, time: str) -> tuple[Part, ...]:
     """What a stack does with embedded tokens."""
     D, parts = settings.d_model, []
+    if stack.projection is not None and not stack.narrow:
+        parts.append(_projection(settings, stack, time))
     if (added := added_positions(settings, stack, time)) is not None:
         parts.append(added)
     if stack.embedding_norm is not None:
         made_of = _norm(settings, "embedding norm", stack.embedding_norm, time)
-        parts.append(replace(made_of, shape=f"{dims('B', time, settings.width)} → the same"))
-    if stack.projection is not None:
-        shape, names = (
-            f"{dims('B', time, settings.width)} → {dims('B', time, D)}",
-            keys(settings, "d_embedding", "d_model"),
+        parts.append(replace(made_of, shape=f"{dims('B', time, settings.added_width)} → the same"))
+    if stack.projection is not None and stack.narrow:
+        parts.append(_projection(settings, stack, time))
+    # the first block stands for all, unless it lacks a norm that the others have
+    alike = [list(stack.blocks)] if settings.first_norm else [[stack.blocks[0]], list(stack.blocks[1:])]
+    for blocks in filter(None, alike):
+        parts.append(
+            Part(
+                "block" if stack.sharing == 1 else f"block, run {stack.sharing} times in a row",
+                "layer by layer, each on what the last one gave",
+                f"{dims('B', time, D)} → the same",
+                settings=keys(settings, "layers", "placement", *_unusual(settings)),
+                code=(code(block.Block.forward), code(Stack.forward)),
+                parts=_block(settings, blocks[0], stack, time),
+                repeats=len(blocks),
+                note=_pattern(settings),
+            )
         )
-        made = (code(Stack.forward),)
-        parts.append(Part("projection", "x W + b", shape, size(stack.projection), names, made, box="Projection"))
-    first: Any = stack.blocks[0]
-    parts.append(
-        Part(
-            "block" if stack.sharing == 1 else f"block, run {stack.sharing} times in a row",
-            "layer by layer, each on what the last one gave",
-            f"{dims('B', time, D)} → the same",
-            settings=keys(settings, "layers", "placement", *_unusual(settings)),
-            code=(code(block.Block.forward), code(Stack.forward)),
-            parts=_block(settings, first, stack, time),
-            repeats=len(stack.blocks),
-            note=_pattern(settings),
-        )
-    )
     if stack.norm is not None:
         parts.append(_norm(settings, "last norm", stack.norm, time))
     return tuple(parts)
 
 
-def _unusual(settings: BlockConfig) -> list[str]:
+def _projection(settings: Any, stack: Stack, time: str) -> Part:
+    assert stack.projection is not None
+    shape = f"{dims('B', time, settings.width)} → {dims('B', time, settings.d_model)}"
+    names, formula = keys(settings, "d_embedding", "d_model"), f"x W{with_bias(stack.projection.bias is not None)}"
+    return Part("projection", formula, shape, size(stack.projection), names, (code(Stack.forward),), box="Projection")
+
+
+def _unusual(settings: Any) -> list[str]:
     """Settings of blocks that are named where they are not at their default."""
-    fields = type(settings).model_fields
-    return [n for n in ("residual", "sublayers", "residual_scale") if getattr(settings, n) != fields[n].default]
+    fields, names = type(settings).model_fields, ("residual", "sublayers", "residual_scale", "first_norm")
+    return [name for name in names if getattr(settings, name) != fields[name].default]
 
 
 def _pattern(settings: Any) -> str:
@@ -303,7 +309,8 @@ def _heads(model: Transformer) -> tuple[Part, ...]:
     source: tuple[Code, ...]
     match module:
         case heads.WordHead():
-            return (_words(model, module),)
+            back = () if module.dense is None else (_back(settings, module.dense),)
+            return (*back, _words(model, module))
         case heads.MaskedWordHead():
             return (_transform(settings, module), _words(model, module))
         case heads.PretrainingPair():
@@ -319,7 +326,8 @@ def _heads(model: Transformer) -> tuple[Part, ...]:
             source = (code(heads.Tagger.forward),)
             span = settings.head.kind == "span"
             kind, name = keys(settings, "head.kind", *([] if span else ["head.labels"])), "ends" if span else "tags"
-            return (Part(name, "x W + b", shape, size(module), kind, source, box=name.capitalize()),)
+            formula = "x W + b" if module.transform is None else f"{_before(module.transform)} W + b"
+            return (Part(name, formula, shape, size(module), kind, source, box=name.capitalize()),)
         case heads.Detector():
             shape = f"{dims('B', 'T', settings.d_model)} → {dims('B', 'T')}"
             source, kind = (code(heads.Detector.forward),), keys(settings, "head.kind", "head.activation")
@@ -332,6 +340,17 @@ def _heads(model: Transformer) -> tuple[Part, ...]:
             return (Part("one vector a text", "mean or first of x", shape, 0, kind, source, box="Text embedding"),)
         case _:
             raise AssertionError(f"a head of kind '{settings.head.kind}' is described nowhere")
+
+
+def _back(settings: Any, dense: Any) -> Part:
+    """From the layers' width to the embeddings'."""
+    shape = f"{dims('B', 'T', settings.d_model)} → {dims('B', 'T', settings.width)}"
+    made = (code(heads.WordHead.prepare),)
+    return Part("projection back", "x W", shape, size(dense), keys(settings, "d_embedding"), made, box="Projection")
+
+
+def _before(transform: heads.Transform) -> str:
+    return f"norm(f(x W_t{with_bias(transform.dense.bias is not None)}))"
 
 
 def _transform(settings: Any, module: heads.MaskedWordHead) -> Part:
@@ -366,6 +385,8 @@ def _classes(settings: Any, module: heads.Classifier, name: str) -> Part:
         else f"{getattr(settings.head, 'activation', 'tanh') if name == 'classes' else 'tanh'}"
     )
     formula = f"{pooled}(x_{module.pooling} W_p + b_p) W + b" if pooled else f"x_{module.pooling} W + b"
+    if module.transform is not None:
+        formula = f"{_before(module.transform)} W + b, x = x_{module.pooling}"
     sources = (code(heads.Classifier.forward), *([] if module.pooler is None else [code(heads.Pooler.forward)]))
     shape, kind = f"{dims('B', 'T', D)} → {dims('B', labels)}", keys(settings, "head.kind", "head.labels")
     return Part(name, formula, shape, size(module), kind, sources, box=name.capitalize(), detail=f"{D} → {labels}")

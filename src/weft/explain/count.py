@@ -192,12 +192,13 @@ def block_linears(model: config.TransformerConfig, cross: bool = False) -> list[
 
 def _transformer(model: config.TransformerConfig, T: int) -> Count:
     D, E, d_head, attention = model.d_model, model.width, model.d_head, model.attention
-    embeddings, projection = model.vocab_size * E, 0
+    embeddings, projection, biased = model.vocab_size * E, 0, isinstance(model, config.Encoder)
     if isinstance(model, config.EncoderDecoder):
         embeddings += (model.source_vocab_size or 0) * E
     elif isinstance(model, config.Encoder):
         embeddings += model.segments * E
-        projection = E * D if model.d_embedding is not None else 0
+    if model.factorised:
+        projection = E * D
 
     linears: list[Linear] = []
     positions = by_position = norms = pairs = 0
@@ -207,10 +208,11 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         kinds = model.layer_kinds(depth)
         pairs += sum(T * seen(kind.window, causal, T) for kind in kinds) + (depth * T * T if cross else 0)
         norms += (depth // model.sharing * sublayer_norms(model, cross) + int(model.last_norm)) * _norm(model.norm, D)
-        norms += _norm(model.norm, E) if model.embedding_norm else 0
+        norms += _norm(model.norm, model.added_width) if model.embedding_norm else 0
+        norms -= 0 if model.first_norm else _norm(model.norm, D)
         if attention.qk_norm is not None:
-            together = attention.qk_norm_over == "heads"
-            widths = [d_head * (heads if together else 1) for heads in (attention.heads, attention.groups)]
+            shared = attention.qk_norm_over == "head"
+            widths = [d_head * (1 if shared else heads) for heads in (attention.heads, attention.groups)]
             norms += attentions // model.sharing * sum(_norm(attention.qk_norm, width) for width in widths)
         sizes = model.sizes(depth, causal)
         positions += model.position.parameters(replace(sizes, layers=depth // model.sharing))
@@ -221,7 +223,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
     parts = [
         Component("embeddings", embeddings, 0),
         Component("positions", positions, 0),
-        Component("projection", projection + D if projection else 0, 2 * T * projection),
+        Component("projection", projection and projection + biased * D, 2 * T * projection),
         _products(model, "MHA projections", [each for each in linears if not each.name.startswith("feedforward")], T),
         Component("attention", 0, 4 * pairs * attention.heads * d_head + by_position, True),
         _products(model, "FFN", [each for each in linears if each.name.startswith("feedforward")], T),
@@ -253,25 +255,39 @@ def _head(model: config.TransformerConfig, T: int) -> list[Component]:
     pooler = (D, D, 1)
     match head:
         case config.LMHead():
-            return [Component("logits", (0 if head.tied else V * D) + (V if head.bias else 0), 2 * T * D * V)]
+            words = Component("logits", (0 if head.tied else V * E) + (V if head.bias else 0), 2 * T * E * V)
+            return [Component("head", D * E, 2 * T * D * E), words] if model.factorised else [words]
         case config.MaskedLMHead() | config.PretrainingHead():
-            words = Component("logits", (0 if head.tied else V * E) + V, 2 * T * E * V)
+            words = Component("logits", (0 if head.tied else V * E) + (V if head.bias else 0), 2 * T * E * V)
             sentence = [pooler, (D, 2, 1)] if isinstance(head, config.PretrainingHead) else []
             transform = _dense((D, E, T), *sentence)
-            return [replace(transform, parameters=transform.parameters + _norm(model.norm, E)), words]
+            other = _norm(model.norm, E) - (0 if head.dense_bias else E)
+            return [replace(transform, parameters=transform.parameters + other), words]
         case config.NextSentenceHead():
             return [_dense(pooler, (D, 2, 1))]
         case config.ClassificationHead():
             made = _dense(*([pooler] if head.pooler else []), (D, head.labels, 1))
-            return [made if head.bias else replace(made, parameters=made.parameters - head.labels)]
+            made = made if head.bias else replace(made, parameters=made.parameters - head.labels)
+            return [_transformed(model, head.transform, made, 1)]
         case config.TaggingHead():
-            return [_dense((D, head.labels, T))]
+            return [_transformed(model, head.transform, _dense((D, head.labels, T)), T)]
         case config.SpanHead():
-            return [_dense((D, 2, T))]
+            return [_transformed(model, head.transform, _dense((D, 2, T)), T)]
         case config.ReplacedHead():
             return [_dense((D, D, T), (D, 1, T))]
         case _:
             return []
+
+
+def _transformed(
+    model: config.TransformerConfig, transform: config.Transform | None, head: Component, places: int
+) -> Component:
+    """A head with what stands before it at so many places."""
+    if transform is None:
+        return head
+    D = model.d_model
+    own = _matrix(D, D, transform.bias) + _norm(model.norm, D)
+    return replace(head, parameters=head.parameters + own, flops=head.flops + 2 * D * D * places)
 
 
 def _dense(*layers: tuple[int, int, int]) -> Component:

@@ -127,7 +127,7 @@ def refusal(job: Job, choice: Choice) -> str | None:
         if attention.groups != attention.heads:
             heads += f" ({attention.groups} of keys and values)"
         return f"tensor {layout.tensor} does not divide {heads}"
-    if layout.tensor > 1 and attention.qk_norm is not None and attention.qk_norm_over == "heads":
+    if layout.tensor > 1 and attention.qk_norm is not None and attention.qk_norm_over != "head":
         return "the norm of queries and keys needs all heads on one device"
     if model.feedforward.d_ff % layout.tensor:
         return f"tensor {layout.tensor} does not divide d_ff {model.feedforward.d_ff}"

@@ -156,7 +156,7 @@ def lens(reading: Reading, top: int = 1, places: tuple[int, int] | None = None) 
     name = "encoder" if model.decoder is None else "decoder"
     stack = model.decoder or model.encoder
     assert stack is not None
-    below = f"{name}.dropout" if stack.projection is None else f"{name}.projection"
+    below = f"{name}.projection" if stack.projection is not None and stack.narrow else f"{name}.dropout"
     with evaluating(model), capture(model, below, f"{name}.*.residual") as seen:
         model.features(reading.tokens, **reading.given)
         # the dropout passes on what the first block reads; while a model is used, it drops nothing

@@ -209,8 +209,8 @@ def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[
 def around_bytes(model: config.TransformerConfig, n: int) -> float:
     """Bytes a token that are kept outside of the layers: norms around them, and what the logits are made of."""
     D = model.d_model
-    around = (n * D if model.last_norm else 0) + (WIDE * model.width if model.embedding_norm else 0)
-    around += n * model.width if getattr(model, "d_embedding", None) is not None else 0  # what the projection reads
+    around = (n * D if model.last_norm else 0) + (WIDE * model.added_width if model.embedding_norm else 0)
+    around += n * model.width if model.factorised else 0  # what the projection reads
     return len(stacks(model)) * around + n * D
 
 

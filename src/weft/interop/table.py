@@ -70,6 +70,19 @@ def same(theirs: str, ours: str) -> Special:
     return Special(read, lambda model: {theirs: model[ours]})
 
 
+def embedding_width(theirs: str, default: int | None = None) -> Special:
+    """The width of the embeddings; a projection stands between them and the layers only where their widths differ.
+
+    Where it is absent, it is `default`, or the layers' own.
+    """
+
+    def read(settings: Settings, model: Flat) -> Flat:
+        width = settings.whole(theirs, default or model["d_model"])
+        return {"d_embedding": None if width == model["d_model"] else width}
+
+    return Special(read, lambda model: {theirs: model.get("d_embedding") or model["d_model"]})
+
+
 def follows(ours: str, other: str) -> Special:
     """A setting without a key, which is the same as another one."""
     return Special(read=lambda settings, model: {ours: model[other]})

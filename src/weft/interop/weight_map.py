@@ -5,10 +5,10 @@ layout there. `{layer}` stands for a block's number. A table may hold rules for 
 (biases, an output table of its own): the model's config decides which apply. Nothing is read before it is asked for.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ def _transposed(tensor: Tensor) -> Tensor:
 SAME = Layout(_unchanged, _unchanged)
 TRANSPOSED = Layout(_transposed, _transposed)  # matrices as (in, out) instead of (out, in)
 ONE_ROW = Layout(lambda theirs: theirs[0], lambda ours: ours[None])  # a vector as a matrix of one row
+A_ROW = Layout(lambda theirs: theirs[None], lambda ours: ours[0])  # a row of a matrix as a vector
 
 
 def adjacent_pairs(d_head: int) -> Layout:
@@ -138,12 +139,13 @@ def shapes(model: Model) -> dict[str, Shape]:
 def conversions(rules: Iterable[Rule], model: Model) -> Conversions:
     """The rules that apply to `model`, layer by layer. Every tensor of the model is covered exactly once."""
     ours = shapes(model)
+    layers = 1 + max((int(found[1]) for name in ours if (found := re.search(r"\.blocks\.(\d+)\.", name))), default=0)
     made: dict[str, tuple[Part, ...]] = {}
     for rule in rules:
-        for layer in count() if "{layer}" in rule.ours else range(1):
+        for layer in range(layers if "{layer}" in rule.ours else 1):
             name = rule.ours.replace("{layer}", str(layer))
             if name not in ours:
-                break
+                continue
             assert name not in made, f"two rules for {name}"
             rows, parts, start = _sections(name, model, len(rule.theirs), ours[name]), [], 0
             for theirs, layout, length in zip(rule.theirs, rule.layouts, rows, strict=True):
@@ -164,6 +166,8 @@ def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
     assert isinstance(model, Decoder | Encoder | EncoderDecoder), "only Transformers join matrices"
     queries, keys = model.attention.heads * model.d_head, model.attention.groups * model.d_head
     layer = name.split(".")[-2]
+    if layer in ("q_norm", "k_norm"):
+        return [1] * parts
     rows = {"qkv": [queries, keys, keys], "kv": [keys, keys], "gate_up": [model.feedforward.d_ff] * 2}[layer]
     assert len(rows) == parts and sum(rows) == shape[0], name
     return rows

@@ -30,6 +30,8 @@ class MaskedLMHead(Config):
 
     kind: Literal["mlm"] = "mlm"
     tied: bool = True
+    bias: bool = True
+    dense_bias: bool = True
     activation: Activation = "gelu"
 
 
@@ -44,13 +46,23 @@ class PretrainingHead(Config):
 
     kind: Literal["mlm+nsp"] = "mlm+nsp"
     tied: bool = True
+    bias: bool = True
+    dense_bias: bool = True
     activation: Activation = "gelu"
+
+
+class Transform(Config):
+    """Dense, activation and norm between the features and the outputs of a head (ModernBERT)."""
+
+    activation: Activation = "gelu"
+    bias: bool = True
 
 
 class ClassificationHead(Config):
     """One of `labels` for a whole sequence; one label is a regression.
 
-    `pooler` puts a dense layer with `activation` in front, tanh as in BERT or relu as in DistilBERT.
+    `pooler` puts a dense layer with `activation` in front, tanh as in BERT or relu as in DistilBERT; `transform` one
+    with a norm instead.
     """
 
     kind: Literal["sequence"] = "sequence"
@@ -58,8 +70,15 @@ class ClassificationHead(Config):
     pooling: Literal["first", "mean", "last"] = "first"
     pooler: bool = True
     activation: Activation = "tanh"
+    transform: Transform | None = None
     bias: bool = True
     dropout: Probability = 0.1
+
+    @model_validator(mode="after")
+    def _one_dense(self) -> Self:
+        if self.pooler and self.transform is not None:
+            raise ValueError("transform stands in place of the pooler, and needs pooler = false")
+        return self
 
 
 class TaggingHead(Config):
@@ -67,6 +86,7 @@ class TaggingHead(Config):
 
     kind: Literal["token"] = "token"
     labels: PositiveInt
+    transform: Transform | None = None
     dropout: Probability = 0.1
 
 
@@ -74,6 +94,7 @@ class SpanHead(Config):
     """Where an answer begins and where it ends: two logits a token (Devlin et al. 2019, §4.2)."""
 
     kind: Literal["span"] = "span"
+    transform: Transform | None = None
     dropout: Probability = 0.0
 
 
@@ -133,8 +154,9 @@ class TransformerConfig(Block):
 
     `context` is the longest sequence in training; only learned positions make it a hard limit.
     `embedding_scale` multiplies the embeddings by √d_model, or by the number given; `embedding_norm` normalises them
-    (BERT). Where layers differ, `pattern` lists their kinds from the lowest up, and is repeated over the depth: five
-    with a window and one without, say (Gemma 3).
+    (BERT), and `first_norm = false` leaves out the norm that would follow before the first attention (ModernBERT).
+    Where layers differ, `pattern` lists their kinds from the lowest up, and is repeated over the depth: five with a
+    window and one without, say (Gemma 3).
     """
 
     vocab_size: PositiveInt
@@ -143,11 +165,22 @@ class TransformerConfig(Block):
     pattern: tuple[LayerKind, ...] = ()
     embedding_scale: Annotated[bool | float, BeforeValidator(_factor)] = False
     embedding_norm: bool = False
+    first_norm: bool = True
     init: Init = NormalInit()
 
     @property
+    def factorised(self) -> bool:
+        """Whether embeddings have a width of their own, and a matrix leads from them to the layers."""
+        return getattr(self, "d_embedding", None) is not None
+
+    @property
     def width(self) -> int:
-        """Of the embeddings, and of what is added to them."""
+        """Of the tokens' embeddings."""
+        return getattr(self, "d_embedding", None) or self.d_model
+
+    @property
+    def added_width(self) -> int:
+        """Of what is added to embeddings, and of their norm."""
         return self.d_model
 
     @property
@@ -162,6 +195,8 @@ class TransformerConfig(Block):
 
     @model_validator(mode="after")
     def _kinds(self) -> Self:
+        if not self.first_norm and (self.placement, self.sublayers) != ("pre", "sequential"):
+            raise ValueError("first_norm = false goes with placement = 'pre' and sublayers = 'sequential'")
         if self.pattern and self.attention.window is not None:
             raise ValueError("attention.window is every layer's, but there is a pattern: give its kinds their windows")
         for kind in self.pattern:
@@ -194,7 +229,7 @@ class TransformerConfig(Block):
 
     def sizes(self, layers: int, causal: bool) -> Sizes:
         """What a position encoding has to know of a stack of so many layers."""
-        return Sizes(self.width, self.attention.heads, self.d_head, self.context, causal, layers)
+        return Sizes(self.added_width, self.attention.heads, self.d_head, self.context, causal, layers)
 
     @property
     def longest(self) -> int | None:
@@ -203,9 +238,14 @@ class TransformerConfig(Block):
 
 
 class Decoder(TransformerConfig):
-    """A stack that sees the past only: GPT, LLaMA."""
+    """A stack that sees the past only: GPT, LLaMA.
+
+    With `d_embedding` the table of tokens is that wide; a matrix leads from it to d_model, where positions are added,
+    and another back to it before the logits (Zhang et al. 2022, OPT-350m).
+    """
 
     kind: Literal["decoder"] = "decoder"
+    d_embedding: PositiveInt | None = None
     head: Head = LMHead()
 
 
@@ -231,14 +271,12 @@ class Encoder(TransformerConfig):
             raise ValueError("distinct_layers: layers that share their weights are of one kind, but there is a pattern")
         if self.d_embedding is not None:
             self.position.check(self.d_embedding, self.d_head)
-            if self.head.kind == "lm":
-                raise ValueError("d_embedding: a head of kind 'lm' has no layer from d_model to it; 'mlm' has one")
         return self
 
     @property
-    def width(self) -> int:
-        """Of the embeddings, and of what is added to them."""
-        return self.d_embedding or self.d_model
+    def added_width(self) -> int:
+        """Of what is added to embeddings, and of their norm: as wide as they are."""
+        return self.width
 
     @property
     def sharing(self) -> int:

@@ -55,14 +55,16 @@ class Words(nn.Module):
 
 
 class WordHead(Words):
-    """The next word: the features as they are, or scaled."""
+    """The next word: the features as they are, or scaled; of embeddings with a width of their own, made as wide."""
 
     def __init__(self, settings: config.LMHead, model: config.TransformerConfig):
         super().__init__(model, settings.tied, settings.bias)
         self.scale, self.softcap = settings.scale, settings.softcap
+        self.dense = Linear(model.d_model, model.width, bias=False) if model.factorised else None
 
     def prepare(self, features: Tensor) -> Tensor:
         """Scale them, if asked to."""
+        features = features if self.dense is None else self.dense(features)
         return features if self.scale is None else features * self.scale
 
 
@@ -70,8 +72,8 @@ class MaskedWordHead(Words):
     """BERT's: dense, activation and norm before the table, and a bias after it (Devlin et al. 2019)."""
 
     def __init__(self, settings: config.MaskedLMHead | config.PretrainingHead, model: config.TransformerConfig):
-        super().__init__(model, settings.tied, bias=True)
-        self.dense = Linear(model.d_model, model.width)
+        super().__init__(model, settings.tied, settings.bias)
+        self.dense = Linear(model.d_model, model.width, bias=settings.dense_bias)
         self.norm = norm.build(model.norm, model.width)
         self.activation = activations[settings.activation]
 
@@ -106,6 +108,20 @@ class Pooler(nn.Module):
         return self.activation(self.dense(pooled))
 
 
+class Transform(nn.Module):
+    """norm(f(dense(x))), what ModernBERT puts before every head."""
+
+    def __init__(self, settings: config.Transform, model: config.TransformerConfig):
+        super().__init__()
+        self.dense = Linear(model.d_model, model.d_model, bias=settings.bias)
+        self.norm = norm.build(model.norm, model.d_model)
+        self.activation = activations[settings.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, d_model) → (…, d_model)."""
+        return self.norm(self.activation(self.dense(x)))
+
+
 # BERT's: the second sentence follows the first, or it does not
 NEXT_SENTENCE = config.ClassificationHead(labels=2, dropout=0.0)
 
@@ -113,17 +129,20 @@ NEXT_SENTENCE = config.ClassificationHead(labels=2, dropout=0.0)
 class Classifier(nn.Module):
     """One of a few labels for the whole sequence."""
 
-    def __init__(self, settings: config.ClassificationHead, d_model: int):
+    def __init__(self, settings: config.ClassificationHead, model: config.TransformerConfig):
         super().__init__()
         self.pooling = settings.pooling
-        self.pooler = Pooler(d_model, settings.activation) if settings.pooler else None
+        self.pooler = Pooler(model.d_model, settings.activation) if settings.pooler else None
+        self.transform = None if settings.transform is None else Transform(settings.transform, model)
         self.dropout = Dropout(settings.dropout)
-        self.out = Linear(d_model, settings.labels, bias=settings.bias)
+        self.out = Linear(model.d_model, settings.labels, bias=settings.bias)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, labels)."""
         pooled = pool(features, mask, self.pooling)
-        return self.out(self.dropout(pooled if self.pooler is None else self.pooler(pooled)))
+        for part in (self.pooler, self.transform):
+            pooled = pooled if part is None else part(pooled)
+        return self.out(self.dropout(pooled))
 
 
 class PretrainingPair(nn.Module):
@@ -132,7 +151,7 @@ class PretrainingPair(nn.Module):
     def __init__(self, settings: config.PretrainingHead, model: config.TransformerConfig):
         super().__init__()
         self.words = MaskedWordHead(settings, model)
-        self.next_sentence = Classifier(NEXT_SENTENCE, model.d_model)
+        self.next_sentence = Classifier(NEXT_SENTENCE, model)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Pretraining:
         """(batch, time, d_model) → both logits."""
@@ -142,14 +161,15 @@ class PretrainingPair(nn.Module):
 class Tagger(nn.Module):
     """One of a few labels for every token; of an answer, whether it begins or ends there."""
 
-    def __init__(self, d_model: int, labels: int, dropout: float):
+    def __init__(self, settings: config.TaggingHead | config.SpanHead, model: config.TransformerConfig, labels: int):
         super().__init__()
-        self.dropout = Dropout(dropout)
-        self.out = Linear(d_model, labels)
+        self.transform = None if settings.transform is None else Transform(settings.transform, model)
+        self.dropout = Dropout(settings.dropout)
+        self.out = Linear(model.d_model, labels)
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, labels)."""
-        return self.out(self.dropout(features))
+        return self.out(self.dropout(features if self.transform is None else self.transform(features)))
 
 
 class Detector(nn.Module):
@@ -189,13 +209,13 @@ def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
         case config.PretrainingHead():
             return PretrainingPair(head, model)
         case config.NextSentenceHead():
-            return Classifier(NEXT_SENTENCE, model.d_model)
+            return Classifier(NEXT_SENTENCE, model)
         case config.ClassificationHead():
-            return Classifier(head, model.d_model)
+            return Classifier(head, model)
         case config.TaggingHead():
-            return Tagger(model.d_model, head.labels, head.dropout)
+            return Tagger(head, model, head.labels)
         case config.SpanHead():
-            return Tagger(model.d_model, 2, head.dropout)
+            return Tagger(head, model, 2)
         case config.ReplacedHead():
             return Detector(head, model.d_model)
         case config.EmbeddingHead():

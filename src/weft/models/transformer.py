@@ -57,13 +57,15 @@ class Stack(nn.Module):
         # kinds of layers that know positions in their own way, by their number in the pattern
         own = {str(number): kind.position for number, kind in enumerate(settings.pattern) if kind.position is not None}
         self.positions = nn.ModuleDict({number: position.build(each, sizes) for number, each in own.items()})
-        self.embedding_norm = norm.build(settings.norm, settings.width) if settings.embedding_norm else None
+        self.embedding_norm = norm.build(settings.norm, settings.added_width) if settings.embedding_norm else None
         self.dropout = Dropout(settings.dropout)
-        factorised = getattr(settings, "d_embedding", None) is not None
-        self.projection = Linear(settings.width, d_model) if factorised else None
+        self.narrow = isinstance(settings, Encoder)  # what is added to embeddings is as narrow as they are
+        self.projection = Linear(settings.width, d_model, bias=self.narrow) if settings.factorised else None
         self.sharing = settings.sharing
         blocks = layers // self.sharing
-        self.blocks = nn.ModuleList(Block(settings, cross, n % len(self.windows)) for n in range(blocks))
+        self.blocks = nn.ModuleList(
+            Block(settings, cross, n % len(self.windows), settings.first_norm or n > 0) for n in range(blocks)
+        )
         self.norm = norm.build(settings.norm, d_model) if settings.last_norm else None
         self.context: Past | None = None  # where processes divide rows: gives the keys and values of whole ones
         self.recompute = False  # keep only the blocks' inputs for the backward pass, and run the blocks again
@@ -95,9 +97,10 @@ class Stack(nn.Module):
     ) -> Tensor:
         """x (batch, time, width) → (batch, time, d_model); `where` has a mask for each kind of layer, and layers also
         read `cache` and `source`."""
+        x = x if self.projection is None or self.narrow else self.projection(x)
         x = self.position.embed(x, positions)
         x = self.dropout(_narrowed(x if self.embedding_norm is None else self.embedding_norm(x)))
-        x = x if self.projection is None else self.projection(x)
+        x = self.projection(x) if self.projection is not None and self.narrow else x
         again = self.recompute and torch.is_grad_enabled()
         if again:
             for mask in (*where, *([] if source is None else [source.where])):

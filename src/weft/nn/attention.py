@@ -243,9 +243,7 @@ class _Heads(nn.Module):
         self.dropout = settings.dropout
         self.out = Linear(self.heads * d_head, d_model, bias=settings.biased[1], into_residual=True)
         self.norm_heads = settings.qk_norm_over == "heads"  # all heads of a token together
-        widths = [heads * d_head if self.norm_heads else d_head for heads in (self.heads, self.kv_heads)]
-        self.q_norm = norm.build(settings.qk_norm, widths[0]) if settings.qk_norm else None
-        self.k_norm = norm.build(settings.qk_norm, widths[1]) if settings.qk_norm else None
+        self.q_norm, self.k_norm = (_norm(settings, heads, d_head) for heads in (self.heads, self.kv_heads))
         if settings.dropout:
             _load_kernels()
         self.weights = nn.Identity()  # the probabilities pass through here, where a forward hook can see them
@@ -298,6 +296,15 @@ class _Heads(nn.Module):
             return weights
         first = (self.first_head,)
         return dropped(weights, dropout, place_keys(weights.shape[:-1], next_call(), first, device=weights.device))
+
+
+def _norm(settings: AttentionConfig, heads: int, d_head: int) -> nn.Module | None:
+    """The norm of so many heads of queries or of keys."""
+    if settings.qk_norm is None:
+        return None
+    if settings.qk_norm_over == "each-head":
+        return norm.HeadNorm(settings.qk_norm, heads, d_head)
+    return norm.build(settings.qk_norm, d_head if settings.qk_norm_over == "head" else heads * d_head)
 
 
 class SelfAttention(_Heads):

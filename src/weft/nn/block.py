@@ -45,14 +45,15 @@ class Sublayer(nn.Module):
 
 class Block(nn.Module):
     """Self-attention, cross-attention where there is a source, feed-forward: one after the other or, without a source,
-    side by side. `kind` is the number of its layer's kind in the stack's pattern."""
+    side by side. `kind` is the number of its layer's kind in the stack's pattern; without `normed`, no norm precedes
+    attention."""
 
-    def __init__(self, settings: BlockConfig, cross: bool, kind: int = 0):
+    def __init__(self, settings: BlockConfig, cross: bool, kind: int = 0, normed: bool = True):
         super().__init__()
         self.kind = kind
         d_model, d_head = settings.d_model, settings.d_head
         self.attention = SelfAttention(settings.attention, d_model, d_head, settings.position)
-        self.attention_skip = Sublayer(settings)
+        self.attention_skip = Sublayer(settings, normed)
         self.cross = CrossAttention(settings.attention, d_model, d_head) if cross else None
         self.cross_skip = Sublayer(settings) if cross else None
         self.feedforward = feedforward.build(settings.feedforward, d_model)

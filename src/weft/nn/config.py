@@ -56,7 +56,8 @@ class Attention(Config):
 
     `d_head` defaults to d_model / heads, `scale` to 1/√d_head. With `window`, a token sees only the last so many.
     `bias`: which projections have one. `softcap` c makes of each score s c · tanh(s/c) (Gemma 2). `qk_norm` normalises
-    queries and keys, each head by itself or all `heads` of a token together.
+    queries and keys, each `head` by itself with gains that all share, each with its own (`each-head`; Bellagente et al.
+    2024), or all `heads` of a token together.
     """
 
     heads: PositiveInt
@@ -64,7 +65,7 @@ class Attention(Config):
     d_head: PositiveInt | None = None
     bias: Literal["none", "qkv", "out", "all"] = "none"
     qk_norm: Norm | None = None
-    qk_norm_over: Literal["head", "heads"] = "head"
+    qk_norm_over: Literal["head", "each-head", "heads"] = "head"
     window: PositiveInt | None = None
     scale: PositiveFloat | None = None
     softcap: PositiveFloat | None = None

@@ -37,6 +37,35 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.to(gain.dtype), gain.shape, gain, self.eps)
 
 
+class HeadNorm(nn.Module):
+    """A norm of each head by itself, with a gain of its own and, if the norm has one, a bias."""
+
+    def __init__(self, settings: config.Norm, heads: int, d_head: int):
+        super().__init__()
+        self.settings, self.width = settings, (d_head,)
+        self.offset = settings.offset if isinstance(settings, config.RMSNorm) else 0.0
+        gain, bias = (settings.gain, settings.bias) if isinstance(settings, config.LayerNorm) else (True, False)
+        self.weight = nn.Parameter(torch.full((heads, d_head), 1.0 - self.offset)) if gain else None
+        self.bias = nn.Parameter(torch.zeros(heads, d_head)) if bias else None
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Gains of 1 and biases of 0."""
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - self.offset)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, heads, time, d_head) → the same."""
+        x = x if self.weight is None else x.to(self.weight.dtype)
+        if isinstance(self.settings, config.LayerNorm):
+            x = F.layer_norm(x, self.width, eps=self.settings.eps)
+        else:
+            x = F.rms_norm(x, self.width, eps=self.settings.eps)
+        x = x if self.weight is None else x * (self.weight + self.offset)[:, None]
+        return x if self.bias is None else x + self.bias[:, None]
+
+
 def build(settings: config.Norm, width: int) -> LayerNorm | RMSNorm:
     """The norm that `settings` describe, over vectors of `width`."""
     match settings:

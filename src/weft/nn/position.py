@@ -278,11 +278,15 @@ class ALiBi(Position, settings=config.ALiBi):
 
     def __init__(self, settings: config.ALiBi, sizes: config.Sizes):
         super().__init__()
-        self.heads = sizes.heads
+        self.settings, self.heads = settings, sizes.heads
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """(batch or 1, heads, time, source time)."""
         slopes = alibi_slopes(self.heads, keys.device)
+        if self.settings.rounded:  # positions do as well as distances: a query's own is the same for all its keys
+            penalties = (slopes.bfloat16()[:, None] * keys[:, None]).float() * self.settings.factor
+            return penalties[:, :, None].expand(-1, -1, queries.shape[1], -1)
+        slopes = slopes * self.settings.factor
         return -slopes[:, None, None] * (keys[:, None, :] - queries[:, :, None]).abs()[:, None]
 
 

@@ -193,9 +193,15 @@ class LearnedT5(PositionConfig):
 
 
 class ALiBi(PositionConfig):
-    """A penalty on the scores that grows with distance, steeper in some heads (Press et al. 2022)."""
+    """A penalty on the scores that grows with distance, steeper in some heads (Press et al. 2022).
+
+    The penalties are multiplied by `factor`. `rounded` ones are products of key positions and slopes in bfloat16, as
+    Falcon's are: each key's is the same for all queries, and from position 256 on several keys have the same.
+    """
 
     kind: Literal["alibi"] = "alibi"
+    factor: PositiveFloat = 1.0
+    rounded: bool = False
 
 
 Position = Annotated[PositionConfig, AnyKind()]

@@ -214,8 +214,9 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
                     f"parallel.tensor = {tensor}: model.attention.{key} = {heads} can't be divided by it; "
                     f"choose one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}"
                 )
-        if tensor > 1 and attention.qk_norm is not None and attention.qk_norm_over == "heads":
-            yield f"parallel.tensor = {tensor}: model.attention.qk_norm_over = 'heads' needs all heads in one process"
+        if tensor > 1 and attention.qk_norm is not None and attention.qk_norm_over != "head":
+            over = f"model.attention.qk_norm_over = '{attention.qk_norm_over}'"
+            yield f"parallel.tensor = {tensor}: {over} needs all heads in one process"
         if (width := model.feedforward.d_ff) % tensor:
             yield f"parallel.tensor = {tensor}: model.feedforward.d_ff = {width} can't be divided by it"
         if not model.divisible:

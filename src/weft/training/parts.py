@@ -77,9 +77,10 @@ def check_divides(run: RunFolder, recipe: Recipe, processes: int) -> None:
         sizes = {"attention.heads": attention.heads, "attention.kv_heads": attention.groups}
         sizes["feedforward.d_ff"] = recipe.model.feedforward.d_ff
         key = next((key for key, size in sizes.items() if size % processes), None)
-        if attention.qk_norm is not None and attention.qk_norm_over == "heads":
+        if attention.qk_norm is not None and attention.qk_norm_over != "head":
             raise ConfigError(
-                f"{run.path}: its model.attention.qk_norm_over = 'heads' needs all heads in one process; start one"
+                f"{run.path}: its model.attention.qk_norm_over = '{attention.qk_norm_over}' needs all heads in one"
+                " process; start one"
             )
         if key is not None:
             fitting = [str(n) for n in range(1, attention.groups + 1) if not any(size % n for size in sizes.values())]

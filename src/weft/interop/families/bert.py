@@ -13,6 +13,7 @@ import torch
 from weft.config import Tree
 from weft.interop.bundle import LazyWeights
 from weft.interop.families.base import POST_NORM, Family
+from weft.interop.families.labels import count_labels, write_labels
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Row, Special, Table, activation, number, whole
 from weft.interop.weight_map import Rule, module, tensor
@@ -145,18 +146,11 @@ def head(pooler: Activation, dropout: Callable[[Settings, str], float], words: A
             return {"head.activation": model["feedforward.activation"]}
         if kind == "span":
             return {"head.dropout": dropout(settings, kind)}
-        named = settings.get("id2label")
-        labels = len(named) if isinstance(named, dict) and named else settings.whole("num_labels", 2)
-        found = {"head.labels": labels, "head.dropout": dropout(settings, kind)}
+        found = {"head.labels": count_labels(settings), "head.dropout": dropout(settings, kind)}
         return found | {"head.activation": pooler} if kind == "sequence" else found
 
     def write(model: Flat) -> Tree:
-        tree: Tree = {"tie_word_embeddings": model.get("head.tied", True)}
-        if "head.labels" in model:
-            names = [f"LABEL_{number}" for number in range(model["head.labels"])]
-            tree["id2label"] = {str(number): name for number, name in enumerate(names)}
-            tree["label2id"] = {name: number for number, name in enumerate(names)}
-        return tree
+        return {"tie_word_embeddings": model.get("head.tied", True), **write_labels(model)}
 
     return Special(read, write)
 

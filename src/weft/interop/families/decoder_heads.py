@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.config import Tree
+from weft.interop.families.labels import count_labels, write_labels
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Row, Special, number
 from weft.interop.weight_map import Rule, module
@@ -43,19 +44,13 @@ def head(*words: Row, dropout: str = "classifier_dropout") -> Special:
             return found
         if model["head.kind"] == "span":
             return found
-        named = settings.get("id2label")
-        found["head.labels"] = len(named) if isinstance(named, dict) and named else settings.whole("num_labels", 2)
+        found["head.labels"] = count_labels(settings)
         if model["head.kind"] == "token":
             return found | {"head.dropout": number("head.dropout", dropout, 0.1).read(settings, model)["head.dropout"]}
         return found | {"head.pooling": "last", "head.pooler": False, "head.bias": False, "head.dropout": 0.0}
 
     def write(model: Flat) -> Tree:
-        tree: Tree = {}
-        if "head.labels" in model:
-            names = [f"LABEL_{number}" for number in range(model["head.labels"])]
-            tree["id2label"] = {str(number): name for number, name in enumerate(names)}
-            tree["label2id"] = {name: number for number, name in enumerate(names)}
-            return tree
+        tree = write_labels(model)
         for row in words if model["head.kind"] == "lm" else ():
             tree |= row.write(model)
         return tree

@@ -5,7 +5,6 @@ A BERT whose embeddings are narrower than its layers, unless they are as wide.
 
 from functools import partial
 
-from weft.config import Tree
 from weft.interop.families.base import Family
 from weft.interop.families.bert import (
     BODY,
@@ -22,8 +21,7 @@ from weft.interop.families.bert import (
     rules,
     words_head,
 )
-from weft.interop.settings import Flat, Settings
-from weft.interop.table import Special, Table
+from weft.interop.table import Table, embedding_width
 from weft.interop.weight_map import module
 from weft.models.config import Encoder
 
@@ -41,23 +39,13 @@ HEADS: Heads = {
 }
 
 
-def _read_width(settings: Settings, model: Flat) -> Flat:
-    """A projection stands between embeddings and layers only where their widths differ."""
-    width = settings.whole("embedding_size", 128)
-    return {"d_embedding": None if width == model["d_model"] else width}
-
-
-def _write_width(model: Flat) -> Tree:
-    return {"embedding_size": model.get("d_embedding") or model["d_model"]}
-
-
 ELECTRA = Family(
     kind="electra",
     title="ELECTRA",
     model=Encoder,
     architectures=architectures("Electra", HEADS),
     settings=Table(
-        rows=(*BODY, Special(_read_width, _write_width), head("gelu", bert_dropout, words="gelu")),
+        rows=(*BODY, embedding_width("embedding_size", 128), head("gelu", bert_dropout, words="gelu")),
         fixed=FIXED,
         only=NO_DECODER,
         defaults={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},

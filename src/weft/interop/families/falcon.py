@@ -1,7 +1,8 @@
 """Falcon (Almazrouei et al. 2023) and BLOOM (BigScience 2022), whose queries, keys and values lie together by groups.
 
 Falcon's first ones share one head of keys and values and have one norm for both sublayers, which stand side by side;
-the newer ones have groups, and a norm for each. BLOOM has ALiBi and a norm of the embeddings.
+the newer ones have groups, and a norm for each; two small ones have ALiBi, whose penalties are rounded and divided by
+√d_head with the scores. BLOOM has ALiBi and a norm of the embeddings.
 """
 
 from weft.config import Tree
@@ -9,7 +10,7 @@ from weft.interop.families.base import Family
 from weft.interop.families.decoder_heads import architectures, head, head_rules
 from weft.interop.families.rotary import rotary
 from weft.interop.settings import Flat, Settings
-from weft.interop.table import Special, Table, activation, flag, number, whole
+from weft.interop.table import Special, Table, activation, even_heads, flag, number, whole
 from weft.interop.weight_map import Rule, grouped, module, tensor
 from weft.models.config import Decoder
 
@@ -37,7 +38,6 @@ def _rules(model: Decoder) -> tuple[Rule, ...]:
 
 def _read_heads(settings: Settings, model: Flat) -> Flat:
     """Which heads of queries share keys and values, and how the sublayers stand."""
-    settings.only(alibi=False)
     heads = model["attention.heads"]
     newer, side_by_side = settings.flag("new_decoder_architecture", False), settings.flag("parallel_attn", True)
     if newer and not side_by_side:
@@ -64,8 +64,20 @@ def _write_heads(model: Flat) -> Tree:
         "parallel_attn": kind != "sequential",
         "num_ln_in_parallel_attn": 2 if kind == "parallel-two-norms" else 1,
         "bias": model["attention.bias"] == "all",
-        "alibi": False,
     }
+
+
+ROTARY = rotary()
+
+
+def _read_positions(settings: Settings, model: Flat) -> Flat:
+    if not settings.flag("alibi", False):
+        return {"position.kind": "rotary", **ROTARY.read(settings, model)}
+    return {"position.kind": "alibi", "position.factor": even_heads(model) ** -0.5, "position.rounded": True}
+
+
+def _write_positions(model: Flat) -> Tree:
+    return {"alibi": model["position.kind"] == "alibi", **ROTARY.write(model)}
 
 
 FALCON = Family(
@@ -86,11 +98,11 @@ FALCON = Family(
             number("norm.eps", "layer_norm_epsilon", 1e-5),
             number("attention.dropout", "attention_dropout", 0.0),
             number("dropout", "hidden_dropout", 0.0),
-            rotary(),
+            Special(_read_positions, _write_positions),
             number("init.std", "initializer_range", 0.02, written=False),
             head(TIED),
         ),
-        fixed={"feedforward.kind": "plain", "norm.kind": "layer", "position.kind": "rotary", "init.kind": "normal"},
+        fixed={"feedforward.kind": "plain", "norm.kind": "layer", "init.kind": "normal"},
     ),
     rules=lambda model: head_rules(_rules(model))(model),
     prefix="transformer.",

@@ -4,14 +4,12 @@ Gemma 2 caps scores and logits, has norms on both sides of each sublayer, and a 
 window in five of six layers, which rotate by a base of their own, and norms of queries and keys.
 """
 
-from typing import Any
-
 from weft.config import Tree
 from weft.interop.families.decoder_heads import head
-from weft.interop.families.layers import depth, kinds_of, layer_types, window, with_windows, write_windows
+from weft.interop.families.layers import depth, layer_types, window, with_windows, write_windows
 from weft.interop.families.llama import ATTENTION_BIAS, BLOCK, LAYER, NO_ANSWERS, RULES, SHARED, TIED, family
-from weft.interop.families.rotary import read_scaling, scaling_of, table_of, write_scaling
-from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, repeated
+from weft.interop.families.rotary import two_bases
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
 from weft.interop.table import Special, follows
 from weft.interop.weight_map import module
 
@@ -81,46 +79,11 @@ def _read_every_other(settings: Settings, model: Flat) -> Flat:
     return with_windows(windowed, window(settings, 4096))
 
 
-def _base(rope: Settings, default: float) -> float:
-    base = rope.number("rope_theta", default)
-    if base <= 0:
-        raise rope.refusal("rope_theta", "expected a number above 0")
-    return base
-
-
-def _read_two_bases(settings: Settings, model: Flat) -> Flat:
-    """Layers with a window and those without, each with rotary positions of their own, in either spelling."""
-    given, key = table_of(settings)
-    sides: dict[str, Any] = {"full_attention": given, "sliding_attention": {}}
-    if given.keys() & sides.keys():
-        sides = {side: given.get(side) or {} for side in sides}
-    ropes = {}
-    for side, table in sides.items():
-        if not isinstance(table, dict):
-            raise settings.refusal(key, f"expected a table of settings under {side}")
-        ropes[side] = Settings(table, f"{settings.where}: {key}")
-        ropes[side].only(partial_rotary_factor=1.0)
-    full = _base(ropes["full_attention"], settings.number("rope_theta", 1e6))
-    own = _base(ropes["sliding_attention"], settings.number("rope_local_base_freq", 1e4))
-    scaling = read_scaling(ropes["full_attention"], model, None)
-    local = {"kind": "rotary", "base": own, "scaling": read_scaling(ropes["sliding_attention"], model, None)}
+def _read_kinds(settings: Settings, model: Flat) -> tuple[list[bool], int | None]:
+    """Layers with a window, five of six where nothing else is given, and its size."""
     step = settings.whole("sliding_window_pattern", 6)
-    windowed = layer_types(settings, model, [(layer + 1) % step != 0 for layer in range(depth(model))])
-    size = window(settings, 4096)
-    same = local == {"kind": "rotary", "base": full, "scaling": scaling}
-    kinds = [{"window": size, "position": None if same else local} if there else {"window": None} for there in windowed]
-    found = {"position.base": full, **repeated([{"position": None, **kind} for kind in kinds])}
-    return found | {f"position.scaling.{name}": value for name, value in (scaling or {}).items()}
-
-
-def _write_two_bases(model: Flat) -> Tree:
-    local = next((kind["position"] for kind in kinds_of(model) if kind["window"]), None) or {}
-    tree = {
-        "rope_theta": model.get("position.base"),
-        "rope_scaling": write_scaling(scaling_of(model)),
-        "rope_local_base_freq": local.get("base", model.get("position.base")),
-    }
-    return {**tree, **write_windows(model)}
+    usual = [(layer + 1) % step != 0 for layer in range(depth(model))]
+    return layer_types(settings, model, usual), window(settings, 4096)
 
 
 ACTIVATION = Special(_read_activation, _write_activation)
@@ -167,7 +130,7 @@ GEMMA3 = family(
         ATTENTION_BIAS,
         SCALE,
         _caps(None, None),
-        Special(_read_two_bases, _write_two_bases),
+        two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4), _read_kinds, write_windows),
         follows("attention.qk_norm.eps", "norm.eps"),
     ),
     SANDWICH_RULES,

@@ -4,9 +4,6 @@ GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023), Phi 1 and 2 (Li e
 StarCoder2 (Lozhkov et al. 2024), which rotates whole heads.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 from weft.config import Tree
 from weft.interop.families.base import Family
 from weft.interop.families.decoder_heads import architectures, fixed_head, head, head_rules
@@ -15,7 +12,7 @@ from weft.interop.families.llama import SIZES, TIED, one_window
 from weft.interop.families.rotary import rotary
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Special, Table, activation, flag, number
-from weft.interop.weight_map import Rule, grouped, module, tensor
+from weft.interop.weight_map import A_ROW, SAME, Rule, grouped, module, tensor
 from weft.models.config import Decoder
 
 BLOCK, LAYER = "decoder.blocks.{layer}", "gpt_neox.layers.{layer}"
@@ -102,9 +99,35 @@ def _named(**names: str) -> tuple[Rule, ...]:
     )
 
 
+def _norms(model: Decoder) -> tuple[Rule, ...]:
+    """The norms of queries and keys: one for all heads, or one for each, without biases."""
+    each = model.attention.qk_norm_over == "each-head"
+    found: list[Rule] = []
+    for part, heads in (("q", model.attention.heads), ("k", model.attention.groups)):
+        name = f"model.layers.{{layer}}.self_attn.{part}_layernorm"
+        names = [f"{name}.norms.{head}" for head in range(heads)] if each else [name]
+        found += module(f"{BLOCK}.attention.{part}_norm", *names, layout=A_ROW if each else SAME)
+    return tuple(found)
+
+
+def qk_norm(over: str, bias: bool) -> Special:
+    """qk_layernorm: LayerNorm of queries and keys."""
+
+    def read(settings: Settings, model: Flat) -> Flat:
+        if not settings.flag("qk_layernorm", False):
+            return {}
+        norm = {"kind": "layer", "eps": model["norm.eps"], "bias": bias}
+        return {"attention.qk_norm_over": over, **{f"attention.qk_norm.{key}": value for key, value in norm.items()}}
+
+    return Special(read, lambda model: {"qk_layernorm": "attention.qk_norm.kind" in model})
+
+
 def _family(kind: str, title: str, name: str, rules: tuple[Rule, ...], table: Table) -> Family:
-    words = (*rules, *module("output", "lm_head"))
-    made: Callable[[Any], tuple[Rule, ...]] = head_rules(words, tags="score")
+    words = (*(rule for rule in rules if "_norm." not in rule.ours), *module("output", "lm_head"))
+
+    def made(model: Decoder) -> tuple[Rule, ...]:
+        return head_rules((*words, *_norms(model)), tags="score")(model)
+
     return Family(
         kind=kind,
         title=title,
@@ -140,10 +163,10 @@ PHI = _family(
             activation("feedforward.activation", "hidden_act", "gelu_new"),
             number("dropout", "resid_pdrop", 0.0),
             rotary(fraction=0.5),
+            qk_norm("head", bias=True),
             head(TIED, fixed_head("head.bias", True)),
         ),
         fixed={**FIXED, "sublayers": "parallel", "attention.bias": "all"},
-        only={"qk_layernorm": False},
     ),
 )
 STABLELM = _family(
@@ -160,10 +183,10 @@ STABLELM = _family(
             rotary(fraction=0.25),
             parallel("parallel", False),
             all_bias("use_qkv_bias", False, "qkv"),
+            qk_norm("each-head", bias=False),
             head(TIED),
         ),
         fixed={**FIXED, "feedforward.kind": "gated"},
-        only={"qk_layernorm": False},
         defaults={"max_position_embeddings": 4096},
     ),
 )

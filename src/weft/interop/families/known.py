@@ -11,6 +11,7 @@ from weft.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from weft.interop.families.gpt2 import GPT2, GPT_NEO, GPTJ
 from weft.interop.families.gpt_neox import GPT_NEOX, PHI, STABLELM, STARCODER2
 from weft.interop.families.llama import GRANITE, LLAMA, MISTRAL, OLMO, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
+from weft.interop.families.modernbert import MODERNBERT
 from weft.interop.families.mpnet import MPNET
 from weft.interop.families.nearest import unknown
 from weft.interop.families.opt import OPT
@@ -22,7 +23,7 @@ DECODERS = (
     *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3, GRANITE, PHI3, OLMO, OLMO2),
     *(OPT, GPT_NEOX, GPTJ, GPT_NEO, PHI, STABLELM, FALCON, STARCODER2, BLOOM),
 )
-ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET)
+ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET, MODERNBERT)
 PAIRS = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5)
 FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *PAIRS)}
 

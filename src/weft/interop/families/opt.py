@@ -1,10 +1,13 @@
-"""OPT (Zhang et al. 2022): learned positions from 2 on, norms before the sublayers, or after them in one of them."""
+"""OPT (Zhang et al. 2022): learned positions from 2 on, and norms before the sublayers.
+
+One of them, with 350M parameters, has norms after the sublayers and embeddings half as wide as its layers.
+"""
 
 from weft.config import Tree
 from weft.interop.families.base import Family
 from weft.interop.families.decoder_heads import architectures, head, head_rules
 from weft.interop.settings import Flat, Settings
-from weft.interop.table import Special, Table, activation, flag, number, same, whole
+from weft.interop.table import Special, Table, activation, embedding_width, flag, number, whole
 from weft.interop.weight_map import module, tensor
 from weft.models.config import Decoder
 
@@ -19,6 +22,8 @@ RULES = (
     *module(f"{BLOCK}.feedforward.up", f"{LAYER}.fc1"),
     *module(f"{BLOCK}.feedforward.down", f"{LAYER}.fc2"),
     *module("decoder.norm", "model.decoder.final_layer_norm"),
+    tensor("decoder.projection.weight", "model.decoder.project_in.weight"),
+    tensor("output.dense.weight", "model.decoder.project_out.weight"),
     tensor("output.weight", "lm_head.weight"),
 )
 
@@ -40,6 +45,14 @@ def _read_bias(settings: Settings, model: Flat) -> Flat:
     return {"attention.bias": "all" if there else "none", "feedforward.bias": there}
 
 
+def _read_width(settings: Settings, model: Flat) -> Flat:
+    found = WIDTH.read(settings, model)
+    if found["d_embedding"] is not None and model["head.kind"] != "lm":
+        raise settings.refusal("word_embed_proj_dim", "weft reads such a model with the head that predicts words alone")
+    return found
+
+
+WIDTH = embedding_width("word_embed_proj_dim")
 OPT = Family(
     kind="opt",
     title="OPT",
@@ -54,7 +67,7 @@ OPT = Family(
             whole("attention.heads", "num_attention_heads", 12),
             whole("feedforward.d_ff", "ffn_dim", 3072),
             activation("feedforward.activation", "activation_function", "relu"),
-            same("word_embed_proj_dim", "d_model"),
+            Special(_read_width, WIDTH.write),
             Special(_read_norms, _write_norms),
             Special(_read_bias, lambda model: {"enable_bias": model["attention.bias"] == "all"}),
             number("attention.dropout", "attention_dropout", 0.0),

@@ -2,10 +2,12 @@
 rope_scaling) or the newer one (rope_parameters)."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from weft.config import Tree
-from weft.interop.settings import Flat, Settings
+from weft.interop.families.layers import FULL, WINDOWED, kinds_of
+from weft.interop.settings import Flat, Settings, repeated
 from weft.interop.table import Special
 
 # their kind of scaling → ours
@@ -143,5 +145,55 @@ def rotary(base: float = 10000.0, fraction: float | None = None, keys: tuple[str
             return {}
         tree: Tree = {theta: model["position.base"], "rope_scaling": write_scaling(scaling_of(model))}
         return tree if fraction is None else {**tree, part: model["position.fraction"]}
+
+    return Special(read, write)
+
+
+# ---- layers with a window and layers without, each with a base of their own
+
+
+def _base(rope: Settings, default: float) -> float:
+    base = rope.number("rope_theta", default)
+    if base <= 0:
+        raise rope.refusal("rope_theta", "expected a number above 0")
+    return base
+
+
+def two_bases(
+    full: tuple[str, float],
+    local: tuple[str, float],
+    read_kinds: Callable[[Settings, Flat], tuple[list[bool], int | None]],
+    write_kinds: Callable[[Flat], Tree],
+) -> Special:
+    """The rows of rotary positions of both kinds of layers, in either spelling.
+
+    `full` and `local` are the older keys of the two bases and what is taken where none is given; `read_kinds` says
+    which layers have a window and how large it is, and `write_kinds` is its inverse.
+    """
+
+    def read(settings: Settings, model: Flat) -> Flat:
+        given, key = table_of(settings)
+        sides: dict[str, Any] = {FULL: given, WINDOWED: {}}
+        if given.keys() & sides.keys():
+            sides = {side: given.get(side) or {} for side in sides}
+        ropes = {}
+        for side, table in sides.items():
+            if not isinstance(table, dict):
+                raise settings.refusal(key, f"expected a table of settings under {side}")
+            ropes[side] = Settings(table, f"{settings.where}: {key}")
+            ropes[side].only(partial_rotary_factor=1.0)
+        base, own = (_base(ropes[side], settings.number(*keys)) for side, keys in ((FULL, full), (WINDOWED, local)))
+        scaling = read_scaling(ropes[FULL], model, None)
+        position = {"kind": "rotary", "base": own, "scaling": read_scaling(ropes[WINDOWED], model, None)}
+        windowed, size = read_kinds(settings, model)
+        alike = position == {"kind": "rotary", "base": base, "scaling": scaling}
+        narrow, wide = {"window": size, "position": None if alike else position}, {"window": None, "position": None}
+        found = {"position.base": base, **repeated([narrow if there else wide for there in windowed])}
+        return found | {f"position.scaling.{name}": value for name, value in (scaling or {}).items()}
+
+    def write(model: Flat) -> Tree:
+        position = next((kind["position"] for kind in kinds_of(model) if kind["window"]), None) or {}
+        tree = {full[0]: model.get("position.base"), "rope_scaling": write_scaling(scaling_of(model))}
+        return {**tree, local[0]: position.get("base", model.get("position.base")), **write_kinds(model)}
 
     return Special(read, write)

@@ -1,0 +1,142 @@
+"""ModernBERT (Warner et al. 2024): rotary positions, norms before the sublayers, a gated feed-forward, few biases.
+
+Two of three layers see a window to both sides, and rotate by a base of their own. The norm of the embeddings serves the
+first attention too, and every head begins with a dense layer and a norm.
+"""
+
+from functools import partial
+
+from weft.config import Tree
+from weft.interop.families.base import Family
+from weft.interop.families.bert import Heads, architectures, rules
+from weft.interop.families.labels import count_labels, write_labels
+from weft.interop.families.layers import depth, layer_types, write_windows
+from weft.interop.families.llama import ATTENTION_BIAS, FEEDFORWARD_BIAS
+from weft.interop.families.rotary import two_bases
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
+from weft.interop.table import Special, Table, activation, flag, number, whole
+from weft.interop.weight_map import module, tensor
+from weft.models.config import Encoder
+
+BLOCK, LAYER = "encoder.blocks.{layer}", "model.layers.{layer}"
+NAMES = (
+    tensor("embedding.weight", "model.embeddings.tok_embeddings.weight"),
+    *module("encoder.embedding_norm", "model.embeddings.norm"),
+    *module(f"{BLOCK}.attention_skip.norm", f"{LAYER}.attn_norm"),
+    *module(f"{BLOCK}.attention.qkv", f"{LAYER}.attn.Wqkv"),
+    *module(f"{BLOCK}.attention.out", f"{LAYER}.attn.Wo"),
+    *module(f"{BLOCK}.feedforward_skip.norm", f"{LAYER}.mlp_norm"),
+    *module(f"{BLOCK}.feedforward.gate_up", f"{LAYER}.mlp.Wi"),
+    *module(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.Wo"),
+    *module("encoder.norm", "model.final_norm"),
+)
+LABELS = (
+    *module("output.transform.dense", "head.dense"),
+    *module("output.transform.norm", "head.norm"),
+    *module("output.out", "classifier"),
+)
+HEADS: Heads = {
+    "mlm": (
+        *module("output.dense", "head.dense"),
+        *module("output.norm", "head.norm"),
+        *module("output", "decoder"),
+    ),
+    "sequence": LABELS,
+    "token": LABELS,
+    "span": LABELS,
+    "embedding": (),
+}
+POOLING = {"cls": "first", "mean": "mean"}
+
+
+def _read_head(settings: Settings, model: Flat) -> Flat:
+    kind, bias = model["head.kind"], settings.flag("classifier_bias", False)
+    chosen = settings.activation("classifier_activation", "gelu")
+    if kind == "embedding":
+        return {}
+    if kind == "mlm":
+        tied, of_words = settings.flag("tie_word_embeddings", True), settings.flag("decoder_bias", True)
+        return {"head.tied": tied, "head.bias": of_words, "head.dense_bias": bias, "head.activation": chosen}
+    found: Flat = {"head.transform.activation": chosen, "head.transform.bias": bias}
+    found["head.dropout"] = settings.number("classifier_dropout", 0.0)
+    if kind != "span":
+        found["head.labels"] = count_labels(settings)
+    if kind != "sequence":
+        return found
+    pooling = settings.get("classifier_pooling", "cls")
+    if pooling not in tuple(POOLING):
+        raise settings.refusal("classifier_pooling", f"weft has {' and '.join(POOLING)}")
+    return found | {"head.pooler": False, "head.pooling": POOLING[pooling]}
+
+
+def _write_head(model: Flat) -> Tree:
+    words = model["head.kind"] == "mlm"
+    bias, chosen = (
+        (model["head.dense_bias"], model["head.activation"])
+        if words
+        else (model.get("head.transform.bias", False), model.get("head.transform.activation", "gelu"))
+    )
+    pooling = {ours: theirs for theirs, ours in POOLING.items()}
+    return {
+        "tie_word_embeddings": model.get("head.tied", True),
+        "decoder_bias": model["head.bias"] if words else True,
+        "classifier_bias": bias,
+        "classifier_activation": THEIR_ACTIVATIONS[chosen],
+        "classifier_dropout": model.get("head.dropout", 0.0),
+        "classifier_pooling": pooling.get(model.get("head.pooling", "first"), "cls"),
+        **write_labels(model),
+    }
+
+
+def _kinds(settings: Settings, model: Flat) -> tuple[list[bool], int]:
+    """Layers with a window, and its size: transformers counts both sides, without the token itself."""
+    step = settings.whole("global_attn_every_n_layers", 3)
+    windowed = layer_types(settings, model, [layer % step != 0 for layer in range(depth(model))])
+    return windowed, settings.whole("local_attention", 128) // 2 + 1
+
+
+def _write_kinds(model: Flat) -> Tree:
+    tree = write_windows(model, "local_attention")
+    return {**tree, "local_attention": 2 * ((tree["local_attention"] or 65) - 1)}
+
+
+MODERNBERT = Family(
+    kind="modernbert",
+    title="ModernBERT",
+    model=Encoder,
+    architectures=architectures("ModernBert", HEADS),
+    settings=Table(
+        rows=(
+            whole("vocab_size", "vocab_size", 50368),
+            whole("context", "max_position_embeddings", 8192),
+            whole("d_model", "hidden_size", 768),
+            whole("feedforward.d_ff", "intermediate_size", 1152),
+            whole("layers", "num_hidden_layers", 22),
+            whole("attention.heads", "num_attention_heads", 12),
+            activation("feedforward.activation", "hidden_activation", "gelu"),
+            number("norm.eps", "norm_eps", 1e-5),
+            flag("norm.bias", "norm_bias", False),
+            ATTENTION_BIAS,
+            FEEDFORWARD_BIAS,
+            number("attention.dropout", "attention_dropout", 0.0),
+            number("feedforward.dropout", "mlp_dropout", 0.0),
+            number("dropout", "embedding_dropout", 0.0),
+            two_bases(("global_rope_theta", 160000.0), ("local_rope_theta", 10000.0), _kinds, _write_kinds),
+            number("init.std", "initializer_range", 0.02, written=False),
+            Special(_read_head, _write_head),
+        ),
+        fixed={
+            "feedforward.kind": "gated",
+            "norm.kind": "layer",
+            "position.kind": "rotary",
+            "embedding_norm": True,
+            "first_norm": False,
+            "init.kind": "normal",
+        },
+        only={"rope_scaling": None},
+    ),
+    rules=partial(rules, NAMES, HEADS),
+    prefix="model.",
+    copies=lambda model: {"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    unused=(r"(head|decoder|classifier)\..*",),
+)
