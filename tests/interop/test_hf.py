@@ -203,6 +203,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo": ("OlmoForCausalLM", ROTARY),
+    "olmo-clipped": ("OlmoForCausalLM", {**ROTARY, "clip_qkv": 0.3}),
     "olmo2": ("Olmo2ForCausalLM", ROTARY),
     "opt": ("OPTForCausalLM", OPT),
     "opt-350m": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 20}),
@@ -865,7 +866,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         r"'mamba': not a family that weft reads; the nearest is GPT-2 \('gpt2'\), which has no state_size$",
     ),
     "experts": (
-        with_config(model_type="mixtral", num_local_experts=8),
+        with_config(model_type="mixtral", num_experts_per_tok=2, num_local_experts=8),
         r"'mixtral': a mixture of experts \(num_local_experts = 8\), and weft has one feed-forward for all tokens$",
     ),
     "images": (

@@ -188,7 +188,7 @@ def _attention(settings: BlockConfig, layer: Any, stack: Stack, time: str) -> Pa
     """Self-attention: projections, what positions do to them, scores and their mean, and the mix of heads."""
     chosen, module, D, K = settings.attention, layer.attention, settings.d_model, settings.d_head
     H, G, source = chosen.heads, chosen.groups, code(attention.SelfAttention.forward)
-    bias = with_bias(module.qkv.bias is not None)
+    bias = with_bias(module.qkv.bias is not None) + ("" if chosen.clip is None else f", cut off at ±{chosen.clip:g}")
     groups = f"k, v {dims('B', G, time, K)}"
     into = f"{dims('B', time, D)} → {dims('B', time, (H + 2 * G) * K)} → q {dims('B', H, time, K)}, {groups}"
     names = ("attention.heads", "attention.kv_heads", "attention.d_head", "attention.bias")

@@ -239,7 +239,7 @@ class _Heads(nn.Module):
         self.heads, self.kv_heads, self.d_head = settings.heads, settings.groups, d_head
         self.first_head = 0  # where several processes divide the heads: how many come before these
         self.scale = settings.scale or d_head**-0.5
-        self.softcap = settings.softcap
+        self.softcap, self.clip = settings.softcap, settings.clip
         self.dropout = settings.dropout
         self.out = Linear(self.heads * d_head, d_model, bias=settings.biased[1], into_residual=True)
         self.norm_heads = settings.qk_norm_over == "heads"  # all heads of a token together
@@ -256,6 +256,10 @@ class _Heads(nn.Module):
         if self.norm_heads:
             return norm(x).unflatten(-1, (heads, self.d_head)).transpose(1, 2)
         return norm(x.unflatten(-1, (heads, self.d_head)).transpose(1, 2))
+
+    def clipped(self, x: Tensor) -> Tensor:
+        """What a projection gives, (batch, time, width), cut off where there is a bound."""
+        return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def attend(self, qkv: QKV, where: AttentionMask) -> Tensor:
         """Heads of queries over heads of keys and values → (batch, time, d_model)."""
@@ -328,7 +332,7 @@ class SelfAttention(_Heads):
 
     def forward(self, x: Tensor, where: AttentionMask, past: Past | None = None) -> Tensor:
         """x (batch, time, d_model) → (batch, time, d_model); `past` gives keys and values that aren't these tokens'."""
-        q, k, v = self.qkv(x).split(self.widths, -1)
+        q, k, v = self.clipped(self.qkv(x)).split(self.widths, -1)
         q, k = self.split(q, self.heads, self.q_norm), self.split(k, self.kv_heads, self.k_norm)
         v = self.split(v, self.kv_heads)
         if where.angles is not None:
@@ -363,9 +367,9 @@ class CrossAttention(_Heads):
 
     def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """source (batch, source time, d_model) → its keys and values, each (batch, kv_heads, source time, d_head)."""
-        k, v = self.kv(source).chunk(2, dim=-1)
+        k, v = self.clipped(self.kv(source)).chunk(2, dim=-1)
         return self.split(k, self.kv_heads, self.k_norm), self.split(v, self.kv_heads)
 
     def forward(self, x: Tensor, source: tuple[Tensor, Tensor], where: AttentionMask) -> Tensor:
         """x (batch, time, d_model) attends to a source's keys and values → (batch, time, d_model)."""
-        return self.attend(QKV(self.split(self.q(x), self.heads, self.q_norm), *source), where)
+        return self.attend(QKV(self.split(self.clipped(self.q(x)), self.heads, self.q_norm), *source), where)

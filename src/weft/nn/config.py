@@ -55,15 +55,16 @@ class Attention(Config):
     """Multi-head attention (Vaswani et al. 2017, §3.2); fewer `kv_heads` than `heads` is grouped-query attention.
 
     `d_head` defaults to d_model / heads, `scale` to 1/√d_head. With `window`, a token sees only the last so many.
-    `bias`: which projections have one. `softcap` c makes of each score s c · tanh(s/c) (Gemma 2). `qk_norm` normalises
-    queries and keys, each `head` by itself with gains that all share, each with its own (`each-head`; Bellagente et al.
-    2024), or all `heads` of a token together.
+    `bias`: which projections have one; queries, keys and values are cut off at ±`clip` (OLMo). `softcap` c makes of
+    each score s c · tanh(s/c) (Gemma 2). `qk_norm` normalises queries and keys, each `head` by itself with gains that
+    all share, each with its own (`each-head`; Bellagente et al. 2024), or all `heads` of a token together.
     """
 
     heads: PositiveInt
     kv_heads: PositiveInt | None = None
     d_head: PositiveInt | None = None
     bias: Literal["none", "qkv", "out", "all"] = "none"
+    clip: PositiveFloat | None = None
     qk_norm: Norm | None = None
     qk_norm_over: Literal["head", "each-head", "heads"] = "head"
     window: PositiveInt | None = None

@@ -47,6 +47,7 @@ class QuantizedHead(heads.WordHead):
     def __init__(self, head: heads.WordHead, words: QuantizedLinear):
         nn.Module.__init__(self)
         self.scale, self.softcap, self.weight, self.words = head.scale, head.softcap, None, words
+        self.dense = head.dense
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, vocab_size)."""

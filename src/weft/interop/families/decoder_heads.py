@@ -20,10 +20,11 @@ CLASSES = {
 }
 
 
-def architectures(name: str, words: str = "ForCausalLM", without: tuple[str, ...] = ()) -> dict[str, str]:
-    """The classes of a family by the kind of head that they have, less those that transformers does not have."""
+def architectures(name: str, words: str | None = None, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """The classes of a family by the kind of head that they have, less those that transformers does not have; `words`
+    is the one that predicts words, if it is not called `name` ForCausalLM."""
     others = {name + ending: kind for ending, kind in CLASSES.items() if ending not in without}
-    return {name + words: "lm", **others, f"{name}Model": "lm"}
+    return {words or f"{name}ForCausalLM": "lm", **others, f"{name}Model": "lm"}
 
 
 def head_rules(body: tuple[Rule, ...], tags: str = "classifier") -> Callable[[Any], tuple[Rule, ...]]:

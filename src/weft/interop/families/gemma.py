@@ -134,9 +134,10 @@ GEMMA3 = family(
         follows("attention.qk_norm.eps", "norm.eps"),
     ),
     SANDWICH_RULES,
-    name="Gemma3",
+    name="Gemma3Text",
+    words="Gemma3ForCausalLM",
     fixed={**SANDWICH, "attention.qk_norm.kind": "rms", "attention.qk_norm.offset": 1.0},
-    without=("ForSequenceClassification", "ForTokenClassification", *NO_ANSWERS),
+    without=("ForTokenClassification", *NO_ANSWERS),
     only=ONE_WAY,
     defaults={**USUAL, "max_position_embeddings": 131072},
 )

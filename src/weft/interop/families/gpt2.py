@@ -74,7 +74,7 @@ GPT2 = Family(
     kind="gpt2",
     title="GPT-2",
     model=Decoder,
-    architectures=architectures("GPT2", words="LMHeadModel"),
+    architectures=architectures("GPT2", words="GPT2LMHeadModel"),
     settings=SETTINGS,
     rules=head_rules(RULES),
     prefix="transformer.",
@@ -111,7 +111,7 @@ GPTJ = Family(
     kind="gptj",
     title="GPT-J",
     model=Decoder,
-    architectures=architectures("GPTJ", without=("ForTokenClassification", "ForQuestionAnswering")),
+    architectures=architectures("GPTJ", without=("ForTokenClassification",)),
     settings=Table(
         rows=(
             *SIZES,

@@ -15,7 +15,7 @@ from weft.interop.families.decoder_heads import architectures, head, head_rules
 from weft.interop.families.layers import depth, kinds_of, layer_types, window, windows_of, with_windows, write_windows
 from weft.interop.families.rotary import rotary
 from weft.interop.settings import Flat, Settings, repeated
-from weft.interop.table import Row, Special, Table, activation, constant, even_heads, flag, follows, number, whole
+from weft.interop.table import Row, Special, Table, activation, even_heads, flag, follows, number, whole
 from weft.interop.weight_map import Rule, module, tensor
 from weft.models.config import Decoder
 
@@ -154,6 +154,20 @@ def _write_factors(model: Flat) -> Tree:
     }
 
 
+def _read_clip(settings: Settings, model: Flat) -> Flat:
+    """OLMo may cut queries, keys and values off."""
+    if settings.get("clip_qkv") is None:
+        return {}
+    bound = settings.number("clip_qkv")
+    if bound <= 0:
+        raise settings.refusal("clip_qkv", "expected a number above 0")
+    return {"attention.clip": bound}
+
+
+def _write_clip(model: Flat) -> Tree:
+    return {"clip_qkv": model["attention.clip"]}
+
+
 def _rules(rules: tuple[Rule, ...], kind: str) -> Callable[[Any], tuple[Rule, ...]]:
     """A family's names. In some, those below the head that finds answers begin with another word."""
     usual = head_rules(rules, tags="score")
@@ -167,12 +181,13 @@ def _rules(rules: tuple[Rule, ...], kind: str) -> Callable[[Any], tuple[Rule, ..
 def family(kind: str, title: str, rows: tuple[Row, ...], rules: tuple[Rule, ...] = RULES, **table: Any) -> Family:
     """A relative of LLaMA's: its rows after the sizes, its names, and what else its table has."""
     name = table.pop("name", kind.capitalize())
+    words = table.pop("words", f"{name}ForCausalLM")
     fixed = {**FIXED, **table.pop("fixed", {})}
     return Family(
         kind=kind,
         title=title,
         model=Decoder,
-        architectures=architectures(name, without=table.pop("without", ())),
+        architectures=architectures(name, words, without=table.pop("without", ())),
         settings=Table(rows=rows, fixed=fixed, **table),
         rules=_rules(rules, kind),
         prefix="model.",
@@ -183,7 +198,8 @@ def family(kind: str, title: str, rows: tuple[Row, ...], rules: tuple[Rule, ...]
 
 TRANSFORMER = ("llama", "qwen2", "qwen3", "smollm3")  # whose ForQuestionAnswering is named in an older way
 NO_ANSWERS = ("ForQuestionAnswering",)
-NO_LABELS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+ONLY_TEXTS = ("ForTokenClassification", "ForQuestionAnswering")
+NO_LABELS = ("ForSequenceClassification", *ONLY_TEXTS)
 LLAMA = family("llama", "LLaMA", (*SHARED, head(TIED), ACTIVATION, ATTENTION_BIAS, FEEDFORWARD_BIAS))
 MISTRAL = family(
     "mistral",
@@ -208,10 +224,9 @@ QWEN3 = family(
         ACTIVATION,
         QWEN_WINDOW,
         follows("attention.qk_norm.eps", "norm.eps"),
-        constant("attention_bias", False),
+        ATTENTION_BIAS,
     ),
     fixed={"attention.qk_norm.kind": "rms"},
-    only={"attention_bias": False},
     defaults={"max_position_embeddings": 32768, "head_dim": 128},
 )
 SMOLLM3 = family(
@@ -248,10 +263,9 @@ PHI3 = family(
 OLMO = family(
     "olmo",
     "OLMo",
-    (*SIZES, rotary(), head(TIED), ACTIVATION, ATTENTION_BIAS),
+    (*SIZES, rotary(), head(TIED), ACTIVATION, ATTENTION_BIAS, Special(_read_clip, _write_clip)),
     fixed={"norm.kind": "layer", "norm.gain": False, "norm.bias": False, "norm.eps": 1e-5},
-    without=NO_LABELS,
-    only={"clip_qkv": None},
+    without=ONLY_TEXTS,
 )
 OLMO2 = family(
     "olmo2",
@@ -259,6 +273,6 @@ OLMO2 = family(
     (*SHARED, head(TIED), ACTIVATION, ATTENTION_BIAS, follows("attention.qk_norm.eps", "norm.eps")),
     OLMO2_RULES,
     fixed={"placement": "res-post", "attention.qk_norm.kind": "rms", "attention.qk_norm_over": "heads"},
-    without=NO_LABELS,
+    without=ONLY_TEXTS,
     defaults={"rms_norm_eps": 1e-5},
 )

@@ -26,9 +26,10 @@ def unknown(tree: Tree, families: Iterable[Family]) -> str:
     given = {key for key, value in tree.items() if value is not None and not _common(key)}
     known = {family.kind: (family.title, given & _keys(family, tree)) for family in families}
     kind, (title, shared) = max(known.items(), key=lambda one: len(one[1][1]))
-    experts = next((key for key in sorted(given) if "expert" in key and isinstance(tree[key], int)), None)
-    if experts is not None:
-        count = f"{experts} = {shown(tree[experts])}"
+    experts = [key for key in sorted(given) if "expert" in key and isinstance(tree[key], int)]
+    if experts:
+        count = min(experts, key=lambda key: not key.endswith("experts"))  # how many there are, where that is given
+        count += f" = {shown(tree[count])}"
         return f"a mixture of experts ({count}), and weft has one feed-forward for all tokens"
     if len(shared) < 3:
         return f"not a family that weft reads, nor like one; it reads {', '.join(known)}"

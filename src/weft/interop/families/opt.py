@@ -57,7 +57,7 @@ OPT = Family(
     kind="opt",
     title="OPT",
     model=Decoder,
-    architectures=architectures("OPT", without=("ForTokenClassification", "ForQuestionAnswering")),
+    architectures=architectures("OPT", without=("ForTokenClassification",)),
     settings=Table(
         rows=(
             whole("vocab_size", "vocab_size", 50272),
