@@ -751,6 +751,37 @@ def test_marians_two_tokenizers(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("case", ["m2m_100", "mbart", "xlm-roberta", "pegasus"])
+def test_pieces_have_the_familys_ids(case: str, tmp_path: Path) -> None:
+    """Without a tokenizer.json, a SentencePiece model's ids are not those of its file; against transformers' own."""
+    folder, own, languages = tmp_path / "theirs", "spiece.model", ["__af__", "__am__"]
+    other = theirs(CASES[case][0], {**CASES[case][1], "vocab_size": 300})
+    other.save_pretrained(folder)
+    pieces, ids = piece("▁a", -2) + piece("▁b", -3) + piece("a", -4) + piece("▁", -5), b""
+    if case == "pegasus":
+        symbols = piece("<pad>", 0, 3) + piece("</s>", 0, 3) + piece("<unk>", 0, 2)
+        ids = number(43, 0) + number(42, 1) + number(40, 2) + number(41, 2**64 - 1)
+    else:
+        own, symbols = "sentencepiece.bpe.model", piece("<unk>", 0, 2) + piece("<s>", 0, 3) + piece("</s>", 0, 3)
+        texts = ["<s>", "<pad>", "</s>", "<unk>", "▁a", "▁b", "a", "▁"]
+        (folder / "vocab.json").write_text(json.dumps({text: id for id, text in enumerate(texts)}))
+    if case == "mbart":
+        languages = hf_models.models.mbart50.tokenization_mbart50.FAIRSEQ_LANGUAGE_CODES
+    (folder / own).write_bytes(symbols + pieces + block(2, number(3, 1) + ids) + PLAIN)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": languages}))
+    tokenizer = hf.read(folder).tokenizer
+    assert tokenizer is not None
+    kinds = {"m2m_100": "M2M100", "mbart": "MBart50", "xlm-roberta": "XLMRoberta", "pegasus": "Pegasus"}
+    reference = getattr(hf_models, f"{kinds[case]}Tokenizer").from_pretrained(folder)
+    for text in ("a b", "b aa", "ba c"):
+        assert tokenizer.encode(text) == reference(text, add_special_tokens=False)["input_ids"], text
+    named = [
+        token for token in ("<pad>", "</s>", "<mask>", "<mask_2>", languages[-1]) if token in reference.get_vocab()
+    ]
+    assert {token: tokenizer.id(token) for token in named} == {t: reference.convert_tokens_to_ids(t) for t in named}
+    assert tokenizer.pad_id == reference.pad_token_id
+
+
 def test_the_sources_tokenizer_comes_along(tmp_path: Path) -> None:
     """Also out of a folder that weft wrote: no file of either tokenizer is lost or changed on the way."""
     settings = vaswani(1, D, H, F, 0.0, vocab_size=V, context=32).replace(

@@ -7,13 +7,13 @@ from typing import Any
 from weft.config import Tree
 from weft.errors import TokenizerError
 from weft.interop.bundle import ModelBundle
+from weft.interop.hf_pieces import numbered, read_pieces, tokens_by_id
 from weft.models.config import EncoderDecoder, Model
-from weft.text import sentencepiece, vocabularies
-from weft.text.bounds import careful
+from weft.text import vocabularies
 from weft.text.config import ROLES, Role
 from weft.text.tokenizer import FILE, Tokenizer
 from weft.text.tokenizer_config import FILE as SETTINGS
-from weft.untrusted import read_bytes, read_object
+from weft.untrusted import read_object
 
 SPECIALS = "special_tokens_map.json"
 SOURCE = "source"  # the folder of the source's tokenizer in an export of weft; transformers takes it as a subfolder
@@ -42,7 +42,7 @@ def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer 
     Roles come from the tokenizer's own files and then, for those that are missing, from the ids in config.json. What
     an encoder–decoder generates begins with `decoder_start_token_id`, which therefore takes the role of bos.
     """
-    found, source = _find(folder)
+    found, source = _find(folder, config)
     if found is None:
         return None, None
     roles = {**_special_tokens(folder), **found.roles}
@@ -67,31 +67,18 @@ def _with_roles(tokenizer: Tokenizer, roles: dict[Role, str]) -> Tokenizer:
     )
 
 
-def _find(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
+def _find(folder: Path, config: Tree) -> tuple[Tokenizer | None, Tokenizer | None]:
     """The tokenizer, and the source's where it is another."""
+    renumbered = None if (folder / FILE).is_file() else numbered(folder, str(config.get("model_type")))
+    if renumbered is not None:
+        return renumbered, None
     if (folder / FILE).is_file() or vocabularies.in_folder(folder) is not None:
         other = folder / SOURCE
         return Tokenizer.load(folder), Tokenizer.load(other) if (other / FILE).is_file() else None
     if all((folder / name).is_file() for name in MARIAN):
-        vocabulary = _vocabulary(folder / "vocab.json")
-        return _pieces(folder / "target.spm", vocabulary), _pieces(folder / "source.spm", vocabulary)
+        vocabulary = tokens_by_id(folder / "vocab.json")
+        return read_pieces(folder / "target.spm", vocabulary), read_pieces(folder / "source.spm", vocabulary)
     return None, None
-
-
-def _vocabulary(path: Path) -> dict[str, int]:
-    tree = read_object(path)
-    if not all(isinstance(id, int) and 0 <= id < len(tree) for id in tree.values()):
-        raise TokenizerError(f"{path}: expected tokens with their ids, 0 … {len(tree) - 1}")
-    return tree
-
-
-def _pieces(path: Path, vocabulary: dict[str, int]) -> Tokenizer:
-    """A SentencePiece model with the ids of another vocabulary, as both of Marian's have."""
-    try:
-        backend, roles = careful(lambda: sentencepiece.to_tokenizer(read_bytes(path), vocabulary))
-        return Tokenizer.from_json(backend.to_str(), roles)
-    except TokenizerError as error:
-        raise TokenizerError(f"{path}: {error}") from None
 
 
 def _special_tokens(folder: Path) -> dict[Role, str]:
