@@ -183,6 +183,45 @@ def test_the_opinions_that_weft_learned_are_a_bert_elsewhere(tmp_path: Path) -> 
     assert max(predicted.values()) == pytest.approx(share, abs=1e-4)
 
 
+@pytest.mark.parametrize("case", ["bert-answers", "gpt2-answers"])
+def test_answers_of_an_imported_model(case: str, tmp_path: Path) -> None:
+    """By transformers' own logits: of all spans of up to 30 tokens, in parts of the text, the likeliest."""
+    name, settings = CASES[case]
+    other = theirs(name, settings)
+    other.save_pretrained(tmp_path / "theirs")
+    tokenizer = words()
+    tokenizer.save(tmp_path / "theirs")
+    import_model(tmp_path / "theirs", tmp_path / "run")
+    run = api.load(tmp_path / "run", "cpu")
+    assert run.config.objective.kind == "answer"
+    question, text = "w1 w2 w3", " ".join(f"w{number}" for number in range(10, 50))
+    (found,) = run.answer([question], [text])
+    best = (0.0, 0, 0)
+    asked, ids, length = tokenizer.encode(question), tokenizer.encode(text), 32
+    before = [tokenizer.cls_id] if tokenizer.cls_id is not None and tokenizer.sep_id is not None else []
+    after = [tokenizer.sep_id if before else tokenizer.eos_id]
+    room = length - len(before) - 2 * len(after) - len(asked)
+    for begin in range(0, len(ids), room // 2):
+        row = [*before, *asked, *after, *ids[begin : begin + room], *after]
+        at = len(row) - len(after) - len(ids[begin : begin + room])
+        segments = {"token_type_ids": torch.tensor([[0] * at + [1] * (len(row) - at)])} if case[0] == "b" else {}
+        with torch.no_grad():
+            answer = other(torch.tensor([row]), **segments)
+        starts, ends = (
+            each[0, at : len(row) - len(after)].softmax(-1).tolist()
+            for each in (answer.start_logits, answer.end_logits)
+        )
+        for first, begins in enumerate(starts):
+            for last in range(first, min(len(ends), first + 30)):
+                best = max(best, (begins * ends[last], begin + first, begin + last))
+        if begin + room >= len(ids):
+            break
+    assert found.probability == pytest.approx(best[0], rel=1e-4)
+    assert found.text == " ".join(f"w{number + 10}" for number in range(best[1], best[2] + 1))
+    export_model(tmp_path / "run", "hf", tmp_path / "out")
+    assert same_files(tmp_path / "theirs", tmp_path / "out")
+
+
 @pytest.mark.parametrize("case", ["bert-labels", "marian", "bert-headless", "bert-tags", "bert-masked"])
 def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
     name, settings = CASES[case]

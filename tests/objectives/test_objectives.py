@@ -208,6 +208,25 @@ def test_tags_of_a_long_text(tmp_path: Path) -> None:
     assert at == 120
 
 
+def test_answers(tmp_path: Path) -> None:
+    made = []
+    for n in range(80):
+        words = sentence(n)[:-1].split()
+        made.append({"question": f"what is after {words[2]}", "context": " ".join(words), "answer": words[3]})
+    data = rows(tmp_path, made)
+    run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "answer"})
+    assert run.config.model.head.kind == "span"  # type: ignore[union-attr]
+    assert set(run.evaluate([data])) >= {"loss", "exact"}
+    found = run.answer([row["question"] for row in made], [row["context"] for row in made])
+    assert all(row["context"][one.start : one.end] == one.text for row, one in zip(made, found, strict=True))
+    assert all(0 < one.probability < 1 for one in found)
+    with pytest.raises(ConfigError, match="1 texts for 2 questions"):
+        run.answer(["a", "b"], ["c"])
+    made[3]["answer"] = "nowhere"
+    with pytest.raises(DataError, match=r"rows\.jsonl:4: the answer 'nowhere' doesn't stand in its text"):
+        learn(tmp_path, rows(tmp_path, made), transformer("encoder"), "other", objective={"kind": "answer"})
+
+
 def test_texts_that_belong_together(tmp_path: Path) -> None:
     made = [{"first": sentence(n), "second": sentence(n).lower()} for n in range(80)]
     run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "contrastive"})

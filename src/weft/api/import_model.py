@@ -128,7 +128,7 @@ def _objective(bundle: ModelBundle) -> dict[str, Any]:
     if getattr(head, "labels", None) == 1:
         return {"kind": "regress"}
     kinds = (kind for kind, its in OBJECTIVES.items() if model.kind in its.kinds and head.kind == its.heads[0])
-    # what no objective teaches (answers in a text, replaced tokens) leaves a model that embeds texts
+    # what no objective teaches (replaced tokens) leaves a model that embeds texts
     objective: dict[str, Any] = {"kind": next(kinds, "contrastive")}
     if bundle.labels is not None and objective["kind"] in ("classify", "tag"):
         objective["labels"] = list(bundle.labels)

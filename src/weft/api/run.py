@@ -1,11 +1,11 @@
 """A trained model with all that belongs to it: what can be asked of a run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import torch
 from weft.api.auto import check_width, load_quantized
 from weft.api.evaluation import Evaluation, evaluation_on
 from weft.api.export_model import export_model
-from weft.api.settings import begins, check_several, sampling, with_defaults
+from weft.api.settings import BulkOptions, begins, check_several, sampling, with_defaults
 from weft.data.shards import noted_tokenizer
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
@@ -34,6 +34,7 @@ from weft.explain.count import count
 from weft.models.base import LanguageModel, device_of
 from weft.models.transformer import Transformer
 from weft.objectives import table as objectives
+from weft.objectives.answer import Answer, Found
 from weft.objectives.classify import Classify
 from weft.objectives.contrastive import Embedding, Pooling, embed
 from weft.objectives.pairs import Pairs
@@ -57,22 +58,13 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Objective[Any])
 
 
-class BulkOptions(TypedDict, total=False):
-    """What `Run.bulk` may be given beside prompts and settings."""
-
-    n: int
-    batch: int
-    out: Path | str | None
-    pattern: Grammar | None
-    notes: Mapping[str, Any] | None
-
-
 @dataclass(frozen=True)
 class Run:
     """A trained model with all that belongs to it, read from its run's folder.
 
     Language models: generate, chat, perplexity, surprisal; write, reply, complete, candidates and bulk give more of a
-    say. What else a run has learned: classify, rate, tag, translate, embed. Any: evaluate, explain, results, export.
+    say. What else a run has learned: classify, rate, tag, answer, translate, embed. Any: evaluate, explain, results,
+    export.
     """
 
     path: Path
@@ -315,6 +307,11 @@ class Run:
         for sentence in sentences:
             check_several(sentence, "a sentence")
         return self._learned(Tag, "tag words").predict(self.model, sentences)
+
+    def answer(self, questions: Sequence[str], contexts: Sequence[str]) -> list[Found]:
+        """The likeliest answer to each question in its text, with its probability and its place there."""
+        check_several(questions, "questions")
+        return self._learned(Answer, "answer questions").predict(self.model, questions, contexts)
 
     def embed(
         self, texts: Sequence[str], *, pooling: Pooling | None = None, normalise: bool = True, batch: int = 32

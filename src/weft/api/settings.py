@@ -1,14 +1,26 @@
 """What a person gives, as settings: for writing, with what a checkpoint's makers had in mind, and for texts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 from weft.config import Tree, validate
 from weft.decode.config import Beam, Rules, Sampling
+from weft.decode.constrain import Grammar
 from weft.errors import ConfigError
 from weft.interop.generation import DRAWING
 from weft.recipe.config import Recipe
 from weft.text.tokenizer import Tokenizer
+
+
+class BulkOptions(TypedDict, total=False):
+    """What `Run.bulk` may be given beside prompts and settings."""
+
+    n: int
+    batch: int
+    out: Path | str | None
+    pattern: Grammar | None
+    notes: Mapping[str, Any] | None
 
 
 def sampling(**given: Any) -> Sampling:

@@ -19,13 +19,15 @@ def classify(
         typer.Option(metavar="NAME", help="The column that holds the text; the training column if not given."),
     ] = None,
     second: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column of the other text, where pairs are classified.")
+        str | None,
+        typer.Option(metavar="NAME", help="The column of the other text, in pairs, or of the one that has the answer."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Lines of JSON, with the probability of every label or tag.")
     ] = False,
 ) -> None:
-    """Predict a label for each text, a number, or a tag for each word: what the run learned to predict.
+    """Predict a label for each text, a number, a tag for each word, or where a text answers a question: what the run
+    learned to predict.
 
     Standard input is read if no FILE is given. Words are separated by spaces, or given as lists in a column.
     """

@@ -3,6 +3,7 @@
 from typing import Any
 
 from weft.objectives import (  # noqa: F401 (each declares an objective)
+    answer,
     chat,
     classify,
     contrastive,

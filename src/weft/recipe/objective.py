@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
 from weft.config import AnyKind, Config, Tree, kinds
 from weft.errors import ConfigError
@@ -237,6 +237,28 @@ class Tag(LabelObjective):
     kind: Literal["tag"] = "tag"
     words: Column = "words"
     tags: Column = "tags"
+
+
+class Answer(ObjectiveConfig):
+    """Where the answer to a question stands in a text: `question`, `context` and `answer` are columns.
+
+    An answer has at most `longest` tokens.
+    """
+
+    makes = "a model that finds answers"
+    kinds = ("encoder", "decoder")
+    heads = ("span",)
+    needs = "an encoder or decoder with a head of kind 'span'"
+    metrics = ("loss", "exact")
+
+    kind: Literal["answer"] = "answer"
+    question: Column = "question"
+    context: Column = "context"
+    answer: Column = "answer"
+    longest: PositiveInt = 30
+
+    def chance(self, vocab_size: int) -> float:
+        return math.inf  # ln of the length of a row, which varies
 
 
 class Contrastive(ObjectiveConfig):
