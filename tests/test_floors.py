@@ -8,6 +8,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from weft.interop.families.known import FAMILIES
+
 ROOT = Path(__file__).parent.parent / "src" / "weft"
 MODULES = sorted(ROOT.rglob("*.py"))
 
@@ -29,6 +31,17 @@ ALLOWED = {("data", "text"), ("recipe", "explain"), ("compare", "api")}
 ALLOWED |= {(room, "errors") for room in ("config", "files", "layout", "untrusted")} | {
     ("progress", "untrusted"),
     ("layout", "config"),
+}
+
+
+# families of other programs' models are named in interop/ alone; elsewhere such a word is the name of something else
+NAMESAKES = {
+    "models/presets.py": {"gpt2"},  # a preset
+    "cli/plan.py": {"opt"},  # a table of sizes in a paper
+    "nn/position_config.py": {"t5"},  # a kind of position
+    "explain/positions.py": {"t5"},
+    "text/config.py": {"gpt2", "qwen2"},  # ways to cut text
+    "text/tiktoken.py": {"gpt2", "qwen2"},
 }
 
 
@@ -217,3 +230,14 @@ def test_the_version_is_stated_once_in_each_place() -> None:
 
     project = tomllib.loads((ROOT.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
     assert weft.__version__ == project["project"]["version"]
+
+
+def test_no_family_is_named_outside_interop() -> None:
+    """Whatever a family needs of a model is a setting: what computes, counts or writes never asks for its name."""
+    names = {family.kind for family in FAMILIES.values()}
+    names |= {name for family in FAMILIES.values() for name in family.architectures}
+    for path in MODULES:
+        place = path.relative_to(ROOT).as_posix()
+        words = {node.value for node in nodes(path) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        found = words & names - NAMESAKES.get(place, set())
+        assert place.startswith("interop/") or not found, f"{place}: {found}"
