@@ -1,27 +1,20 @@
 """ALBERT (Lan et al. 2020): a BERT whose layers share their weights, with embeddings narrower than its layers."""
 
-from functools import partial
-
-from weft.interop.families.base import Family
 from weft.interop.families.bert import (
     BLOCK,
     BODY,
     FIXED,
     NO_DECODER,
-    SPANS,
-    TAGS,
+    OTHERS,
     Heads,
-    architectures,
+    family,
     head,
     pooled,
-    rules,
-    unused_pooler,
     words_head,
 )
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Special, Table, constant, whole
 from weft.interop.weight_map import module, tensor
-from weft.models.config import Encoder
 
 _GROUP = "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
 NAMES = (
@@ -46,9 +39,7 @@ HEADS: Heads = {
     ),
     "mlm": words_head("output", *_WORDS),
     "sequence": pooled("output", "albert.pooler", "classifier"),
-    "token": TAGS,
-    "span": SPANS,
-    "embedding": (),
+    **OTHERS,
 }
 
 
@@ -63,12 +54,10 @@ def _dropout(settings: Settings, kind: str) -> float:
     return 0.0 if kind == "span" else settings.number("classifier_dropout_prob", 0.1)
 
 
-ALBERT = Family(
-    kind="albert",
-    title="ALBERT",
-    model=Encoder,
-    architectures=architectures("Albert", HEADS),
-    settings=Table(
+ALBERT = family(
+    "albert",
+    "ALBERT",
+    Table(
         rows=(
             *BODY,
             whole("d_embedding", "embedding_size", 128),
@@ -87,12 +76,9 @@ ALBERT = Family(
             "attention_probs_dropout_prob": 0.0,
         },
     ),
-    rules=partial(rules, NAMES, HEADS),
-    prefix="albert.",
-    copies=lambda model: {
-        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
-        "predictions.decoder.bias": "predictions.bias",
-    },
-    unused=(r"albert\.embeddings\.position_ids", r"albert\.pooler\..*", r"(predictions|sop_classifier)\..*"),
-    fillers=partial(unused_pooler, "albert.pooler"),
+    NAMES,
+    HEADS,
+    name="Albert",
+    pooler="albert.pooler",
+    unused=(r"(predictions|sop_classifier)\..*",),
 )

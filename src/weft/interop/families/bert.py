@@ -7,6 +7,7 @@ BERT (Devlin et al. 2019) and the many sentence encoders that are BERTs without 
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -60,7 +61,7 @@ def pooled(head: str, pooler: str, out: str) -> tuple[Rule, ...]:
 
 
 TAGS = module("output.out", "classifier")
-SPANS = module("output.out", "qa_outputs")
+OTHERS: Heads = {"token": TAGS, "span": module("output.out", "qa_outputs"), "embedding": ()}
 _BERT_WORDS = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
 _NEXT_SENTENCE = ("bert.pooler.dense", "cls.seq_relationship")
 BERT_HEADS: Heads = {
@@ -68,23 +69,17 @@ BERT_HEADS: Heads = {
     "mlm": words_head("output", *_BERT_WORDS),
     "nsp": pooled("output", *_NEXT_SENTENCE),
     "sequence": pooled("output", "bert.pooler.dense", "classifier"),
-    "token": TAGS,
-    "span": SPANS,
-    "embedding": (),
+    **OTHERS,
 }
 ROBERTA_HEADS: Heads = {
     "mlm": words_head("output", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
     "sequence": pooled("output", "classifier.dense", "classifier.out_proj"),
-    "token": TAGS,
-    "span": SPANS,
-    "embedding": (),
+    **OTHERS,
 }
 DISTILBERT_HEADS: Heads = {
     "mlm": words_head("output", "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
     "sequence": pooled("output", "pre_classifier", "classifier"),
-    "token": TAGS,
-    "span": SPANS,
-    "embedding": (),
+    **OTHERS,
 }
 # what transformers calls the class of a model with each head; the last is the base model
 CLASSES = {
@@ -201,53 +196,67 @@ NO_DECODER = {"is_decoder": False, "add_cross_attention": False, "position_embed
 GAMMA_AND_BETA = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-BERT = Family(
-    kind="bert",
-    title="BERT",
-    model=Encoder,
-    architectures=architectures("Bert", BERT_HEADS),
-    settings=Table((*BODY, head("tanh", bert_dropout)), FIXED, NO_DECODER),
-    rules=partial(rules, body("bert"), BERT_HEADS),
-    prefix="bert.",
-    copies=lambda model: {
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    },
-    unused=(r"bert\.embeddings\.position_ids", r"bert\.pooler\..*", r"cls\.(seq_relationship|predictions)\..*"),
-    fillers=partial(unused_pooler, "bert.pooler.dense"),
+# ---- families
+
+
+def family(kind: str, title: str, settings: Table, names: tuple[Rule, ...], heads: Heads, **more: Any) -> Family:
+    """A relative of BERT's: its settings, the names of its weights below the head, and those of its heads.
+
+    `name` is how the names of its classes begin, `base` those of its weights, if not with its kind; `pooler` is what it
+    calls the pooler that a headless model has. The rest is as in `Family`.
+    """
+    base, pooler = more.pop("base", kind), more.pop("pooler", None)
+    unused = (rf"{base}\.embeddings\.(position_ids|token_type_ids)", rf"{base}\.pooler\..*", *more.pop("unused", ()))
+    table = {rule.ours: rule.theirs[0] for rule in (*names, *heads["mlm"])}
+    stored, bias = table["output.weight"], table["output.bias"]
+    copies = {stored: table["embedding.weight"]}
+    if bias != (beside := f"{stored.removesuffix('weight')}bias"):  # it is stored twice
+        copies[beside] = bias
+    if pooler is not None:
+        more["fillers"] = partial(unused_pooler, pooler)
+    return Family(
+        kind=kind,
+        title=title,
+        model=Encoder,
+        architectures=architectures(more.pop("name"), heads),
+        settings=settings,
+        rules=partial(rules, names, heads),
+        prefix=f"{base}.",
+        copies=lambda model: copies,
+        unused=unused,
+        **more,
+    )
+
+
+BERT = family(
+    "bert",
+    "BERT",
+    Table((*BODY, head("tanh", bert_dropout)), FIXED, NO_DECODER),
+    body("bert"),
+    BERT_HEADS,
+    name="Bert",
+    pooler="bert.pooler.dense",
+    unused=(r"cls\.(seq_relationship|predictions)\..*",),
     renames=GAMMA_AND_BETA,
 )
 
 
 def _roberta(kind: str, title: str, name: str) -> Family:
-    return Family(
-        kind=kind,
-        title=title,
-        model=Encoder,
-        architectures=architectures(name, ROBERTA_HEADS),
-        settings=Table((*BODY, OFFSET, head("tanh", bert_dropout, words="gelu")), FIXED, NO_DECODER),
-        rules=partial(rules, body("roberta"), ROBERTA_HEADS),
-        prefix="roberta.",
-        copies=lambda model: {
-            "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-            "lm_head.decoder.bias": "lm_head.bias",
-        },
-        unused=(r"roberta\.embeddings\.(position_ids|token_type_ids)", r"roberta\.pooler\..*", r"lm_head\..*"),
-        fillers=partial(unused_pooler, "roberta.pooler.dense"),
-        renames=GAMMA_AND_BETA,
-    )
+    table = Table((*BODY, OFFSET, head("tanh", bert_dropout, words="gelu")), FIXED, NO_DECODER)
+    unused = (r"lm_head\..*",)
+    pooler = "roberta.pooler.dense"
+    named: dict[str, Any] = {"name": name, "base": "roberta", "pooler": pooler, "renames": GAMMA_AND_BETA}
+    return family(kind, title, table, body("roberta"), ROBERTA_HEADS, unused=unused, **named)
 
 
 ROBERTA = _roberta("roberta", "RoBERTa", "Roberta")
 XLM_ROBERTA = _roberta("xlm-roberta", "XLM-RoBERTa", "XLMRoberta")
 CAMEMBERT = _roberta("camembert", "CamemBERT", "Camembert")
 
-DISTILBERT = Family(
-    kind="distilbert",
-    title="DistilBERT",
-    model=Encoder,
-    architectures=architectures("DistilBert", DISTILBERT_HEADS),
-    settings=Table(
+DISTILBERT = family(
+    "distilbert",
+    "DistilBERT",
+    Table(
         rows=(
             whole("vocab_size", "vocab_size", 30522),
             whole("context", "max_position_embeddings", 512),
@@ -263,8 +272,8 @@ DISTILBERT = Family(
         ),
         fixed={**FIXED, "norm.eps": 1e-12, "segments": 0},
     ),
-    rules=partial(rules, DISTILBERT_BODY, DISTILBERT_HEADS),
-    prefix="distilbert.",
-    copies=lambda model: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
-    unused=(r"distilbert\.embeddings\.position_ids", r"vocab_(transform|layer_norm|projector)\..*"),
+    DISTILBERT_BODY,
+    DISTILBERT_HEADS,
+    name="DistilBert",
+    unused=(r"vocab_(transform|layer_norm|projector)\..*",),
 )

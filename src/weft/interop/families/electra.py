@@ -3,27 +3,21 @@
 A BERT whose embeddings are narrower than its layers, unless they are as wide.
 """
 
-from functools import partial
-
-from weft.interop.families.base import Family
 from weft.interop.families.bert import (
     BODY,
     FIXED,
     NO_DECODER,
-    SPANS,
-    TAGS,
+    OTHERS,
     Heads,
-    architectures,
     bert_dropout,
     body,
+    family,
     head,
     pooled,
-    rules,
     words_head,
 )
 from weft.interop.table import Table, embedding_width
 from weft.interop.weight_map import module
-from weft.models.config import Encoder
 
 _WORDS = ("generator_predictions.dense", "generator_predictions.LayerNorm")
 HEADS: Heads = {
@@ -33,25 +27,21 @@ HEADS: Heads = {
     ),
     "mlm": words_head("output", *_WORDS, "generator_lm_head", "generator_lm_head.bias"),
     "sequence": pooled("output", "classifier.dense", "classifier.out_proj"),
-    "token": TAGS,
-    "span": SPANS,
-    "embedding": (),
+    **OTHERS,
 }
 
 
-ELECTRA = Family(
-    kind="electra",
-    title="ELECTRA",
-    model=Encoder,
-    architectures=architectures("Electra", HEADS),
-    settings=Table(
+ELECTRA = family(
+    "electra",
+    "ELECTRA",
+    Table(
         rows=(*BODY, embedding_width("embedding_size", 128), head("gelu", bert_dropout, words="gelu")),
         fixed=FIXED,
         only=NO_DECODER,
         defaults={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
     ),
-    rules=partial(rules, (*body("electra"), *module("encoder.projection", "electra.embeddings_project")), HEADS),
-    prefix="electra.",
-    copies=lambda model: {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
-    unused=(r"electra\.embeddings\.position_ids", r"(generator|discriminator)_(predictions|lm_head)\..*"),
+    (*body("electra"), *module("encoder.projection", "electra.embeddings_project")),
+    HEADS,
+    name="Electra",
+    unused=(r"(generator|discriminator)_(predictions|lm_head)\..*",),
 )

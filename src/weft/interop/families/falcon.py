@@ -80,12 +80,24 @@ def _write_positions(model: Flat) -> Tree:
     return {"alibi": model["position.kind"] == "alibi", **ROTARY.write(model)}
 
 
-FALCON = Family(
-    kind="falcon",
-    title="Falcon",
-    model=Decoder,
-    architectures=architectures("Falcon"),
-    settings=Table(
+def _family(kind: str, title: str, settings: Table) -> Family:
+    return Family(
+        kind=kind,
+        title=title,
+        model=Decoder,
+        architectures=architectures(kind.capitalize()),
+        settings=settings,
+        rules=lambda model: head_rules(_rules(model))(model),
+        prefix="transformer.",
+        copies=lambda model: {"lm_head.weight": "transformer.word_embeddings.weight"},
+        unused=(r"transformer\.h\.\d+\.self_attention\.rotary_emb\..*",),
+    )
+
+
+FALCON = _family(
+    "falcon",
+    "Falcon",
+    Table(
         rows=(
             whole("vocab_size", "vocab_size", 65024),
             whole("context", "max_position_embeddings", 2048),
@@ -104,18 +116,11 @@ FALCON = Family(
         ),
         fixed={"feedforward.kind": "plain", "norm.kind": "layer", "init.kind": "normal"},
     ),
-    rules=lambda model: head_rules(_rules(model))(model),
-    prefix="transformer.",
-    copies=lambda model: {"lm_head.weight": "transformer.word_embeddings.weight"},
-    unused=(r"transformer\.h\.\d+\.self_attention\.rotary_emb\..*",),
 )
-
-BLOOM = Family(
-    kind="bloom",
-    title="BLOOM",
-    model=Decoder,
-    architectures=architectures("Bloom"),
-    settings=Table(
+BLOOM = _family(
+    "bloom",
+    "BLOOM",
+    Table(
         rows=(
             whole("vocab_size", "vocab_size", 250880),
             whole("context", "seq_length", 2048),
@@ -140,7 +145,4 @@ BLOOM = Family(
         },
         only={"apply_residual_connection_post_layernorm": False},
     ),
-    rules=lambda model: head_rules(_rules(model))(model),
-    prefix="transformer.",
-    copies=lambda model: {"lm_head.weight": "transformer.word_embeddings.weight"},
 )

@@ -4,6 +4,8 @@ GPT-Neo (Black et al. 2021) has a window in every other layer; GPT-J (Wang and K
 head, and has attention and feed-forward side by side.
 """
 
+from typing import Any
+
 from weft.config import Tree
 from weft.interop.families.base import Family
 from weft.interop.families.decoder_heads import architectures, fixed_head, head, head_rules
@@ -51,8 +53,19 @@ NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0}
 MASKS = (r"transformer\.h\.\d+\.attn\.(masked_)?bias",)
 
 
-def _copies(model: Decoder) -> dict[str, str]:
-    return {"lm_head.weight": "transformer.wte.weight"}
+def _family(kind: str, title: str, name: str, settings: Table, rules: tuple[Rule, ...], **more: Any) -> Family:
+    """A relative of GPT-2's: `without` are heads that it does not have, `words` its class that predicts words."""
+    return Family(
+        kind=kind,
+        title=title,
+        model=Decoder,
+        architectures=architectures(name, more.pop("words", None), more.pop("without", ())),
+        settings=settings,
+        rules=head_rules(rules),
+        prefix="transformer.",
+        copies=lambda model: {"lm_head.weight": "transformer.wte.weight"},
+        **more,
+    )
 
 
 SETTINGS = Table(
@@ -70,17 +83,7 @@ SETTINGS = Table(
     only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
 )
 
-GPT2 = Family(
-    kind="gpt2",
-    title="GPT-2",
-    model=Decoder,
-    architectures=architectures("GPT2", words="GPT2LMHeadModel"),
-    settings=SETTINGS,
-    rules=head_rules(RULES),
-    prefix="transformer.",
-    copies=_copies,
-    unused=MASKS,
-)
+GPT2 = _family("gpt2", "GPT-2", "GPT2", SETTINGS, RULES, words="GPT2LMHeadModel", unused=MASKS)
 
 
 # ---- GPT-J
@@ -107,12 +110,11 @@ def _write_rotated(model: Flat) -> Tree:
     return {"rotary_dim": round(model.get("position.fraction", 1.0) * model["attention.d_head"])}
 
 
-GPTJ = Family(
-    kind="gptj",
-    title="GPT-J",
-    model=Decoder,
-    architectures=architectures("GPTJ", without=("ForTokenClassification",)),
-    settings=Table(
+GPTJ = _family(
+    "gptj",
+    "GPT-J",
+    "GPTJ",
+    Table(
         rows=(
             *SIZES,
             head(flag("head.tied", "tie_word_embeddings", False), fixed_head("head.bias", True)),
@@ -128,9 +130,8 @@ GPTJ = Family(
         },
         defaults={"vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16, **NO_DROPOUT},
     ),
-    rules=head_rules(GPTJ_RULES),
-    prefix="transformer.",
-    copies=_copies,
+    GPTJ_RULES,
+    without=("ForTokenClassification",),
     unused=(*MASKS, r"transformer\.h\.\d+\.attn\.embed_positions"),
 )
 
@@ -174,12 +175,11 @@ def _write_kinds(model: Flat) -> Tree:
     return {"attention_types": [[kinds, 1]], "window_size": next((size for size in sizes if size), 256)}
 
 
-GPT_NEO = Family(
-    kind="gpt_neo",
-    title="GPT-Neo",
-    model=Decoder,
-    architectures=architectures("GPTNeo"),
-    settings=Table(
+GPT_NEO = _family(
+    "gpt_neo",
+    "GPT-Neo",
+    "GPTNeo",
+    Table(
         rows=(
             whole("vocab_size", "vocab_size", 50257),
             whole("context", "max_position_embeddings", 2048),
@@ -204,8 +204,6 @@ GPT_NEO = Family(
             "init.kind": "normal",
         },
     ),
-    rules=head_rules(NEO_RULES),
-    prefix="transformer.",
-    copies=_copies,
+    NEO_RULES,
     unused=(r"transformer\.h\.\d+\.attn\.attention\.(masked_)?bias",),
 )

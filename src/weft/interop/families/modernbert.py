@@ -4,11 +4,8 @@ Two of three layers see a window to both sides, and rotate by a base of their ow
 first attention too, and every head begins with a dense layer and a norm.
 """
 
-from functools import partial
-
 from weft.config import Tree
-from weft.interop.families.base import Family
-from weft.interop.families.bert import Heads, architectures, rules
+from weft.interop.families.bert import Heads, family
 from weft.interop.families.labels import count_labels, write_labels
 from weft.interop.families.layers import depth, layer_types, write_windows
 from weft.interop.families.llama import ATTENTION_BIAS, FEEDFORWARD_BIAS
@@ -16,7 +13,6 @@ from weft.interop.families.rotary import two_bases
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
 from weft.interop.table import Special, Table, activation, flag, number, whole
 from weft.interop.weight_map import module, tensor
-from weft.models.config import Encoder
 
 BLOCK, LAYER = "encoder.blocks.{layer}", "model.layers.{layer}"
 NAMES = (
@@ -100,12 +96,10 @@ def _write_kinds(model: Flat) -> Tree:
     return {**tree, "local_attention": 2 * ((tree["local_attention"] or 65) - 1)}
 
 
-MODERNBERT = Family(
-    kind="modernbert",
-    title="ModernBERT",
-    model=Encoder,
-    architectures=architectures("ModernBert", HEADS),
-    settings=Table(
+MODERNBERT = family(
+    "modernbert",
+    "ModernBERT",
+    Table(
         rows=(
             whole("vocab_size", "vocab_size", 50368),
             whole("context", "max_position_embeddings", 8192),
@@ -135,8 +129,9 @@ MODERNBERT = Family(
         },
         only={"rope_scaling": None},
     ),
-    rules=partial(rules, NAMES, HEADS),
-    prefix="model.",
-    copies=lambda model: {"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    NAMES,
+    HEADS,
+    name="ModernBert",
+    base="model",
     unused=(r"(head|decoder|classifier)\..*",),
 )

@@ -1,23 +1,8 @@
 """MPNet (Song et al. 2020), of which many sentence encoders are made: a RoBERTa with T5's bias for distances."""
 
-from functools import partial
-
-from weft.interop.families.base import Family
-from weft.interop.families.bert import (
-    BLOCK,
-    BODY,
-    FIXED,
-    NO_DECODER,
-    ROBERTA_HEADS,
-    architectures,
-    bert_dropout,
-    head,
-    rules,
-    unused_pooler,
-)
+from weft.interop.families.bert import BLOCK, BODY, FIXED, NO_DECODER, ROBERTA_HEADS, bert_dropout, family, head
 from weft.interop.table import Special, Table, constant
 from weft.interop.weight_map import module, tensor
-from weft.models.config import Encoder
 
 _LAYER = "mpnet.encoder.layer.{layer}"
 NAMES = (
@@ -39,12 +24,10 @@ COUNTED = Special(
     lambda model: {"max_position_embeddings": model["context"] + 2},
 )
 
-MPNET = Family(
-    kind="mpnet",
-    title="MPNet",
-    model=Encoder,
-    architectures=architectures("MPNet", ROBERTA_HEADS),
-    settings=Table(
+MPNET = family(
+    "mpnet",
+    "MPNet",
+    Table(
         rows=(
             *(row for row in BODY if getattr(row, "ours", "") != "segments"),
             COUNTED,
@@ -54,12 +37,9 @@ MPNET = Family(
         fixed={**FIXED, "position.kind": "learned+t5", "position.buckets": BUCKETS, "segments": 0},
         only={**NO_DECODER, "relative_attention_num_buckets": BUCKETS},
     ),
-    rules=partial(rules, NAMES, ROBERTA_HEADS),
-    prefix="mpnet.",
-    copies=lambda model: {
-        "lm_head.decoder.weight": "mpnet.embeddings.word_embeddings.weight",
-        "lm_head.decoder.bias": "lm_head.bias",
-    },
-    unused=(r"mpnet\.embeddings\.position_ids", r"mpnet\.pooler\..*", r"lm_head\..*"),
-    fillers=partial(unused_pooler, "mpnet.pooler.dense"),
+    NAMES,
+    ROBERTA_HEADS,
+    name="MPNet",
+    pooler="mpnet.pooler.dense",
+    unused=(r"lm_head\..*",),
 )

@@ -7,6 +7,7 @@ et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -125,103 +126,65 @@ BIASED = {"head.bias": _has("final_logits_bias")}
 WAVES = (r"model\.(encoder|decoder)\.embed_positions\.weights?",)  # sinusoids, which weft computes
 
 
-MARIAN = Family(
-    kind="marian",
-    title="Marian",
-    model=EncoderDecoder,
+def _family(kind: str, title: str, name: str, settings: Table, **more: Any) -> Family:
+    """A family with these stacks: the beginning of its classes' names, its settings, and what else it has."""
+    architectures = {f"{name}ForConditionalGeneration": "lm", f"{name}Model": "lm"}
+    common = {"prefix": "model.", "architectures": architectures, "by_weights": BIASED, "fillers": _no_bias}
+    shared = {"kind": kind, "title": title, "model": EncoderDecoder, "rules": _rules, "copies": _copies}
+    return Family(settings=settings, **{**shared, **common, **more})
+
+
+def _table(norms: Mapping[str, bool], position: Mapping[str, Any], normalize: bool, **more: Any) -> Table:
+    """The settings of such a family: where its norms are, its positions, and whether it norms embeddings."""
+    blocks = POST_NORM if norms is NORM_AFTER else PRE_NORM
+    placed = {f"position.{key}": value for key, value in position.items()}
+    static = {"static_position_embeddings": True} if position["kind"] == "sinusoidal" else {}
+    only = {**norms, **static, "normalize_embedding": normalize}
+    fixed = {**blocks, **placed, "embedding_norm": normalize}
+    return Table(rows=(*SHARED, *more.pop("rows", ())), fixed=fixed, **{"only": only, **more})
+
+
+LEARNED = {"kind": "learned", "offset": 2}
+HALVES = {"kind": "sinusoidal", "layout": "halves", "amplitude": 1.0}
+# positions are counted from the one after the pad token's id
+COUNTED = Special(
+    lambda settings, model: {"position.offset": settings.whole("pad_token_id", 1) + 1},
+    lambda model: {"pad_token_id": max(1, model.get("position.offset", 0) - 1)},
+)
+MARIAN = _family(
+    "marian",
+    "Marian",
+    "Marian",
+    _table(NORM_AFTER, HALVES, False, rows=(Special(_read_tables, _write_tables),)),
     architectures={"MarianMTModel": "lm"},
-    settings=Table(
-        rows=(*SHARED, Special(_read_tables, _write_tables)),
-        fixed={
-            **POST_NORM,
-            "position.kind": "sinusoidal",
-            "position.layout": "halves",
-            "position.amplitude": 1.0,
-            "embedding_norm": False,
-        },
-        only={**NORM_AFTER, "static_position_embeddings": True, "normalize_embedding": False},
-    ),
-    rules=_rules,
-    by_weights=BIASED,
-    copies=_copies,
+    prefix="",
     unused=WAVES,
-    fillers=_no_bias,
 )
-
-BART = Family(
-    kind="bart",
-    title="BART",
-    model=EncoderDecoder,
-    architectures={"BartForConditionalGeneration": "lm", "BartModel": "lm"},
-    settings=Table(
-        rows=SHARED,
-        fixed={**POST_NORM, "position.kind": "learned", "position.offset": 2, "embedding_norm": True},
-        only={**NORM_AFTER, "normalize_embedding": True},
-    ),
-    rules=_rules,
-    prefix="model.",
-    by_weights=BIASED,
-    copies=_copies,
-    fillers=_no_bias,
-)
-
-MBART = Family(
-    kind="mbart",
-    title="mBART",
-    model=EncoderDecoder,
-    architectures={"MBartForConditionalGeneration": "lm", "MBartModel": "lm"},
-    settings=Table(
-        rows=SHARED,
-        fixed={**PRE_NORM, "position.kind": "learned", "position.offset": 2, "embedding_norm": True},
-        only={**NORM_BEFORE, "normalize_embedding": True},
-    ),
-    rules=_rules,
-    prefix="model.",
-    by_weights=BIASED,
-    copies=_copies,
-    fillers=_no_bias,
-)
-
-PEGASUS = Family(
-    kind="pegasus",
-    title="PEGASUS",
-    model=EncoderDecoder,
-    architectures={"PegasusForConditionalGeneration": "lm", "PegasusModel": "lm"},
-    settings=Table(
-        rows=SHARED,
-        fixed={**PRE_NORM, "position.kind": "sinusoidal", "position.layout": "halves", "embedding_norm": False},
-        only={**NORM_BEFORE, "static_position_embeddings": True, "normalize_embedding": False},
-    ),
-    rules=_rules,
-    prefix="model.",
-    by_weights=BIASED,
-    copies=_copies,
+BART = _family("bart", "BART", "Bart", _table(NORM_AFTER, LEARNED, True))
+MBART = _family("mbart", "mBART", "MBart", _table(NORM_BEFORE, LEARNED, True))
+PEGASUS = _family(
+    "pegasus",
+    "PEGASUS",
+    "Pegasus",
+    _table(NORM_BEFORE, HALVES, False),
     unused=WAVES,
     fillers=lambda model: {**_no_bias(model), **_waves(model)},
 )
-
-M2M100 = Family(
-    kind="m2m_100",
-    title="M2M-100",
-    model=EncoderDecoder,
-    architectures={"M2M100ForConditionalGeneration": "lm", "M2M100Model": "lm"},
-    settings=Table(
-        # positions are counted from the one after the pad token's id
-        rows=(
-            *SHARED,
-            Special(
-                lambda settings, model: {"position.offset": settings.whole("pad_token_id", 1) + 1},
-                lambda model: {"pad_token_id": max(1, model.get("position.offset", 0) - 1)},
-            ),
-        ),
-        fixed={**PRE_NORM, "position.kind": "sinusoidal", "position.layout": "tensor2tensor", "embedding_norm": False},
-        only=NORM_BEFORE,
+M2M100 = _family(
+    "m2m_100",
+    "M2M-100",
+    "M2M100",
+    _table(
+        NORM_BEFORE,
+        {"kind": "sinusoidal", "layout": "tensor2tensor"},
+        False,
+        rows=(COUNTED,),
+        only=NORM_BEFORE,  # the other two it has always, whatever its config.json says
         defaults={"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1},
     ),
-    rules=_rules,
-    prefix="model.",
-    copies=_copies,
+    by_weights={},
     unused=WAVES,
+    fillers=lambda model: {},
 )
 
 
