@@ -13,8 +13,9 @@ from weft.decode.generate import generate
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
 from weft.models.build import build
-from weft.models.config import MaximumLikelihood, NGram, Recurrent
+from weft.models.config import NGram, Recurrent
 from weft.models.presets import gpt, llama
+from weft.models.smoothing import MaximumLikelihood
 
 V = 17
 

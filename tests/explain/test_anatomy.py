@@ -8,7 +8,7 @@ from torch import nn
 from weft.explain.anatomy import anatomy
 from weft.explain.anatomy_parts import Part, code
 from weft.explain.count import count
-from weft.models import config
+from weft.models import config, smoothing
 from weft.models.build import build
 from weft.models.config import Encoder
 from weft.models.presets import PRESETS, preset
@@ -46,9 +46,9 @@ VARIANTS = {
     "pre": preset("vaswani-tiny").replace(placement="pre", attention=Attention(heads=4, qk_norm=RMSNorm())),
     "sources": preset("bahdanau-tiny").replace(source_vocab_size=99, layers=3, cell="lstm"),
     "sigmoid": preset("elman").replace(activation="sigmoid", layers=3),
-    "add-k": preset("ngram-3").replace(smoothing=config.AddK()),
-    "backoff": preset("ngram-3").replace(smoothing=config.StupidBackoff()),
-    "mle": preset("ngram-3").replace(smoothing=config.MaximumLikelihood()),
+    "add-k": preset("ngram-3").replace(smoothing=smoothing.AddK()),
+    "backoff": preset("ngram-3").replace(smoothing=smoothing.StupidBackoff()),
+    "mle": preset("ngram-3").replace(smoothing=smoothing.MaximumLikelihood()),
 }
 
 

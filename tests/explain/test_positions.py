@@ -53,7 +53,7 @@ def test_alibi_falls_with_the_distance() -> None:
 def test_all_kinds_are_drawn() -> None:
     found = positions("all", length=24, d=16)
     assert {each.name.split(",")[0] for each in found.encodings} == {
-        "sinusoidal", "learned", "relative", "rotary", "t5", "alibi",
+        "sinusoidal", "learned", "relative", "disentangled", "rotary", "t5", "alibi",
     }  # fmt: skip
     assert len(found.charts()) == sum((each.stripes is not None) + 1 for each in found.encodings)
     assert found.html().count("<svg") == len(found.charts())

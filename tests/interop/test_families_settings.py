@@ -51,6 +51,7 @@ KINDS = {
     "albert": "albert-groups",
     "mpnet": "mpnet",
     "modernbert": "modernbert",
+    "deberta-v2": "deberta-v2",
     "marian": "marian-two-tables",
     "bart": "bart",
     "mbart": "mbart",

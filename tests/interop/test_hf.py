@@ -95,6 +95,17 @@ ELECTRA = {**BERT, "embedding_size": 20}
 ALBERT = {**ELECTRA, "num_hidden_layers": 4}
 MPNET = {**BERT, "max_position_embeddings": 34}
 MODERNBERT = {**BERT, "num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0}
+DEBERTA = {
+    **BERT,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 4,
+    "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 DISTIL = {"vocab_size": V, "dim": D, "n_layers": 2, "n_heads": H, "hidden_dim": F, "max_position_embeddings": 32}
 PAIRS = {
     "vocab_size": V,
@@ -297,6 +308,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert-tags": ("ModernBertForTokenClassification", {**MODERNBERT, "classifier_bias": True, "num_labels": 5}),
     "modernbert-answers": ("ModernBertForQuestionAnswering", MODERNBERT),
     "modernbert-headless": ("ModernBertModel", {**MODERNBERT, "layer_types": ["full_attention"] * 4}),
+    "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
+    "deberta-v2-labels": ("DebertaV2ForSequenceClassification", {**DEBERTA, "num_labels": 3, "norm_rel_ebd": "none"}),
+    "deberta-v2-tags": ("DebertaV2ForTokenClassification", {**DEBERTA, "type_vocab_size": 2}),
+    "deberta-v2-answers": ("DebertaV2ForQuestionAnswering", {**DEBERTA, "max_relative_positions": 10}),
+    "deberta-v2-headless": ("DebertaV2Model", DEBERTA),
     "distilbert-masked": ("DistilBertForMaskedLM", DISTIL),
     "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
     "distilbert-tags": ("DistilBertForTokenClassification", DISTIL),
@@ -899,6 +915,14 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "experts": (
         with_config(model_type="mixtral", num_experts_per_tok=2, num_local_experts=8),
         r"'mixtral': a mixture of experts \(num_local_experts = 8\), and weft has one feed-forward for all tokens$",
+    ),
+    "convolution": (
+        with_config(**DEBERTA, model_type="deberta-v2", architectures=None, conv_kernel_size=3),
+        r"conv_kernel_size = 3: weft has only 0$",
+    ),
+    "one direction": (
+        with_config(**{**DEBERTA, "pos_att_type": ["c2p"]}, model_type="deberta-v2", architectures=None),
+        r"pos_att_type = \['c2p'\]: weft compares contents with distances both ways, c2p and p2c$",
     ),
     "images": (
         with_config(model_type="gemma3", text_config={"model_type": "gemma3_text"}),

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from weft.models.build import build
-from weft.models.config import MaximumLikelihood, NGram
+from weft.models.config import NGram
+from weft.models.smoothing import MaximumLikelihood
 
 SNIPPETS = """\
 the cows eat grass

@@ -17,10 +17,11 @@ from tests.models.contract import SomeSource, check_causal, check_rows_are_indep
 
 from weft.errors import ModelError
 from weft.models.build import build
-from weft.models.config import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, NGram, Smoothing, StupidBackoff
+from weft.models.config import NGram
 from weft.models.ngram import NGram as Model
 from weft.models.ngram_counts import Documents, count_ngrams, document_starts
 from weft.models.ngram_smoothing import _three_discounts
+from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, Smoothing, StupidBackoff
 
 SMOOTHINGS: list[Smoothing] = [
     MaximumLikelihood(),

@@ -29,7 +29,7 @@ from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, Gated, LayerNorm, NormalInit, Plain, RMSNorm
 from weft.nn.mask import Mask
-from weft.nn.position_config import ALiBi, Learned, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
+from weft.nn.position_config import ALiBi, Disentangled, Learned, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.nn.scaling import LinearScaling, YaRN
 
 VOCAB = 29
@@ -44,6 +44,7 @@ POSITIONS = [
     T5Bias(buckets=8, max_distance=12),
     ALiBi(),
     ALiBi(factor=0.5, rounded=True),
+    Disentangled(buckets=4, max_distance=12),
 ]
 
 
@@ -54,7 +55,7 @@ def decoder(position: Any = None, **changes: Any) -> Decoder:
         "context": 32,
         "layers": 2,
         "d_model": 24,
-        "attention": Attention(heads=4, kv_heads=4 if isinstance(position, Relative) else 2),
+        "attention": Attention(heads=4, kv_heads=4 if isinstance(position, Relative | Disentangled) else 2),
         "feedforward": Gated(d_ff=32),
         "norm": RMSNorm(),
         "position": position or Rotary(),

@@ -4,8 +4,18 @@ from typing import Any
 
 from weft.explain.anatomy_parts import Code, Part, code, dims, keys, size
 from weft.models.transformer import Stack
-from weft.nn import position
-from weft.nn.position_config import ALiBi, Learned, NoPosition, PositionConfig, Relative, Rotary, Sinusoidal, T5Bias
+from weft.nn import attention, position
+from weft.nn.position_config import (
+    ALiBi,
+    Disentangled,
+    Learned,
+    NoPosition,
+    PositionConfig,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    T5Bias,
+)
 
 
 def added_positions(settings: Any, stack: Stack, time: str) -> Part | None:
@@ -24,6 +34,9 @@ def added_positions(settings: Any, stack: Stack, time: str) -> Part | None:
             names = keys(settings, "position.buckets")
             own, read_by = size(stack.position), "b, which the scores of every layer are added to"
             return Part("table of distances", read_by, dims(chosen.buckets, settings.attention.heads), own, names)
+        case Disentangled():
+            names = keys(settings, "position.buckets", "position.max_distance")
+            return Part("table of distances", "Δ, normed", dims(2 * chosen.buckets, D), size(stack.position), names)
         case NoPosition() | Rotary() | ALiBi() | Relative():
             return None
         case _:  # declared elsewhere
@@ -52,6 +65,11 @@ def scored_positions(chosen: PositionConfig, settings: Any, stack: Stack, module
             note = "one table for all layers, counted before them"
             sources = (code(position.T5Bias.bias), code(position.T5Bias.bucket))
             return Part("positions, t5", "scores + b[bucket(j − i), head]", settings=names, code=sources, note=note)
+        case Disentangled():
+            formula, made = "q kᵀ + q k_Δᵀ + q_Δ kᵀ, where q_Δ, k_Δ = Δ W", attention.SelfAttention._by_distance
+            names = keys(settings, "position.kind", "position.buckets", "position.max_distance")
+            sources = (code(made), code(position.Disentangled.distances))
+            return Part("positions, disentangled", formula, settings=names, code=sources)
         case Relative():
             own = module.relative_keys.numel() + module.relative_values.numel()
             names, sources = keys(settings, "position.kind", "position.max_distance"), module.reference

@@ -22,7 +22,7 @@ from weft.models.config import TransformerConfig
 from weft.models.transformer import Transformer
 from weft.nn.config import NormalInit
 from weft.nn.init import Initialiser, reset
-from weft.nn.position import LearnedT5, Position, build, sinusoids
+from weft.nn.position import Disentangled, LearnedT5, Position, build, sinusoids
 from weft.nn.position_config import PositionConfig, Rotary, Sinusoidal, Sizes
 
 HEADS = 8
@@ -185,7 +185,7 @@ def _encoding(name: str, module: Position, sizes: Sizes, attention: Any, length:
         return Encoding(name, None, curves, "added to the score")
     if (rows := module.distances(places, places)) is not None:
         # each row of a layer's table belongs to a distance; how alike are they to that of distance 0?
-        table = getattr(attention, "relative_keys", None)
+        table = module.vectors() if isinstance(module, Disentangled) else getattr(attention, "relative_keys", None)
         if table is None:
             table = torch.nn.init.xavier_uniform_(torch.empty(int(rows.max()) + 1, sizes.d_head))
         near = table.double()[rows[0, -1].flip(0)]

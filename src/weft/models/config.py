@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
+from weft.models.smoothing import ModifiedKneserNey, Smoothing
 from weft.nn.config import Activation, Block, Init, NormalInit, Probability
 from weft.nn.position_config import NoPosition, Position, Sizes
 
@@ -191,7 +192,7 @@ class TransformerConfig(Block):
     @property
     def divisible(self) -> bool:
         """Whether several processes can divide its weights among them."""
-        return self.sharing == 1 and self.width == self.d_model
+        return self.sharing == 1 and self.width == self.d_model and not self.position.projected
 
     @model_validator(mode="after")
     def _kinds(self) -> Self:
@@ -271,6 +272,8 @@ class Encoder(TransformerConfig):
             raise ValueError("distinct_layers: layers that share their weights are of one kind, but there is a pattern")
         if self.d_embedding is not None:
             self.position.check(self.d_embedding, self.d_head)
+            if self.position.projected:
+                raise ValueError(f"d_embedding: '{self.position.kind}' positions are as wide as the layers")
         return self
 
     @property
@@ -345,44 +348,6 @@ class Bahdanau(Config):
 
 
 # ---- n-grams
-
-
-class MaximumLikelihood(Config):
-    """Relative frequencies: what was never seen has probability zero."""
-
-    kind: Literal["mle"] = "mle"
-
-
-class AddK(Config):
-    """k added to every count (Laplace for k = 1)."""
-
-    kind: Literal["add-k"] = "add-k"
-    k: PositiveFloat = 1.0
-
-
-class StupidBackoff(Config):
-    """Relative frequency of the longest seen context, times alpha for each word dropped (Brants et al. 2007)."""
-
-    kind: Literal["stupid-backoff"] = "stupid-backoff"
-    alpha: PositiveFloat = 0.4
-
-
-class KneserNey(Config):
-    """Interpolated Kneser–Ney (Chen and Goodman 1999); without `discount`, n₁/(n₁ + 2n₂) is taken for each order."""
-
-    kind: Literal["kneser-ney"] = "kneser-ney"
-    discount: float | None = Field(default=None, gt=0.0, lt=1.0)
-
-
-class ModifiedKneserNey(Config):
-    """The same with three discounts an order, for n-grams that count one, two, and three or more."""
-
-    kind: Literal["modified-kneser-ney"] = "modified-kneser-ney"
-
-
-Smoothing = Annotated[
-    MaximumLikelihood | AddK | StupidBackoff | KneserNey | ModifiedKneserNey, Field(discriminator="kind")
-]
 
 
 class NGram(Config):

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
-from weft.models.config import AddK
 from weft.models.config import NGram as NGramConfig
 from weft.models.ngram_counts import Documents, Ints, Level, Trie, check_ids, count_ngrams, document_starts, lookups
 from weft.models.ngram_smoothing import Weights, smooth
+from weft.models.smoothing import AddK
 from weft.progress import bar
 
 SCORED = 1 << 18  # tokens scored together

@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.models.config import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, Smoothing, StupidBackoff
 from weft.models.ngram_counts import Ints, Level, Trie, find
+from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, Smoothing, StupidBackoff
 
 BLOCK = 1 << 20  # n-grams worked on together: tens of MB in float64
 FALLBACK_DISCOUNT = 0.5  # where no n-gram occurs once, or none twice, and n₁/(n₁ + 2n₂) is undefined or 0

@@ -24,6 +24,7 @@ from weft.nn.config import Attention as AttentionConfig
 from weft.nn.dropout import dropped, next_call, place_keys
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
+from weft.nn.position import Disentangled
 from weft.nn.position_config import Relative
 from weft.nn.runs import Runs, spans
 from weft.nn.softcap import capped
@@ -319,8 +320,9 @@ class SelfAttention(_Heads):
         self.widths = [heads * d_head for heads in (self.heads, self.kv_heads, self.kv_heads)]
         self.qkv = Linear(d_model, *self.widths, bias=settings.biased[0])
         self.relative_keys = self.relative_values = None
+        # no fused kernel has relative values, which the probabilities weight, nor products with distances
+        self.always_reference = isinstance(position, Relative) or getattr(position, "projected", False)
         if isinstance(position, Relative):
-            self.always_reference = True  # the probabilities weight the relative values, and no fused kernel has them
             self.relative_keys = nn.Parameter(torch.empty(position.rows, d_head))
             self.relative_values = nn.Parameter(torch.empty(position.rows, d_head))
 
@@ -343,17 +345,32 @@ class SelfAttention(_Heads):
 
     def reference(self, qkv: QKV, where: AttentionMask, dropout: float) -> Tensor:
         """The reference path; with relative vectors, softmax(q(k + a_k)ᵀ)(v + a_v) (Shaw et al. 2018, eq. 3–4)."""
-        if self.relative_keys is None or self.relative_values is None:
-            return super().reference(qkv, where, dropout)
         q, k, v = qkv.repeated()
         distances = where.position.distances(where.queries, where.keys)
-        assert distances is not None
+        if distances is None:
+            return super().reference(qkv, where, dropout)
+        if isinstance(where.position, Disentangled):
+            scores = q @ k.mT + self._by_distance(q, k, where.position.vectors().to(q.dtype), distances)
+            scores = capped(scores * self.scale, self.softcap)
+            return self.drop(self.weights(probabilities(scores, where.dense())), dropout) @ v
+        assert self.relative_keys is not None and self.relative_values is not None
         near_keys = F.embedding(distances, self.relative_keys)  # (B or 1, T, S, d_head)
         near_values = F.embedding(distances, self.relative_values)
         scores = q @ k.mT + torch.einsum("bhtd,btsd->bhts", q, near_keys.expand(q.shape[0], -1, -1, -1))
         scores = capped(scores * self.scale, self.softcap)
         kept = self.drop(self.weights(probabilities(scores, where.dense())), dropout)
         return kept @ v + torch.einsum("bhts,btsd->bhtd", kept, near_values.expand(q.shape[0], -1, -1, -1))
+
+    def _by_distance(self, q: Tensor, k: Tensor, vectors: Tensor, rows: Tensor) -> Tensor:
+        """q · k_δ + q_δ · k with queries and keys q_δ, k_δ of the distances' vectors (He et al. 2021, eq. 4).
+
+        vectors (distances, d_model); rows (batch or 1, time, source time) of them → (batch, heads, time, source time).
+        """
+        near = self.clipped(self.qkv(vectors[None])).split(self.widths, -1)
+        near_q, near_k = self.split(near[0], self.heads, self.q_norm), self.split(near[1], self.kv_heads, self.k_norm)
+        near_q, near_k, _ = QKV(near_q, near_k, near_k).repeated()
+        rows = rows[:, None].expand(q.shape[0], q.shape[1], -1, -1)
+        return (q @ near_k.mT).gather(-1, rows) + (k @ near_q.mT).gather(-1, rows.mT).mT
 
 
 class CrossAttention(_Heads):

@@ -146,6 +146,8 @@ class Block(Config):
         if self.sublayers != "sequential" and self.placement != "pre":
             raise ValueError(f"sublayers = '{self.sublayers}' goes with placement = 'pre', not '{self.placement}'")
         self.position.check(self.d_model, self.d_head)
+        if self.position.projected and self.attention.groups != heads:
+            raise ValueError(f"'{self.position.kind}' positions go with as many kv_heads as heads")
         return self
 
     @property

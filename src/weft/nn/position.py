@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from weft.errors import ModelError
 from weft.nn import position_config as config
 from weft.nn.init import Initialiser
+from weft.nn.norm import LayerNorm
 from weft.nn.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, YaRN
 
 
@@ -213,6 +214,33 @@ class Relative(Position, settings=config.Relative):
         """(batch or 1, time, source time), each from 0 to 2 · max_distance."""
         distance = keys[:, None, :] - queries[:, :, None]
         return distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+
+class Disentangled(Position, settings=config.Disentangled):
+    """A table of 2 · buckets vectors, by distances from query to key; the layers make queries and keys of them."""
+
+    def __init__(self, settings: config.Disentangled, sizes: config.Sizes):
+        super().__init__()
+        self.settings = settings
+        self.weight = nn.Parameter(torch.empty(2 * settings.buckets, sizes.d_model))
+        self.norm = None if settings.norm_eps is None else LayerNorm(sizes.d_model, settings.norm_eps)
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the table as the tokens' embeddings are drawn."""
+        init.table(self.weight)
+
+    def vectors(self) -> Tensor:
+        """(2 · buckets, d_model), normed."""
+        return self.weight if self.norm is None else self.norm(self.weight)
+
+    def distances(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """(batch or 1, time, source time), each from 0 to 2 · buckets − 1: query minus key, in buckets."""
+        distance, buckets = queries[:, :, None] - keys[:, None, :], self.settings.buckets
+        middle = buckets // 2
+        away = distance.abs().clamp(min=middle)
+        share = torch.log(away / middle) / math.log((self.settings.max_distance - 1) / middle)
+        far = distance.sign() * (torch.ceil(share * (middle - 1)).long() + middle)
+        return (torch.where(distance.abs() <= middle, distance, far) + buckets).clamp(0, 2 * buckets - 1)
 
 
 class T5Bias(Position, settings=config.T5Bias):

@@ -30,6 +30,7 @@ class PositionConfig(Config):
 
     bounded: ClassVar[bool] = False  # positions end at `context`
     rotates: ClassVar[bool] = False  # queries and keys are rotated, layer by layer
+    projected: ClassVar[bool] = False  # every layer makes queries and keys of its vectors, as of tokens
     kind: str
 
     def check(self, d_model: int, d_head: int) -> None:
@@ -116,6 +117,40 @@ class Relative(PositionConfig):
     def activations(self, sizes: Sizes, length: int) -> int:
         """The probabilities, before and after dropout, and both vectors of every pair."""
         return length * (2 * sizes.heads + 2 * sizes.d_head)
+
+
+class Disentangled(PositionConfig):
+    """A trained vector for each bucket of distances, of which every layer makes queries and keys as it does of tokens:
+    contents are compared with distances and distances with contents (He et al. 2021, §3.1).
+
+    `buckets` on either side, the nearer half of them one for each distance, the rest logarithmic up to `max_distance`
+    (v2 of the paper's models). The vectors are normed where there is a `norm_eps`. Three products make a score, so
+    attention.scale is 1/√(3 d_head) there.
+    """
+
+    projected: ClassVar[bool] = True
+    kind: Literal["disentangled"] = "disentangled"
+    buckets: int = Field(default=256, ge=4)
+    max_distance: PositiveInt = 512
+    norm_eps: PositiveFloat | None = 1e-7
+
+    def check(self, d_model: int, d_head: int) -> None:
+        """Logarithms need something to measure."""
+        if self.max_distance - 1 <= self.buckets // 2:
+            raise ValueError(f"max_distance = {self.max_distance} lies within the buckets of single distances")
+
+    def parameters(self, sizes: Sizes) -> int:
+        """The table and its norm."""
+        return (2 * self.buckets + (2 if self.norm_eps is not None else 0)) * sizes.d_model
+
+    def flops(self, sizes: Sizes, length: int, keys: int) -> int:
+        """The table's projections, which are the same for all rows of a batch, and tokens' queries and keys with them."""
+        wide = sizes.layers * 2 * self.buckets * sizes.heads * sizes.d_head
+        return 2 * wide * (3 * sizes.d_model + 2 * length)
+
+    def activations(self, sizes: Sizes, length: int) -> int:
+        """The probabilities, before and after dropout, and both products with the table."""
+        return sizes.heads * (2 * length + 4 * self.buckets)
 
 
 class Rotary(PositionConfig):

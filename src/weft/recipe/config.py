@@ -220,7 +220,10 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
         if (width := model.feedforward.d_ff) % tensor:
             yield f"parallel.tensor = {tensor}: model.feedforward.d_ff = {width} can't be divided by it"
         if not model.divisible:
-            yield "parallel: models with d_embedding or distinct_layers aren't split; use replicas alone"
+            yield (
+                "parallel: models with d_embedding, distinct_layers or disentangled positions aren't split; use"
+                " replicas alone"
+            )
     elif layout.pipeline > 1 or layout.context > 1:
         axis = "pipeline" if layout.pipeline > 1 else "context"
         yield f"parallel.{axis}: only a Transformer can be divided so, not a '{model.kind}' model"

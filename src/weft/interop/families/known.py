@@ -5,6 +5,7 @@ from weft.errors import InteropError
 from weft.interop.families.albert import ALBERT
 from weft.interop.families.base import Family
 from weft.interop.families.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
+from weft.interop.families.deberta import DEBERTA_V2
 from weft.interop.families.electra import ELECTRA
 from weft.interop.families.falcon import BLOOM, FALCON
 from weft.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -23,7 +24,7 @@ DECODERS = (
     *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3, GRANITE, PHI3, OLMO, OLMO2),
     *(OPT, GPT_NEOX, GPTJ, GPT_NEO, PHI, STABLELM, FALCON, STARCODER2, BLOOM),
 )
-ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET, MODERNBERT)
+ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET, MODERNBERT, DEBERTA_V2)
 PAIRS = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5)
 FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *PAIRS)}
 
