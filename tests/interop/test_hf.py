@@ -340,7 +340,11 @@ WRITTEN_AS = {
     "mt5": "T5ForConditionalGeneration",
 }
 # whose parts other cases test as well
-SLOW = {"roberta-answers", "electra-answers", "electra-headless", "albert-labels", "mpnet-labels"}
+SLOW = {
+    *("roberta-answers", "electra-answers", "electra-headless", "albert-labels", "mpnet-labels", "opt-no-bias"),
+    *("modernbert-tags", "modernbert-answers", "modernbert-headless"),
+    *("deberta-v2-tags", "deberta-v2-answers", "deberta-v2-headless"),
+}
 STEPS_OF_OTHERS = {"marian-two-tables", "mt5"}  # which are stepped as marian and t5-v1.1 are
 
 

@@ -144,7 +144,7 @@ class Disentangled(PositionConfig):
         return (2 * self.buckets + (2 if self.norm_eps is not None else 0)) * sizes.d_model
 
     def flops(self, sizes: Sizes, length: int, keys: int) -> int:
-        """The table's projections, which are the same for all rows of a batch, and tokens' queries and keys with them."""
+        """The table's projections, the same for all rows of a batch, and all tokens' queries and keys with these."""
         wide = sizes.layers * 2 * self.buckets * sizes.heads * sizes.d_head
         return 2 * wide * (3 * sizes.d_model + 2 * length)
 
