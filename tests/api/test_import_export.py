@@ -222,7 +222,9 @@ def test_answers_of_an_imported_model(case: str, tmp_path: Path) -> None:
     assert same_files(tmp_path / "theirs", tmp_path / "out")
 
 
-@pytest.mark.parametrize("case", ["bert-labels", "marian", "bert-headless", "bert-tags", "bert-masked"])
+@pytest.mark.parametrize(
+    "case", ["bert-labels", "marian", "bert-headless", "bert-tags", "bert-masked", "deberta-v2-labels"]
+)
 def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
     name, settings = CASES[case]
     other = theirs(name, settings)
@@ -232,7 +234,7 @@ def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
     imported = api.load(tmp_path / "run", "cpu")
     assert difference(imported.model, other) <= 1e-5
     objectives = {"bert-labels": "classify", "marian": "pairs", "bert-headless": "contrastive", "bert-tags": "tag"}
-    assert imported.config.objective.kind == objectives.get(case, "masked")
+    assert imported.config.objective.kind == objectives.get(case, "classify" if "labels" in case else "masked")
     if case == "bert-labels":
         assert imported.config.objective.labels == ("bad", "fair", "good")
     export_model(tmp_path / "run", "hf", tmp_path / "out")

@@ -312,7 +312,8 @@ class ALiBi(Position, settings=config.ALiBi):
         """(batch or 1, heads, time, source time)."""
         slopes = alibi_slopes(self.heads, keys.device)
         if self.settings.rounded:  # positions do as well as distances: a query's own is the same for all its keys
-            penalties = (slopes.bfloat16()[:, None] * keys[:, None]).float() * self.settings.factor
+            slopes, places = (each.bfloat16().float() for each in (slopes[:, None], keys[:, None]))
+            penalties = (slopes * places).bfloat16().float() * self.settings.factor
             return penalties[:, :, None].expand(-1, -1, queries.shape[1], -1)
         slopes = slopes * self.settings.factor
         return -slopes[:, None, None] * (keys[:, None, :] - queries[:, :, None]).abs()[:, None]

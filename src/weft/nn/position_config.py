@@ -132,7 +132,7 @@ class Disentangled(PositionConfig):
     kind: Literal["disentangled"] = "disentangled"
     buckets: int = Field(default=256, ge=4)
     max_distance: PositiveInt = 512
-    norm_eps: PositiveFloat | None = 1e-7
+    norm_eps: PositiveFloat | None = None
 
     def check(self, d_model: int, d_head: int) -> None:
         """Logarithms need something to measure."""
