@@ -20,6 +20,7 @@ from weft.data.prepare import prepare
 from weft.data.shards import Shards
 from weft.errors import DataError, TokenizerError
 from weft.text.config import Byte, Specials, Word
+from weft.text.pieces import Piece
 from weft.text.tokenizer import build_tokenizer
 
 BYTES = build_tokenizer(Byte(), ["x"])
@@ -229,11 +230,11 @@ def test_processes_write_the_bytes_of_one(tmp_path: Path, corpus: Path, monkeypa
 def test_a_process_that_dies_is_one_line(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, answers, left = TextSource([str(corpus / "texts")]), encode._Process.encode, [12]
 
-    def dying(process: encode._Process, texts: list[str], ends: list[bool]) -> encode.Rows:
+    def dying(process: encode._Process, pieces: list[Piece]) -> list[encode.Stretches]:
         left[0] -= 1
         if not left[0]:
             process._process.kill()
-        return answers(process, texts, ends)
+        return answers(process, pieces)
 
     monkeypatch.setattr(encode, "BATCH", 3000)
     monkeypatch.setattr(encode._Process, "encode", dying)
@@ -254,6 +255,7 @@ from weft.data import encode, folder
 from weft.data.config import TextSource
 from weft.data.prepare import prepare
 from weft.text.config import Byte
+from weft.text.pieces import Piece
 from weft.text.tokenizer import build_tokenizer
 
 encode.BATCH = 3000

@@ -69,7 +69,7 @@ def test_a_beginning_is_that_of_the_whole(read: dict[str, Any]) -> None:
     part = objective.sections(model, most_bytes=5000)
     (text,) = objective.tokens("validation")
     costs = next(iter(objective.token_scores(model, text))).nats
-    assert part.nats.sum() == pytest.approx(costs[: part.tokens.sum()].sum(), rel=1e-6)
+    assert part.token_nats.sum() == pytest.approx(costs[: part.tokens.sum()].sum(), rel=1e-6)
 
 
 def test_each_section_has_its_own_tokens() -> None:

@@ -1,63 +1,112 @@
-"""Perplexity is what a plain loop over transformers' own model finds, token by token."""
+"""A text costs what a plain loop over transformers' own tokenizer and model finds, however it is given."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.api.import_model import import_model
 from weft.api.run import load
-from weft.text.config import BPE
-from weft.text.tokenizer import build_tokenizer
 
-TEXT = "".join(f"The frog number {n} sat by the river and die Kröte sang.\n" for n in range(2))
+TEXT = "".join(
+    f"The frog number {n} sat by  the river.\n\nDie Kröte, it's said, sang 漢字 {n * 37}.\r\n\t- one\n"
+    for n in range(4)
+)
 SIZES: dict[str, dict[str, Any]] = {
-    "GPT2LMHeadModel": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24},
+    "GPT2LMHeadModel": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 48},
     "LlamaForCausalLM": {
         "hidden_size": 16,
         "intermediate_size": 24,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
-        "max_position_embeddings": 24,
+        "max_position_embeddings": 48,
     },
 }
+PUT_AROUND = {"bpe": "$A", "sentencepiece": "<s> $A", "unigram": "<s> $A </s>", "wordpiece": "[CLS] $A [SEP]"}
 
 
-@pytest.mark.parametrize("kind", SIZES)
-def test_perplexity_equals_a_naive_loop(kind: str, tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(BPE(vocab_size=270), [TEXT * 3])
+def trained(kind: str) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer as their own classes have it: GPT-2's, LLaMA-2's, T5's (with bos) and BERT's."""
+    specials = ["[UNK]", "[CLS]", "[SEP]"] if kind == "wordpiece" else ["<unk>", "<s>", "</s>"]
+    unk, bos, eos = specials
+    made: Any
+    if kind == "bpe":
+        made = tokenizers.Tokenizer(models.BPE())
+        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        letters = pre_tokenizers.ByteLevel.alphabet()
+        trainer: Any = trainers.BpeTrainer(vocab_size=330, special_tokens=specials, initial_alphabet=letters)
+    elif kind == "sentencepiece":
+        made = tokenizers.Tokenizer(models.BPE(unk_token=unk, fuse_unk=True, byte_fallback=True))
+        made.pre_tokenizer = pre_tokenizers.Metaspace()
+        bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+        trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=[*specials, *bytes_], limit_alphabet=20)
+    elif kind == "unigram":
+        made = tokenizers.Tokenizer(models.Unigram())
+        made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=specials, unk_token=unk)
+    else:
+        made = tokenizers.Tokenizer(models.WordPiece(unk_token=unk))
+        made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        made.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(vocab_size=90, special_tokens=specials)
+    trainer.show_progress = False
+    made.train_from_iterator([TEXT, TEXT], trainer)
+    if kind == "sentencepiece":
+        made.pre_tokenizer = None
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        ending = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        made.decoder = decoders.Sequence(ending)
+    ids = [(token, made.token_to_id(token)) for token in specials]
+    made.post_processor = processors.TemplateProcessing(single=PUT_AROUND[kind], special_tokens=ids)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token=unk, bos_token=bos, eos_token=eos)
+
+
+@pytest.mark.parametrize("kind", PUT_AROUND)
+def test_a_text_costs_what_a_naive_loop_finds(kind: str, tmp_path: Path) -> None:
+    tokenizer = trained(kind)
+    ids: list[int] = tokenizer(TEXT)["input_ids"]
+    made = getattr(transformers, "LlamaForCausalLM" if kind == "sentencepiece" else "GPT2LMHeadModel")
     torch.manual_seed(0)
-    made = getattr(transformers, kind)
-    roles = {"eos_token_id": tokenizer.eos_id, "bos_token_id": tokenizer.eos_id}
-    theirs = made(made.config_class(vocab_size=tokenizer.vocab_size, **SIZES[kind], **roles)).eval()
+    theirs = made(made.config_class(vocab_size=len(tokenizer), **SIZES[made.__name__])).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.mul_(8.0)  # far from uniform
     theirs.save_pretrained(tmp_path / "theirs")
-    tokenizer.save(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
     import_model(tmp_path / "theirs", tmp_path / "run")
-    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
-    run, length = load(tmp_path / "run"), 24
-    with run.evaluation(str(tmp_path / "text.txt")) as text:
-        (tokens,) = text.objective.tokens("train")
-        ids = [tokenizer.eos_id, *tokens.read(0, len(tokens)).tolist()]
-        assert text.objective.length == length
-        for stride in (None, 5):
-            expected = naive(theirs, ids, length, length if stride is None else stride)
-            found = text.metrics(stride)
-            assert found["tokens"] == len(ids) - 1
-            assert found["perplexity"] == pytest.approx(expected, rel=1e-4)
+    (tmp_path / "text.txt").write_bytes(TEXT.encode())
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": TEXT}))
+    run, length = load(tmp_path / "run"), 48
+    # a text of so few bytes is cut into sections of 64 of them, a row is not
+    assert length < len(ids) - 1
+    for stride in (None, length // 2):
+        expected = naive(theirs, ids, length, length if stride is None else stride)
+        found = [run.evaluate(str(tmp_path / name), stride=stride) for name in ("text.txt", "text.jsonl")]
+        for each in found:
+            assert each["tokens"] == len(ids) - 1
+            assert each["loss"] == pytest.approx(expected, rel=1e-5)
+            assert each["bytes"] == len(TEXT.encode())
+        assert found[0]["bits_per_byte"] == pytest.approx(found[1]["bits_per_byte"], rel=1e-6)
+    scored = [each.nats for each in run.surprisal(TEXT) if each.nats is not None]
+    assert len(scored) == len(ids) - 1
+    assert sum(scored) / len(scored) == pytest.approx(expected, rel=1e-5)
+    assert math.log(run.perplexity(TEXT)) == pytest.approx(expected, rel=1e-5)
 
 
 @torch.no_grad()
 def naive(model: Any, ids: list[int], length: int, stride: int) -> float:
-    """exp of the mean −log p, a token at a time: each from the window that reaches it first."""
-    nats = 0.0
-    for place in range(1, len(ids)):
-        window = max(0, -(-(place - length) // stride))
-        logits = model(torch.tensor([ids[window * stride : place]])).logits[0, -1]
-        nats -= float(logits.double().log_softmax(-1)[ids[place]])
-    return math.exp(nats / (len(ids) - 1))
+    """The mean −log p of each token but the first, from the window that reaches it first."""
+    costs: dict[int, float] = {}
+    for start in range(0, len(ids), stride):
+        window = ids[start : start + length]
+        logits = model(torch.tensor([window])).logits[0].double().log_softmax(-1)
+        for place in range(start + 1, min(start + length, len(ids) - 1) + 1):
+            costs.setdefault(place, -float(logits[place - start - 1, ids[place]]))
+    assert len(costs) == len(ids) - 1
+    return sum(costs.values()) / len(costs)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.api.settings import begins
 from weft.decode.fast import native
 from weft.decode.fast.packed import Bits
 from weft.decode.fast.quantize import check_bits
@@ -29,6 +28,7 @@ from weft.machine import fingerprint
 from weft.models.base import LanguageModel, device_of
 from weft.models.transformer import Transformer
 from weft.objectives import table as objectives
+from weft.objectives.frame import text_frame
 from weft.objectives.next_token import NextToken
 from weft.progress import bar, log_to_stderr
 from weft.runs import checkpoint
@@ -226,7 +226,7 @@ def _held_out(own: Objective[Any], most: int) -> Text:
 
 def _documentation(own: Objective[Any], most: int) -> Text:
     text = "\n".join(corpus("builtin:python").documents)[: CHARACTERS * most]
-    ids, before = own.tokenizer.encode(text)[:most], begins(own.recipe, own.tokenizer)
+    ids, before = own.tokenizer.encode(text)[:most], text_frame(own.recipe, own.tokenizer).begins
 
     def loss(model: LanguageModel) -> float:
         length = min(WINDOW, context_window(model) or own.length)

@@ -1,5 +1,6 @@
 """A run's model on a text: its metrics, what they are made of, and how much of the text was trained on."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -9,13 +10,17 @@ from typing import Any
 from weft.config import validate
 from weft.data.config import Data
 from weft.data.shards import Side
+from weft.decode.completion import spelled
+from weft.decode.prompt import context_window
 from weft.errors import ConfigError, DataError, RunError
 from weft.evaluate.details import Bucket, Details, by_frequency, by_position, most_surprising, token_counts
 from weft.evaluate.overlap import Overlap, overlap
 from weft.evaluate.sections import section_metrics
+from weft.evaluate.surprisal import Surprisal, surprisals
 from weft.models.base import LanguageModel, device_of
 from weft.models.ngram import NGram
 from weft.objectives import table as objectives
+from weft.objectives.frame import text_frame
 from weft.objectives.next_token import NextToken
 from weft.progress import bar, log_to_stderr
 from weft.runs.folder import RunFolder
@@ -92,9 +97,26 @@ def evaluation_on(own: Objective[Any], model: LanguageModel, given: Mapping[str,
             raise DataError(f"{own.folder.path}: this run held out nothing; name what to evaluate on with --data")
         yield Evaluation(model, own, own, "validation")
         return
-    kept = {key: getattr(own.recipe.data, key) for key in ("column", "on_error")}
+    kept = {key: getattr(own.recipe.data, key) for key in ("column", "on_error", "document_mask")}
     read = validate(Data, {**kept, **given, "validation": {"kind": "none"}})
     with TemporaryDirectory(prefix="weft-") as folder:
         other = objectives.build(own.recipe.replace(data=read), RunFolder(folder), own.tokenizers)
+        if isinstance(other, NextToken):
+            other.frame = text_frame(own.recipe, own.tokenizer)
         other.prepare(log_to_stderr)
         yield Evaluation(model, own, other, "train")
+
+
+def text_surprisal(own: Objective[Any], model: LanguageModel, text: str) -> list[Surprisal]:
+    """The tokens of a text that a run's model reads, with their surprisals."""
+    if not isinstance(text, str):
+        raise ConfigError(f"text = {str(text)[:40]!r}: expected one text")
+    if not own.recipe.objective.continues:
+        raise own.cannot("score a text")
+    if os.path.splitext(text)[1] and os.path.isfile(text):  # False, too, for what is too long for a name
+        log_to_stderr(f"weft: {text!r} is scored as a text; evaluate({text!r}) measures the file of that name")
+    frame = text_frame(own.recipe, own.tokenizer)
+    ids = [*own.tokenizer.encode(text), *frame.after]
+    with reading(own.recipe.precision or "fp32", device_of(model)):
+        found = surprisals(model, ids, frame.begins, context_window(model) or own.length)
+    return [Surprisal(spelled(own.tokenizer, id), nats) for id, nats in zip(ids, found, strict=True)]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 
-from weft.api.settings import begins
 from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
@@ -46,6 +45,7 @@ from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
 from weft.models.config import EncoderDecoder, NGram, TransformerConfig
 from weft.models.transformer import Transformer
+from weft.objectives.frame import text_frame
 from weft.objectives.words import TranslationObjective
 from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
@@ -231,7 +231,7 @@ class Explain:
             raise ConfigError(f"target: {run.path} is {run.config.objective.makes}, which reads one text")
         ids = run.tokenizer.encode(text)
         if run.config.objective.continues:
-            before = begins(run.config, run.tokenizer)
+            before = text_frame(run.config, run.tokenizer).begins
             return Reading(run.model, run.tokenizer, (*before, *ids), len(before))
         framed = frame_for(run.model)(run.tokenizer, ids, None)
         return Reading(run.model, run.tokenizer, tuple(framed.ids), framed.before)

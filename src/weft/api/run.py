@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from weft.api.auto import check_width, load_quantized
-from weft.api.evaluation import Evaluation, evaluation_on
+from weft.api.evaluation import Evaluation, evaluation_on, text_surprisal
 from weft.api.export_model import export_model
-from weft.api.settings import BulkOptions, begins, check_several, sampling, with_defaults
+from weft.api.settings import BulkOptions, check_several, sampling, with_defaults
 from weft.data.shards import noted_tokenizer
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
-from weft.decode.completion import Completion, spelled
+from weft.decode.completion import Completion
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar, json_schema, lark, regex
 from weft.decode.contrastive import Contrasted
@@ -29,9 +29,9 @@ from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk
 from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score
-from weft.evaluate.surprisal import Surprisal, surprisals
+from weft.evaluate.surprisal import Surprisal
 from weft.explain.count import count
-from weft.models.base import LanguageModel, device_of
+from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
 from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, Found
@@ -49,7 +49,7 @@ from weft.runs.imported import generation
 from weft.runs.noted import changed_files
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective, Tokenizers
-from weft.training.precision import pick_device, reading
+from weft.training.precision import pick_device
 from weft.training.weights import load_model, written_in
 
 if TYPE_CHECKING:
@@ -239,8 +239,9 @@ class Run:
     def perplexity(self, text: str | Sequence[str] | None = None) -> float:
         """exp of the mean surprisal of a token: of `text`, or texts, or of what the run held out.
 
-        What begins a text in training (bos, or the end of the text before) stands before it, so that its first token
-        counts as well. Files are measured with `evaluate`.
+        What a text begins with for this model stands before it (bos, or the end of the text before), so that its first
+        token counts as well; nothing does for an imported model whose tokenizer puts nothing there, as GPT-2's. Files
+        are measured with `evaluate`, which gives the same for the same text.
         """
         if text is not None:
             texts = text if isinstance(text, Sequence) and not isinstance(text, str) else [text]
@@ -258,19 +259,10 @@ class Run:
     def surprisal(self, text: str) -> list[Surprisal]:
         """The tokens of a text with their surprisals, −log p in nats, of which `perplexity` takes the mean.
 
-        Nothing predicts the first token, whose surprisal is None, where nothing begins a text: with document_mask.
+        Nothing predicts the first token, whose surprisal is None, where nothing stands before a text: with
+        document_mask, and in imported models whose tokenizer puts nothing there. What it puts after one is scored too.
         """
-        if not isinstance(text, str):
-            raise ConfigError(f"text = {str(text)[:40]!r}: expected one text")
-        if not self.config.objective.continues:
-            raise self.objective.cannot("score a text")
-        if Path(text).suffix and Path(text).is_file():
-            log_to_stderr(f"weft: {text!r} is scored as a text; evaluate({text!r}) measures the file of that name")
-        before, ids = begins(self.config, self.tokenizer), self.tokenizer.encode(text)
-        length = context_window(self.model) or self.objective.length
-        with reading(self.config.precision or "fp32", device_of(self.model)):
-            found = surprisals(self.model, ids, before, length)
-        return [Surprisal(spelled(self.tokenizer, id), nats) for id, nats in zip(ids, found, strict=True)]
+        return text_surprisal(self.objective, self.model, text)
 
     def against(self, amateur: "Run", strength: float = 0.5, plausible: float = 0.1) -> "Run":
         """This run contrasted with a weaker one of the same tokenizer (contrastive decoding; Li et al. 2023)."""

@@ -9,8 +9,6 @@ from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.constrain import Grammar
 from weft.errors import ConfigError
 from weft.interop.generation import DRAWING
-from weft.recipe.config import Recipe
-from weft.text.tokenizer import Tokenizer
 
 
 class BulkOptions(TypedDict, total=False):
@@ -50,12 +48,6 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tree
 def for_beam(defaults: Mapping[str, Any]) -> Tree:
     """Those of the defaults that hold for beam search too."""
     return {key: value for key, value in defaults.items() if key in Rules.model_fields}
-
-
-def begins(recipe: Recipe, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """What stands before a text when a language model reads it: bos, or the end of the text before, as in training."""
-    eos = None if recipe.data.document_mask else tokenizer.eos_id
-    return tuple(tokenizer.leading) or (() if eos is None else (eos,))
 
 
 def check_several(texts: Sequence[Any], name: str) -> None:

@@ -68,7 +68,9 @@ class NumberedPart:
 class TextSource:
     """Text to read: where it is, what of it is held out, the column that holds it where it is a table, its encoding.
 
-    Of a text that several machines prepare, each reads a `part`.
+    Of a text that several machines prepare, each reads a `part`. Around each document stands a `frame`: ids before it,
+    and ids after it; by default what the tokenizer's file puts before a text if that is bos, and eos. Sections of a
+    document that are encoded `apart`, as weft 0.1 had it, are what a run that began so needs again.
     """
 
     sources: Sequence[str]
@@ -76,6 +78,8 @@ class TextSource:
     column: str = "text"
     encoding: str = "utf-8"
     part: NumberedPart | None = None
+    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    apart: bool = False
 
 
 class Part(Config):

@@ -29,7 +29,10 @@ def parse_part(words: str) -> NumberedPart:
 
 
 def part_sections(text: TextSource, section: int) -> Iterator[Section]:
-    """The sections of a text's part, in reading order, each with its place instead of its document's number."""
+    """The sections of a text's part, in reading order, each with its place instead of its document's number.
+
+    Those of other parts in the same files are there as well, though not wanted: their documents are encoded as texts.
+    """
     part, split = text.part, text.validation
     assert part is not None
     if isinstance(split, TailSplit):
@@ -49,14 +52,14 @@ def part_sections(text: TextSource, section: int) -> Iterator[Section]:
         if part.number - 1 not in owners:
             continue
         side: Side = "train" if number < len(train) else "validation"
-        at = -1
+        at, begins = -1, True
         for at, document in enumerate(read_file(name, text.column, section, text.encoding)):
-            if owners[(at >> STRIPE_BITS) % len(owners)] != part.number - 1:
-                continue
+            mine = owners[(at >> STRIPE_BITS) % len(owners)] == part.number - 1
             if isinstance(split, HashSplit):
                 side = side_by_hash(document.text, split)
             place = number << FILE_BITS | at << 1 | document.ends
-            yield Section(side, document.text, utf8_size(document.text), place, document.ends)
+            yield Section(side, document.text, utf8_size(document.text), place, begins, document.ends, mine)
+            begins = document.ends
         if at < 0 and name in (*text.sources, *held_out):
             raise DataError(f"{name}: contains no text")
 

@@ -8,20 +8,22 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, TextSource
 from weft.data.documents import stamps
-from weft.data.encode import Encoded, encoded
+from weft.data.encode import Encoded, Framing, apart, encoded, together
 from weft.data.encodings import is_utf8
-from weft.data.folder import FORMAT, Plan, Writers, written
+from weft.data.folder import FORMAT, Plan, Writers, read_plan, written
 from weft.data.parts import part_sections
 from weft.data.shards import Shard, Shards, Side, dtype_for
 from weft.data.split import Section, check_sides, section_for, split_sections
 from weft.progress import Advance, bar
 from weft.text.tokenizer import Tokenizer
 
+VERSION = 2  # of how text becomes tokens; in 1, weft 0.1's, each section was encoded as a text of its own
 SHARD_TOKENS = 64 * 1024 * 1024
 WORTH = 32 * 1024 * 1024  # bytes of text from which on several processes are quicker than one that is there already
 
@@ -36,9 +38,13 @@ def prepare(
 ) -> Shards:
     """Writes the tokens of a text, or of a part of it, to the folder `out`; an unfinished one is continued.
 
-    `jobs` processes encode. If left out, it is one for each processor, or for a short text this process alone.
+    `jobs` processes encode. If left out, it is one for each processor, or for a short text this process alone. A folder
+    that weft 0.1 began is continued in its way.
     """
-    plan, out = _plan(text, shard_tokens, tokenizer), Path(out)
+    out = Path(out)
+    if out.is_dir() and read_plan(out).get("version") == 1:
+        text = replace(text, apart=True)
+    plan = _plan(text, shard_tokens, tokenizer)
 
     def write(done: list[Shard]) -> list[Shard]:
         dtype, total = dtype_for(tokenizer.vocab_size), _total(text)
@@ -46,7 +52,8 @@ def prepare(
         read = split_sections if text.part is None else part_sections
         with bar("preparing", total, unit="bytes") as advance:
             sections = _remaining(read(text, plan["section"]), done, advance)
-            with closing(encoded(sections, tokenizer, dtype, processes)) as rows:
+            work = apart(sections) if text.apart else together(sections, tokenizer.joints)
+            with closing(encoded(work, tokenizer, _framing(text, tokenizer), dtype, processes)) as rows:
                 shards = _write(Writers(out, plan, dtype, done), rows)
         if text.part is None:
             check_sides(shards, text.validation)
@@ -60,7 +67,7 @@ def _plan(text: TextSource, shard_tokens: int, tokenizer: Tokenizer) -> Plan:
     split = text.validation
     plan = {
         "format": FORMAT,
-        "version": 1,
+        "version": 1 if text.apart else VERSION,
         "sources": stamps(text.sources),
         "validation": split.model_dump(),
         "validation_sources": stamps(split.sources) if isinstance(split, FilesSplit) else [],
@@ -71,9 +78,19 @@ def _plan(text: TextSource, shard_tokens: int, tokenizer: Tokenizer) -> Plan:
     }
     if not is_utf8(text.encoding):
         plan["encoding"] = text.encoding
+    if text.frame is not None:
+        plan["frame"] = text.frame
     if text.part is not None:
         plan["part"] = [text.part.number, text.part.of]
     return json.loads(json.dumps(plan))
+
+
+def _framing(text: TextSource, tokenizer: Tokenizer) -> Framing:
+    """What stands around each document."""
+    if text.frame is not None:
+        return Framing(*text.frame)
+    before = tokenizer.leading if tokenizer.opens and not text.apart else ()
+    return Framing(before, () if tokenizer.eos_id is None else (tokenizer.eos_id,))
 
 
 def _write(writers: Writers, rows: Iterable[Encoded]) -> list[Shard]:
@@ -87,16 +104,17 @@ def _write(writers: Writers, rows: Iterable[Encoded]) -> list[Shard]:
 
 
 def _remaining(sections: Iterable[Section], done: Sequence[Shard], advance: Advance) -> Iterator[Section]:
-    """What no finished shard holds: a split's shards hold its first sections. `advance` gets the bytes of them all."""
+    """Wanted is what no finished shard holds: a split's shards hold its first sections. `advance` gets all bytes."""
     held: dict[Side, int] = {"train": 0, "validation": 0}
     for shard in done:
         held[shard.split] += shard.sections
     for section in sections:
-        advance(section.size)
-        if held[section.side] > 0:
-            held[section.side] -= 1
-        else:
-            yield section
+        if section.wanted:
+            advance(section.size)
+            if held[section.side] > 0:
+                held[section.side] -= 1
+                section = replace(section, wanted=False)
+        yield section
 
 
 def _total(text: TextSource) -> int | None:

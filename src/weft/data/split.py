@@ -25,13 +25,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of text on its side of the split. `document` counts on that side; `size` is in UTF-8 bytes."""
+    """A section of text on its side of the split. `document` counts on that side; `size` is in UTF-8 bytes.
+
+    Whether its document `begins` and `ends` with it; and whether its tokens are `wanted`, or it is there as a part of
+    the document alone.
+    """
 
     side: Side
     text: str
     size: int
     document: int
+    begins: bool
     ends: bool
+    wanted: bool = True
 
 
 def split_sections(text: TextSource, section: int | None = None, log: Log = log_to_stderr) -> Iterator[Section]:
@@ -42,11 +48,13 @@ def split_sections(text: TextSource, section: int | None = None, log: Log = log_
     numbers: dict[Side, int] = {"train": -1, "validation": -1}
     successor: dict[Side, int] = {"train": -1, "validation": -1}  # the section that would go on with the document
     section = section_for(text.sources) if section is None else section
+    begins = True
     for at, (side, document) in enumerate(_sides(text, section, log)):
         if successor[side] != at:
             numbers[side] += 1
         successor[side] = -1 if document.ends else at + 1
-        yield Section(side, document.text, utf8_size(document.text), numbers[side], document.ends)
+        yield Section(side, document.text, utf8_size(document.text), numbers[side], begins, document.ends)
+        begins = document.ends
 
 
 def train_texts(text: TextSource) -> Iterator[str]:

@@ -7,7 +7,7 @@ whole text is paid for: what its tokens don't spell, unknown words above all, is
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any, NamedTuple
@@ -120,6 +120,8 @@ class Reading:
     bits per byte counts every byte. With `document_mask` no token sees another document, and a document's first token,
     which then nothing predicts, isn't scored.
 
+    Ids that are `unscored`, such as bos before a text, are read and not predicted: they are no part of the text.
+
     With `carry` a recurrent model reads the text at a few places side by side, each window on from the one before.
     """
 
@@ -129,6 +131,7 @@ class Reading:
     first: int | None = None
     document_mask: bool = False
     carry: bool = False
+    unscored: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.first is None or not self.document_mask, "with the mask nothing stands before a text"
@@ -190,12 +193,20 @@ def _score_lanes(model: LanguageModel, text: Tokens, tokens: int, reading: Readi
                 features = model.features(rows[:, :-1])
             losses = token_losses(model, features.flatten(0, 1), rows[:, 1:].flatten())
         state = carried.state
-        places = (starts[:, None] + np.arange(1, time + 1)).flatten()
+        places = (starts[:, None] + np.arange(1, time + 1)).flatten() - (reading.first is not None)
         seen = np.tile(np.arange(begin + 1, begin + time + 1), len(some))
-        yield TokenScores(places - (reading.first is not None), losses.double().cpu().numpy(), seen)
+        scored = _scored(rows[:, 1:].flatten().cpu().numpy(), reading.unscored)
+        yield TokenScores(places[scored], losses.double().cpu().numpy()[scored], seen[scored])
 
 
-def counted_scores(model: NGram, text: Tokens, *, limit: int | None = None) -> TokenScores:
+def _scored(ids: Ids, unscored: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Which of these ids are scored."""
+    return np.isin(ids, unscored, invert=True) if unscored else np.ones(ids.shape, dtype=bool)
+
+
+def counted_scores(
+    model: NGram, text: Tokens, *, limit: int | None = None, unscored: Sequence[int] = ()
+) -> TokenScores:
     """The same with an n-gram model: what came is looked up, without windows.
 
     What is seen of a document is at most what an n-gram holds.
@@ -204,12 +215,14 @@ def counted_scores(model: NGram, text: Tokens, *, limit: int | None = None) -> T
     if not total:
         raise DataError("the text to evaluate is empty")
     begins = np.flatnonzero(np.diff(text.documents(0, total))) + 1
-    nats = -model.log_prob(text.read(0, total), begins).astype(np.float64)
+    ids = text.read(0, total)
+    nats = -model.log_prob(ids, begins).astype(np.float64)
     firsts = np.zeros(total, dtype=np.int64)
     firsts[begins] = begins
     places = np.arange(total)
     seen = np.minimum(places - np.maximum.accumulate(firsts), model.config.order - 1)
-    return TokenScores(places, nats, seen)
+    scored = _scored(ids, unscored)
+    return TokenScores(places[scored], nats[scored], seen[scored])
 
 
 def _first(text: Tokens, limit: int | None) -> int:
@@ -234,6 +247,7 @@ def _score_group(model: LanguageModel, text: Tokens, group: list[Span], reading:
     rows = torch.stack([_row(text, span, reading.first) for span in group]).to(device)
     seen = np.broadcast_to(np.arange(1, length + 1), (len(group), length))
     wanted = seen > np.array([[length - span.scored] for span in group])
+    wanted &= _scored(rows[:, 1:].cpu().numpy(), reading.unscored)
     given: dict[str, Any] = {}
     if reading.document_mask:
         numbers = np.stack([text.documents(span.start, length + 1) for span in group])

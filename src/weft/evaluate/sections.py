@@ -86,7 +86,7 @@ class Sections:
     """How a text is cut: `firsts` (sections + 1,), the first token of each and the end; and what each holds.
 
     (sections,) each: `bytes`; `unspelled`, bytes that no token spells; `begins`, bytes of tokens that begin a document;
-    `unknown` words; `characters`.
+    `unknown` words; `characters`. `first` are the bytes of the text's first token.
     """
 
     firsts: Ids
@@ -95,6 +95,7 @@ class Sections:
     begins: Array
     unknown: Ids
     characters: Array
+    first: float
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -104,14 +105,18 @@ class Sections:
         """How many tokens of the text these sections hold."""
         return int(self.firsts[-1])
 
-    def scores(self, parts: Iterable[TokenScores], *, apart: bool = False) -> SectionScores:
-        """Add up what each token costs; `apart` where nothing predicts the token that begins a document."""
+    def scores(self, parts: Iterable[TokenScores], *, apart: bool = False, abrupt: bool = False) -> SectionScores:
+        """Add up what each token costs.
+
+        `apart` where nothing predicts the token that begins a document, `abrupt` where nothing does the first of all.
+        """
         nats, tokens = np.zeros(len(self)), np.zeros(len(self), dtype=np.int64)
         for part in parts:
             own = np.searchsorted(self.firsts, part.places, side="right") - 1
             nats += np.bincount(own, part.nats, len(self))
             tokens += np.bincount(own, minlength=len(self))
-        unpaid = self.unspelled + self.begins if apart else self.unspelled
+        unpaid = self.unspelled + self.begins if apart else self.unspelled.copy()
+        unpaid[0] += self.first if abrupt else 0.0
         return SectionScores(nats + BYTE * unpaid, self.bytes, tokens, unpaid, self.unknown, self.characters)
 
 
@@ -121,11 +126,13 @@ def cut(text: Tokens, tokenizer: Tokenizer, *, most_bytes: int | None = None) ->
     count = len(borders) - 1
     firsts = np.full(count + 1, len(text), dtype=np.int64)
     held = np.zeros((5, count + 1))  # the last column is what isn't wanted
+    opening = 0.0
     for part in spelled(text, tokenizer):
         own = np.searchsorted(borders, part.places, side="right") - 1
         numbers, first = np.unique(own, return_index=True)
         firsts[numbers] = np.minimum(firsts[numbers], part.first + first)
         begins = np.where(part.begins, part.sizes, 0.0)
+        opening = float(part.sizes[0]) if part.first == 0 and len(part.sizes) else opening
         for row, each in zip(held, (part.missing, begins, part.unknown, part.characters, part.sizes), strict=True):
             row += np.bincount(own, each, count + 1)
         places, lost = part.silent
@@ -136,7 +143,7 @@ def cut(text: Tokens, tokenizer: Tokenizer, *, most_bytes: int | None = None) ->
     firsts = np.minimum.accumulate(firsts[::-1])[::-1]
     sizes, (unspelled, begins, unknown, characters, spelt) = np.diff(borders), held[:, :-1]
     characters = characters * (sizes.sum() / spelt.sum()) if spelt.any() else sizes.astype(np.float64)
-    return Sections(firsts, sizes, unspelled, begins, unknown.astype(np.int64), characters)
+    return Sections(firsts, sizes, unspelled, begins, unknown.astype(np.int64), characters, opening)
 
 
 def joined(scores: Sequence[SectionScores]) -> SectionScores:

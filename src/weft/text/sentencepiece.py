@@ -26,6 +26,9 @@ ROLE_FIELDS: dict[Role, tuple[int, int]] = {"pad": (43, -1), "unk": (40, 0), "bo
 SPACE = "▁"
 STAND_IN = 0xE000  # private use: symbols that the replacement of characters would change hide behind these
 LONGEST = 256  # characters of a piece whose merges are looked for: each place in it costs a copy
+TRIM = rf"\A +|[ {SPACE}]+\z"  # what goes at a text's ends
+SEVERAL = " {2,}"  # which become one
+PREFIX = r"\A(?"  # so begin the expressions that put a space before a text
 ABSENT = -1e3  # the score of a foreign piece: better than unk, worse than all else
 
 
@@ -139,11 +142,12 @@ def _preparation(model: SentencePiece, symbols: list[str]) -> list[normalizers.N
         steps += [normalizers.NFC(), table] if model.composes else [table]
         steps += [normalizers.Replace(stand_in, symbol) for symbol, stand_in in kept]
     if model.squeeze:
-        steps += [normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(Regex(TRIM), ""), normalizers.Replace(Regex(SEVERAL), " ")]
     if model.dummy_prefix:
         # The library looks for symbols in the prepared text, and prepares them too: alone they get no prefix.
         alone = "|".join(re.escape(symbol) for symbol in symbols)
-        steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{alone})\z)(?=[\s\S])" if symbols else r"\A(?=[\s\S])"), " "))
+        unless = f"!(?:{alone})\\z)(?" if symbols else ""
+        steps.append(normalizers.Replace(Regex(rf"{PREFIX}{unless}=[\s\S])"), " "))
     steps.append(normalizers.Replace(" ", SPACE))
     return steps
 

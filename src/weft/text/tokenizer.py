@@ -22,6 +22,7 @@ from weft.files import write_text
 from weft.text import bounds, tokenizer_config, vocabularies
 from weft.text.bounds import careful
 from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig
+from weft.text.pieces import Joints, Piece, PieceIds, Pieces
 from weft.text.template import render
 from weft.text.token_bytes import BYTE_TOKEN, TextStream, TokenBytes
 from weft.text.training import DEFAULT_SIZE, learn, look_alikes, refuse_surrogates
@@ -188,6 +189,22 @@ class Tokenizer:
         except BaseException as error:
             raise self._refusal(texts, error) from None
 
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces(self._backend)
+
+    @property
+    def joints(self) -> Joints | None:
+        """Where a text may be cut into pieces (`pieces.py`); None where it is to be encoded whole."""
+        return self._pieces.joints
+
+    def encode_pieces(self, pieces: Sequence[Piece]) -> list[PieceIds]:
+        """The ids of many pieces of texts, on all cores: put together, those of the texts."""
+        try:
+            return self._pieces.encode(pieces)
+        except BaseException as error:
+            raise self._refusal([piece.text for piece in pieces], error) from None
+
     def token_spans(self, text: str) -> list[TokenSpan]:
         """How a text is cut. Tokens of one character that is spelled in bytes share its place."""
         try:
@@ -308,6 +325,11 @@ class Tokenizer:
     def leading(self) -> tuple[int, ...]:
         """The ids that the tokenizer's own file puts before every text, as LLaMA's does with bos; mostly none."""
         return self.frame[0]
+
+    @property
+    def opens(self) -> bool:
+        """Whether the tokenizer's own file puts bos before every text; documents to learn from then begin with it."""
+        return self.bos_id is not None and self.bos_id in self.leading
 
     def need(self, role: Role) -> int:
         """The id of a role that has to exist."""

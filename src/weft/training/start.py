@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from weft import __version__
+from weft.data.prepare import VERSION
 from weft.errors import RunError
 from weft.files import write_text
 from weft.models.build import build
@@ -48,6 +49,7 @@ def train(
         "start",
         **(notes or {}),
         corpus=list(objective.fingerprints),
+        data_version=VERSION,
         weft=__version__,
         torch=torch.__version__,
         python=platform.python_version(),
