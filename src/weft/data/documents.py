@@ -3,7 +3,7 @@
 Any file whose bytes are text is read, whatever it is called. Everything is streamed. A text file is cut into sections
 of at most `section` bytes, so that a file of one line of two gigabytes needs no more memory than a short one; the
 sections of a file, put together, are the file (less a byte order mark). A row of JSONL, CSV or Parquet is a document;
-one longer than 16 KiB is cut in the same way.
+one longer than 16 KiB is cut in the same way. Sections are what is held out or not; encoded is the document as a whole.
 """
 
 import glob

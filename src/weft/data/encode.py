@@ -36,7 +36,7 @@ from weft.text.pieces import Joints, Piece, first_joint, last_joint
 from weft.text.tokenizer import Tokenizer
 
 BATCH = 1024 * 1024  # bytes of text that are encoded at once
-LONGEST = 4 * 1024 * 1024  # bytes of a piece; some hundred times as much memory is needed to encode it
+LONGEST = 1024 * 1024  # bytes of a piece; some hundred times as much memory is needed to encode it
 THREADS = 2  # batches under way in this process: one's ids become an array while the other keeps the cores busy
 
 Ids = npt.NDArray[Any]
