@@ -140,6 +140,8 @@ def test_a_run_that_weft_trained(tmp_path: Path) -> None:
     assert "tokens seen | 384" in card
     assert "book.txt" in card
     assert done.generate("the c", temperature=0.0, max_tokens=30) == greedy(tmp_path / "out", "the c", 30)
+    export_model(done.path, "weft", tmp_path / "alone")  # it reads texts as it learned to, without those
+    assert api.load(tmp_path / "alone", "cpu").surprisal("the cat") == done.surprisal("the cat")
     import_model(tmp_path / "out", tmp_path / "again")
     again = api.load(tmp_path / "again", "cpu").model.state_dict()
     ours = done.model.state_dict()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.api.import_model import check_empty, recipe_for, save_run
+from weft.api.import_model import check_empty, recipe_like, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.files import replacing_folder
 from weft.interop import gguf, hf, onnx, peft
@@ -117,14 +117,8 @@ def _peft(run: RunFolder, target: Path, dtype: str | None) -> str:
 
 def _weft(run: RunFolder, target: Path, dtype: str | None) -> str:
     """The run's own objective, columns and length go along: it does what it learned."""
-    bundle, own = bundle_of(run), run.recipe()
-    recipe = recipe_for(bundle, target).replace(
-        objective=own.objective.model_dump(exclude_none=True),
-        batch={"length": own.batch.length},
-        data={"column": own.data.column},
-        precision=own.precision,
-    )
-    save_run(bundle, target, recipe)
+    bundle = bundle_of(run)
+    save_run(bundle, target, recipe_like(run.recipe(), bundle, target))
     return "a run of its own"
 
 

@@ -67,11 +67,7 @@ def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tupl
         files=adapter.files,
         unused={},
     )
-    recipe = recipe_for(bundle, target).replace(
-        objective=own.objective.model_dump(exclude_none=True),
-        batch={"length": own.batch.length},
-        data={"column": own.data.column},
-        precision=own.precision,
+    recipe = recipe_like(own, bundle, target).replace(
         init=str(base),
         adapter=adapter.settings.model_dump(mode="json", exclude_none=True),
     )
@@ -115,6 +111,17 @@ def recipe_for(bundle: ModelBundle, place: Path) -> Recipe:
     if bundle.source_tokenizer is not None:
         tree["source_tokenizer"] = {**tokenizer, "path": str(place / SOURCE_TOKENIZER)}
     return validate(Recipe, tree, bundle.origin)
+
+
+def recipe_like(own: Recipe, bundle: ModelBundle, place: Path) -> Recipe:
+    """The recipe of a model that reads, and does, what a run with the recipe `own` has learned, without its data."""
+    return recipe_for(bundle, place).replace(
+        steps=own.steps,  # whose texts were read as in training (`text_frame`), if there were any
+        objective=own.objective.model_dump(exclude_none=True),
+        batch={"length": own.batch.length},
+        data={"column": own.data.column, "document_mask": own.data.document_mask},
+        precision=own.precision,
+    )
 
 
 def _objective(bundle: ModelBundle) -> dict[str, Any]:

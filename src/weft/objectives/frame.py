@@ -33,7 +33,7 @@ def text_frame(recipe: Recipe, tokenizer: Tokenizer) -> TextFrame:
     tokenizer puts it before a text, or else the end of the text before, unless documents don't see each other.
     """
     before, after = tokenizer.frame
-    if not recipe.data.parts:
+    if recipe.steps is None and not recipe.data.parts:  # it was not trained here
         return TextFrame(before, after)
     if tokenizer.opens:
         return TextFrame(before)
