@@ -15,7 +15,6 @@ import pytest
 import weft
 from weft.data.config import TextSource
 from weft.data.prepare import prepare
-from weft.objectives.text import TextObjective
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
 from weft.text.tokenizer import Tokenizer
@@ -88,7 +87,7 @@ def test_a_run_whose_tokens_are_gone_makes_them_as_it_began(tmp_path: Path, monk
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("".join(f"The frog {n} sat.\n\nIt's a river, {n % 7}.\n" for n in range(150)))
     with monkeypatch.context() as patched:
-        patched.setattr(TextObjective, "_began_apart", True)
+        patched.setattr("weft.objectives.text.began_early", lambda folder: True)
         changes = {"steps": 1, "tokenizer": "bpe", "model.layers": 1}
         weft.train("gpt-tiny", data=str(text), run=run, changes=changes, log=lambda line: None)
     events = read_lines(run / "events.jsonl")

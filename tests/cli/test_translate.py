@@ -7,6 +7,7 @@ import pytest
 from weft.api import run as api
 from weft.api.settings import beam
 from weft.cli.main import run
+from weft.data.batch import Source, pad
 from weft.decode import translate as decoding
 from weft.decode.config import Beam
 
@@ -61,7 +62,7 @@ def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeyp
 def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
     """What attention passes over costs: the same text scores lower with the penalty than without it."""
     loaded = api.load(trained)
-    source = decoding.Source(*decoding.pad([[*loaded.tokenizer.encode("a b c"), loaded.tokenizer.need("eos")]], 0))
+    source = Source(*pad([[*loaded.tokenizer.encode("a b c"), loaded.tokenizer.need("eos")]], 0))
 
     def best(penalty: float) -> float:
         settings = beam(beams=1, coverage_penalty=penalty, max_tokens=3)

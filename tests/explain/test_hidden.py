@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 import torch
 
-from weft.data.batch import framed
+from weft.data.batch import Frame, framed
 from weft.explain.hidden import Framed, frame, frame_for, read, trained_frame
 from weft.models.build import build
 from weft.models.config import ClassificationHead, Recurrent
@@ -49,7 +49,7 @@ def test_a_tokenizer_of_wefts_own_is_framed_as_in_training(plain: Tokenizer) -> 
         for text in TEXTS:
             ids = tokenizer.encode(text)
             for most in (None, 6):
-                trained_on = framed([ids], None, tokenizer, length=most).tokens[0].tolist()
+                trained_on = framed([ids], None, Frame.usual(tokenizer), length=most).tokens[0].tolist()
                 assert frame(tokenizer, ids, most).ids == trained_on
                 assert trained_frame(tokenizer, ids, most).ids == trained_on
     assert frame(build_tokenizer(Byte(specials=Specials()), []), [5, 6], None) == Framed([5, 6], 0, 2)

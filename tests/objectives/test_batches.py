@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.data import held
 
-from weft.data.batch import framed
+from weft.data.batch import Frame, framed
 from weft.data.bucket import Buckets
 from weft.data.messages import encode_chat
 from weft.errors import DataError, TokenizerError
@@ -102,21 +102,21 @@ def test_a_budget_holds_for_the_tensors_themselves() -> None:
 def test_sentences_in_their_frame() -> None:
     cls, sep, pad = BERT.need("cls"), BERT.need("sep"), BERT.need("pad")
     eos = PLAIN.need("eos")
-    one = framed([[7], [8, 9]], None, BERT)
+    one = framed([[7], [8, 9]], None, Frame.usual(BERT))
     assert one.tokens.tolist() == [[cls, 7, sep, pad], [cls, 8, 9, sep]]
     assert one.mask.tolist() == [[True, True, True, False], [True] * 4]
     assert one.segments is None
-    two = framed([[7], [8, 9]], [[5, 6], [4]], BERT)
+    two = framed([[7], [8, 9]], [[5, 6], [4]], Frame.usual(BERT))
     assert two.tokens.tolist() == [[cls, 7, sep, 5, 6, sep], [cls, 8, 9, sep, 4, sep]]
     assert two.segments is not None
     assert two.segments.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]]
-    assert framed([[7]], [[5, 6]], PLAIN).tokens.tolist() == [[7, eos, 5, 6, eos]]
+    assert framed([[7]], [[5, 6]], Frame.usual(PLAIN)).tokens.tolist() == [[7, eos, 5, 6, eos]]
 
 
 @many
 @given(IDS, IDS, st.integers(5, 30))
 def test_the_longer_sentence_is_cut_first_and_no_frame_ever(first: list[int], second: list[int], length: int) -> None:
-    tokens = framed([first], [second], BERT, length=length).tokens[0].tolist()
+    tokens = framed([first], [second], Frame.usual(BERT), length=length).tokens[0].tolist()
     cls, sep = BERT.need("cls"), BERT.need("sep")
     assert len(tokens) == min(length, len(first) + len(second) + 3)
     assert (tokens[0], tokens[-1], tokens.count(sep)) == (cls, sep, 2)
@@ -153,10 +153,10 @@ def test_contrastive_pairs() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(DataError, match="no padding token"):
-        framed([[1], [2, 3]], None, UNPADDED)
+    eos = UNPADDED.need("eos")  # stands in masked places
+    assert framed([[1], [2, 3]], None, Frame.usual(UNPADDED)).tokens.tolist() == [[1, eos, eos], [2, 3, eos]]
     with pytest.raises(DataError, match=r"batch\.length = 3 leaves no space for text beside 3 special tokens"):
-        framed([[1]], [[2]], BERT, length=3)
+        framed([[1]], [[2]], Frame.usual(BERT), length=3)
     with pytest.raises(TokenizerError, match="no bos token"):
         objective("pairs", BERT).batch(held.examples([{"source": [1], "target": [2]}]), np.array([0]))
 

@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 import torch
 
-from weft.data.batch import framed
+from weft.data.batch import Frame, framed
 from weft.data.table import read_texts
 from weft.errors import DataError, ModelError
 from weft.explain.hidden import frame
@@ -93,7 +93,7 @@ def test_the_frame_is_that_of_training(wordpiece: Tokenizer, bytewise: Tokenizer
     for tokenizer in (wordpiece, bytewise):
         ids = tokenizer.encode(TEXTS[2])
         for length in (None, 7):
-            trained_on = framed([ids], None, tokenizer, length=length).tokens[0].tolist()
+            trained_on = framed([ids], None, Frame.usual(tokenizer), length=length).tokens[0].tolist()
             assert frame(tokenizer, ids, length).ids == trained_on
 
 
@@ -107,7 +107,7 @@ def test_a_decoder_that_was_trained_to_embed_reads_as_it_was_trained(bytewise: T
     torch.manual_seed(0)
     config = gpt(1, D, 2, 64, bytewise.vocab_size)
     for head, ids in (
-        (EmbeddingHead(), framed([begun.encode(TEXTS[0])], None, begun).tokens),
+        (EmbeddingHead(), framed([begun.encode(TEXTS[0])], None, Frame.usual(begun)).tokens),
         (config.head, torch.tensor([[begun.need("bos"), *begun.encode(TEXTS[0])]])),
     ):
         model = build(config.replace(head=head.model_dump()))

@@ -22,6 +22,8 @@ from weft.models.ngram import NGram
 from weft.objectives import table as objectives
 from weft.objectives.frame import text_frame
 from weft.objectives.next_token import NextToken
+from weft.objectives.rows import RowObjective
+from weft.objectives.words import TranslationObjective
 from weft.progress import bar, log_to_stderr
 from weft.runs.folder import RunFolder
 from weft.training.objective import Objective
@@ -103,6 +105,10 @@ def evaluation_on(own: Objective[Any], model: LanguageModel, given: Mapping[str,
         other = objectives.build(own.recipe.replace(data=read), RunFolder(folder), own.tokenizers)
         if isinstance(other, NextToken):
             other.frame = text_frame(own.recipe, own.tokenizer)
+        elif isinstance(other, TranslationObjective) and isinstance(own, TranslationObjective):
+            other.direction = own.direction
+        elif isinstance(other, RowObjective) and isinstance(own, RowObjective):
+            other.frame = own.frame
         other.prepare(log_to_stderr)
         yield Evaluation(model, own, other, "train")
 

@@ -4,13 +4,17 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.api.import_model import check_empty, recipe_like, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.files import replacing_folder
 from weft.interop import gguf, hf, onnx, peft
 from weft.interop.bundle import LazyWeights, ModelBundle, lazily
+from weft.objectives import table as objectives
+from weft.objectives.pairs import Pairs
+from weft.objectives.rows import RowObjective
+from weft.objectives.words import TranslationObjective
 from weft.progress import warn
 from weft.runs import checkpoint
 from weft.runs.card import model_card
@@ -18,6 +22,7 @@ from weft.runs.folder import RunFolder, open_run
 from weft.runs.imported import checkpoint_weights, license_of, read_run
 from weft.runs.lines import read_lines
 from weft.runs.noted import changed_files
+from weft.training.objective import Objective
 from weft.training.weights import check_base, load_model
 
 
@@ -77,10 +82,21 @@ def bundle_of(run: RunFolder) -> ModelBundle:
 
 def _hf(run: RunFolder, target: Path, dtype: str | None) -> str:
     with replacing_folder(target) as folder:
-        family = hf.write(bundle_of(run), folder, dtype)
+        family = hf.write(_with_frame(run, bundle_of(run)), folder, dtype)
         card = model_card(run.recipe(), read_lines(run.events), license_of(run))
         (folder / "README.md").write_text(card, encoding="utf-8")
     return f"{family.title}, for transformers"
+
+
+def _with_frame(run: RunFolder, bundle: ModelBundle) -> ModelBundle:
+    """With what the model reads around a text, where it reads whole ones: a source, or what it gives a label."""
+    objective: Objective[Any] = objectives.build(run.recipe(), run)
+    own = bundle.source_tokenizer or bundle.tokenizer
+    if isinstance(objective, Pairs) and objective.settings.languages is not None:
+        return bundle  # its files are those that it came with
+    if not isinstance(objective, TranslationObjective | RowObjective) or own is None or not (own.frames or own.eos_id):
+        return bundle
+    return replace(bundle, frame=(objective.frame.before, objective.frame.after))
 
 
 def _gguf(run: RunFolder, target: Path, dtype: str | None) -> str:

@@ -128,7 +128,7 @@ def _objective(bundle: ModelBundle) -> dict[str, Any]:
     """What a model of this kind, with this head, is trained for."""
     model = bundle.model
     if isinstance(model, EncoderDecoder):
-        return {"kind": "pairs"}
+        return {"kind": "pairs", "languages": bundle.languages} if bundle.languages else {"kind": "pairs"}
     if not isinstance(model, Decoder | Encoder) or model.head.kind == "lm":
         return {"kind": "next-token"}
     head = model.head

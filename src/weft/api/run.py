@@ -14,7 +14,7 @@ import torch
 from weft.api.auto import check_width, load_quantized
 from weft.api.evaluation import Evaluation, evaluation_on, text_surprisal
 from weft.api.export_model import export_model
-from weft.api.settings import BulkOptions, check_several, sampling, with_defaults
+from weft.api.settings import BulkOptions, beam, check_several, for_beam, generation_defaults, sampling, with_defaults
 from weft.data.shards import noted_tokenizer
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
@@ -37,15 +37,15 @@ from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, Found
 from weft.objectives.classify import Classify
 from weft.objectives.contrastive import Embedding, Pooling, embed
+from weft.objectives.languages import ANY, Asked
 from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
 from weft.objectives.tag import Tag
 from weft.parallel.ranks import ALONE, Ranks
-from weft.progress import Advance, log_to_stderr, warn
+from weft.progress import Advance, warn
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder, open_run
-from weft.runs.imported import generation
 from weft.runs.noted import changed_files
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective, Tokenizers
@@ -84,13 +84,17 @@ class Run:
         return f"Run({str(self.path)!r}: {', '.join(facts)})"
 
     @cached_property
+    def _generation(self) -> dict[str, Any]:
+        return generation_defaults(RunFolder(self.path), self.tokenizer)
+
+    @property
     def defaults(self) -> dict[str, Any]:
         """How the makers of an imported checkpoint have it write (generation_config.json); of other runs, nothing."""
-        found, odd = generation(RunFolder(self.path), self.tokenizer.vocab_size)
-        for line in odd:
-            log_to_stderr(f"weft: {line}")
-        more = tuple(id for id in found.pop("stop_ids", ()) if id != self.tokenizer.eos_id)
-        return {**found, "stop_ids": more} if more else found
+        return {key: value for key, value in self._generation.items() if key != "length_penalty"}
+
+    @property
+    def beam_defaults(self) -> dict[str, Any]:  # the same for beam search
+        return for_beam(self._generation)
 
     @property
     def chat_defaults(self) -> dict[str, Any]:
@@ -274,14 +278,18 @@ class Run:
         self,
         texts: Sequence[str],
         settings: Beam | Sampling | None = None,
-        *,
+        languages: Asked = ANY,
         progress: Advance | None = None,
     ) -> list[str]:
-        """What the model writes for each text, in their order; a blank text stays blank. Beam search by default."""
+        """What the model writes for each text, in their order; a blank text stays blank. Beam search by default.
+
+        A model of several languages is told which to read and write: `languages=("en_XX", "de_DE")`.
+        """
         check_several(texts, "texts")
         if not isinstance(self.objective, Pairs | Spans):
             raise self.objective.cannot("translate")
-        return self.objective.translate(self.model, texts, settings, progress)
+        chosen = settings or beam(**{"beams": 5, "max_tokens": self.objective.length, **self.beam_defaults})
+        return self.objective.translator(self.model, Asked(*languages)).translate(texts, chosen, progress)
 
     def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
         """The probability of each label for each text, or pair of texts, the likeliest first."""

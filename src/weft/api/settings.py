@@ -9,6 +9,10 @@ from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.constrain import Grammar
 from weft.errors import ConfigError
 from weft.interop.generation import DRAWING
+from weft.progress import log_to_stderr
+from weft.runs.folder import RunFolder
+from weft.runs.imported import generation
+from weft.text.tokenizer import Tokenizer
 
 
 class BulkOptions(TypedDict, total=False):
@@ -45,9 +49,21 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tree
     return left | wanted
 
 
+def generation_defaults(run: RunFolder, tokenizer: Tokenizer) -> Tree:
+    """How the makers of an imported checkpoint have it write, and on stderr what of that makes no sense."""
+    found, odd = generation(run, tokenizer.vocab_size)
+    for line in odd:
+        log_to_stderr(f"weft: {line}")
+    more = tuple(id for id in found.pop("stop_ids", ()) if id != tokenizer.eos_id)
+    return {**found, "stop_ids": more} if more else found
+
+
 def for_beam(defaults: Mapping[str, Any]) -> Tree:
     """Those of the defaults that hold for beam search too."""
-    return {key: value for key, value in defaults.items() if key in Rules.model_fields}
+    found = {key: value for key, value in defaults.items() if key in Rules.model_fields}
+    if (alpha := defaults.get("length_penalty")) is not None:
+        found["length_penalty"] = {"kind": "power", "alpha": alpha}
+    return found
 
 
 def check_several(texts: Sequence[Any], name: str) -> None:

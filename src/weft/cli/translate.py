@@ -25,11 +25,19 @@ def translate(
         typer.Option(min=0.0, help="Lowers the score of answers that leave out parts of the line (default: 0)."),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer.")] = None,
+    reads: Annotated[
+        str | None, typer.Option("--from", metavar="CODE", help="The lines' language, for a model of several: en_XX …")
+    ] = None,
+    writes: Annotated[
+        str | None, typer.Option("--to", metavar="CODE", help="The language to write, for a model of several.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; standard output if not given.")] = None,
 ) -> None:
     """Translate a file line by line, or whatever the run learned to write from a text. Blank lines stay blank."""
     with loading():
         from weft.api.settings import beam as beam_settings
+        from weft.api.settings import with_defaults
+        from weft.objectives.languages import Asked
         from weft.parallel.ranks import join
     from weft.data.streams import lines
     from weft.errors import ConfigError, DataError
@@ -43,14 +51,16 @@ def translate(
         check_place(out)
     read = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # as in training
     loaded = load_together(run)
-    settings = beam_settings(
-        beams=beam,
-        length_penalty=None if length_penalty is None else {"kind": "power", "alpha": length_penalty},
-        coverage_penalty=coverage_penalty,
-        max_tokens=max_tokens or loaded.config.batch.length,
-    )
+    given = {
+        "beams": beam,
+        "length_penalty": None if length_penalty is None else {"kind": "power", "alpha": length_penalty},
+        "coverage_penalty": coverage_penalty,
+        "max_tokens": max_tokens,
+    }
+    usual = {"max_tokens": loaded.config.batch.length, **loaded.beam_defaults}
+    settings = beam_settings(**with_defaults(given, usual))
     with bar("translating", len(read)) as advance:
-        written = loaded.translate(read, settings, progress=advance)
+        written = loaded.translate(read, settings, languages=Asked(reads, writes), progress=advance)
     text = "".join(line.replace("\n", " ") + "\n" for line in written)
     if out is None:
         write(text)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def say_defaults(run: "Run", settings: "Sampling | Beam", given: Mapping[str, Any]) -> None:
     """Say on stderr which settings are the checkpoint's own."""
-    shown = [key for key in run.defaults if key != "stop_ids" and given.get(key) is None]
+    tokens = ("stop_ids", "forced", "banned", "last")  # which say nothing to a person
+    shown = [key for key in run.defaults if key not in tokens and given.get(key) is None]
     taken = [f"{key} {run.defaults[key]:g}" for key in shown if getattr(settings, key, None) == run.defaults[key]]
     if taken:
         echo(f"weft: writing with {', '.join(taken)}, from the checkpoint's generation_config.json", err=True)

@@ -1,6 +1,6 @@
 """The batch: what a model is fed, as one typed value; and the ways to make one from tokens.
 
-Padding is whatever the tokenizer says it is: `pad` takes the tokenizer's own id and refuses to guess one.
+Padding is whatever the tokenizer says it is; where it says nothing, masked places hold any token (`filler`).
 """
 
 from bisect import bisect_left, insort
@@ -250,42 +250,75 @@ class Framed(NamedTuple):
     segments: Tensor | None
 
 
+Ids = tuple[int, ...]
+
+
+class Frame(NamedTuple):
+    """The special tokens `before` a sentence and `after` it, those `between` the two of a pair, and one to `fill` up.
+
+    `segments`: whether the second of a pair is in a segment of its own.
+    """
+
+    before: Ids
+    between: Ids
+    after: Ids
+    fill: int
+    segments: bool = True
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Frame":
+        """As the tokenizer's own file says: BERT's [CLS] first [SEP] second [SEP], LLaMA's bos before the first."""
+        before, between, after, segments = tokenizer.pair_frame
+        return cls(before, between, after, filler(tokenizer), segments)
+
+    @classmethod
+    def usual(cls, tokenizer: Tokenizer) -> "Frame":
+        """[CLS] first [SEP] second [SEP]; with eos for [SEP] where the tokenizer has no such pair."""
+        if tokenizer.cls_id is not None and tokenizer.sep_id is not None:
+            return cls((tokenizer.cls_id,), (tokenizer.sep_id,), (tokenizer.sep_id,), filler(tokenizer))
+        eos = (tokenizer.need("eos"),)
+        return cls((), eos, eos, filler(tokenizer))
+
+    def text_length(self, length: int | None, texts: int = 1) -> int | None:
+        """How many tokens of one text, or of two, fit into a row of `length`."""
+        return text_length(length, len(self.before) + (texts - 1) * len(self.between) + len(self.after))
+
+
+def filler(tokenizer: Tokenizer) -> int:
+    """A token for places that are masked: nobody reads them, so where there is no padding token, any will do."""
+    return next((id for id in (tokenizer.pad_id, tokenizer.eos_id) if id is not None), 0)
+
+
 def framed(
     first: Sequence[Sequence[int]],
     second: Sequence[Sequence[int]] | None,
-    tokenizer: Tokenizer,
+    frame: Frame,
     *,
     length: int | None = None,
 ) -> Framed:
-    """[CLS] first [SEP], or [CLS] first [SEP] second [SEP]; with eos for [SEP] where the tokenizer has no such frame.
+    """Sentences, or pairs of them, in a frame. Of nothing at all, one token is read.
 
     Of a pair that is too long, the longer sentence is cut first (Devlin et al. 2019).
     """
-    before, after = _frame(tokenizer)
-    most = text_length(length, len(before) + (1 if second is None else 2) * len(after))
+    most = frame.text_length(length, 1 if second is None else 2)
     if second is None:
-        return Framed(*pad([[*before, *ids[:most], *after] for ids in first], tokenizer.pad_id), None)
+        rows = [[*frame.before, *ids[:most], *frame.after] or [frame.fill] for ids in first]
+        return Framed(*pad(rows, frame.fill), None)
     whole: list[list[int]] = []
     segments: list[list[int]] = []
     for one, two in zip(first, second, strict=True):
         one, two = _shortened(one, two, most)
-        head, tail = [*before, *one, *after], [*two, *after]
-        whole.append(head + tail)
-        segments.append([0] * len(head) + [1] * len(tail))
-    return Framed(*pad(whole, tokenizer.pad_id), pad(segments, 0)[0])
+        head, tail = [*frame.before, *one, *frame.between], [*two, *frame.after]
+        whole.append(head + tail or [frame.fill])
+        segments.append([0] * len(head) + [int(frame.segments)] * len(tail) or [0])
+    return Framed(*pad(whole, frame.fill), pad(segments, 0)[0])
 
 
-def framed_lengths(examples: Examples, fields: Sequence[str], tokenizer: Tokenizer, length: int) -> Array:
-    """(examples,): tokens of a sentence, or of a pair in two fields, in its frame; `length` at most."""
-    before, after = _frame(tokenizer)
+def framed_lengths(examples: Examples, fields: Sequence[str], frame: Frame, length: int) -> Array:
+    """(examples,): tokens of a sentence, or of a pair in two fields, in its frame; 1 at least, `length` at most."""
     text = np.sum([examples.lengths(field) for field in fields], axis=0)
-    return np.minimum(text + len(before) + len(fields) * len(after), length)
-
-
-def framed_text_length(tokenizer: Tokenizer, length: int | None) -> tuple[int | None, int]:
-    """How many tokens of one sentence fit into a row of `length`, and how many stand before the first."""
-    before, after = _frame(tokenizer)
-    return text_length(length, len(before) + len(after)), len(before)
+    specials = len(frame.before) + (len(fields) - 1) * len(frame.between) + len(frame.after)
+    return np.clip(text + specials, 1, length)
 
 
 def text_length(length: int | None, specials: int) -> int | None:
@@ -293,16 +326,6 @@ def text_length(length: int | None, specials: int) -> int | None:
     if length is not None and length <= specials:
         raise DataError(f"batch.length = {length} leaves no space for text beside {specials} special tokens; raise it")
     return None if length is None else length - specials
-
-
-def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """What comes before the first sentence, and after each.
-
-    A frame in the tokenizer's own file, such as LLaMA's bos, is no part of it: runs are read as they were trained.
-    """
-    if tokenizer.cls_id is not None and tokenizer.sep_id is not None:
-        return [tokenizer.cls_id], [tokenizer.sep_id]
-    return [], [tokenizer.need("eos")]
 
 
 def _shortened(first: Sequence[int], second: Sequence[int], most: int | None) -> tuple[Sequence[int], Sequence[int]]:

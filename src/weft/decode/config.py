@@ -19,7 +19,8 @@ class Rules(Config):
     `repetition_penalty` counts the prompt too (Keskar et al. 2019); `frequency_penalty` and `presence_penalty` count
     only what was written. Before any of them, `logit_bias` is added, by token id. `banned` tokens are never written,
     `forced` ones come first in any case, and the text cannot end by itself before `min_tokens`. A text ends before the
-    strings to `stop` at, and with a token of `stop_ids`, as it does with the tokenizer's eos.
+    strings to `stop` at, and with a token of `stop_ids`, as it does with the tokenizer's eos. One that reaches
+    `max_tokens` has the token `last` there, if there is one.
     """
 
     max_tokens: PositiveInt = Field(default=128, le=MOST)
@@ -32,6 +33,7 @@ class Rules(Config):
     logit_bias: dict[TokenId, Bias] = Field(default_factory=dict)
     banned: tuple[TokenId, ...] = ()
     forced: tuple[TokenId, ...] = ()
+    last: TokenId | None = None
 
     @model_validator(mode="after")
     def _can_be_kept(self) -> Self:
@@ -50,7 +52,9 @@ class Rules(Config):
     @property
     def changes_logits(self) -> bool:
         """Whether anything here changes the model's logits before a token is chosen from them."""
-        return bool(self.penalises or self.logit_bias or self.banned or self.forced or self.min_tokens)
+        return bool(
+            self.penalises or self.logit_bias or self.banned or self.forced or self.min_tokens or self.last is not None
+        )
 
 
 class Sampling(Rules):

@@ -78,8 +78,8 @@ def apply_rules(
 ) -> Tensor:
     """Logits (B, V) after all that rules[i] asks of row i, of which written[i] tokens are written.
 
-    In this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, banned and min_tokens, forced.
-    `seen` is needed where a rule penalises.
+    In this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, banned and min_tokens, forced
+    and last. `seen` is needed where a rule penalises.
     """
     logits = logits.float()
     if any(rule.logit_bias for rule in rules):
@@ -99,13 +99,18 @@ def apply_rules(
             if early[row]:
                 banned[row, ends[row]] = True
         logits = ban(logits, banned)
-    if any(len(rule.forced) > count for rule, count in zip(rules, written, strict=True)):
-        rows = [
-            force(row, rule.forced[count]) if len(rule.forced) > count else row
-            for row, rule, count in zip(logits, rules, written, strict=True)
-        ]
+    forced = [_forced(rule, count) for rule, count in zip(rules, written, strict=True)]
+    if any(token is not None for token in forced):
+        rows = [row if token is None else force(row, token) for row, token in zip(logits, forced, strict=True)]
         logits = torch.stack(rows)
     return logits
+
+
+def _forced(rule: Rules, count: int) -> int | None:
+    """The token that comes after `count` others in any case."""
+    if count < len(rule.forced):
+        return rule.forced[count]
+    return rule.last if count == rule.max_tokens - 1 else None
 
 
 def _penalised(logits: Tensor, rules: Sequence[Rules], seen: TokenCounts) -> Tensor:
@@ -125,8 +130,9 @@ def _penalised(logits: Tensor, rules: Sequence[Rules], seen: TokenCounts) -> Ten
 def check_rules(rules: Sequence[Rules], vocab_size: int) -> None:
     """Refuse token ids that a vocabulary of this size doesn't have, and rules that leave nothing to write."""
     for rule in rules:
-        for name in ("logit_bias", "banned", "forced", "stop_ids"):
-            wrong = next((token for token in getattr(rule, name) if token >= vocab_size), None)
+        named = {name: getattr(rule, name) for name in ("logit_bias", "banned", "forced", "stop_ids")}
+        for name, tokens in (*named.items(), ("last", () if rule.last is None else (rule.last,))):
+            wrong = next((token for token in tokens if token >= vocab_size), None)
             if wrong is not None:
                 raise ModelError(f"{name}: token {wrong} is outside the vocabulary of {vocab_size}")
         if len(set(rule.banned)) == vocab_size:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from weft.data.batch import Source, pad
+from weft.data.batch import Frame, Source, framed
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.many import complete
@@ -16,13 +17,25 @@ from weft.text.tokenizer import Tokenizer
 TOKENS = 4096  # of sources read together, padding counted
 
 
+class Direction(NamedTuple):
+    """The `frame` of a source, the token that an answer `starts` from, and those that it is given `first`."""
+
+    frame: Frame
+    starts: int
+    first: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class Translator:
-    """A model that writes one text from another, with its tokenizers; sources are cut at `length` tokens."""
+    """A model that writes one text from another, with its tokenizers, in a `direction`.
+
+    Sources are cut at `length` tokens, their special tokens among them.
+    """
 
     model: LanguageModel
     source: Tokenizer
     target: Tokenizer
+    direction: Direction
     length: int
 
     def translate(
@@ -30,19 +43,21 @@ class Translator:
     ) -> list[str]:
         """What the model makes of each text, in their order. A blank text stays blank.
 
-        Each answer begins with bos and ends with eos, as the pairs objective has it in training.
+        Each answer starts from a token and ends with eos, as the pairs objective has it in training.
         """
-        device, eos = device_of(self.model), self.source.need("eos")
-        ids = [[*each[: self.length - 1], eos] for each in self.source.encode_batch(list(texts))]
+        device, ids, frame = device_of(self.model), self.source.encode_batch(list(texts)), self.direction.frame
+        specials = len(frame.before) + len(frame.after)
+        if self.direction.first:
+            settings = settings.model_copy(update={"forced": self.direction.first})
         written = [""] * len(texts)
         waiting = [number for number, text in enumerate(texts) if text.strip()]
         waiting.sort(key=lambda number: len(ids[number]))
         if progress is not None:
             progress(len(texts) - len(waiting))
         while waiting:
-            longest = len(ids[waiting[-1]])
+            longest = min(self.length, len(ids[waiting[-1]]) + specials)
             some = [waiting.pop() for _ in range(min(len(waiting), max(1, TOKENS // longest)))]
-            tokens, mask = pad([ids[number] for number in some], self.source.pad_id)
+            tokens, mask, _ = framed([ids[number] for number in some], None, frame, length=self.length)
             answers = self._answers(Source(tokens.to(device), mask.to(device)), settings)
             for number, answer in zip(some, answers, strict=True):
                 written[number] = answer
@@ -53,7 +68,7 @@ class Translator:
     @torch.no_grad()
     def _answers(self, source: Source, settings: Beam | Sampling) -> list[str]:
         """The best answer to each row of a source."""
-        prompts = [Prompt.of(self.target, [self.target.need("bos")])] * len(source.tokens)
+        prompts = [Prompt.of(self.target, [self.direction.starts])] * len(source.tokens)
         if isinstance(settings, Beam):
             return [found[0].text for found in search_texts(self.model, prompts, settings, source)]
         return [done.text for done in complete(self.model, prompts, settings, source=source)]

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.config import Tree
 from weft.errors import TokenizerError
 from weft.models.config import Model
+from weft.text.frame import Ids
 from weft.text.tokenizer import Tokenizer
 
 LazyWeights = Mapping[str, Callable[[], Tensor]]  # a tensor is read, and converted, when it is asked for
@@ -24,7 +26,9 @@ class ModelBundle:
     needs to reproduce what was read: settings that weft does not have, the dtypes of the weights, file names.
     `unused` holds tensors that weft has no place for, and the blocks that quantized ones came in; `files` holds small
     files as they were, for the same purpose.
-    `labels` are a classifier's label names; `source_tokenizer` is for models that read with another tokenizer.
+    `labels` are a classifier's label names; `source_tokenizer` is for models that read with another tokenizer, and
+    `languages` how a model of several is told which ones to read and write (as settings, `recipe.objective.Languages`).
+    `frame`, ids before and after a text, is what a run reads around one where its tokenizer doesn't say.
     """
 
     model: Model
@@ -36,6 +40,8 @@ class ModelBundle:
     files: Mapping[str, bytes] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
     source_tokenizer: Tokenizer | None = None
+    languages: Tree | None = None
+    frame: tuple[Ids, Ids] | None = None
 
 
 def lazily(read: Callable[[str], Tensor], names: Iterable[str]) -> LazyWeights:

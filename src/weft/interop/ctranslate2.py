@@ -17,7 +17,7 @@ from weft.config import Tree, validate
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.ctranslate2_file import ModelFile, open_file
-from weft.interop.ctranslate2_tokenizer import read_tokenizers, read_vocabularies
+from weft.interop.ctranslate2_tokenizer import marian_files, read_tokenizers, read_vocabularies
 from weft.interop.weight_map import Rule, Shape, conversions, tensor, to_ours
 from weft.models.config import EncoderDecoder
 from weft.nn.config import Activation
@@ -101,6 +101,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         weights=weights,
         tokenizer=target if tokenizer is None else named_tokenizer(tokenizer, model.vocab_size),
         source_tokenizer=source,
+        files=marian_files(folder, vocabularies) if stored.zero_start and tokenizer is None else {},
         origin=f"{folder}: CTranslate2, {' and '.join(types)}",
     )
 

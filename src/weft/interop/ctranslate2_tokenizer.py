@@ -1,5 +1,6 @@
 """The vocabularies of a CTranslate2 folder, and the tokenizers that give their ids."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from tokenizers import Tokenizer as WordTokenizer
 from tokenizers import models, pre_tokenizers
 
 from weft.errors import InteropError, TokenizerError
+from weft.interop.framing import framed
 from weft.text import sentencepiece
 from weft.text.bounds import careful
 from weft.text.config import Role
@@ -53,12 +55,47 @@ def read_tokenizers(
         target = [*target, start]
         source = target if shared else source
     named = {key: _named(folder, config, key) for key in ("unk_token", "eos_token", "bos_token", "decoder_start_token")}
-    begin = start if zero_start else named["decoder_start_token"] or named["bos_token"] or "<s>"
+    opens, begin = named["bos_token"] or "<s>", start if zero_start else named["decoder_start_token"]
     unk, eos = named["unk_token"] or "<unk>", named["eos_token"] or "</s>"
-    roles: dict[Role, str] = {"unk": unk, "eos": eos, "pad": START, "bos": begin}
+    roles: dict[Role, str] = {"unk": unk, "eos": eos, "pad": START, "bos": begin or opens}
+    # what transformers' converter makes of Marian's models leaves eos to their tokenizer, which adds it
+    ends = zero_start or _flag(folder, config, "add_source_eos")
+    before, after = [opens] * _flag(folder, config, "add_source_bos"), [eos] * ends
+    needed = (("target", target, (roles["bos"], eos)), ("source", source, (*before, *after)))
+    for side, tokens, its in needed:
+        missing = next((token for token in its if token not in tokens), None)
+        if missing is not None:
+            raise InteropError(f"{folder}: its settings ask for {missing!r}, which the {side} vocabulary lacks")
     source_file, target_file = _sentencepiece_file(folder, "source"), _sentencepiece_file(folder, "target")
     ours = _tokenizer(target_file, target, roles)
-    return ours, None if shared and source_file == target_file else _tokenizer(source_file, source, roles)
+    if shared and source_file == target_file:
+        return framed(ours, before, after), None
+    return ours, framed(_tokenizer(source_file, source, roles), before, after)
+
+
+def marian_files(folder: Path, vocabularies: Mapping[str, list[str]]) -> dict[str, bytes]:
+    """The files of Marian's own tokenizer, by which an export of its model reads and writes with two of them."""
+    files = {f"{side}.spm": _sentencepiece_file(folder, side) for side in ("source", "target")}
+    tokens = vocabularies["target"]
+    if vocabularies["source"] != tokens or START in tokens or None in files.values():
+        return {}
+    vocabulary = {token: id for id, token in enumerate([*tokens, START])}
+    settings = {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": None,
+        "target_lang": None,
+        "separate_vocabs": False,
+    }
+    made = {"vocab.json": vocabulary, "tokenizer_config.json": settings}
+    read = {name: read_bytes(file) for name, file in files.items() if file is not None}
+    return read | {name: json.dumps(tree, ensure_ascii=False).encode() for name, tree in made.items()}
+
+
+def _flag(folder: Path, config: Mapping[str, Any], key: str) -> bool:
+    on = config.get(key, False)
+    if not isinstance(on, bool):
+        raise InteropError(f"{folder / 'config.json'}: {key} = {on!r:.60}: expected true or false")
+    return on
 
 
 def _named(folder: Path, config: Mapping[str, Any], key: str) -> str | None:

@@ -39,13 +39,16 @@ FIELDS = {
     "typical_p": Field("typical_p", _between(1e-9, 1.0), off=1.0),
     "repetition_penalty": Field("repetition_penalty", _between(1e-9, 100.0), off=1.0),
     "max_new_tokens": Field("max_tokens", _between(1, MOST, whole=True)),
+    "min_new_tokens": Field("min_tokens", _between(0, MOST, whole=True), off=0),
+    "length_penalty": Field("length_penalty", _between(-10.0, 10.0), off=1.0),
 }
 
 
 def generation_settings(tree: Mapping[str, Any], vocab_size: int) -> tuple[Tree, list[str]]:
     """The settings in a generation_config.json by weft's names, and the `key = value` that can't be used.
 
-    If the file says how to draw at all, its temperature is 1 where it names none. Ids that end a text are `stop_ids`.
+    If the file says how to draw at all, its temperature is 1 where it names none. Ids that end a text are `stop_ids`;
+    `length_penalty` is for beam search alone.
     """
     found: Tree = {}
     odd: list[str] = []
@@ -70,6 +73,26 @@ def generation_settings(tree: Mapping[str, Any], vocab_size: int) -> tuple[Tree,
         found |= {"stop_ids": tuple(ids)} if ids else {}
     else:
         odd.append(_shown("eos_token_id", ends))
+    for key, ours in (("forced_bos_token_id", "forced"), ("suppress_tokens", "banned"), ("bad_words_ids", "banned")):
+        value = tree.get(key)
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        if key == "bad_words_ids":  # of words of several tokens, each alone may be written
+            listed = [word[0] if isinstance(word, list) and len(word) == 1 else word for word in listed]
+            listed = [word for word in listed if not isinstance(word, list)]
+        if not all(_between(0, vocab_size - 1, whole=True)(id) for id in listed):
+            odd.append(_shown(key, value))
+        elif listed:
+            found[ours] = (*found.get(ours, ()), *listed)
+    last = tree.get("forced_eos_token_id")
+    last = last[0] if isinstance(last, list) and len(last) == 1 else last
+    if last is not None:
+        if _between(0, vocab_size - 1, whole=True)(last):
+            found["last"] = last
+        else:
+            odd.append(_shown("forced_eos_token_id", last))
+    if set(found.get("banned", ())) & set(found.get("forced", ())):
+        odd.append(_shown("forced_bos_token_id", tree["forced_bos_token_id"]))
+        del found["forced"]
     return found, odd
 
 

@@ -21,7 +21,7 @@ from weft.interop import safetensors
 from weft.interop.bundle import LazyWeights, ModelBundle, as_dtype, counted, fitting, lazily, named_tokenizer
 from weft.interop.families.base import Family
 from weft.interop.families.known import FAMILIES, family_of
-from weft.interop.hf_tokenizer import TOKENIZER_FILES, json_bytes, read_tokenizer, tokenizer_files
+from weft.interop.hf_tokenizer import TOKENIZER_FILES, json_bytes, read_languages, read_tokenizer, tokenizer_files
 from weft.interop.license import in_folder
 from weft.interop.safetensors import DTYPES, FLOATS, Stored
 from weft.interop.settings import Flat, Settings, Transformer, differences, first_that_holds
@@ -65,8 +65,9 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
         raise InteropError(f"{settings.where}: {deepest} layers, but the files hold {len(found)} tensors in all")
     model, table, tensors = _match(family, model, found)
     weights, unused, notes = _weights(family, model, table, tensors, str(folder))
+    used = {**tree, **_generation(folder)}  # transformers reads ids for generation in that file first
     if tokenizer is None:
-        own, source = read_tokenizer(folder, tree, model)
+        own, source = read_tokenizer(folder, used, model)
         for each, size in ((own, model.vocab_size), (source, getattr(model, "source_vocab_size", None))):
             if each is not None:
                 fitting(each, size or model.vocab_size, str(folder))
@@ -83,7 +84,17 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
         files={name: read_bytes(folder / name) for name in kept if (folder / name).is_file()},
         labels=_labels(tree, model),
         source_tokenizer=source,
+        languages=read_languages(folder, used, own) if isinstance(model, EncoderDecoder) and own is not None else None,
     )
+
+
+def _generation(folder: Path) -> Tree:
+    """The ids in generation_config.json. What is wrong with that file is said when it is used."""
+    try:
+        tree = read_object(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    except InteropError:
+        return {}
+    return {key: tree[key] for key in (*TOKENS, "forced_bos_token_id") if tree.get(key) is not None}
 
 
 def _name(folder: Path) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenizers import AddedToken
 
 from weft.errors import TokenizerError
+from weft.interop.framing import M2M100
 from weft.text import sentencepiece
 from weft.text.bounds import careful
 from weft.text.config import Role
@@ -27,7 +28,7 @@ def numbered(folder: Path, family: str) -> Tokenizer | None:
     pieces = folder / "sentencepiece.bpe.model"
     match family:
         case "m2m_100" if pieces.is_file() and (folder / "vocab.json").is_file():
-            languages = _listed(folder)
+            languages = _listed(folder) or [f"__{code}__" for code in M2M100.split()]  # their ids follow
             return read_pieces(pieces, [*tokens_by_id(folder / "vocab.json"), *languages], ("<pad>", *languages))
         case "m2m_100" | "mbart" | "xlm-roberta" if pieces.is_file():
             texts = _texts(pieces)

@@ -1,12 +1,14 @@
 """The tokenizer of a Hugging Face folder, from whichever files it has, and back."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from weft.config import Tree
 from weft.errors import TokenizerError
 from weft.interop.bundle import ModelBundle
+from weft.interop.framing import framed, framed_as_its_class, languages_of
 from weft.interop.hf_pieces import numbered, read_pieces, tokens_by_id
 from weft.models.config import EncoderDecoder, Model
 from weft.text import vocabularies
@@ -34,6 +36,7 @@ TOKENIZER_FILES = (
     *(f"{SOURCE}/{name}" for name in (FILE, SETTINGS, SPECIALS)),
 )
 MARIAN = ("source.spm", "target.spm", "vocab.json")
+LANGUAGE = re.compile(r">>[^<>]+<<$")  # a token that says which language to write
 
 
 def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer | None, Tokenizer | None]:
@@ -50,12 +53,25 @@ def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer 
         token = _token(found, config.get(f"{role}_token_id"))
         if token is not None:
             roles.setdefault(role, token)
-    if source is not None:
-        source = _with_roles(source, roles)
+    settings = _settings(folder)
+    found, source = (
+        None if each is None else framed_as_its_class(_with_roles(each, roles), settings, config.get("model_type"))
+        for each in (found, source)
+    )
+    assert found is not None
     if isinstance(model, EncoderDecoder):
         start = _token(found, config.get("decoder_start_token_id"))
         roles |= {"bos": start} if start is not None else {}
     return _with_roles(found, roles), source
+
+
+def read_languages(folder: Path, config: Tree, tokenizer: Tokenizer) -> Tree | None:
+    """How a model of several languages is told which; None for others."""
+    return languages_of(tokenizer, _settings(folder), config)
+
+
+def _settings(folder: Path) -> Tree:
+    return read_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
 
 
 def _with_roles(tokenizer: Tokenizer, roles: dict[Role, str]) -> Tokenizer:
@@ -77,7 +93,9 @@ def _find(folder: Path, config: Tree) -> tuple[Tokenizer | None, Tokenizer | Non
         return Tokenizer.load(folder), Tokenizer.load(other) if (other / FILE).is_file() else None
     if all((folder / name).is_file() for name in MARIAN):
         vocabulary = tokens_by_id(folder / "vocab.json")
-        return read_pieces(folder / "target.spm", vocabulary), read_pieces(folder / "source.spm", vocabulary)
+        languages = [token for token in vocabulary if LANGUAGE.match(token)]
+        target, source = (read_pieces(folder / name, vocabulary, languages) for name in MARIAN[1::-1])
+        return target, source
     return None, None
 
 
@@ -107,19 +125,22 @@ def tokenizer_files(bundle: ModelBundle) -> dict[str, bytes]:
     assert bundle.tokenizer is not None
     files = {name: data for name, data in bundle.files.items() if name in TOKENIZER_FILES}
     if not files or bundle.notes.get("tokenizer") != bundle.tokenizer.fingerprint:
-        files = _new_files(bundle.tokenizer, bundle.model)
+        files = _new_files(bundle.tokenizer, bundle)
     if bundle.source_tokenizer is not None and not any(name.startswith(SOURCE) for name in files):
-        source = _new_files(bundle.source_tokenizer, bundle.model)
+        source = _new_files(bundle.source_tokenizer, bundle)
         files |= {f"{SOURCE}/{name}": data for name, data in source.items()}
     return files
 
 
-def _new_files(tokenizer: Tokenizer, model: Model) -> dict[str, bytes]:
+def _new_files(tokenizer: Tokenizer, bundle: ModelBundle) -> dict[str, bytes]:
+    """With what the model reads around a text in them, so that other programs put it there too."""
+    if bundle.frame is not None and bundle.frame != tokenizer.frame:
+        tokenizer = framed(tokenizer, *([tokenizer.token(id) for id in side] for side in bundle.frame))
     roles = {f"{role}_token": token for role, token in tokenizer.roles.items()}
     settings: Tree = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": getattr(model, "context", None),
+        "model_max_length": getattr(bundle.model, "context", None),
         **roles,
     }
     if tokenizer.chat_template is not None:

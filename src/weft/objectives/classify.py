@@ -48,7 +48,7 @@ class SequenceObjective(RowObjective[S]):
         return dict(zip(("first", "second"), self.settings.texts, strict=False))
 
     def lengths(self, examples: Examples) -> Numbers:
-        return framed_lengths(examples, tuple(self.fields), self.tokenizer, self.length)
+        return framed_lengths(examples, tuple(self.fields), self.frame, self.length)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
         """Texts in their frames, each with one target."""
@@ -56,7 +56,7 @@ class SequenceObjective(RowObjective[S]):
             [examples.ids(field, n).tolist() for n in numbers] if field in examples.fields else None
             for field in ("first", "second")
         )
-        tokens, mask, segments = framed(first or [], second, self.tokenizer, length=self.length)
+        tokens, mask, segments = framed(first or [], second, self.frame, length=self.length)
         answers = examples.values(self.answer)[numbers]
         targets = torch.from_numpy(answers.astype(np.int64 if self.answer_kind == "label" else np.float32))
         return Batch(tokens, targets, mask=mask, segments=segments)

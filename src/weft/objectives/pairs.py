@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weft.data.batch import Batch, Source, pad, text_length
+from weft.data.batch import Batch, Source, filler, framed, framed_lengths, pad, text_length
 from weft.data.examples import Examples
 from weft.data.shards import Side
 from weft.data.table import Kind, Row
@@ -37,20 +37,20 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
         return [{"source": source, "target": target} for source, target in zip(sources, targets, strict=True)]
 
     def lengths(self, examples: Examples) -> Numbers:
-        """(examples, 2): tokens of the source with its eos, and of the target with bos or eos."""
-        both = np.stack([examples.lengths("source"), examples.lengths("target")], axis=1) + 1
-        return np.minimum(both, self.length)
+        """(examples, 2): tokens of the source in its frame, and of the target with bos or eos."""
+        source = framed_lengths(examples, ("source",), self.frame, self.length)
+        target = examples.lengths("target") + 1 + len(self.direction.first)
+        return np.stack([source, np.minimum(target, self.length)], axis=1)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Source: text and eos, (B, S). Tokens: bos and the target; targets: the target and eos, (B, T)."""
-        target, source = self.tokenizers.target, self.tokenizers.source
-        bos, eos, most = target.need("bos"), target.need("eos"), text_length(self.length, 1)
-        texts = [examples.ids("target", n)[:most].tolist() for n in numbers]
-        read, real = pad(
-            [[*examples.ids("source", n)[:most].tolist(), source.need("eos")] for n in numbers], source.pad_id
-        )
-        tokens, _ = pad([[bos, *ids] for ids in texts], target.pad_id)
-        targets, mask = pad([[*ids, eos] for ids in texts], target.pad_id)
+        """Source: text and eos, as a rule, (B, S). Tokens: bos and the target; targets: the target and eos, (B, T)."""
+        target, (_, bos, first) = self.tokenizers.target, self.direction
+        eos, most = target.need("eos"), text_length(self.length, 1 + len(first))
+        texts = [[*first, *examples.ids("target", n)[:most].tolist()] for n in numbers]
+        sources = [examples.ids("source", n).tolist() for n in numbers]
+        read, real, _ = framed(sources, None, self.frame, length=self.length)
+        tokens, _ = pad([[bos, *ids] for ids in texts], filler(target))
+        targets, mask = pad([[*ids, eos] for ids in texts], filler(target))
         return Batch(tokens, targets, loss_mask=mask, source=Source(read, real))
 
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.data.amount import amount
-from weft.data.batch import Batch, framed
+from weft.data.batch import Batch, Frame, framed
 from weft.data.bucket import Buckets
 from weft.data.examples import Examples, encode_rows, verify_files, write_sides
 from weft.data.labels import Labels
@@ -24,6 +24,7 @@ from weft.data.table import Kind, Row, RowSource, Skipped
 from weft.errors import DataError, ModelError, RunError
 from weft.files import utf8_size
 from weft.models.base import LanguageModel, device_of, evaluating
+from weft.objectives.frame import sentence_frame
 from weft.progress import Log
 from weft.recipe.objective import LabelObjective, ObjectiveConfig
 from weft.recipe.settle import Facts
@@ -70,6 +71,11 @@ class RowObjective(ExampleObjective[S]):
 
     label_ids: Labels
     label_field: ClassVar[str] = "label"
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The special tokens around the texts of a row."""
+        return sentence_frame(self.recipe, self.folder, self.tokenizer)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -224,7 +230,10 @@ def head_outputs(model: LanguageModel, batches: Iterable[Batch]) -> Iterator[tup
 
 @torch.no_grad()
 def read_framed(
-    objective: Objective[Any], model: LanguageModel, ids: Sequence[list[int]], others: Sequence[list[int]] | None = None
+    objective: RowObjective[Any],
+    model: LanguageModel,
+    ids: Sequence[list[int]],
+    others: Sequence[list[int]] | None = None,
 ) -> Iterator[tuple[list[int], npt.NDArray[np.float32]]]:
     """Texts, or pairs of texts, in their frames, the longest first and as many at a time as may be read at once: their
     numbers, and what the head gives for them."""
@@ -236,7 +245,7 @@ def read_framed(
         some = order[begin : begin + max(1, EVALUATED_TOKENS // (lengths[order[begin]] + 3))]  # besides special tokens
         begin += len(some)
         second = None if others is None else [others[n] for n in some]
-        read = framed([ids[n] for n in some], second, objective.tokenizer, length=objective.length)
+        read = framed([ids[n] for n in some], second, objective.frame, length=objective.length)
         given = {"mask": read.mask, "segments": read.segments}
         there = {key: value.to(device) for key, value in given.items() if value is not None}
         yield some, model.forward(read.tokens.to(device), **there).float().cpu().numpy()

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from weft.data.batch import Batch, framed, framed_lengths, framed_text_length
+from weft.data.batch import Batch, framed, framed_lengths
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row, RowSource, has_lines, read_rows, read_texts
 from weft.errors import ConfigError, DataError
@@ -43,13 +43,13 @@ class Tag(RowObjective[config.Tag]):
                 raise DataError(f"{row.where}: {error}") from None
 
     def lengths(self, examples: Examples) -> Numbers:
-        return framed_lengths(examples, ("first",), self.tokenizer, self.length)
+        return framed_lengths(examples, ("first",), self.frame, self.length)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
         """Sentences with targets (B, T) that count at the first token of each word alone."""
         first = [examples.ids("first", n).tolist() for n in numbers]
-        tokens, mask, _ = framed(first, None, self.tokenizer, length=self.length)
-        most, before = framed_text_length(self.tokenizer, self.length)
+        tokens, mask, _ = framed(first, None, self.frame, length=self.length)
+        most, before = self.frame.text_length(self.length), len(self.frame.before)
         tags = np.full(tuple(tokens.shape), -1, dtype=np.int64)
         for at, n in enumerate(numbers):
             marks = examples.ids("tags", n)[:most]
@@ -102,7 +102,7 @@ class Tag(RowObjective[config.Tag]):
     def outputs(self, model: LanguageModel, sentences: Sequence[Sequence[str]]) -> list[npt.NDArray[np.float32]]:
         """The head's logits (words, labels) for the words of each sentence; longer ones are read in parts."""
         found = [np.zeros((len(words), len(self.labels)), dtype=np.float32) for words in sentences]
-        most, before = framed_text_length(self.tokenizer, self.length)
+        most, before = self.frame.text_length(self.length), len(self.frame.before)
         parts = [
             (number, *part)
             for number, words in enumerate(sentences)

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from weft.data.batch import Batch, evaluation_batches, windows_batch
-from weft.data.prepare import VERSION
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.sampler import Mixture, Windows, rows
 from weft.data.shards import Shards, Side, Tokens
 from weft.errors import DataError, RunError
 from weft.models.base import LanguageModel
+from weft.objectives.frame import began_early
 from weft.progress import Log
 from weft.recipe.objective import ObjectiveConfig
 from weft.recipe.settle import Facts
-from weft.runs.lines import read_lines
 from weft.training.loader import Loader, micro_rows
 from weft.training.objective import EVALUATED_TOKENS, Objective, Results
 
@@ -41,7 +40,7 @@ class TextObjective(Objective[S]):
                 )
         for part, place in zip(data.parts, self._places(), strict=True):
             if part.prepared is None:
-                text = replace(data.text(part), frame=self.stored_frame, apart=self._began_apart)
+                text = replace(data.text(part), frame=self.stored_frame, apart=began_early(self.folder))
                 prepare_shards(text, place, self.tokenizer)
         return self.facts(sum(text.bytes for text in self.tokens("train")))
 
@@ -49,12 +48,6 @@ class TextObjective(Objective[S]):
     def stored_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """The ids around each document where they are others than in training."""
         return None
-
-    @property
-    def _began_apart(self) -> bool:
-        """Whether this run began on tokens of weft 0.1, which knew no other way and noted none."""
-        starts = [event for event in read_lines(self.folder.events) if event["event"] == "start"]
-        return bool(starts) and starts[0].get("data_version", 1) < VERSION
 
     def _places(self) -> list[Path]:
         """Where each part's tokens are: the prepared folder it names, or one inside the run."""

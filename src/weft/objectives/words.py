@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from weft.data.batch import Batch
+from weft.data.batch import Batch, Frame
 from weft.decode.config import Beam, Sampling
-from weft.decode.translate import Translator
+from weft.decode.translate import Direction, Translator
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
 from weft.nn.loss import Readout, cross_entropy, linear_cross_entropy
+from weft.objectives.languages import ANY, Asked, direction
 from weft.progress import Advance
 from weft.recipe import objective as config
 from weft.training.objective import Loss, Objective, model_inputs
@@ -35,6 +37,21 @@ class WordObjective(Objective[W]):
 class TranslationObjective(WordObjective[W]):
     """The same for a model that reads one text and writes another."""
 
+    @cached_property
+    def direction(self) -> Direction:
+        """How a source is read and an answer begins, unless other languages are asked for."""
+        return direction(self)
+
+    @property
+    def frame(self) -> Frame:
+        """The special tokens around a source."""
+        return self.direction.frame
+
+    def translator(self, model: LanguageModel, asked: Asked = ANY) -> Translator:
+        """What translates with a model, between the languages that are asked for."""
+        found = self.direction if asked == ANY else direction(self, asked)
+        return Translator(model, self.tokenizers.source, self.tokenizers.target, found, self.length)
+
     def translate(
         self,
         model: LanguageModel,
@@ -43,8 +60,7 @@ class TranslationObjective(WordObjective[W]):
         progress: Advance | None = None,
     ) -> list[str]:
         """What the model writes for each text, in their order; a blank text stays blank. Beam search by default."""
-        translator = Translator(model, self.tokenizers.source, self.tokenizers.target, self.length)
-        return translator.translate(texts, settings or Beam(beams=5, max_tokens=self.length), progress)
+        return self.translator(model).translate(texts, settings or Beam(beams=5, max_tokens=self.length), progress)
 
 
 def word_loss(settings: config.WordObjective, model: LanguageModel, batch: Batch) -> Loss:

@@ -97,8 +97,26 @@ class Spans(WordObjective):
     mean: Annotated[float, Field(ge=1.0)] = 3.0
 
 
+class Languages(Config):
+    """Tokens that name the languages of a model that knows several: `token` spells one, with {} for its code.
+
+    That of the source stands "before" it or "after" its end, or the model isn't told ("none"). That of the target is
+    what an answer "start"s from, what is written "first", or stands before the "source". The model `reads` and `writes`
+    these languages where no others are asked for.
+    """
+
+    token: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")] = "{}"
+    source: Literal["before", "after", "none"] = "before"
+    target: Literal["start", "first", "source"] = "first"
+    reads: str | None = None
+    writes: str | None = None
+
+
 class Pairs(WordObjective):
-    """One text from another: translation, summaries, answers. `source` and `target` name the columns."""
+    """One text from another: translation, summaries, answers. `source` and `target` name the columns.
+
+    A model of several `languages` is told by special tokens which ones it reads and writes.
+    """
 
     makes = "a model that writes one text from another"
     kinds = ("encoder-decoder", "bahdanau")
@@ -110,6 +128,7 @@ class Pairs(WordObjective):
     kind: Literal["pairs"] = "pairs"
     source: Column = "source"
     target: Column = "target"
+    languages: Languages | None = None
 
 
 class Chat(WordObjective):

@@ -22,6 +22,7 @@ from weft.files import write_text
 from weft.text import bounds, tokenizer_config, vocabularies
 from weft.text.bounds import careful
 from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig
+from weft.text.frame import Ids, PairFrame, frame_of, pair_frame_of
 from weft.text.pieces import Joints, Piece, PieceIds, Pieces
 from weft.text.template import render
 from weft.text.token_bytes import BYTE_TOKEN, TextStream, TokenBytes
@@ -299,27 +300,20 @@ class Tokenizer:
         """The roles that exist, with their tokens."""
         return dict(self._roles)
 
+    @property
+    def frames(self) -> bool:
+        """Whether the tokenizer's own file says what stands around a text, be it nothing."""
+        return self._backend.post_processor is not None
+
     @cached_property
-    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def frame(self) -> tuple[Ids, Ids]:
         """The ids that the tokenizer's own file puts before and after every text; mostly none."""
-        if self._backend.post_processor is None:
-            return (), ()
-        try:
-            encoding = self._backend.encode("a")
-        except BaseException as error:  # a word tokenizer without unk, which knows no such word
-            if not bounds.is_failure(error):
-                raise
-            return (), ()
-        beyond = next((id for id in encoding.ids if id >= self._vocab_size), None)
-        if beyond is not None:
-            raise TokenizerError(
-                f"the tokenizer's own file puts id {beyond} around a text, but the vocabulary ends at "
-                f"{self._vocab_size - 1}; mend its post_processor"
-            )
-        text = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
-        if not text:
-            return tuple(encoding.ids), ()
-        return tuple(encoding.ids[: text[0]]), tuple(encoding.ids[text[-1] + 1 :])
+        return frame_of(self._backend, self._vocab_size)
+
+    @cached_property
+    def pair_frame(self) -> PairFrame:
+        """The same for two texts that are read together."""
+        return pair_frame_of(self._backend, self._vocab_size)
 
     @property
     def leading(self) -> tuple[int, ...]:
