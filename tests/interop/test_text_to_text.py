@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import tokenizers
 import torch
+from tests.interop import test_ctranslate2 as by_hand
+from tokenizers import pre_tokenizers, processors, trainers
 
+import weft
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
 from weft.api.run import Run, load
@@ -78,10 +82,9 @@ def scored() -> list[tuple[str, float]]:
     return [(read.id_to_piece(id), read.get_score(id)) for id in range(3, read.get_piece_size())]
 
 
-def bart() -> Any:
-    import tokenizers
-    from tokenizers import pre_tokenizers, trainers
-
+@cache
+def merged() -> dict[str, Any]:
+    """A BPE of bytes, as GPT-2 and BART have it."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -91,7 +94,11 @@ def bart() -> Any:
     )
     made.train_from_iterator(LINES, trainer)
     model = json.loads(made.to_str())["model"]
-    return transformers.BartTokenizer(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+    return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
+
+
+def bart() -> Any:
+    return transformers.BartTokenizer(**merged())
 
 
 def t5() -> Any:
@@ -261,3 +268,131 @@ def test_the_makers_write_the_same(name: str, tmp_path: Path) -> None:
         assert len(set(expected)) > 5
         assert ours(run, asked(tokenizer), beams, case.languages) == expected
         assert answers(there, again, case, beams) == expected
+
+
+# ---- texts that get a label
+
+
+def opened() -> Any:
+    """A tokenizer that puts bos before every text, as LLaMA's does."""
+    made = transformers.GPT2Tokenizer(**merged(), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    made._tokenizer.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", [("<s>", 0)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made._tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+PLAIN = {"n_embd": D, "n_layer": 1, "n_head": HEADS, "n_positions": 64}
+LABELLED: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
+    "gpt2": ("GPT2", lambda: transformers.GPT2Tokenizer(**merged(), eos_token="</s>", bos_token="</s>"), PLAIN),
+    "gpt2 with bos": ("GPT2", opened, PLAIN),
+    "roberta": (
+        "Roberta",
+        lambda: transformers.RobertaTokenizer(**merged()),
+        {"hidden_size": D, "num_hidden_layers": 1, "num_attention_heads": HEADS, "intermediate_size": FF}
+        | {"max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_texts_and_pairs_get_the_makers_labels(name: str, tmp_path: Path) -> None:
+    """Classifiers read a text, or two, in the frame of their own tokenizer: GPT-2's is none, RoBERTa's has two eos."""
+    kind, make, settings = LABELLED[name]
+    made, tokenizer = getattr(transformers, f"{kind}ForSequenceClassification"), make()
+    torch.manual_seed(0)
+    model = made(made.config_class(vocab_size=len(tokenizer), num_labels=3, **settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    model.save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    import_model(tmp_path / "theirs", tmp_path / "run")
+    run = load(tmp_path / "run", "cpu")
+    read = {"split_special_tokens": True, "return_tensors": "pt"}
+    for second in (None, list(reversed(TEXTS))):
+        rows = [(text,) for text in TEXTS] if second is None else list(zip(TEXTS, second, strict=True))
+        with torch.no_grad():
+            expected = torch.cat([model(**tokenizer(*row, **read)).logits.softmax(-1) for row in rows])
+        found = [[row[f"LABEL_{n}"] for n in range(3)] for row in run.classify(TEXTS, second)]
+        torch.testing.assert_close(torch.tensor(found), expected, atol=1e-5, rtol=1e-4)
+    assert expected.std(dim=0).max() > 0.005
+
+
+def test_a_classifier_that_weft_made_of_a_decoder_is_the_same_elsewhere(tmp_path: Path) -> None:
+    """It was taught to read eos after a text, which the exported tokenizer then puts there."""
+    rows = [f"{text}\t{'odd' if n % 2 else 'even'}" for n, text in enumerate(LINES * 4)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    head = {"kind": "sequence", "labels": 2, "pooling": "last", "pooler": False, "bias": False, "dropout": 0.0}
+    small = {"layers": 1, "d_model": D, "attention": {"heads": HEADS}, "feedforward": {"d_ff": FF}, "head": head}
+    changes = {"objective": "classify", "model": small, "steps": 2, "batch.length": 64, "tokenizer": "byte"}
+    run = weft.train("gpt-tiny", data=str(tmp_path / "rows.tsv"), run=tmp_path / "run", changes=changes, log=str)
+    run.export("hf", tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    read = [tokenizer(text, return_tensors="pt", split_special_tokens=True) for text in TEXTS]
+    with torch.no_grad():
+        expected = torch.cat([model(**each).logits.softmax(-1) for each in read])
+    found = [[row[label] for label in run.config.objective.labels] for row in run.classify(TEXTS)]
+    torch.testing.assert_close(torch.tensor(found), expected, atol=1e-5, rtol=1e-4)
+
+
+# ---- CTranslate2
+
+PATIENCE = 20.0  # as long as a better text may be found
+
+
+def test_ctranslate2_writes_the_same_with_marians_model(tmp_path: Path) -> None:
+    """A model by its own converter, which leaves eos to the tokenizer; exported, it is Marian's again."""
+    theirs_ = pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    case = CASES["marian"]
+    tokenizer, _ = theirs(case, tmp_path / "theirs")
+    converter = theirs_.converters.TransformersConverter(
+        str(tmp_path / "theirs"), copy_files=["source.spm", "target.spm"]
+    )
+    converter.convert(str(tmp_path / "converted"))
+    import_model(tmp_path / "converted", tmp_path / "run")
+    run = load(tmp_path / "run", "cpu")
+    texts = asked(tokenizer)
+    translator = theirs_.Translator(str(tmp_path / "converted"), compute_type="float32", intra_threads=1)
+    rows = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in texts]
+    export_model(tmp_path / "run", "hf", tmp_path / "out")
+    there = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    again = transformers.MarianMTModel.from_pretrained(tmp_path / "out").eval()
+    again.generation_config.suppress_tokens = [there.unk_token_id]
+    for beams in (1, 5):
+        found = translator.translate_batch(
+            rows, beam_size=beams, max_decoding_length=NEW, disable_unk=True, patience=PATIENCE
+        )
+        written = [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
+        expected = tokenizer.batch_decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert len(set(expected)) > 5
+        settings = {"beams": beams, "max_tokens": NEW, "banned": (run.tokenizer.unk_id,)}
+        assert run.translate(texts, beam(**settings)) == expected
+        assert answers(there, again, case, beams) == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [(False, False), (True, False), (False, True), (True, True)])
+def test_ctranslate2s_settings_say_what_stands_around_a_source(before: bool, after: bool, tmp_path: Path) -> None:
+    theirs_ = pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    model = by_hand.made(by_hand.MODELS["opennmt"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(float(name.endswith("norm.weight")))
+            elif ".cross." in name:
+                parameter.mul_(4.0)  # what is read shall matter
+    data = by_hand.binary(*by_hand.variables(model))
+    place = by_hand.folder(tmp_path / "theirs", data, add_source_bos=before, add_source_eos=after)
+    import_model(place, tmp_path / "run")
+    run = load(tmp_path / "run", "cpu")
+    assert run.tokenizer.pad_id is None  # and still texts of several lengths are read together
+    translator = theirs_.Translator(str(place), compute_type="float32", intra_threads=1)
+    texts = [" ".join(f"w{(7 * n + k * k) % 20}" for k in range(1 + n % 6)) for n in range(20)]
+    for beams in (1, 5):
+        found = translator.translate_batch(
+            [text.split() for text in texts], beam_size=beams, max_decoding_length=8, patience=PATIENCE
+        )
+        expected = [" ".join(token for token in each.hypotheses[0] if token != "<s>") for each in found]
+        assert len(set(expected)) > 5
+        assert run.translate(texts, beam(beams=beams, max_tokens=8)) == expected
