@@ -258,6 +258,14 @@ def test_a_strangers_settings_are_checked() -> None:
     assert generation_settings({"do_sample": True}, 50) == ({"temperature": 1.0}, [])
     assert generation_settings({"do_sample": False, "top_p": 0.9}, 50) == ({"temperature": 0.0}, [])
     assert generation_settings({"max_length": 20, "num_beams": 4}, 50) == (nothing, [])
+    ids = {"forced_bos_token_id": 3, "forced_eos_token_id": 2, "suppress_tokens": [7], "bad_words_ids": [[8], [9, 10]]}
+    read = {"forced": (3,), "last": 2, "banned": (7, 8), "min_tokens": 4, "length_penalty": 2.0}
+    assert generation_settings({**ids, "min_new_tokens": 4, "length_penalty": 2.0}, 50) == (read, [])
+    odd = {"forced_bos_token_id": 50, "forced_eos_token_id": "2", "suppress_tokens": [True], "bad_words_ids": ["a"]}
+    found, lines = generation_settings(odd, 50)
+    assert found == nothing and len(lines) == 4
+    both = {"forced_bos_token_id": 3, "suppress_tokens": [3]}
+    assert generation_settings(both, 50) == ({"banned": (3,)}, ["forced_bos_token_id = 3"])
 
 
 def test_a_broken_file_of_settings_is_said_and_not_used(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:

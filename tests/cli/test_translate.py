@@ -101,6 +101,13 @@ def test_mistakes(trained: Path, words: list[str], line: str, capsys: Capture) -
     assert capsys.readouterr().err == f"weft: {line}\n"
 
 
+def test_a_model_of_no_languages_is_told_none(trained: Path, capsys: Capture) -> None:
+    for option in ("--from", "--to"):
+        assert run(["translate", str(trained), str(trained.parent / "lines.txt"), option, "de"]) == 2
+        line = f"weft: {option} de: {trained} has no tokens for languages; leave it out\n"
+        assert capsys.readouterr().err.endswith(line)
+
+
 def test_a_place_that_cannot_be_written_is_refused_first(
     trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

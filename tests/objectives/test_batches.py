@@ -12,8 +12,10 @@ from tests.data import held
 from weft.data.batch import Frame, framed
 from weft.data.bucket import Buckets
 from weft.data.messages import encode_chat
-from weft.errors import DataError, TokenizerError
+from weft.decode.translate import Direction
+from weft.errors import ConfigError, DataError, TokenizerError
 from weft.objectives import table as objectives
+from weft.objectives.languages import ANY, Asked, direction
 from weft.objectives.rows import RowObjective
 from weft.objectives.tag import tagged_example
 from weft.recipe.resolve import resolve
@@ -159,6 +161,54 @@ def test_what_is_refused() -> None:
         framed([[1]], [[2]], Frame.usual(BERT), length=3)
     with pytest.raises(TokenizerError, match="no bos token"):
         objective("pairs", BERT).batch(held.examples([{"source": [1], "target": [2]}]), np.array([0]))
+
+
+# ---- languages
+
+MORE = ("en_XX", "de_DE", "__fr__")
+NAMED = build_tokenizer(Word(specials=Specials(unk="<unk>", bos="<bos>", eos="<eos>", pad="<pad>", extra=MORE)), [TEXT])
+
+
+def between(asked: Asked = ANY, **places: str) -> Direction:
+    changes = [f"objective.languages.{key}={value}" for key, value in {"source": "before", **places}.items()]
+    return direction(objective("pairs", NAMED, 512, *changes), asked)
+
+
+def test_languages_stand_where_the_model_has_them() -> None:
+    en, de, fr, bos, eos = (NAMED.id(token) for token in ("en_XX", "de_DE", "__fr__", "<bos>", "<eos>"))
+    asked = Asked("en_XX", "de_DE")
+    for places, before, after, starts, first in (
+        ({"source": "before", "target": "first"}, (en,), (eos,), bos, (de,)),
+        ({"source": "after", "target": "start"}, (), (eos, en), de, ()),
+        ({"source": "before", "target": "source"}, (de, en), (eos,), bos, ()),
+    ):
+        found = between(asked, **places)
+        assert (found.frame.before, found.frame.after, found.starts, found.first) == (before, after, starts, first)
+    assert between(Asked(None, "fr"), token="__{}__", source="none").first == (fr,)
+    assert between(reads="de_DE", writes="en_XX") == between(Asked("de_DE", "en_XX"))
+
+
+def test_what_is_learned_begins_with_its_language() -> None:
+    examples = held.examples([{"source": [7, 8, 9], "target": [5]}, {"source": [6], "target": [8, 9, 9]}])
+    en, de, bos, eos, pad = (NAMED.id(token) for token in ("en_XX", "de_DE", "<bos>", "<eos>", "<pad>"))
+    made = objective("pairs", NAMED, 5, "objective.languages.reads=en_XX", "objective.languages.writes=de_DE")
+    batch = made.batch(examples, np.array([0, 1]))
+    assert batch.source is not None
+    assert batch.source.tokens.tolist() == [[en, 7, 8, 9, eos], [en, 6, eos, pad, pad]]
+    assert batch.tokens.tolist() == [[bos, de, 5, pad, pad], [bos, de, 8, 9, 9]]
+    assert batch.targets.tolist() == [[de, 5, eos, pad, pad], [de, 8, 9, 9, eos]]
+    assert made.lengths(examples).tolist() == [[5, 3], [3, 5]]
+
+
+def test_a_language_that_is_missing_is_one_line() -> None:
+    for asked, places, line in (
+        (Asked("en_XX"), {}, r"has to know which language it writes; name it with --to \(2 languages: de_DE, en_XX\)"),
+        (Asked("en", "de_DE"), {}, "--from en: no language of this model; "),
+        (Asked("en_XX", "the"), {}, "--to the: no language of this model; "),  # a word, and no special token
+        (Asked("en_XX", "fr"), {"token": "__{}__", "source": "none"}, "--from en_XX: this model isn't told"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            between(asked, **places)
 
 
 # ---- tags

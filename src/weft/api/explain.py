@@ -46,6 +46,7 @@ from weft.models.config import Bahdanau as BahdanauConfig
 from weft.models.config import EncoderDecoder, NGram, TransformerConfig
 from weft.models.transformer import Transformer
 from weft.objectives.frame import text_frame
+from weft.objectives.rows import RowObjective
 from weft.objectives.words import TranslationObjective
 from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
@@ -233,6 +234,9 @@ class Explain:
         if run.config.objective.continues:
             before = text_frame(run.config, run.tokenizer).begins
             return Reading(run.model, run.tokenizer, (*before, *ids), len(before))
+        if isinstance(run.objective, RowObjective):
+            frame = run.objective.frame
+            return Reading(run.model, run.tokenizer, (*frame.before, *ids, *frame.after), len(frame.before))
         framed = frame_for(run.model)(run.tokenizer, ids, None)
         return Reading(run.model, run.tokenizer, tuple(framed.ids), framed.before)
 
@@ -241,9 +245,10 @@ class Explain:
         if target is None:
             target = objective.translate(run.model, [text])[0]
         source, own = objective.tokenizers.source, objective.tokenizers.target
-        read = (*source.encode(text), source.need("eos"))
-        ids = (own.need("bos"), *own.encode(target), *((own.need("eos"),) if target else ()))
-        return Reading(run.model, own, ids, 1, read, source)
+        frame, starts, first = objective.direction
+        read = (*frame.before, *source.encode(text), *frame.after)
+        ids = (starts, *first, *own.encode(target), *((own.need("eos"),) if target else ()))
+        return Reading(run.model, own, ids, 1 + len(first), read, source)
 
     def _text(self, text: str | None, most: int = SHOWN) -> str:
         """The text to look at: where none is given, the first tokens of one that the run held out or has written."""

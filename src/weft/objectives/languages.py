@@ -33,12 +33,14 @@ def direction(objective: Objective[Any], asked: Asked = ANY) -> Direction:
     frame = source_frame(objective.recipe, objective.folder, source)
     languages: Languages | None = getattr(objective.settings, "languages", None)
     if languages is None:
-        option = next((name for name, code in zip(("from", "to"), asked, strict=True) if code is not None), None)
-        if option is not None:
-            raise ConfigError(f"--{option}: {objective.folder.path} has no tokens for languages; leave it out")
+        for option, code in zip(("from", "to"), asked, strict=True):
+            if code is not None:
+                raise ConfigError(
+                    f"--{option} {code}: {objective.folder.path} has no tokens for languages; leave it out"
+                )
         return Direction(frame, target.need("bos"))
     if languages.source == "none" and asked.reads is not None:
-        raise ConfigError("--from: this model is not told which language it reads; leave it out")
+        raise ConfigError(f"--from {asked.reads}: this model isn't told which language it reads; leave it out")
     eos = source.need("eos")
     if languages.source == "before":
         frame = frame._replace(before=(_named(languages, source, "from", asked.reads),), after=(eos,))
