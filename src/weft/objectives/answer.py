@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.data.batch import Batch, framed, framed_lengths, framed_text_length
+from weft.data.batch import Batch, framed, framed_lengths
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row, RowSource, read_rows
 from weft.errors import ConfigError, DataError
@@ -60,15 +60,14 @@ class Answer(RowObjective[config.Answer]):
             yield {"first": self.tokenizer.encode(question), "second": ids, "start": start, "end": end}
 
     def lengths(self, examples: Examples) -> Numbers:
-        return framed_lengths(examples, ("first", "second"), self.tokenizer, self.length)
+        return framed_lengths(examples, ("first", "second"), self.frame, self.length)
 
     def fitted(self, question: Sequence[int]) -> tuple[list[int], int, int]:
         """As much of a question as half a row holds; where the text begins in the row, and how much of it fits."""
-        most, before = framed_text_length(self.tokenizer, self.length)
+        frame, most = self.frame, self.frame.text_length(self.length, 2)
         assert most is not None
-        between = self.length - most - before  # after a question there stands what also stands after a text
-        kept = list(question[: max(1, (most - between) // 2)])
-        return kept, before + len(kept) + between, max(1, most - between - len(kept))
+        kept = list(question[: max(1, most // 2)])
+        return kept, len(frame.before) + len(kept) + len(frame.between), max(1, most - len(kept))
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
         """Questions with their texts, each with two targets (B, 2): the places of the answer's first and last token.
@@ -83,7 +82,7 @@ class Answer(RowObjective[config.Answer]):
             first.append(question)
             second.append(examples.ids("second", n)[begin : begin + most].tolist())
             targets.append([offset + start - begin, offset + min(end - begin, most - 1)])
-        tokens, mask, segments = framed(first, second, self.tokenizer, length=self.length)
+        tokens, mask, segments = framed(first, second, self.frame, length=self.length)
         return Batch(tokens, torch.tensor(targets), mask=mask, segments=segments)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
