@@ -18,17 +18,16 @@ from weft.explain.shaded import Token, lines_figure, running
 from weft.explain.surprise import surprise
 from weft.models.build import build
 from weft.models.config import (
-    AddK,
     Bahdanau,
     ClassificationHead,
     Decoder,
     Encoder,
     EncoderDecoder,
-    MaximumLikelihood,
     NGram,
     PretrainingHead,
     Recurrent,
 )
+from weft.models.smoothing import AddK, MaximumLikelihood
 from weft.nn.config import RMSNorm
 from weft.nn.position_config import Rotary
 from weft.text.config import Byte, Specials
