@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.models.build import build as build_model
-from weft.models.config import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, NGram, StupidBackoff
+from weft.models.config import NGram
 from weft.models.ngram import NGram as Model
+from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, StupidBackoff
 
 SMOOTHING = {
     "mle": MaximumLikelihood(),
