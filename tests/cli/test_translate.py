@@ -51,12 +51,13 @@ def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeyp
 
     monkeypatch.setattr(decoding, "search_texts", noted)
     translated(
-        capsys, trained, "--beam", "3", "--length-penalty", "0.5", "--coverage-penalty", "2", "--max-tokens", "5"
-    )
+        capsys, trained, "--beam", "3", "--length-penalty", "0.5", "--coverage-penalty", "2", "--max-tokens", "5",
+        "--patience", "2",
+    )  # fmt: skip
     translated(capsys, trained)
     power = {"kind": "power", "alpha": 0.5}
-    assert asked[0] == beam(beams=3, length_penalty=power, coverage_penalty=2.0, max_tokens=5)
-    assert asked[-1] == beam(beams=5, max_tokens=12)
+    assert asked[0] == beam(beams=3, length_penalty=power, coverage_penalty=2.0, max_tokens=5, patience=2.0)
+    assert asked[-1] == beam(beams=5, max_tokens=12, patience=1.0)
 
 
 def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
@@ -80,6 +81,8 @@ def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
         (["--length-penalty", "nan"], "length_penalty.alpha = nan: expected a finite number"),
         (["--length-penalty", "11"], "length_penalty.alpha = 11.0: expected a number less than or equal to 10"),
         (["--coverage-penalty", "11"], "coverage_penalty = 11.0: expected a number less than or equal to 10"),
+        (["--patience", "0"], "patience = 0.0: expected a number greater than 0"),
+        (["--beam", "1", "--patience", "2"], "--patience 2.0: a beam of 1 has no scores to compare; leave it out"),
         (["--beam", "5000"], "beams = 5000: expected a number less than or equal to 1000"),
         (
             ["--max-tokens", "9" * 15, "--beam", "1"],

@@ -1,6 +1,7 @@
 """Beam search against an implementation that nobody here wrote, against looking at every text, and at its edges."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from weft.data.batch import Source
 from weft.decode.beam import beam_search, search_texts
 from weft.decode.config import Beam, GNMTLength, PowerLength, Sampling
 from weft.decode.generate import generate
+from weft.decode.likeliest import likeliest
 from weft.decode.prompt import Prompt
 from weft.errors import ConfigError, ModelError
 from weft.interop.families.llama import LLAMA
@@ -140,6 +142,79 @@ def test_a_wide_beam_finds_the_best_of_all_texts(penalty: PowerLength | GNMTLeng
     found = beam_search(model, ending([1], eos_id=eos), settings)[0]
     assert [h.ids for h in found] == best[:10]
     assert [h.score for h in found] == pytest.approx([every[text] for text in best[:10]], abs=1e-5)
+
+
+def naive_search(
+    model: LanguageModel, prompt: list[int], settings: Beam, limit: int
+) -> list[tuple[tuple[int, ...], float]]:
+    """Beam search by reading every beginning anew, to the limit; with a patience, until that many texts have ended."""
+    alive: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    ended: list[tuple[tuple[int, ...], float]] = []
+    while alive and (settings.patience is None or len(ended) < settings.patience * settings.beams):
+        longer = []
+        for total, ids in alive:
+            with torch.no_grad():
+                log_p = model(torch.tensor([[*prompt, *ids]]))[0, -1].double().log_softmax(-1)
+            longer += [(total + float(each), (*ids, token)) for token, each in enumerate(log_p)]
+        longer.sort(reverse=True)
+        alive = []
+        for place, (total, ids) in enumerate(longer):
+            if len(alive) < settings.beams and ids[-1] != EOS and len(ids) < limit:
+                alive.append((total, ids))
+            elif place < settings.beams:
+                ended.append((ids, total / settings.length_penalty.divisor(len(ids))))
+    return sorted(ended, key=lambda each: -each[1])[: settings.n]
+
+
+@pytest.mark.parametrize("patience", [None, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize(
+    "penalty", [PowerLength(alpha=0.0), PowerLength(alpha=1.0), PowerLength(alpha=-0.5), GNMTLength(alpha=0.6)]
+)
+def test_a_search_that_ends_early_finds_what_one_to_the_limit_finds(
+    patience: float | None, penalty: PowerLength | GNMTLength
+) -> None:
+    torch.manual_seed(0)
+    model = build(gpt(1, 12, 2, 24, 9)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.6)
+    settings = Beam(beams=3, n=2, max_tokens=30, length_penalty=penalty, patience=patience)
+    prompts, limits = [[1], [5, 6, 2], [8, 0]], [4, 6, 8]
+    asked = [replace(prompt, most=most) for prompt, most in zip(ending(*prompts), limits, strict=True)]
+    found = beam_search(model, asked, settings)
+    for prompt, most, hypotheses in zip(prompts, limits, found, strict=True):
+        expected = naive_search(model, prompt, settings, most)
+        assert [h.ids for h in hypotheses] == [ids for ids, _ in expected]
+        assert [h.score for h in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-5)
+
+
+def test_patience_ends_a_search_whose_length_is_rewarded(pair: tuple[LanguageModel, object]) -> None:
+    """Where a text may have a thousand tokens, only certain ones could settle it."""
+    read: list[int] = []
+    hook = pair[0].decoder.blocks[0].register_forward_hook(lambda *_: read.append(1))
+    settings = Beam(beams=4, max_tokens=60, logit_bias={EOS: 3.0})
+    beam_search(pair[0], ending([5, 6, 7]), settings.replace(patience=1.0))
+    patient = len(read)
+    beam_search(pair[0], ending([5, 6, 7]), settings)
+    hook.remove()
+    assert 3 * patient < len(read) - patient
+
+
+def test_the_likeliest_of_a_large_vocabulary() -> None:
+    torch.manual_seed(0)
+    for size in (7, 300, 20_013):
+        logits = torch.randn(5, size) * 4
+        logits[1, : size // 2] = -torch.inf
+        logits[2] = -torch.inf
+        log_p, ids = likeliest(logits, 6)
+        expected, places = logits.double().log_softmax(-1).topk(6)
+        alive = [0, 1, 3, 4]
+        assert ids[alive].equal(places[alive])
+        torch.testing.assert_close(log_p[alive], expected[alive], atol=1e-5, rtol=0)
+        assert (log_p[2] == -torch.inf).all()
+        logits[3, 1] = torch.nan
+        with pytest.raises(ModelError, match="NaN or infinite"):
+            likeliest(logits, 6)
 
 
 def test_gnmt_is_the_papers_formula() -> None:

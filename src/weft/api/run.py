@@ -27,6 +27,7 @@ from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, context_window
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk
+from weft.decode.translate import RATIO
 from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score
 from weft.evaluate.surprisal import Surprisal
@@ -280,16 +281,19 @@ class Run:
         settings: Beam | Sampling | None = None,
         languages: Asked = ANY,
         progress: Advance | None = None,
+        ratio: float | None = RATIO,
     ) -> list[str]:
         """What the model writes for each text, in their order; a blank text stays blank. Beam search by default.
 
+        An answer has at most `ratio` times its source's tokens and 50 more; None leaves that to the settings.
         A model of several languages is told which to read and write: `languages=("en_XX", "de_DE")`.
         """
         check_several(texts, "texts")
         if not isinstance(self.objective, Pairs | Spans):
             raise self.objective.cannot("translate")
-        chosen = settings or beam(**{"beams": 5, "max_tokens": self.objective.length, **self.beam_defaults})
-        return self.objective.translator(self.model, Asked(*languages)).translate(texts, chosen, progress)
+        usual = {"beams": 5, "patience": 1.0, "max_tokens": self.objective.length, **self.beam_defaults}
+        chosen = settings or beam(**usual)
+        return self.objective.translator(self.model, Asked(*languages), ratio).translate(texts, chosen, progress)
 
     def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
         """The probability of each label for each text, or pair of texts, the likeliest first."""

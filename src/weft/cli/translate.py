@@ -24,7 +24,16 @@ def translate(
         float | None,
         typer.Option(min=0.0, help="Lowers the score of answers that leave out parts of the line (default: 0)."),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer.")] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(help="The search is over when so many answers times the beam's width have ended (default: 1)."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="The longest answer (default: twice the line's tokens and 50, up to the run's length)."
+        ),
+    ] = None,
     reads: Annotated[
         str | None, typer.Option("--from", metavar="CODE", help="The lines' language, for a model of several: en_XX …")
     ] = None,
@@ -37,6 +46,7 @@ def translate(
     with loading():
         from weft.api.settings import beam as beam_settings
         from weft.api.settings import with_defaults
+        from weft.decode.translate import RATIO
         from weft.objectives.languages import Asked
         from weft.parallel.ranks import join
     from weft.data.streams import lines
@@ -44,9 +54,10 @@ def translate(
     from weft.files import check_place, write_text
     from weft.progress import bar
 
-    for name, value in (("length", length_penalty), ("coverage", coverage_penalty)):
+    scoring = {"length-penalty": length_penalty, "coverage-penalty": coverage_penalty, "patience": patience}
+    for name, value in scoring.items():
         if beam == 1 and value is not None:
-            raise ConfigError(f"--{name}-penalty {value}: a beam of 1 has no scores to compare; leave it out")
+            raise ConfigError(f"--{name} {value}: a beam of 1 has no scores to compare; leave it out")
     if out is not None:
         check_place(out)
     read = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # as in training
@@ -55,12 +66,14 @@ def translate(
         "beams": beam,
         "length_penalty": None if length_penalty is None else {"kind": "power", "alpha": length_penalty},
         "coverage_penalty": coverage_penalty,
+        "patience": patience,
         "max_tokens": max_tokens,
     }
-    usual = {"max_tokens": loaded.config.batch.length, **loaded.beam_defaults}
+    usual = {"patience": 1.0, "max_tokens": loaded.config.batch.length, **loaded.beam_defaults}
     settings = beam_settings(**with_defaults(given, usual))
+    asked = {"languages": Asked(reads, writes), "ratio": RATIO if max_tokens is None else None}
     with bar("translating", len(read)) as advance:
-        written = loaded.translate(read, settings, languages=Asked(reads, writes), progress=advance)
+        written = loaded.translate(read, settings, progress=advance, **asked)
     text = "".join(line.replace("\n", " ") + "\n" for line in written)
     if out is None:
         write(text)

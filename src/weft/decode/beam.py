@@ -4,7 +4,7 @@ A text's score is its log-probability divided by a length penalty, since every f
 coverage penalty, words of the source that were never looked at lower it too (Wu et al. 2016, §7). What ended is kept
 apart, also where the model's window is full: read from a later place on, a text would have another log-probability.
 The search of a prompt is over when no beginning that is still alive can reach the score of the worst text that would
-be returned, however it went on.
+be returned, however it went on; with a `patience`, also when that many texts have ended (Kasai et al. 2022).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ from weft.decode.config import Beam
 from weft.decode.detokenize import Detokenizer
 from weft.decode.ending import Ending, Finish
 from weft.decode.generate import max_length, read_prompts
+from weft.decode.likeliest import likeliest
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window
 from weft.decode.rules import TokenCounts, apply_rules, ban, check_rules
-from weft.decode.sampling import check_logits
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel, Source
 
@@ -46,7 +46,7 @@ class _Beginning(NamedTuple):
 Candidate = tuple[float, int, int]  # log p of a beginning with one token more, which beginning, which token
 Watch = Callable[
     [Sequence[Candidate], Sequence[int]], None
-]  # candidates of a step, best first; places of those that stay
+]  # candidates of a step, best first; which of them each beam goes on with, −1 where it is empty
 
 
 def beam_search(
@@ -96,71 +96,105 @@ def _completion(hypothesis: Hypothesis, prompt: Prompt, settings: Beam) -> Compl
 
 
 class _Search:
-    """One prompt's search: what is alive, best first, and the best that ended."""
+    """One prompt's search: what is alive, beam by beam, and the best that ended."""
 
     def __init__(self, prompt: Prompt, settings: Beam, window: int | None):
         self.prompt, self.settings = prompt, settings
         # without stop strings nobody has to know what the beams spell
         watched = prompt if settings.stop else replace(prompt, tokenizer=None)
-        self.alive = [_Beginning((), Ending(watched, settings, window))]
+        begun = _Beginning((), Ending(watched, settings, window))
+        self.alive: list[_Beginning | None] = [begun]
+        self.limit = begun.ending.limit  # tokens that a text can have
         self.ended: list[Hypothesis] = []
+        self.endings = 0  # how many ended, those that were not kept too
         self.over = False
         self.watch: Watch | None = None
 
     def advance(self, candidates: Sequence[Candidate], unseen: Sequence[float]) -> list[int]:
-        """Take one step with the candidates, best first; those K that stay alive, −1 for an empty beam.
+        """Take one step with the candidates, best first; which of them each of K beams goes on with, −1 for none.
 
         `unseen` is what each beam loses for words of the source that it hasn't looked at. A text that ended counts only
         if it stood among the K best: the others would not have been looked at either.
         """
         K = self.settings.beams
-        kept: list[int] = []
-        alive: list[_Beginning] = []
+        kept: dict[int, _Beginning] = {}
+        written = 0
         for place, (logprob, parent, token) in enumerate(candidates):
             if logprob == -torch.inf or len(kept) == K:
                 break
             before = self.alive[parent]
+            assert before is not None
             ids, ending = (*before.ids, token), before.ending.copy()
-            finish = ending.push(token)
+            finish, written = ending.push(token), len(ids)
             if finish is None:
-                kept.append(place)
-                alive.append(_Beginning(ids, ending))
+                kept[place] = _Beginning(ids, ending)
             elif place < K:
                 score = logprob / self.settings.length_penalty.divisor(len(ids)) + unseen[parent]
                 self.ended.append(Hypothesis(ids, logprob, score, finish))
+                self.endings += 1
         self.ended.sort(key=lambda hypothesis: -hypothesis.score)
         del self.ended[K:]
-        self.alive = alive
+        beams = _beams(candidates, list(kept), K)
+        self.alive = [kept.get(place) for place in beams]
         if self.watch is not None:
-            self.watch(candidates, kept)
-        self.over = not alive or self._settled(max(candidates[place][0] for place in kept))
-        if not alive and not self.ended:
+            self.watch(candidates, beams)
+        self.over = not kept or self._settled(candidates[next(iter(kept))][0], written + 1)
+        if not kept and not self.ended:
             raise ModelError("no text is left to search: the model or the settings exclude every token here")
-        return kept + [-1] * (K - len(kept))
+        return beams
 
-    def _settled(self, best: float) -> bool:
-        """Whether nothing that is alive, of which the best has log p `best`, can still be among the n best."""
+    def _settled(self, best: float, length: int) -> bool:
+        """Whether nothing that is alive, of which the best has log p `best`, can still be among the n best.
+
+        What is alive can end with `length` tokens, or with more.
+        """
         settings = self.settings
         if settings.beams == 1:
             return bool(self.ended)  # a single beam has no second choice
         if len(self.ended) < settings.n:
             return False
+        if settings.patience is not None and self.endings >= settings.patience * settings.beams:
+            return True
         # log p only falls from here, so a score is best at the next token, or at the last where length is rewarded;
         # and at best all of the source will have been looked at
-        lengths = (len(self.alive[0].ids) + 1, self.alive[0].ending.limit)
-        reach = max(best / settings.length_penalty.divisor(length) for length in lengths)
+        reach = max(best / settings.length_penalty.divisor(each) for each in (length, self.limit))
         return reach <= self.ended[settings.n - 1].score
 
     def allowed(self, width: int, size: int) -> Tensor:
         """(width, V): what the constraints of the beams allow."""
         mask = torch.ones(width, size, dtype=torch.bool)
         for row, beginning in zip(mask, self.alive, strict=False):
-            if beginning.ending.constraint is not None:
+            if beginning is not None and beginning.ending.constraint is not None:
                 try:
                     row.copy_(beginning.ending.constraint.allowed())
                 except ModelError:  # this beam leads nowhere; another may
                     row.fill_(False)
         return mask
+
+
+def _beams(candidates: Sequence[Candidate], kept: Sequence[int], beams: int) -> list[int]:
+    """Which of the candidates that are `kept`, best first, each beam goes on with; −1 for an empty one.
+
+    The best that goes on from a beam stays there, so that little has to be moved; the others go where one is free.
+    """
+    found, others = [-1] * beams, []
+    for place in kept:
+        parent = candidates[place][1]
+        if found[parent] < 0:
+            found[parent] = place
+        else:
+            others.append(place)
+    free = (beam for beam in range(beams) if found[beam] < 0)
+    for place, beam in zip(others, free, strict=False):
+        found[beam] = place
+    return found
+
+
+def _moved_up(going: Sequence[int]) -> list[int]:
+    """The same places in an order that moves few: where one is left out among the first, one of the last stands."""
+    last = [place for place in going if place >= len(going)]
+    stay = set(going)
+    return [place if place in stay else last.pop() for place in range(len(going))]
 
 
 class _Batch:
@@ -180,7 +214,7 @@ class _Batch:
         self.every = [_Search(prompt, settings, window) for prompt in prompts]
         self.searches = list(self.every)  # those that go on
         ids = [prompt.ids for prompt in prompts]
-        limit = max_length(ids, settings.max_tokens, model)
+        limit = max_length(ids, max(search.limit for search in self.every), model)
         with torch.inference_mode():
             self.stepper, self.logits = read_prompts(model, ids, limit, source)
         self.device = self.logits.device
@@ -203,12 +237,14 @@ class _Batch:
     def _step(self) -> bool:
         """One token more in every search; False when all are over."""
         # each beam ends in at most one way, so among twice as many candidates there are K to go on with
-        total = self.scores.unsqueeze(-1) + self._log_p().double().view(len(self.searches), self.width, self.size)
-        best, places = total.flatten(1).topk(min(2 * self.settings.beams, self.width * self.size), dim=-1)
+        few = 2 * self.settings.beams
+        log_p, ids = likeliest(self._logits(), few)
+        total = (self.scores.unsqueeze(-1) + log_p.view(*self.scores.shape, -1)).flatten(1)
+        best, places = total.topk(min(few, total.shape[1]), dim=-1)
+        parents, tokens = places // log_p.shape[1], ids.view(total.shape).gather(1, places)
         if self.model.parts > 1:
-            agreed = self.model.agree([best.tolist(), places.tolist()])
-            best, places = best.new_tensor(agreed[0]), places.new_tensor(agreed[1])
-        parents, tokens = places // self.size, places % self.size
+            agreed = self.model.agree([best.tolist(), parents.tolist(), tokens.tolist()])
+            best, parents, tokens = best.new_tensor(agreed[0]), *(places.new_tensor(each) for each in agreed[1:])
         self.written += 1
         left_out = [[0.0] * self.width] * len(self.searches)
         if self.coverage is not None:
@@ -216,7 +252,7 @@ class _Batch:
             left_out = unseen.view(len(self.searches), self.width).tolist()
         found = zip(self.searches, left_out, best.tolist(), parents.tolist(), tokens.tolist(), strict=True)
         kept = [search.advance(list(zip(*row, strict=True)), unseen) for search, unseen, *row in found]
-        going = [place for place, search in enumerate(self.searches) if not search.over]
+        going = _moved_up([place for place, search in enumerate(self.searches) if not search.over])
         if not going:
             return False
         self.searches = [self.searches[place] for place in going]
@@ -228,17 +264,15 @@ class _Batch:
         self._read(rows, tokens[left].gather(1, alive).flatten())
         return True
 
-    def _log_p(self) -> Tensor:
-        """log p (rows, V) of every next token, after the rules and constraints; −inf in beams that lead nowhere."""
+    def _logits(self) -> Tensor:
+        """Logits (rows, V) of every next token, after the rules and constraints; all −∞ in beams that lead nowhere."""
         rows = len(self.logits)
         written = [self.written] * rows
         ready = apply_rules(self.logits[:, : self.size], [self.settings] * rows, self.seen, written, self.eos_id)
         if any(search.prompt.grammar is not None for search in self.searches):
             allowed = torch.cat([search.allowed(self.width, self.size) for search in self.searches])
             ready = ban(ready, ~allowed.to(self.device))
-        dead = ready.amax(dim=-1, keepdim=True) == -torch.inf
-        check_logits(ready.masked_fill(dead, 0.0))
-        return ready.log_softmax(dim=-1).masked_fill(dead, -torch.inf)
+        return ready
 
     def _read(self, rows: Tensor, tokens: Tensor) -> None:
         """Beam i goes on from row rows[i] with tokens[i]."""
@@ -251,7 +285,8 @@ class _Batch:
         self.width = self.settings.beams
         # forgets nothing: it gives the capacity of the searches that are over to the others
         self.stepper.truncate(max(len(search.prompt.ids) for search in self.searches) + self.written - 1)
-        self.logits = self.model.head(self.stepper.read(tokens.unsqueeze(1)))[:, -1]
+        del self.logits  # the next ones need as much memory
+        self.logits = self.stepper.step_between(tokens)
         if self.coverage is not None:
             self.coverage.add()
 
@@ -279,7 +314,8 @@ class _Coverage:
 
     def add(self) -> None:
         """Count what the newest token is written with."""
-        self.seen = self.seen + self.latest[:, -1].double()
+        # beams of one source may have looked at it as queries of one row
+        self.seen = self.seen + self.latest.reshape(self.seen.shape).double()
 
     def reorder(self, index: Tensor) -> None:
         """Row i goes on from row index[i]."""

@@ -1,4 +1,4 @@
-"""Capacity for texts of any length: a state starts with some, and gets twice as much when that is filled.
+"""Capacity for texts of any length: a state starts with some, and gets half as much again when that is filled.
 
 Each kind of state has its own way to grow; one that isn't known here gets all of its capacity at the start.
 """
@@ -19,7 +19,9 @@ FIRST_ON_CUDA = 1 << 15  # where CUDA graphs are captured with the address of th
 
 def start(model: LanguageModel, batch: int, first: int, limit: int, source: Source | None = None) -> State:
     """An empty state for `batch` sequences that begin with `first` tokens and can grow to `limit`."""
-    some = min(limit, first + (FIRST_ON_CUDA if device_of(model).type == "cuda" else FIRST))
+    # an answer is about as long as its source: most have ended before the others' capacity is moved
+    more = FIRST if source is None else source.tokens.shape[1] + 1
+    some = min(limit, first + (FIRST_ON_CUDA if device_of(model).type == "cuda" else more))
     state = model.start(batch, some, source)
     return state if some == limit or _can_grow(state) else model.start(batch, limit, source)
 
@@ -32,7 +34,7 @@ def grow(state: State, tokens: int, limit: int) -> bool:
     needed = state.longest + tokens
     if needed <= state.max_len or needed > limit:
         return False
-    wider = min(limit, max(needed, 2 * state.max_len))
+    wider = min(limit, max(needed, state.max_len * 3 // 2))
     _grow(state, wider - state.max_len)
     state.max_len = wider
     return True

@@ -15,14 +15,15 @@ class Ending:
 
     "eos": the model ended the text itself. "stop": a stop string is complete, one of the prompt's or the rules'
     `stop_ids` came, or the constraint is met and allows nothing more. "length": `limit` tokens are written, which is
-    `max_tokens` or what the model's window leaves. (A text that nobody wants any longer is "cancelled", which only the
-    engine can see.)
+    `max_tokens`, the prompt's `most`, or what the model's window leaves. (A text that nobody wants any longer is
+    "cancelled", which only the engine can see.)
     """
 
     def __init__(self, prompt: Prompt, rules: Rules, window: int | None):
         self.eos_id, self.stop_ids = prompt.eos_id, prompt.stop_ids.union(rules.stop_ids)
         # the newest token isn't read, so a full window still gives one
-        self.limit = rules.max_tokens if window is None else min(rules.max_tokens, window - len(prompt.ids) + 1)
+        limits = rules.max_tokens, prompt.most, None if window is None else window - len(prompt.ids) + 1
+        self.limit = min(limit for limit in limits if limit is not None)
         self.written = 0
         self.constraint: Constraint | None = None if prompt.grammar is None else prompt.grammar.begin(prompt.begun)
         self.detokenizer: Detokenizer | None = None

@@ -115,8 +115,11 @@ def read_prompts(
         tokens[number, : len(row)] = torch.tensor(row)
     last = torch.tensor(lengths, device=device)
     stepper = Stepper(model, len(rows), longest, limit, source)
-    features = stepper.read(tokens.to(device), last if min(lengths) < longest else None)
-    logits = model.head(features[torch.arange(len(rows), device=device), last - 1].unsqueeze(1))[:, 0]
+    if longest == 1 and device.type == "cpu":
+        logits = stepper.step(tokens[:, 0])  # as in every step after it
+    else:
+        features = stepper.read(tokens.to(device), last if min(lengths) < longest else None)
+        logits = model.head(features[torch.arange(len(rows), device=device), last - 1].unsqueeze(1))[:, 0]
     if len(rows) < len(prompts):
         place = {key: number for number, key in enumerate(distinct)}
         index = torch.tensor([place[key] for key in keys], device=device)

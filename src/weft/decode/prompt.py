@@ -19,7 +19,7 @@ class Prompt:
 
     Without a `tokenizer` only ids are written; with one, text, which goes on with the prompt's where that has `begun`.
     Only ids below `vocab_size` are chosen: a model may have more rows than its tokenizer has tokens. The text ends with
-    `eos_id` or one of `stop_ids`, and keeps to the `grammar`.
+    `eos_id` or one of `stop_ids`, or when it has `most` tokens, and keeps to the `grammar`.
     """
 
     ids: Sequence[int]
@@ -29,6 +29,7 @@ class Prompt:
     vocab_size: int | None = None
     stop_ids: frozenset[int] = frozenset()
     grammar: Grammar | None = None
+    most: int | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, text: str | Sequence[int], grammar: Grammar | None = None) -> Self:

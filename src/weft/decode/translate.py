@@ -1,7 +1,7 @@
 """One text from another, for many texts: sources of like length are read together, answers come back in order."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,13 @@ from weft.decode.prompt import Prompt
 from weft.models.base import LanguageModel, device_of
 from weft.text.tokenizer import Tokenizer
 
-TOKENS = 4096  # of sources read together, padding counted
+# What is answered together. Memory for keys and values grows with the tokens, for logits with the rows; more rows than
+# these make no product faster.
+TOKENS, TOKENS_ON_CUDA = 1400, 32768  # of sources, padding counted, in every beam
+ROWS, ROWS_ON_CUDA = 35, 1024  # beams of all sources
+# Tokens that an answer has at most for each token of its source, and for any source: a model that fails to end its text
+# repeats itself, and all beams go on to the limit.
+RATIO, ANYWAY = 2.0, 50
 
 
 class Direction(NamedTuple):
@@ -29,7 +35,8 @@ class Direction(NamedTuple):
 class Translator:
     """A model that writes one text from another, with its tokenizers, in a `direction`.
 
-    Sources are cut at `length` tokens, their special tokens among them.
+    Sources are cut at `length` tokens, their special tokens among them. An answer has at most `ratio` times as many
+    tokens as its source, and 50 more; without a ratio, only the settings' `max_tokens` limit it.
     """
 
     model: LanguageModel
@@ -37,6 +44,7 @@ class Translator:
     target: Tokenizer
     direction: Direction
     length: int
+    ratio: float | None = RATIO
 
     def translate(
         self, texts: Sequence[str], settings: Beam | Sampling, progress: Callable[[int], object] | None = None
@@ -54,9 +62,14 @@ class Translator:
         waiting.sort(key=lambda number: len(ids[number]))
         if progress is not None:
             progress(len(texts) - len(waiting))
+        beams = settings.beams if isinstance(settings, Beam) else 1
+        most, rows = (TOKENS_ON_CUDA, ROWS_ON_CUDA) if device.type == "cuda" else (TOKENS, ROWS)
         while waiting:
             longest = min(self.length, len(ids[waiting[-1]]) + specials)
-            some = [waiting.pop() for _ in range(min(len(waiting), max(1, TOKENS // longest)))]
+            together = max(1, min(most // longest, rows) // beams)
+            if together < len(waiting) < 2 * together:  # two halves, for a few lines take as long as many
+                together = (len(waiting) + 1) // 2
+            some = [waiting.pop() for _ in range(min(len(waiting), together))]
             tokens, mask, _ = framed([ids[number] for number in some], None, frame, length=self.length)
             answers = self._answers(Source(tokens.to(device), mask.to(device)), settings)
             for number, answer in zip(some, answers, strict=True):
@@ -69,6 +82,10 @@ class Translator:
     def _answers(self, source: Source, settings: Beam | Sampling) -> list[str]:
         """The best answer to each row of a source."""
         prompts = [Prompt.of(self.target, [self.direction.starts])] * len(source.tokens)
+        if self.ratio is not None:
+            assert source.mask is not None
+            most = [int(self.ratio * read) + ANYWAY for read in source.mask.sum(dim=1).tolist()]
+            prompts = [replace(prompt, most=limit) for prompt, limit in zip(prompts, most, strict=True)]
         if isinstance(settings, Beam):
             return [found[0].text for found in search_texts(self.model, prompts, settings, source)]
         return [done.text for done in complete(self.model, prompts, settings, source=source)]

@@ -114,7 +114,11 @@ class Stack(nn.Module):
 
 
 class TransformerState(State):
-    """Keys and values of what was read, and of the source where there is one."""
+    """Keys and values of what was read, and of the source where there is one.
+
+    Rows that stand side by side and are written from one source, as beams are, share its keys and values and its mask:
+    these have a row for every `sharing` rows.
+    """
 
     def __init__(
         self,
@@ -129,12 +133,27 @@ class TransformerState(State):
         self.source_cache = source_cache
         self.source_mask = source_mask
 
+    @property
+    def sharing(self) -> int:
+        """Rows that share a row of the source."""
+        return 1 if self.source_cache is None else self.lengths.shape[0] // self.source_cache[0][0].shape[0]
+
+    def reorder(self, index: Tensor) -> None:
+        """Row i goes on from where row index[i] is. A source is copied only where its rows change."""
+        rows = index // self.sharing
+        super().reorder(index)
+        if self.source_cache is None:
+            return
+        few, counts = rows.unique_consecutive(return_counts=True)
+        rows = few if bool((counts == counts[0]).all()) else rows
+        source = self.source_cache[0][0]
+        if len(rows) == source.shape[0] and bool((rows == torch.arange(len(rows), device=rows.device)).all()):
+            return
+        self.source_cache = [(k[rows], v[rows]) for k, v in self.source_cache]
+        self.source_mask = None if self.source_mask is None else self.source_mask[rows]
+
     def _reorder(self, index: Tensor) -> None:
-        self.cache.reorder(index)
-        if self.source_cache is not None:
-            self.source_cache = [(k[index], v[index]) for k, v in self.source_cache]
-        if self.source_mask is not None:
-            self.source_mask = self.source_mask[index]
+        self.cache.reorder(index, self.longest)
 
 
 class Transformer(LanguageModel):
@@ -264,7 +283,9 @@ class Transformer(LanguageModel):
         where = stack.where(mask, places, keys, x)
         written = None if state.even else places
         cache = [state.cache.layer(number, written, state.longest) for number in range(len(stack.blocks))]
-        source = None if state.source_cache is None else encoded_source(state.source_cache, state.source_mask, time)
+        source = None
+        if state.source_cache is not None:
+            source = encoded_source(state.source_cache, state.source_mask, time * state.sharing)
         features = stack(x, places, where, cache, source)
         state.advance(time, lengths)
         return features

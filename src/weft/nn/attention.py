@@ -389,4 +389,6 @@ class CrossAttention(_Heads):
 
     def forward(self, x: Tensor, source: tuple[Tensor, Tensor], where: AttentionMask) -> Tensor:
         """x (batch, time, d_model) attends to a source's keys and values → (batch, time, d_model)."""
-        return self.attend(QKV(self.split(self.clipped(self.q(x)), self.heads, self.q_norm), *source), where)
+        # rows side by side may share a source, which then has fewer: to it they are one row of more queries
+        queries = self.clipped(self.q(x.reshape(source[0].shape[0], -1, x.shape[-1])))
+        return self.attend(QKV(self.split(queries, self.heads, self.q_norm), *source), where).view(x.shape)

@@ -20,9 +20,26 @@ class KeyValueCache:
     def __init__(self, store: Tensor):
         self.store = store
 
-    def reorder(self, index: Tensor) -> None:
-        """Row i becomes a copy of row index[i]."""
-        self.store = self.store.index_select(2, index.to(self.store.device))
+    def reorder(self, index: Tensor, filled: int) -> None:
+        """Row i becomes a copy of row index[i], in its first `filled` places.
+
+        On a CPU the rows that stay are not touched.
+        """
+        layers, two, batch, *rest = self.store.shape
+        index = index.to(self.store.device)
+        if self.store.is_cuda:
+            self.store = self.store.index_select(2, index)
+            return
+        if len(index) > batch:
+            wider = self.store.new_zeros(layers, two, len(index), *rest)
+            wider[..., :filled, :] = self.store[..., :filled, :].index_select(2, index)
+            self.store = wider
+            return
+        moved = (index != torch.arange(len(index), device=index.device)).nonzero().squeeze(1)
+        if len(moved):
+            for layer in self.store[..., :filled, :].flatten(0, 1):
+                layer[moved] = layer[index[moved]]
+        self.store = self.store[:, :, : len(index)]
 
     def layer(self, number: int, places: Tensor | None, start: int) -> "LayerCache":
         """One layer, about to be written at `places` (batch, time), or from `start` on in every row if None."""

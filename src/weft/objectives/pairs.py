@@ -58,7 +58,8 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
         examples = self.examples[side]
         sources = [self.tokenizers.source.decode(examples.ids("source", n).tolist()) for n in range(len(examples))]
         targets = [self.tokenizers.target.decode(examples.ids("target", n).tolist()) for n in range(len(examples))]
-        written = self.translate(model, sources, Sampling(temperature=0.0, max_tokens=self.length))
+        greedy = Sampling(temperature=0.0, max_tokens=self.length)
+        written = self.translator(model, ratio=None).translate(sources, greedy)
         found = translation_metrics(written, targets)
         metrics = {**super().measure(model, side).metrics, **found, "decoding": "greedy"}
         shown = [[sources[n], targets[n], written[n]] for n in range(min(SHOWN, len(written)))]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.data.batch import Batch, Frame
 from weft.decode.config import Beam, Sampling
-from weft.decode.translate import Direction, Translator
+from weft.decode.translate import RATIO, Direction, Translator
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
 from weft.nn.loss import Readout, cross_entropy, linear_cross_entropy
@@ -47,10 +47,13 @@ class TranslationObjective(WordObjective[W]):
         """The special tokens around a source."""
         return self.direction.frame
 
-    def translator(self, model: LanguageModel, asked: Asked = ANY) -> Translator:
-        """What translates with a model, between the languages that are asked for."""
+    def translator(self, model: LanguageModel, asked: Asked = ANY, ratio: float | None = RATIO) -> Translator:
+        """What translates with a model, between the languages that are asked for.
+
+        An answer has at most `ratio` times its source's tokens and 50 more; None leaves that to the settings.
+        """
         found = self.direction if asked == ANY else direction(self, asked)
-        return Translator(model, self.tokenizers.source, self.tokenizers.target, found, self.length)
+        return Translator(model, self.tokenizers.source, self.tokenizers.target, found, self.length, ratio)
 
     def translate(
         self,
@@ -60,7 +63,8 @@ class TranslationObjective(WordObjective[W]):
         progress: Advance | None = None,
     ) -> list[str]:
         """What the model writes for each text, in their order; a blank text stays blank. Beam search by default."""
-        return self.translator(model).translate(texts, settings or Beam(beams=5, max_tokens=self.length), progress)
+        settings = settings or Beam(beams=5, patience=1.0, max_tokens=self.length)
+        return self.translator(model).translate(texts, settings, progress)
 
 
 def word_loss(settings: config.WordObjective, model: LanguageModel, batch: Batch) -> Loss:

@@ -22,7 +22,7 @@ class Reordered(PagedCache):
 
     spare: list[int]
 
-    def reorder(self, index: Tensor) -> None:
+    def reorder(self, index: Tensor, filled: int) -> None:
         tables = self.tables[index]
         for place, row in enumerate(index.tolist()):
             if row in index[:place].tolist():  # both will write, and not the same

@@ -1,7 +1,8 @@
-"""The CPU fast path: LLaMA's step in few operations, for a small model's step is bound by how many there are.
+"""The CPU fast path: a decoder's step in few operations, for a small model's step is bound by how many there are.
 
 It reads a Transformer's own weights, quantized ones too, and gives the logits that `model.step` gives but for
-rounding. What is the same in every step (transposed weights, tables of angles, views of the cache) is made once.
+rounding. What is the same in every step (transposed weights, tables of positions, views of the cache) is made once, and
+again when the state's memory has moved.
 """
 
 from collections.abc import Callable
@@ -11,84 +12,234 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.decode.fast.onednn import packed_product
 from weft.decode.fast.products import Dynamic4
 from weft.decode.fast.quantize import QuantizedLinear
-from weft.models.transformer import Transformer, TransformerState
+from weft.models.config import Decoder, EncoderDecoder, LMHead
+from weft.models.heads import WordHead
+from weft.models.transformer import SourceCache, Transformer, TransformerState
+from weft.nn.config import Attention
+from weft.nn.feedforward import Gated
 from weft.nn.linear import Linear
+from weft.nn.norm import RMSNorm
+from weft.nn.position_config import ALiBi, Learned, NoPosition, PositionConfig, Rotary, Sinusoidal, T5Bias
 
-Product = Callable[[Tensor], Tensor]  # x (batch, K) → x Wᵀ (batch, N)
-Sum = Callable[[Tensor, Tensor], Tensor]  # residual (batch, N), x (batch, K) → residual + x Wᵀ
+Product = Callable[[Tensor], Tensor]  # x (batch, K) → x Wᵀ + b (batch, N)
+Sum = Callable[[Tensor, Tensor], Tensor]  # residual (batch, N), x (batch, K) → residual + x Wᵀ + b
+
+ADDED: tuple[type[PositionConfig], ...] = (Sinusoidal, Learned)  # to the embeddings
+BIASED: tuple[type[PositionConfig], ...] = (T5Bias, ALiBi)  # the scores, by the distance alone
+LARGE = 1 << 17  # numbers of a matrix that is worth a copy
+# the settings that a step reads, or has from the model's own parts; all others are at their defaults (`reads`)
+READ = (
+    *("vocab_size", "context", "layers", "d_model", "feedforward", "norm", "placement", "head", "init", "dropout"),
+    *("embedding_scale", "embedding_norm", "encoder_layers", "source_vocab_size"),
+)
 
 
 class CPUFastPath:
-    """One more token in every row of a state, over and over. After `state.reorder` a new one is needed."""
+    """One more token in every row of a state, over and over. The rows are of equal length, and may be reordered.
 
-    def __init__(self, model: Transformer, state: TransformerState):
-        assert model.decoder is not None and model.decoder.norm is not None
+    With `pack` large weights are copied, once there are several rows, as products with several are fastest (`onednn`).
+    """
+
+    def __init__(self, model: Transformer, state: TransformerState, pack: bool = False):
+        assert model.decoder is not None
         config, self.model, self.state = model.config, model, state
-        self.batch = state.lengths.shape[0]
         self.heads, self.kv_heads, self.d_head = config.attention.heads, config.attention.groups, config.d_head
-        self.d_ff = config.feedforward.d_ff
+        self.window = config.attention.window
         self.scale = config.embedding_factor
-        places = torch.arange(state.max_len)[None]
-        angles = model.decoder.position.angles(places, state.max_len, torch.float32)
-        assert angles is not None
-        cos, sin = angles[0][0, 0], angles[1][0, 0]
-        self.cos, self.sin = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)  # (max_len, d_head)
+        embedding_norm, norm = model.decoder.embedding_norm, model.decoder.norm
+        self.embedding_norm = None if embedding_norm is None else _norm(embedding_norm)
+        self.norm = None if norm is None else _norm(norm)
+        self.pack, self.packed = pack, False
+        self.layers = [_Layer(block, False) for block in model.decoder.blocks]
+        self.words: Product | None = None
+        self.added: Tensor | None = None  # (max_len, d_model)
+        self.bias: Tensor | None = None  # (1, heads, 1, max_len), of keys before the last place
+        self.angles: tuple[Tensor, Tensor] | None = None  # (max_len, d_head) each
         # what all heads of a step are multiplied by: queries and keys are rotated, values stay
         self.straight = torch.ones(self.heads + 2 * self.kv_heads, self.d_head)
         self.swapped = torch.zeros_like(self.straight)
-        self.layers = [_Layer(block, state.cache.store[number]) for number, block in enumerate(model.decoder.blocks)]
-        self.norm = _norm(model.decoder.norm, self.batch)
+        self.store: Tensor | None = None
+        self.source: SourceCache | None = None
+        self.max_len = 0
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Read tokens (batch,) → logits (batch, vocab_size)."""
-        self.state.reserve(1)
-        place, rotated, d_ff = self.state.longest, self.heads + self.kv_heads, self.d_ff
-        self.straight[:rotated] = self.cos[place]
-        self.swapped[:rotated] = self.sin[place]
+        state = self.state
+        state.reserve(1)
+        if state.cache.store is not self.store or state.source_cache is not self.source:
+            self._bind()
+        place = state.longest
         x = F.embedding(tokens, self.model.embedding.weight)
         x = x if self.scale is None else x * self.scale
+        if self.added is not None:
+            x = x + self.added[place]
+        if self.angles is not None:
+            rotated = self.heads + self.kv_heads
+            self.straight[:rotated], self.swapped[:rotated] = self.angles[0][place], self.angles[1][place]
+        x = x if self.embedding_norm is None else self.embedding_norm(x)
         for layer in self.layers:
-            x = layer.out(x, self._attend(layer, layer.qkv(layer.attention_norm(x)), place))
-            both = layer.gate_up(layer.feedforward_norm(x))
-            x = layer.down(x, F.silu(both.narrow(1, 0, d_ff)).mul_(both.narrow(1, d_ff, d_ff)))
-        self.state.advance(1)
-        return self.model.head(self.norm(x).unsqueeze(1))[:, 0]
+            x = layer.attention(x, lambda qkv, layer=layer: self._attend(layer, qkv, place))  # type: ignore[misc]
+            if layer.cross is not None:
+                x = layer.cross(x, lambda q, layer=layer: self._attend_source(layer, q))  # type: ignore[misc]
+            x = layer.feedforward(x, layer.activate)
+        state.advance(1)
+        x = x if self.norm is None else self.norm(x)
+        if self.words is not None:
+            return self.words(self.model.output.prepare(x))  # type: ignore[operator]
+        return self.model.head(x.unsqueeze(1))[:, 0]
+
+    def _bind(self) -> None:
+        """Look at where the state's keys and values are now, and make tables for as many places as they have."""
+        state, decoder = self.state, self.model.decoder
+        assert decoder is not None
+        self.store, self.source = state.cache.store, state.source_cache
+        if self.pack and not self.packed and len(state.lengths) > 1:
+            self._pack()
+        mask = _source_mask(state)
+        for number, layer in enumerate(self.layers):
+            layer.bind(self.store[number], None if self.source is None else self.source[number], mask)
+        if state.max_len == self.max_len:
+            return
+        self.max_len = state.max_len
+        position, kind = decoder.position, self.model.config.position
+        places = torch.arange(self.max_len)[None]
+        if isinstance(kind, ADDED):
+            self.added = position.embed(torch.zeros(1, self.max_len, self.model.config.d_model), places)[0]
+        if isinstance(kind, BIASED):
+            self.bias = position.bias(places[:, -1:], places)
+        angles = position.angles(places, self.max_len, torch.float32)
+        if angles is not None:
+            cos, sin = angles[0][0, 0], angles[1][0, 0]
+            self.angles = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
+
+    def _pack(self) -> None:
+        model, self.packed = self.model, True
+        assert model.decoder is not None
+        self.layers = [_Layer(block, True) for block in model.decoder.blocks]
+        if type(model.output) is WordHead and model.output.softcap is None:
+            table = model.embedding.weight if model.output.weight is None else model.output.weight
+            self.words = packed_product(model.output, table, model.output.bias)
 
     def _attend(self, layer: "_Layer", qkv: Tensor, place: int) -> Tensor:
         """qkv (batch, width) of the token at `place` → (batch, heads · d_head)."""
-        B, H, G, D = self.batch, self.heads, self.kv_heads, self.d_head
+        B, H, G, D = len(qkv), self.heads, self.kv_heads, self.d_head
         each = qkv.view(B, H + 2 * G, D)
-        swapped = qkv.view(B, H + 2 * G, 2, D // 2).flip(2).view(B, H + 2 * G, D)
-        each = (each * self.straight).addcmul_(swapped, self.swapped)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k, v = each.split((H, G, G), dim=1)
+            each = torch.cat((layer.q_norm(q), layer.k_norm(k), v), dim=1)
+        if self.angles is not None:
+            swapped = each.view(B, H + 2 * G, 2, D // 2).flip(2).view(B, H + 2 * G, D)
+            each = (each * self.straight).addcmul_(swapped, self.swapped)
         new = each.narrow(1, H, 2 * G).view(B, 2, G, D)
         layer.cache.select(3, place).copy_(new)
         # heads that share keys stand side by side, as if they were queries of several tokens
         q = each.narrow(1, 0, H).view(B, G, H // G, D)
-        keys, values = layer.keys.narrow(2, 0, place + 1), layer.values.narrow(2, 0, place + 1)
-        return F.scaled_dot_product_attention(q, keys, values, scale=layer.scale).reshape(B, H * D)
+        seen = place + 1 if self.window is None else min(place + 1, self.window)
+        first, bias = place + 1 - seen, None
+        if self.bias is not None:
+            bias = self.bias.narrow(3, self.max_len - seen, seen).reshape(1, G, H // G, seen).expand(B, -1, -1, -1)
+        keys, values = layer.keys.narrow(2, first, seen), layer.values.narrow(2, first, seen)
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=layer.scale)
+        return mixed.reshape(B, H * D)
+
+    def _attend_source(self, layer: "_Layer", q: Tensor) -> Tensor:
+        """Queries (batch, heads · d_head) over the source; the rows that share one are queries of one row."""
+        B, H, D, rows = len(q), self.heads, self.d_head, len(layer.source[0])
+        each = q.view(rows, B // rows, H, D).transpose(1, 2)
+        each = each if layer.cross_norm is None else layer.cross_norm(each)
+        mask = None if layer.mask is None else layer.mask.expand(-1, -1, B // rows, -1)
+        mixed = F.scaled_dot_product_attention(
+            each, *layer.source, attn_mask=mask, scale=layer.scale, enable_gqa=self.kv_heads != H
+        )
+        return mixed.transpose(1, 2).reshape(B, H * D)
+
+
+def _source_mask(state: TransformerState) -> Tensor | None:
+    """What is added to the scores of a source's keys, (rows, 1, 1, source time); None where there is no padding."""
+    if state.source_mask is None or bool(state.source_mask.all()):
+        return None
+    return torch.zeros(state.source_mask.shape).masked_fill_(~state.source_mask, -torch.inf)[:, None, None]
+
+
+def reads(settings: Any) -> bool:
+    """Whether the step is written for a model with these settings: a decoder whose positions do the same in every step,
+    with or without a source."""
+    if not isinstance(settings, Decoder | EncoderDecoder) or not isinstance(settings.head, LMHead):
+        return False
+    position = settings.position
+    if isinstance(position, Rotary):
+        if position.changes_after(settings.context) is not None:
+            return False
+        position = Rotary(base=position.base, scaling=position.scaling)  # all of each head, in halves
+    elif type(position) not in (NoPosition, *ADDED, *BIASED):
+        return False
+    if settings.placement not in ("pre", "post", "none"):
+        return False
+    attention = ("heads", "kv_heads", "d_head", "bias", "qk_norm", "window", "scale", "dropout")
+    plain = {name: getattr(settings, name) for name in READ if name in type(settings).model_fields}
+    plain["attention"] = Attention(**{name: getattr(settings.attention, name) for name in attention})
+    return settings == type(settings)(**plain, position=position)
 
 
 class _Layer:
-    """A block's parts, bound once."""
+    """A block's parts, bound once; the views of keys and values, whenever these have moved."""
 
-    def __init__(self, block: Any, cache: Tensor):
-        """cache (2, batch, kv_heads, max_len, d_head) of its keys and values."""
-        self.keys, self.values = cache.unbind(0)  # (batch, kv_heads, max_len, d_head)
-        self.cache = cache.transpose(0, 1)  # (batch, 2, kv_heads, max_len, d_head), as new ones come
-        self.scale: float = block.attention.scale
-        batch = cache.shape[1]
-        self.attention_norm = _norm(block.attention_skip.norm, batch)
-        self.feedforward_norm = _norm(block.feedforward_skip.norm, batch)
-        self.qkv, self.gate_up = _product(block.attention.qkv), _product(block.feedforward.gate_up)
-        self.out, self.down = _sum(block.attention.out), _sum(block.feedforward.down)
+    keys: Tensor  # (batch, kv_heads, max_len, d_head)
+    values: Tensor
+    cache: Tensor  # (batch, 2, kv_heads, max_len, d_head), as new ones come
+    source: tuple[Tensor, Tensor]  # (rows, kv_heads, source time, d_head)
+    mask: Tensor | None
+
+    def __init__(self, block: Any, pack: bool):
+        attention, feedforward = block.attention, block.feedforward
+        self.scale: float = attention.scale
+        self.q_norm, self.k_norm = attention.q_norm, attention.k_norm
+        self.attention = _sublayer(block.attention_skip, attention.qkv, attention.out, pack)
+        self.cross = None
+        if block.cross is not None:
+            self.cross_norm = block.cross.q_norm
+            self.cross = _sublayer(block.cross_skip, block.cross.q, block.cross.out, pack)
+        gated = isinstance(feedforward, Gated)
+        first = feedforward.gate_up if gated else feedforward.up
+        self.feedforward = _sublayer(block.feedforward_skip, first, feedforward.down, pack)
+        self.activate: Product = _gated(feedforward.activation) if gated else feedforward.activation
+
+    def bind(self, cache: Tensor, source: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> None:
+        """cache (2, batch, kv_heads, max_len, d_head) of its keys and values, those of its source, and their mask."""
+        self.keys, self.values = cache.unbind(0)
+        self.cache = cache.transpose(0, 1)
+        if source is not None:
+            self.source, self.mask = source, mask
 
 
-def _product(part: nn.Module) -> Product:
+def _gated(activation: Product) -> Product:
+    def gated(both: Tensor) -> Tensor:
+        half = both.shape[1] // 2
+        return activation(both.narrow(1, 0, half)).mul_(both.narrow(1, half, half))
+
+    return gated
+
+
+def _sublayer(skip: Any, into: nn.Module, out: nn.Module, pack: bool) -> Callable[[Tensor, Product], Tensor]:
+    """x + f(x), where f is a product, what is given, and another product; with the norm before or after it."""
+    first, last = _product(into, pack), _sum(out, pack)
+    norm = None if skip.norm is None else _norm(skip.norm)
+    if norm is None:
+        return lambda x, between: last(x, between(first(x)))
+    if skip.pre:
+        return lambda x, between: last(x, between(first(norm(x))))
+    return lambda x, between: norm(last(x, between(first(x))))
+
+
+def _product(part: nn.Module, pack: bool) -> Product:
+    if type(part) is Linear and pack and part.weight.numel() >= LARGE:
+        return packed_product(part, part.weight, part.bias)
     if type(part) is Linear:
-        weight = part.weight.t()
-        return lambda x: torch.mm(x, weight)
+        weight, bias = part.weight.t(), part.bias
+        return (lambda x: torch.mm(x, weight)) if bias is None else (lambda x: torch.addmm(bias, x, weight))
     times, centres = _direct(part)
     if centres is None:
         return times
@@ -96,10 +247,15 @@ def _product(part: nn.Module) -> Product:
     return lambda x: times(x).addmm_(x.view(len(x), groups, -1).sum(-1), centres)
 
 
-def _sum(part: nn.Module) -> Sum:
+def _sum(part: nn.Module, pack: bool) -> Sum:
+    if type(part) is Linear and pack and part.weight.numel() >= LARGE:
+        product = packed_product(part, part.weight, part.bias)
+        return lambda residual, x: product(x).add_(residual)
     if type(part) is Linear:
-        weight = part.weight.t()
-        return lambda residual, x: torch.addmm(residual, x, weight)
+        weight, bias = part.weight.t(), part.bias
+        if bias is None:
+            return lambda residual, x: torch.addmm(residual, x, weight)
+        return lambda residual, x: torch.addmm(bias, x, weight).add_(residual)
     times, centres = _direct(part)
     if centres is None:
         return lambda residual, x: times(x).add_(residual)
@@ -120,13 +276,17 @@ def _direct(part: nn.Module) -> tuple[Product, Tensor | None]:
     return lambda x: times(x, packed, group, K, N), product.centres
 
 
-def _norm(norm: Any, batch: int) -> Product:
-    """RMSNorm of x (batch, width); of one row, the root is a number, which is cheaper than a tensor of one."""
-    gain, eps, width = norm.weight, norm.eps, len(norm.weight)
-    length_of = torch.linalg.vector_norm
+def _norm(norm: Any) -> Product:
+    """A norm of x (batch, width); RMSNorm's root of one row is a number, which is cheaper than a tensor of one."""
+    if not isinstance(norm, RMSNorm):
+        return norm.forward
+    gain, eps, width = norm.weight + norm.offset if norm.offset else norm.weight, norm.eps, len(norm.weight)
+    length_of, plain = torch.linalg.vector_norm, norm.forward
 
     def normed(x: Tensor) -> Tensor:
+        if len(x) > 1:
+            return plain(x)
         length = float(length_of(x))
         return (x * gain).mul_((length * length / width + eps) ** -0.5)
 
-    return normed if batch == 1 else norm.forward
+    return normed

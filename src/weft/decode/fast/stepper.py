@@ -1,7 +1,7 @@
 """How a model reads on: plainly, or by a fast path that fits model, state and device. All of that is chosen here.
 
 - native path (`native_step`): a decoder's step for one row in one call, on a CPU, where a C compiler was found;
-- CPU fast path (`cpu`): LLaMA's step in few operations, for rows of equal length, in float32;
+- CPU fast path (`cpu`): the step of common decoders in few operations, for rows of equal length, in float32;
 - CUDA fast path (`cuda`): LLaMA's step, and the reading of its prompts, in a few kernels, in 16 bits;
 - CUDA graphs (`cuda_graphs`, `engine_graphs`): any Transformer's step, captured once and replayed.
 
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from weft.decode.capacity import grow, start
 from weft.decode.engine.paging import BlockStore
-from weft.decode.fast.cpu import CPUFastPath
+from weft.decode.fast.cpu import CPUFastPath, reads
 from weft.decode.fast.cuda import CUDAFastPath, has_kernels
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
 from weft.decode.fast.engine_graphs import PagedGraphs
 from weft.decode.fast.native_step import NativeStep, native_step_fits
+from weft.decode.fast.onednn import packing_pays
 from weft.models.base import LanguageModel, Source, State
 from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
@@ -44,10 +45,7 @@ class Stepper:
         self._step: Step | None = None
 
     def read(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Read tokens (batch, time), of row i the first lengths[i] → features (batch, time, …) for the head.
-
-        For prompts, and where rows change after every token.
-        """
+        """Read tokens (batch, time), of row i the first lengths[i] → features (batch, time, …) for the head."""
         grow(self.state, tokens.shape[1], self.limit)
         self._step = None
         kernels = cuda_fast_path(self.model, self.state) if not self.state.longest else None
@@ -60,14 +58,29 @@ class Stepper:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Read one token in every row, (batch,), by the fastest way → logits (batch, V), good until the next step."""
-        if grow(self.state, 1, self.limit) or self._step is None:
+        if grow(self.state, 1, self.limit):
+            self._moved()
+        if self._step is None:
             self._step = _fastest(self.model, self.state)
         return self._step(tokens)
 
+    def step_between(self, tokens: Tensor) -> Tensor:
+        """The same where rows change after every token: too often for a CUDA graph to be captured."""
+        if self.state.lengths.is_cuda:
+            return self.model.head(self.read(tokens.unsqueeze(1)))[:, -1]
+        return self.step(tokens)
+
     def reorder(self, index: Tensor) -> None:
         """Row i goes on from what row index[i] has read; the batch may grow or shrink."""
+        if not index.is_cuda and index.tolist() == list(range(len(self.state.lengths))):
+            return
         self.state.reorder(index)
-        self._step = None
+        self._moved()
+
+    def _moved(self) -> None:
+        """The state's memory is elsewhere, which only the CPU fast path notices; for one row another may be faster."""
+        if not isinstance(self._step, CPUFastPath) or native_path_fits(self.model, self.state):
+            self._step = None
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens of every row."""
@@ -97,7 +110,8 @@ def _fastest(model: LanguageModel, state: State) -> Step:
         return NativeStep(model, state)
     if cpu_fast_path_fits(model, state):
         assert isinstance(model, Transformer) and isinstance(state, TransformerState)
-        return CPUFastPath(model, state)
+        # texts that are written from sources: translation models are small enough to be held twice
+        return CPUFastPath(model, state, pack=state.source_cache is not None and packing_pays())
     return lambda tokens: model.step(tokens.unsqueeze(1), state)[:, -1]
 
 
@@ -114,12 +128,13 @@ def paged_graphs(model: Transformer, store: BlockStore, slots: int) -> PagedGrap
 
 def native_path_fits(model: LanguageModel, state: State) -> bool:
     """LLaMA's or GPT-2's shape, one row in float32."""
-    return _in_float32(model, state) and native_step_fits(model, state)  # type: ignore[arg-type]
+    one = state.lengths.shape[0] == 1
+    return one and _in_float32(model, state) and native_step_fits(model, state)  # type: ignore[arg-type]
 
 
 def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
-    """LLaMA's shape, in float32, with rows of equal length."""
-    return _in_float32(model, state) and llama_like(model.config)
+    """A common decoder, alone or with a source, in float32, with rows of equal length."""
+    return _in_float32(model, state) and reads(model.config)
 
 
 def _in_float32(model: LanguageModel, state: State) -> bool:
