@@ -742,6 +742,10 @@ def test_what_an_encoder_decoder_writes_begins_with_its_start_token(tmp_path: Pa
     settings = vaswani(1, D, H, F, 0.0, vocab_size=V, context=32).replace(position=Sinusoidal(layout="halves"))
     folder = exported(replace(fresh_model(settings), tokenizer=words()), tmp_path / "ours")
     edit(folder, decoder_start_token_id=0)
+    bundle = hf.read(folder)  # generation_config.json, where it is, has the last word in transformers
+    assert bundle.tokenizer is not None
+    assert bundle.tokenizer.bos_id == json.loads((folder / hf.GENERATION).read_text())["decoder_start_token_id"] != 0
+    (folder / hf.GENERATION).unlink()
     bundle = hf.read(folder)
     assert bundle.tokenizer is not None
     assert bundle.tokenizer.bos_id == bundle.tokenizer.pad_id == 0

@@ -94,7 +94,7 @@ def _generation(folder: Path) -> Tree:
         tree = read_object(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     except InteropError:
         return {}
-    return {key: tree[key] for key in (*TOKENS, "forced_bos_token_id") if tree.get(key) is not None}
+    return {key: tree[key] for key in ("decoder_start_token_id", "forced_bos_token_id") if tree.get(key) is not None}
 
 
 def _name(folder: Path) -> str:
