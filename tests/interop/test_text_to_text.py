@@ -196,7 +196,8 @@ def theirs(case: Case, folder: Path) -> tuple[Any, Any]:
     pad = tokenizer.pad_token_id
     # no trained model writes padding, and what weft shows of an unknown token, theirs leave out
     ids = {"pad_token_id": pad, "decoder_start_token_id": pad, **case.ids}
-    ids |= {"bad_words_ids": [[pad]], "suppress_tokens": [tokenizer.unk_token_id]}
+    marks = [id for token, id in tokenizer.get_vocab().items() if token.startswith(">>")]  # which theirs would show
+    ids |= {"bad_words_ids": [[pad]], "suppress_tokens": [tokenizer.unk_token_id, *marks]}
     torch.manual_seed(3)
     given = {key: id for key, id in ids.items() if key not in GENERATED[-2:]}
     model = kind(kind.config_class(vocab_size=size, **sizes(case.model), **given)).eval()
