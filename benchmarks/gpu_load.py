@@ -34,12 +34,12 @@ from weft.text.tokenizer import build_tokenizer
 
 LOAD = """
 import json, resource, sys, time
-import torch, weft.api.train, weft.api.run
+import torch, weft.api.load
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.zeros(1, device=device)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 began = time.perf_counter()
-model = weft.api.train.load(sys.argv[1], device=device).model
+model = weft.api.load.load(sys.argv[1], device=device).model
 device == "cuda" and torch.cuda.synchronize()
 seconds = time.perf_counter() - began
 rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

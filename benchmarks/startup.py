@@ -59,7 +59,7 @@ def ours(clock: Clock, place: str) -> None:
 
     with loading():
         bare(clock, place)
-        from weft.api.run import load
+        from weft.api.load import load
         from weft.cli.writing import Remarks  # noqa: F401
         from weft.decode.config import Sampling
         from weft.text.tokenizer import Tokenizer
@@ -77,7 +77,7 @@ def profile(clock: Clock, place: str) -> None:
     import cProfile
     import pstats
 
-    from weft.api.run import load
+    from weft.api.load import load
     from weft.decode.config import Sampling
 
     watch = cProfile.Profile(time.process_time)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft.api.explain import architecture
-    from weft.api.run import Run, load
+    from weft.api.load import load
+    from weft.api.run import Run
     from weft.api.settings import beam, sampling
     from weft.api.train import prepare, resume, train
 
@@ -23,7 +24,8 @@ __all__ = ["Run", "__version__", "architecture", "beam", "load", "prepare", "res
 
 _HOMES = {
     "weft.api.explain": ("architecture",),
-    "weft.api.run": ("Run", "load"),
+    "weft.api.load": ("load",),
+    "weft.api.run": ("Run",),
     "weft.api.settings": ("beam", "sampling"),
     "weft.api.train": ("prepare", "resume", "train"),
 }

@@ -34,7 +34,7 @@ from tokenizers.processors import TemplateProcessing
 
 import weft
 from weft.api import import_model as importing
-from weft.api import run as api
+from weft.api import load as api
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model, recipe_for
 from weft.cli.main import run as command
@@ -289,7 +289,7 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import torch
-from weft.api import run as api
+from weft.api import load as api
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model, recipe_for
 from weft.interop import hf

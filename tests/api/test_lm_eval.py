@@ -23,7 +23,8 @@ from tokenizers.processors import TemplateProcessing
 
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
-from weft.api.run import Run, load
+from weft.api.load import load
+from weft.api.run import Run
 from weft.cli.main import run as command
 from weft.errors import ConfigError
 from weft.models.presets import bert, gpt, llama

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.api.run import load
+from weft.api.load import load
 from weft.cli.main import run
 
 Capture = pytest.CaptureFixture[str]

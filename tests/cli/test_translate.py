@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.api import run as api
+from weft.api import load as api
 from weft.api.settings import beam
 from weft.cli.main import run
 from weft.data.batch import Source, pad

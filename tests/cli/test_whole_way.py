@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft.api import train as api
-from weft.api.run import load
+from weft.api.load import load
 from weft.cli.main import run
 from weft.data.config import NoSplit
 from weft.errors import ConfigError, DataError, RunError

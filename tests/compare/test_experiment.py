@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.api.run import load
+from weft.api.load import load
 from weft.cli.main import run
 from weft.compare.asked import contender
 from weft.compare.config import experiment

@@ -12,7 +12,7 @@ import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.api.import_model import import_model
-from weft.api.run import load
+from weft.api.load import load
 
 TEXT = "".join(
     f"The frog number {n} sat by  the river.\n\nDie Kröte, it's said, sang 漢字 {n * 37}.\r\n\t- one\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.data import held
 
-from weft.api.run import load
+from weft.api.load import load
 from weft.cli.main import run
 from weft.evaluate.perplexity import Score
 from weft.evaluate.unspelled import Spelling, spelling

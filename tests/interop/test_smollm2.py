@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
-from weft.api.run import load
+from weft.api.load import load
 from weft.decode.fast.quantize import quantize
 from weft.interop import gguf
 from weft.interop.bundle import ModelBundle

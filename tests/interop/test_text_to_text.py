@@ -20,7 +20,8 @@ from tokenizers import pre_tokenizers, processors, trainers
 import weft
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
-from weft.api.run import Run, load
+from weft.api.load import load
+from weft.api.run import Run
 from weft.api.settings import beam, sampling
 from weft.interop.framing import M2M100
 from weft.objectives.languages import ANY, Asked

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from weft.api import train as api
-from weft.api.run import Run, load
+from weft.api.load import load
+from weft.api.run import Run
 from weft.errors import ConfigError, DataError, ModelError, RunError
 from weft.objectives.tag import _parts, tagged_example
 from weft.runs import tensors

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.api import train as api
-from weft.api.run import load
+from weft.api.load import load
 from weft.errors import RunError
 
 SMALL = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16", "steps=2"]

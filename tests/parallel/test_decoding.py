@@ -14,7 +14,7 @@ from tests.parallel.test_layouts import FAMILIES, family, rows
 from tests.parallel.test_ranks import note, noted, together
 from torch import Tensor
 
-from weft.api.run import load
+from weft.api.load import load
 from weft.cli import main
 from weft.decode.config import Sampling
 from weft.errors import ConfigError

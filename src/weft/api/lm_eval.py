@@ -20,7 +20,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 from tqdm import tqdm
 
-from weft.api.run import Run, load
+from weft.api.load import load
+from weft.api.run import Run
 from weft.api.settings import sampling, with_defaults
 from weft.decode.config import Sampling
 from weft.decode.many import completions

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from weft.api.auto import check_width, load_quantized
 from weft.api.evaluation import Evaluation, evaluation_on, text_surprisal
 from weft.api.export_model import export_model
 from weft.api.settings import BulkOptions, beam, check_several, for_beam, generation_defaults, sampling, with_defaults
-from weft.data.shards import noted_tokenizer
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
 from weft.decode.completion import Completion
@@ -33,7 +30,6 @@ from weft.evaluate.perplexity import Score
 from weft.evaluate.surprisal import Surprisal
 from weft.explain.count import count
 from weft.models.base import LanguageModel
-from weft.models.transformer import Transformer
 from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, Found
 from weft.objectives.classify import Classify
@@ -43,15 +39,11 @@ from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
 from weft.objectives.tag import Tag
-from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import Advance, warn
 from weft.recipe.config import Recipe
-from weft.runs.folder import RunFolder, open_run
-from weft.runs.noted import changed_files
+from weft.runs.folder import RunFolder
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective, Tokenizers
-from weft.training.precision import pick_device
-from weft.training.weights import load_model, written_in
 
 if TYPE_CHECKING:
     from weft.api.explain import Explain
@@ -285,14 +277,14 @@ class Run:
     ) -> list[str]:
         """What the model writes for each text, in their order; a blank text stays blank. Beam search by default.
 
-        An answer has at most `ratio` times its source's tokens and 50 more; None leaves that to the settings.
-        A model of several languages is told which to read and write: `languages=("en_XX", "de_DE")`.
+        An answer has at most `ratio` times its source's tokens and 50 more; None leaves that to the settings. A model
+        of several languages is told which to read and write: `languages=("en_XX", "de_DE")`.
         """
         check_several(texts, "texts")
         if not isinstance(self.objective, Pairs | Spans):
             raise self.objective.cannot("translate")
-        usual = {"beams": 5, "patience": 1.0, "max_tokens": self.objective.length, **self.beam_defaults}
-        chosen = settings or beam(**usual)
+        usual: dict[str, Any] = {"beams": 5, "patience": 1.0, "max_tokens": self.objective.length}
+        chosen = settings or beam(**usual | self.beam_defaults)
         return self.objective.translator(self.model, Asked(*languages), ratio).translate(texts, chosen, progress)
 
     def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
@@ -356,46 +348,3 @@ class Run:
     def results(self) -> dict[str, Any]:
         """The metrics and samples that training ended with; empty for a run that hasn't finished."""
         return RunFolder(self.path).results()
-
-
-def load(
-    run: Path | str,
-    device: torch.device | str | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    quantize: str | None = None,
-    ranks: Ranks = ALONE,
-) -> Run:
-    """A run's model with its best weights, and its tokenizer. Damaged checkpoints are passed over, with a warning.
-
-    `dtype` is what a Transformer's weights are kept in. By default that is float32, but 16 bits on a GPU for one that
-    writes and that learned in bf16 or fp8, or came in 16 bits: writing reads every weight for every token. With
-    `quantize` ('bf16', 'int8', 'int4', or 'auto' for what is fastest at 1 % of loss) they have so many bits, and stay
-    in the run's folder for the next time. Several `ranks` divide the model's matrices among them (Shoeybi et al. 2019);
-    all of them call this, and then use the model in the same way at the same time.
-    """
-    width = None
-    if quantize is not None:
-        check_width(quantize)
-        if not ranks.alone:
-            raise ConfigError(f"quantize = {quantize!r}: not for a model that several processes divide")
-    with ranks.leader_first():  # what is wrong with a run, the first process finds
-        folder = open_run(run)
-        recipe = folder.recipe()
-    device = torch.device(device or pick_device())
-    if quantize is not None:
-        model, damage, width = load_quantized(folder, device, dtype, quantize)
-    elif ranks.alone:
-        model, damage = load_model(folder, device=device)
-        if isinstance(model, Transformer):
-            model.to(dtype or written_in(recipe, model, device))
-    else:
-        from weft.training import parts  # loads torch's own ways to split a model
-
-        model, damage = parts.load_model(folder, ranks, device, dtype)
-    for line in (*changed_files(folder), *damage) if ranks.leads else ():
-        warn(line)
-    with ranks.leader_first():
-        loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path), width)
-        loaded.objective.check_tokenizer(noted_tokenizer(folder.data))
-    return loaded

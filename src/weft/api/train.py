@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from weft.api.run import Run, load
+from weft.api.load import load
+from weft.api.run import Run
 from weft.config import merge, validate
 from weft.data.config import HashSplit, Split, TextSource
 from weft.data.documents import left_out

@@ -32,7 +32,7 @@ def classify(
     Standard input is read if no FILE is given. Words are separated by spaces, or given as lists in a column.
     """
     with loading():
-        from weft.api.run import load
+        from weft.api.load import load
         from weft.runs.lines import record
 
     loaded = load(run)

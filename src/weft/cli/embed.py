@@ -43,7 +43,7 @@ def embed(
     import numpy as np
 
     with loading():
-        from weft.api.run import load
+        from weft.api.load import load
     from weft.data.table import read_texts
     from weft.files import check_place, replacing
     from weft.runs.lines import record

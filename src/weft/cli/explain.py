@@ -88,7 +88,7 @@ def explain(
         from torch import float32
 
         from weft.api.explain import architecture
-        from weft.api.run import load
+        from weft.api.load import load
         from weft.explain.graph_picture import lecture_mlp
         from weft.explain.picture import check_picture
 

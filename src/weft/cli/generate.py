@@ -149,7 +149,7 @@ def generate(
       torchrun --nproc-per-node 2 --no-python -- weft generate ...
     """
     with loading():
-        from weft.api.run import load
+        from weft.api.load import load
         from weft.cli.writing import Remarks, check_writes, say_defaults
         from weft.files import check_place
         from weft.parallel.ranks import join
@@ -334,7 +334,7 @@ def _stream(
     lookup: int | None,
     remarks: "Remarks",
 ) -> None:
-    from weft.api.run import load
+    from weft.api.load import load
 
     smaller = None if draft is None else load(draft)
     stream = run.write(prompt, settings, pattern=pattern, draft=smaller, lookup=lookup)

@@ -36,7 +36,7 @@ def neighbours(
         raise ConfigError("--text and --top belong to a WORD; --pairs compares words without a sentence")
 
     with loading():
-        from weft.api.run import load
+        from weft.api.load import load
 
     if pairs is not None:
         _measure(load(run), pairs, as_json)

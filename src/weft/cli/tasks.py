@@ -29,7 +29,7 @@ def evaluate_on_tasks(run: Path, asked: Asked, others: Mapping[str, Any]) -> Non
     with loading():
         import torch
 
-        from weft.api.run import load
+        from weft.api.load import load
         from weft.api.tasks import evaluate_tasks
 
     found = evaluate_tasks(load(run, dtype=torch.float32), names, limit=asked.limit, folder=asked.folder)

@@ -47,7 +47,7 @@ def refuse_together(ranks: "Ranks", options: Mapping[str, Any]) -> None:
 def load_together(run: Path, **given: Any) -> "Run":
     """A run's model, of which each process has a part. One that fails by itself says so; the others learn that it is
     gone."""
-    from weft.api.run import load
+    from weft.api.load import load
     from weft.errors import WeftError
     from weft.parallel.ranks import join, lost
 

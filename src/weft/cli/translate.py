@@ -71,9 +71,9 @@ def translate(
     }
     usual = {"patience": 1.0, "max_tokens": loaded.config.batch.length, **loaded.beam_defaults}
     settings = beam_settings(**with_defaults(given, usual))
-    asked = {"languages": Asked(reads, writes), "ratio": RATIO if max_tokens is None else None}
+    ratio = RATIO if max_tokens is None else None
     with bar("translating", len(read)) as advance:
-        written = loaded.translate(read, settings, progress=advance, **asked)
+        written = loaded.translate(read, settings, Asked(reads, writes), progress=advance, ratio=ratio)
     text = "".join(line.replace("\n", " ") + "\n" for line in written)
     if out is None:
         write(text)
