@@ -7,12 +7,12 @@ import pytest
 
 import weft
 from weft.cli.main import run
+from weft.decode.translate import Translator
 from weft.errors import ConfigError, WeftError
 from weft.explain.attention import AttentionMaps
 from weft.explain.gradient_norms import GradientNorms
 from weft.explain.surprise import Surprise
 from weft.explain.views import VIEWS
-from weft.objectives.words import TranslationObjective
 
 RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"
 TEXT = "the cat sat"
@@ -159,10 +159,8 @@ def test_a_page_draws_and_writes_everything_once(tmp_path: Path, monkeypatch: py
     for kind in (AttentionMaps, Surprise):
         html = kind.html
         monkeypatch.setattr(kind, "html", lambda self, html=html: drawn.append(self.title) or html(self))
-    translate = TranslationObjective.translate
-    monkeypatch.setattr(
-        TranslationObjective, "translate", lambda *given: drawn.append("translation") or translate(*given)
-    )
+    translate = Translator.translate
+    monkeypatch.setattr(Translator, "translate", lambda *given: drawn.append("translation") or translate(*given))
     page = weft.load(RUNS / "pairs").explain.all()
     assert drawn == ["translation"]
     page.save(tmp_path / "page.html")

@@ -243,7 +243,7 @@ class Explain:
     def _pair(self, objective: TranslationObjective[Any], text: str, target: str | None) -> Reading:
         run = self._trained("a text")
         if target is None:
-            target = objective.translate(run.model, [text])[0]
+            target = run.translate([text])[0]
         source, own = objective.tokenizers.source, objective.tokenizers.target
         frame, starts, first = objective.direction
         read = (*frame.before, *source.encode(text), *frame.after)

@@ -1,7 +1,7 @@
 """What objectives share whose targets are tokens that a decoder writes."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from weft.data.batch import Batch, Frame
-from weft.decode.config import Beam, Sampling
 from weft.decode.translate import RATIO, Direction, Translator
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
 from weft.nn.loss import Readout, cross_entropy, linear_cross_entropy
 from weft.objectives.languages import ANY, Asked, direction
-from weft.progress import Advance
 from weft.recipe import objective as config
 from weft.training.objective import Loss, Objective, model_inputs
 
@@ -54,17 +52,6 @@ class TranslationObjective(WordObjective[W]):
         """
         found = self.direction if asked == ANY else direction(self, asked)
         return Translator(model, self.tokenizers.source, self.tokenizers.target, found, self.length, ratio)
-
-    def translate(
-        self,
-        model: LanguageModel,
-        texts: Sequence[str],
-        settings: Beam | Sampling | None = None,
-        progress: Advance | None = None,
-    ) -> list[str]:
-        """What the model writes for each text, in their order; a blank text stays blank. Beam search by default."""
-        settings = settings or Beam(beams=5, patience=1.0, max_tokens=self.length)
-        return self.translator(model).translate(texts, settings, progress)
 
 
 def word_loss(settings: config.WordObjective, model: LanguageModel, batch: Batch) -> Loss:
