@@ -32,9 +32,9 @@ from weft.interop.gguf_tokenizer import tokenizer_keys
 from weft.models.build import build
 from weft.models.config import Decoder, LMHead
 from weft.models.presets import gpt, llama, preset
-from weft.nn.config import Attention, Gated, RMSNorm
-from weft.nn.position_config import Rotary
-from weft.nn.scaling import DynamicNTK, LinearScaling, Llama3Scaling
+from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
+from weft.nn.position_config import ALiBi, NoPosition, Rotary
+from weft.nn.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -223,6 +223,21 @@ def test_transformers_reads_what_is_written(architecture: str, tmp_path: Path) -
 
 
 ROTATED = gpt(LAYERS, D, HEADS, 48, 300).replace(position=Rotary())
+BARE = ROTATED.replace(feedforward=Plain(d_ff=FF, activation="gelu-tanh", bias=False), attention=Attention(heads=HEADS))
+SHORT = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.1)
+LONG = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 21.3)
+GEMMA3 = llama(7, D, HEADS, FF, 48, vocab_size=300, tied=True).replace(
+    feedforward=Gated(d_ff=FF, activation="gelu-tanh"),
+    embedding_scale=True,
+    norm=RMSNorm(offset=1.0),
+    placement="sandwich",
+    attention=Attention(heads=HEADS, kv_heads=2, d_head=24, qk_norm=RMSNorm(offset=1.0)),
+    position=Rotary(base=1e6),
+    pattern=[{"window": 5, "position": Rotary(base=1e4)}] * 5 + [{}],
+)
+STABLELM = llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, kv_heads=2).replace(
+    norm=LayerNorm(), position=Rotary(fraction=0.25)
+)
 FAMILIES = {
     "llama": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, kv_heads=2),
     "llama-neighbours": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(position=Rotary(pairs="adjacent")),
@@ -266,6 +281,32 @@ FAMILIES = {
     "starcoder2": ROTATED,
     "gptneox": ROTATED.replace(sublayers="parallel-two-norms", position=Rotary(fraction=0.5)),
     "phi2": ROTATED.replace(sublayers="parallel", position=Rotary(fraction=0.5), head=LMHead(tied=False, bias=True)),
+    "phi3": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, kv_heads=2).replace(position=Rotary(fraction=0.75)),
+    "phi3-long": llama(LAYERS, D, HEADS, FF, 512, vocab_size=300, tied=True).replace(
+        position=Rotary(scaling=LongRoPE(short=SHORT, long=LONG, original_context=256, attention_factor=1.25))
+    ),
+    "gemma3": GEMMA3.replace(position=Rotary(base=1e6, scaling=LinearScaling(factor=8.0))),
+    "gemma3-softcap": GEMMA3.replace(
+        layers=4, pattern=[{"window": 5}, {}], position=Rotary(base=1e4), head=LMHead(tied=False, softcap=20.0)
+    ),
+    "gemma3-windows": GEMMA3.replace(
+        pattern=[], attention=GEMMA3.attention.replace(window=5), position=Rotary(base=2e4)
+    ),
+    "smollm3": llama(5, D, HEADS, FF, 48, vocab_size=300, kv_heads=2, tied=True, base=5e6).replace(
+        pattern=[{}, {}, {}, {"position": NoPosition()}]
+    ),
+    "falcon": BARE.replace(sublayers="parallel", attention=Attention(heads=HEADS, kv_heads=1)),
+    "falcon-40b": BARE.replace(sublayers="parallel-two-norms", attention=Attention(heads=HEADS, kv_heads=2)),
+    "stablelm": STABLELM,
+    "stablelm-tied": STABLELM.replace(head=LMHead(), attention=Attention(heads=HEADS, bias="qkv")),
+    "stablelm-12b": STABLELM.replace(
+        sublayers="parallel",
+        attention=Attention(heads=HEADS, kv_heads=2, qk_norm=LayerNorm(bias=False), qk_norm_over="each-head"),
+    ),
+    "olmo": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, kv_heads=2).replace(
+        norm=LayerNorm(gain=False, bias=False), attention=Attention(heads=HEADS, kv_heads=2, clip=0.5)
+    ),
+    "bloom": gpt(LAYERS, D, HEADS, 48, 300).replace(position=ALiBi(), embedding_norm=True),
 }
 
 
@@ -288,6 +329,22 @@ def test_writing_and_reading_changes_nothing(name: str, tmp_path: Path) -> None:
         rounded = name.startswith("gemma")  # 1 + w is stored, which rounds w
         same = {n: make for n, make in weights.items() if not (rounded and "norm" in n)}
         assert all(torch.equal(bundle.weights[n](), make()) for n, make in same.items())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tensors_have_the_architectures_names(name: str, tmp_path: Path) -> None:
+    """Those that the package `gguf` lists, and the output's where llama.cpp won't do without."""
+    model = FAMILIES[name]
+    write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q4_0")
+    contents = open_file(tmp_path / "m.gguf")
+    names = {each: kind for kind, each in gguf.MODEL_ARCH_NAMES.items()}
+    architecture = names[contents.get("general.architecture")]
+    listed = {gguf.TENSOR_NAMES[each] for each in gguf.MODEL_TENSORS[architecture]}
+    written = {re.sub(r"^blk\.\d+", "blk.{bid}", each.rpartition(".")[0]) for each in contents.tensors}
+    assert written <= listed | {"output"}
+    assert "output" in written or architecture.name not in ("OLMO2", "GPTNEOX", "PHI2", "STABLELM")
+    norms = {entry.encoding.name for each, entry in contents.tensors.items() if each.endswith("_norm.weight")}
+    assert norms <= {"F32"}
 
 
 @pytest.mark.parametrize("name", ["gemma2", "starcoder2"])
@@ -553,7 +610,7 @@ def test_blocks_come_back_as_they_came(tmp_path: Path) -> None:
     [
         (preset("lstm"), "model.kind = 'recurrent'"),
         (preset("bert-tiny"), "model.kind = 'encoder'"),
-        (preset("transformer"), "model.placement = 'post', where llama has 'pre' …$"),
+        (preset("transformer"), "model.placement = 'post', where stablelm has 'pre'"),
         (FAMILIES["llama"].replace(attention=Attention(heads=HEADS, window=4)), "model.attention.window = 4"),
         (FAMILIES["llama"].replace(position=Rotary(scaling=DynamicNTK(factor=2.0))), "scaling.kind = 'dynamic-ntk'"),
         (

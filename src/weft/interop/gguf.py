@@ -17,16 +17,15 @@ import torch
 from weft.errors import InteropError
 from weft.interop import gguf_file, gguf_models
 from weft.interop.bundle import ModelBundle, as_dtype, lazily, named_tokenizer
+from weft.interop.gguf_architectures import ARCHITECTURES, FREQUENCIES, LONG, REPEATED, SHORT
 from weft.interop.gguf_file import BY_NAME, DTYPES, Contents, Encoding, Former, LazyTensor, Value, typed
-from weft.interop.gguf_models import ARCHITECTURES, FREQUENCIES, POSITIONS, rules
+from weft.interop.gguf_models import POSITIONS, rules
 from weft.interop.gguf_tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.license import in_keys, to_keys
 from weft.interop.settings import Settings, shown
 from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
-from weft.models.config import Decoder
+from weft.models.config import Decoder, LMHead
 from weft.nn.config import RMSNorm
-from weft.nn.position_config import Rotary
-from weft.nn.scaling import Llama3Scaling
 from weft.progress import bar
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
@@ -34,6 +33,7 @@ TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
 # output, to which rounding does most harm, keep eight bits.
 FOUR_BITS = {"q4_k": ("Q5_0",), "q4_0": ()}
 TABLES = ("token_embd.weight", "output.weight")
+FACTORS = (FREQUENCIES, SHORT, LONG)  # tensors that are settings
 KEPT = ("general.type", "general.name")  # keys that take their former values again
 # keys that describe the file itself and are always written afresh
 GENERAL = {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
@@ -62,9 +62,9 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     if any(entry.encoding.block > 1 for entry in contents.tensors.values()):
         gguf_file.quantization()  # a missing package is an error now, not when the first weight is read
     settings = gguf_models.settings_of(contents, architecture)
-    found = {name: entry.shape for name, entry in contents.tensors.items() if name != FREQUENCIES}
-    if architecture == "gpt2" and _repeated(contents, "output.weight", "token_embd.weight"):
-        del found["output.weight"]  # some programs store GPT-2's one table twice
+    found = {name: entry.shape for name, entry in contents.tensors.items() if name not in FACTORS}
+    if architecture in ("gpt2", *REPEATED) and _repeated(contents, "output.weight", "token_embd.weight"):
+        del found["output.weight"]
     model = gguf_models.read_settings(settings, contents, tied="output.weight" not in found)
     keys = {key: value.value for key, value in contents.keys.items()}
     if tokenizer is None:
@@ -123,7 +123,7 @@ def _dtype(contents: Contents, model: Decoder) -> torch.dtype:
     matrices = {entry.encoding.name for name, entry in contents.tensors.items() if not _always_fp32(name, entry.shape)}
     dtype = DTYPES.get(matrices.pop(), torch.float32) if len(matrices) == 1 else torch.float32
     for name, entry in contents.tensors.items():
-        if _always_fp32(name, entry.shape) and name != FREQUENCIES:
+        if _always_fp32(name, entry.shape) and name not in FACTORS:
             vector = contents.tensor(name).float() - offset
             if not torch.equal(vector.to(dtype).float(), vector):
                 return torch.float32
@@ -132,7 +132,7 @@ def _dtype(contents: Contents, model: Decoder) -> torch.dtype:
 
 def _always_fp32(name: str, shape: tuple[int, ...]) -> bool:
     """Whether llama.cpp wants a tensor in fp32, whatever the others are in."""
-    return len(shape) == 1 or name == POSITIONS
+    return len(shape) == 1 or name == POSITIONS or name.endswith("_norm.weight")
 
 
 # ---- writing
@@ -180,16 +180,18 @@ def _keys(bundle: ModelBundle, architecture: str, name: str) -> dict[str, Value]
 def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[LazyTensor]:
     model = bundle.model
     assert isinstance(model, Decoder)
-    table = conversions(rules(architecture, model), model)
-    weights = to_theirs(table, bundle.weights)
+    parts = conversions(rules(architecture, model), model)
+    weights = to_theirs(parts, bundle.weights)
     tensors = [
         LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name], _former(bundle, name))
-        for name, shape in their_shapes(table).items()
+        for name, shape in their_shapes(parts).items()
     ]
-    if isinstance(model.position, Rotary) and isinstance(model.position.scaling, Llama3Scaling):
-        factors = gguf_models.frequency_factors(model.position, model.d_head)
-        tensors.insert(0, LazyTensor(FREQUENCIES, tuple(factors.shape), BY_NAME["F32"], lambda: factors))
-    return tensors
+    if architecture in REPEATED and isinstance(model.head, LMHead) and model.head.tied:
+        table = next(each for each in tensors if each.name == "token_embd.weight")
+        tensors.append(table._replace(name="output.weight"))
+    scaled = gguf_models.factors(model)
+    first = [LazyTensor(name, tuple(each.shape), BY_NAME["F32"], each.clone) for name, each in scaled.items()]
+    return first + tensors
 
 
 def _former(bundle: ModelBundle, name: str) -> Former | None:
