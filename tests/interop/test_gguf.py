@@ -28,6 +28,7 @@ from weft.interop import gguf as weft_gguf
 from weft.interop import gguf_q4_k
 from weft.interop.bundle import ModelBundle
 from weft.interop.gguf_file import ENCODINGS, STRING, Contents, Entry, open_file
+from weft.interop.gguf_models import architecture_of
 from weft.interop.gguf_tokenizer import tokenizer_keys
 from weft.models.build import build
 from weft.models.config import Decoder, LMHead
@@ -219,6 +220,99 @@ def test_transformers_reads_what_is_written(architecture: str, tmp_path: Path) -
         assert reads.encode(text, add_special_tokens=False) == tokenizer.encode(text)
 
 
+SMALL: dict[str, Any] = {"hidden_size": D, "vocab_size": 300}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3": ("Phi3", {**SHAPE, "original_max_position_embeddings": 48, "pad_token_id": 0, "sliding_window": 6}),
+    "gemma3": (
+        "Gemma3",
+        {**SHAPE, "num_hidden_layers": 7, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 5},
+    ),
+    "smollm3": ("SmolLM3", {**SHAPE, "num_hidden_layers": 5, "pad_token_id": 0}),
+    "falcon": (
+        "Falcon",
+        {
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+            "activation": "gelu_pytorch_tanh",
+        },
+    ),
+    "stablelm": ("StableLm", {**SHAPE, "use_qkv_bias": True}),
+    "olmo": ("Olmo", {**SHAPE, "clip_qkv": 0.5, "tie_word_embeddings": True}),
+    "bloom": ("Bloom", {"n_layer": LAYERS, "n_head": HEADS}),
+}
+
+
+def other_keys(writer: Any, architecture: str, config: Any) -> None:
+    """The keys that the converter of llama.cpp writes."""
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(D)
+    writer.add_head_count(HEADS)
+    plain = architecture in ("falcon", "bloom")
+    writer.add_context_length(48)
+    writer.add_feed_forward_length(4 * D if plain else FF)
+    writer.add_head_count_kv(HEADS if architecture == "bloom" else 2)
+    if architecture in ("phi3", "gemma3", "smollm3"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(1e-5)
+    if architecture in ("phi3", "smollm3", "olmo"):
+        writer.add_rope_dimension_count(D // HEADS)
+    elif architecture == "stablelm":
+        writer.add_rope_dimension_count(D // HEADS // 4)
+    if architecture == "gemma3":
+        writer.add_key_length(24)
+        writer.add_value_length(24)
+        writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    elif not plain:
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if architecture in ("phi3", "gemma3"):
+        writer.add_sliding_window(config.sliding_window)
+    if architecture == "olmo":
+        writer.add_clamp_kqv(config.clip_qkv)
+
+
+def by_parts(joined: Tensor, groups: int) -> Tensor:
+    """Queries, keys and values that lie group by group, as all queries, all keys, all values."""
+    parts = joined.reshape(groups, -1, D // HEADS, *joined.shape[1:])
+    return torch.cat([part.reshape(-1, *joined.shape[1:]) for part in (parts[:, :-2], parts[:, -2], parts[:, -1])])
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_a_file_of_another_decoder_gives_its_logits(architecture: str, tmp_path: Path) -> None:
+    """A model of transformers, stored under the names of the package `gguf` in the layout of llama.cpp's converter."""
+    name, settings = OTHERS[architecture]
+    config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")(**SMALL | settings)
+    theirs = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+    other_keys(writer, architecture, config)
+    keys = tokenizer_keys(bpe(), 300)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(keys["tokenizer.ggml.tokens"])
+    writer.add_token_types(keys["tokenizer.ggml.token_type"])
+    writer.add_token_merges(keys["tokenizer.ggml.merges"])
+    kind = next(each for each, its in gguf.MODEL_ARCH_NAMES.items() if its == architecture)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    for name, parameter in theirs.named_parameters():
+        weight = parameter.data.normal_(std=0.15).clone()
+        if architecture in ("smollm3", "olmo") and ("q_proj" in name or "k_proj" in name):
+            weight = permuted(weight, HEADS if "q_proj" in name else 2)
+        if "query_key_value" in name:
+            weight = by_parts(weight, HEADS if architecture == "bloom" else 2)
+        weight = weight + 1 if architecture == "gemma3" and name.endswith("norm.weight") else weight
+        name = name.removeprefix("transformer.") if architecture == "bloom" else name
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tokens = torch.randint(300, (2, 17))
+    with torch.no_grad():
+        assert (logits(weft_gguf.read(tmp_path / "m.gguf"), tokens) - theirs(tokens).logits).abs().max() <= 2e-5
+
+
 # ---- in and out
 
 
@@ -310,12 +404,23 @@ FAMILIES = {
 }
 
 
+def check_names(contents: Contents) -> None:
+    """Tensors have the names that the package `gguf` lists; the output's is there where llama.cpp won't do without."""
+    names = {each: kind for kind, each in gguf.MODEL_ARCH_NAMES.items()}
+    architecture = names[contents.get("general.architecture")]
+    listed = {gguf.TENSOR_NAMES[each] for each in gguf.MODEL_TENSORS[architecture]}
+    written = {re.sub(r"^blk\.\d+", "blk.{bid}", each.rpartition(".")[0]) for each in contents.tensors}
+    assert written <= listed | {"output"}
+    assert "output" in written or architecture.name not in ("OLMO2", "GPTNEOX", "PHI2", "STABLELM")
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_writing_and_reading_changes_nothing(name: str, tmp_path: Path) -> None:
     model, tokenizer = FAMILIES[name], bpe()
     tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     weights = weights_of(model)
     write(model, weights, tokenizer, tmp_path / "m.gguf")
+    check_names(open_file(tmp_path / "m.gguf"))
     bundle = weft_gguf.read(tmp_path / "m.gguf")
     assert bundle.tokenizer is not None
     assert bundle.tokenizer.chat_template == tokenizer.chat_template
@@ -331,34 +436,31 @@ def test_writing_and_reading_changes_nothing(name: str, tmp_path: Path) -> None:
         assert all(torch.equal(bundle.weights[n](), make()) for n, make in same.items())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_tensors_have_the_architectures_names(name: str, tmp_path: Path) -> None:
-    """Those that the package `gguf` lists, and the output's where llama.cpp won't do without."""
-    model = FAMILIES[name]
-    write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q4_0")
-    contents = open_file(tmp_path / "m.gguf")
-    names = {each: kind for kind, each in gguf.MODEL_ARCH_NAMES.items()}
-    architecture = names[contents.get("general.architecture")]
-    listed = {gguf.TENSOR_NAMES[each] for each in gguf.MODEL_TENSORS[architecture]}
-    written = {re.sub(r"^blk\.\d+", "blk.{bid}", each.rpartition(".")[0]) for each in contents.tensors}
-    assert written <= listed | {"output"}
-    assert "output" in written or architecture.name not in ("OLMO2", "GPTNEOX", "PHI2", "STABLELM")
-    norms = {entry.encoding.name for each, entry in contents.tensors.items() if each.endswith("_norm.weight")}
-    assert norms <= {"F32"}
+def test_norms_of_each_head_stay_in_fp32(tmp_path: Path) -> None:
+    """They are matrices, but llama.cpp takes no norm in anything else."""
+    model = FAMILIES["stablelm-12b"]
+    write(model, weights_of(model), None, tmp_path / "m.gguf", "f16")
+    kinds = {name: entry.encoding.name for name, entry in open_file(tmp_path / "m.gguf").tensors.items()}
+    assert kinds["blk.0.attn_q_norm.weight"] == kinds["blk.0.attn_norm.weight"] == "F32"
+    assert kinds["blk.0.attn_q.weight"] == "F16"
 
 
-@pytest.mark.parametrize("name", ["gemma2", "starcoder2"])
+@pytest.mark.parametrize("name", ["gemma2", "starcoder2", "gemma3", "falcon", "stablelm", "bloom"])
 def test_transformers_reads_other_decoders(name: str, tmp_path: Path) -> None:
     """Of those that weft writes, the ones whose files transformers knows."""
     pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
     model = FAMILIES[name].replace(context=512)
+    if name == "gemma3":  # it takes no other width, and no scaling, from a file
+        model = GEMMA3.replace(attention=GEMMA3.attention.replace(heads=2, kv_heads=1, d_head=256))
     weights = weights_of(model)
     write(model, weights, bpe(), tmp_path / "m.gguf")
+    if name == "falcon":  # theirs is the exact function, llama.cpp's its approximation
+        model = model.replace(feedforward=model.feedforward.replace(activation="gelu"))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).eval()
     tokens = torch.randint(300, (2, 17))
     with torch.no_grad():
         ours = logits(ModelBundle(model, weights, None, ""), tokens)
-        assert (ours - theirs(tokens).logits).abs().max() <= 1e-5
+        assert (ours - theirs(tokens).logits).abs().max() <= (5e-5 if name == "gemma3" else 1e-5)  # of seven layers
 
 
 @pytest.mark.parametrize("dtype", [None, "f16", "q8_0", "q4_k", "q4_0"])
@@ -373,7 +475,7 @@ def test_llama_cpp_reads_what_is_written(name: str, dtype: str | None, tmp_path:
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
     theirs.eval(tokens[0].tolist())
     found = torch.from_numpy(np.array(theirs.scores[:20]))
-    assert (found - ours).norm() <= (0.06 if dtype in ("q8_0", "q4_k", "q4_0") else 0.004) * ours.norm()
+    assert (found - ours).norm() <= (0.06 if dtype in ("q8_0", "q4_k", "q4_0") else 0.008) * ours.norm()
     for text in TEXTS[:2]:
         assert theirs.tokenize(text.encode(), add_bos=False) == bpe().encode(text)
 
@@ -618,12 +720,45 @@ def test_blocks_come_back_as_they_came(tmp_path: Path) -> None:
             "activation = 'gelu'",
         ),
         (FAMILIES["llama"].replace(feedforward=Gated(d_ff=9, activation="relu")), "activation = 'relu'"),
+        (FAMILIES["qwen3"].replace(position=Rotary(scaling=Llama3Scaling())), "kind = 'rms', where llama has None"),
+        (
+            FAMILIES["phi3"].replace(attention=Attention(heads=HEADS, d_head=8)),
+            "fraction = 0.75, where llama has 1.0",
+        ),
+        (FAMILIES["smollm3"].replace(pattern=[{}, {"position": NoPosition()}]), "model.pattern = "),
+        (FAMILIES["gemma3"].replace(pattern=[{"window": 5}, {}, {}]), "model.pattern = "),
+        (FAMILIES["gemma3"].replace(pattern=[{"window": 5}] * 5 + [{}]), "model.pattern = "),  # all scaled
+        (FAMILIES["falcon"].replace(feedforward=Plain(d_ff=FF, activation="gelu", bias=False)), "activation = 'gelu'"),
+        (FAMILIES["falcon"].replace(sublayers="sequential"), "model.sublayers = 'sequential', where falcon has"),
+        (FAMILIES["stablelm"].replace(attention=Attention(heads=HEADS, bias="all")), "kind = 'gated', where gptneox"),
+        (FAMILIES["olmo"].replace(attention=Attention(heads=HEADS, bias="qkv")), "norm.kind = 'layer', where qwen2"),
+        (FAMILIES["bloom"].replace(position=ALiBi(rounded=True)), "rounded = True, where bloom has False"),
     ],
 )
 def test_models_without_a_place(model: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(InteropError, match=message):
         write(model, {}, None, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_largest_gemmas_have_a_scale_of_their_own() -> None:
+    """llama.cpp knows them by their layers; no key says it."""
+    for name, layers in (("gemma2", 46), ("gemma3", 62)):
+        model = FAMILIES[name].replace(layers=layers)
+        with pytest.raises(InteropError, match=r"model\.attention\.scale = "):
+            architecture_of(model)
+        scale = (D // model.attention.heads) ** -0.5
+        assert architecture_of(model.replace(attention=model.attention.replace(scale=scale))) == name
+
+
+def test_windows_are_read_layer_by_layer(tmp_path: Path) -> None:
+    model, windowed = FAMILIES["gemma3"], [True, False, False, True, True, True, True]
+    for given in (windowed, [True] * 7):
+        notes = {"gguf": {"keys": {"gemma3.attention.sliding_window_pattern": [9, given, 7]}}}
+        weft_gguf.write(ModelBundle(model, weights_of(model), bpe(), "here", notes=notes), tmp_path / "m.gguf")
+        read = weft_gguf.read(tmp_path / "m.gguf").model
+        assert isinstance(read, Decoder)
+        assert [kind.window is not None for kind in read.layer_kinds(7)] == given
 
 
 # ---- bad input
@@ -713,6 +848,26 @@ def renamed(whole: bytes, old: bytes, new: bytes) -> bytes:
 def test_what_is_wrong_is_named(change: Any, expected: str, whole: bytes, tmp_path: Path) -> None:
     message = refused(tmp_path / "m.gguf", change(whole))
     assert re.search(expected, message), message
+
+
+def test_windows_and_factors_that_make_no_sense_are_named(tmp_path: Path) -> None:
+    model = FAMILIES["gemma3"]
+    notes = {"gguf": {"keys": {"gemma3.attention.sliding_window_pattern": [9, [True, False], 7]}}}
+    weft_gguf.write(ModelBundle(model, weights_of(model), bpe(), "here", notes=notes), tmp_path / "m.gguf")
+    message = refused(tmp_path / "m.gguf", (tmp_path / "m.gguf").read_bytes())
+    assert "sliding_window_pattern = [True, False]: expected a whole number, or true or false for each of 7" in message
+    model = FAMILIES["phi3-long"]
+    write(model, weights_of(model), bpe(), tmp_path / "m.gguf")
+    data = (tmp_path / "m.gguf").read_bytes()
+    message = refused(tmp_path / "m.gguf", renamed(data, b"factors_short", b"factors_shore"))
+    assert "it has a tensor 'rope_factors_long.weight', but no 'rope_factors_short.weight'" in message
+    place = data.index(b"rope_factors_short.weight") + len(b"rope_factors_short.weight") + 4
+    message = refused(tmp_path / "m.gguf", data[:place] + struct.pack("<Q", 7) + data[place + 8 :])
+    assert "a factor for each of the 8 pairs" in message
+    value = struct.pack("<f", SHORT[-1])
+    assert data.count(value) == 1
+    message = refused(tmp_path / "m.gguf", data.replace(value, struct.pack("<f", float("nan"))))
+    assert "position.scaling" in message
 
 
 def test_an_unknown_encoding_and_wrong_shapes_are_named(whole: bytes, tmp_path: Path) -> None:
