@@ -344,6 +344,10 @@ FAMILIES = {
     "llama-biased": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
         attention=Attention(heads=HEADS, bias="all")
     ),
+    "llama-out": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(attention=Attention(heads=HEADS, bias="out")),
+    "qwen2-biased": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
+        attention=Attention(heads=HEADS, bias="qkv"), head=LMHead(tied=False, bias=True)
+    ),
     "qwen2": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
         attention=Attention(heads=HEADS, kv_heads=2, bias="qkv")
     ),
@@ -724,6 +728,12 @@ def test_blocks_come_back_as_they_came(tmp_path: Path) -> None:
         (
             FAMILIES["phi3"].replace(attention=Attention(heads=HEADS, d_head=8)),
             "fraction = 0.75, where llama has 1.0",
+        ),
+        (FAMILIES["llama"].replace(head=LMHead(bias=True)), "bias = 'none', where qwen2 has 'qkv'"),
+        (FAMILIES["phi2"].replace(head=LMHead(tied=False)), "sublayers = 'parallel', where gptneox"),
+        (
+            FAMILIES["gptneox"].replace(attention=Attention(heads=HEADS, d_head=8, bias="all")),
+            "d_head = 8, where gptneox",
         ),
         (FAMILIES["smollm3"].replace(pattern=[{}, {"position": NoPosition()}]), "model.pattern = "),
         (FAMILIES["gemma3"].replace(pattern=[{"window": 5}, {}, {}]), "model.pattern = "),

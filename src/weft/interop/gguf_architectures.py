@@ -60,18 +60,25 @@ def _rotated(*width: Row) -> tuple[Row, ...]:
         *SIZES,
         whole("attention.kv_heads", "attention.head_count_kv", lambda model: model["attention.heads"]),
         *width,
-        same("attention.value_length", "attention.d_head"),
         number("position.base", "rope.freq_base", 10000.0),
         Special(_read_scaling, _write_scaling),
     )
 
 
-ROTATED = _rotated(whole("attention.d_head", "attention.key_length", even_heads))
-# the same where heads have to share d_model evenly
+def _even(theirs: str) -> Special:
+    """A key that must be the width of a head, where heads have to share d_model evenly."""
+    return Special(same(theirs, "attention.d_head").read, lambda model: {theirs: even_heads(model)})
+
+
+ROTATED = _rotated(
+    whole("attention.d_head", "attention.key_length", even_heads), same("attention.value_length", "attention.d_head")
+)
 EVEN = _rotated(
     Special(read=lambda settings, model: {"attention.d_head": even_heads(model)}),
-    same("attention.key_length", "attention.d_head"),
+    _even("attention.key_length"),
+    _even("attention.value_length"),
 )
+EVEN_HEADS = _even("rope.dimension_count")
 WHOLE_HEADS = same("rope.dimension_count", "attention.d_head")
 RMS, LAYER_NORM = (number("norm.eps", f"attention.layer_norm_{kind}epsilon") for kind in ("rms_", ""))
 LLAMA: tuple[Row, ...] = (*ROTATED, RMS, WHOLE_HEADS)
@@ -202,12 +209,12 @@ def _llama_like(fixed: Mapping[str, Any], *more: Row) -> Table:
 def _plain(fixed: Mapping[str, Any], *more: Row) -> Table:
     """LayerNorm, rotary positions, a plain feed-forward, and biases everywhere."""
     usual = {"norm.kind": "layer", "position.kind": "rotary", "feedforward.kind": "plain", "attention.bias": "all"}
-    return Table((*ROTATED, LAYER_NORM, *more), {**usual, "feedforward.activation": "gelu-tanh", **fixed})
+    return Table((*EVEN, LAYER_NORM, *more), {**usual, "feedforward.activation": "gelu-tanh", **fixed})
 
 
 def _bare(fixed: Mapping[str, Any], *rows: Row) -> Table:
     """Rotary positions, heads that share d_model evenly, and no biases but those of norms."""
-    usual = {"position.kind": "rotary", "attention.bias": "none", "feedforward.bias": False, "head.bias": False}
+    usual = {"position.kind": "rotary", "attention.bias": "none", "feedforward.bias": False}
     return Table((*EVEN, *rows), {**usual, **fixed})
 
 
@@ -285,7 +292,6 @@ ARCHITECTURES = {
             "attention.qk_norm.kind": "rms",
             "attention.qk_norm.offset": 1.0,
             "attention.bias": "none",
-            "head.bias": False,
             "placement": "sandwich",
         },
         follows("attention.qk_norm.eps", "norm.eps"),
@@ -302,16 +308,16 @@ ARCHITECTURES = {
         },
         follows("attention.qk_norm.eps", "norm.eps"),
     ),
-    "smollm3": _llama_like({"attention.bias": "none", "head.bias": False}, Special(_read_no_positions)),
+    "smollm3": _llama_like({"attention.bias": "none"}, Special(_read_no_positions)),
     "phi3": _bare({"norm.kind": "rms", "feedforward.kind": "gated"}, RMS, FRACTION, Special(_read_window)),
     "granite": _llama_like({}, Special(_read_factors, _write_factors)),
-    "starcoder2": _plain({}, WHOLE_HEADS),
+    "starcoder2": _plain({}, EVEN_HEADS),
     "gptneox": _plain({}, FRACTION, PARALLEL),
-    "phi2": _plain({"sublayers": "parallel"}, FRACTION),
+    "phi2": _plain({"sublayers": "parallel", "head.bias": True}, FRACTION),
     "falcon": _bare(
         {"norm.kind": "layer", "feedforward.kind": "plain", "feedforward.activation": "gelu-tanh"},
         LAYER_NORM,
-        WHOLE_HEADS,
+        EVEN_HEADS,
     ),
     "stablelm": _bare(
         {"norm.kind": "layer", "feedforward.kind": "gated"},
@@ -327,7 +333,7 @@ ARCHITECTURES = {
     "olmo": _bare(
         {"norm.kind": "layer", "norm.gain": False, "norm.bias": False, "feedforward.kind": "gated"},
         LAYER_NORM,
-        WHOLE_HEADS,
+        EVEN_HEADS,
         _above_zero("attention.clip", "attention.clamp_kqv"),
     ),
     "gpt2": Table(
@@ -353,7 +359,6 @@ ARCHITECTURES = {
             "norm.kind": "layer",
             "embedding_norm": True,
             "position.kind": "alibi",
-            "head.bias": False,
         },
     ),
 }

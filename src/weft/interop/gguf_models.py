@@ -60,7 +60,10 @@ def read_settings(settings: Settings, contents: Contents, tied: bool) -> Decoder
         raise InteropError(f"{contents.path}: it has no matrix 'token_embd.weight' (vocab_size, d_model)")
     if settings.whole("block_count") > len(tensors):  # before that many layers are built
         raise settings.refusal("block_count", f"the file holds {len(tensors)} tensors in all")
-    bias = "all" if "blk.0.attn_output.bias" in tensors else "qkv" if "blk.0.attn_q.bias" in tensors else "none"
+    read_in, written = (
+        any(f"blk.0.attn_{part}.bias" in tensors for part in parts) for parts in (("q", "qkv"), ("output",))
+    )
+    bias = {(True, True): "all", (True, False): "qkv", (False, True): "out"}.get((read_in, written), "none")
     known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
     known["head.bias"] = "output.bias" in tensors
     architecture = settings.prefix.removesuffix(".")
@@ -145,7 +148,9 @@ def _read_again(name: str, model: Decoder) -> Transformer:
     """The model that its keys would be read as beside its tensors."""
     table, ours = ARCHITECTURES[name], flat(model)
     tree = {f"{name}.{key}": value for key, value in table.write(ours).items()}
-    in_tensors = {"vocab_size", "head.tied", "head.bias", "attention.bias"}
+    in_tensors = {"vocab_size", "head.tied", "attention.bias"}
+    if name == "qwen2":
+        in_tensors.add("head.bias")
     if name in IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
         in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
     if name in ADJACENT:  # where it differs, rows are reordered
