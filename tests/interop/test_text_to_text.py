@@ -107,6 +107,11 @@ def t5() -> Any:
     return transformers.T5Tokenizer(vocab=[*specials, *scored()], extra_ids=2)
 
 
+def pegasus() -> Any:
+    specials = [("<pad>", 0.0), ("</s>", 0.0), ("<mask_1>", 0.0), ("<mask_2>", 0.0), ("<unk_2>", 0.0), ("<unk>", 0.0)]
+    return transformers.PegasusTokenizer(vocab=[*specials, *scored()], offset=3)
+
+
 def fairseq() -> list[tuple[str, float]]:
     return [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *scored()]
 
@@ -151,7 +156,7 @@ def nllb() -> Any:
 
 
 def sizes(kind: str) -> dict[str, Any]:
-    if kind == "T5":
+    if kind in ("T5", "MT5"):
         layers = {"num_layers": 1, "num_decoder_layers": 1}
         return {"d_model": D, "d_kv": D // HEADS, "num_heads": HEADS, "d_ff": FF, **layers}
     found: dict[str, Any] = {"d_model": D, "max_position_embeddings": 64}
@@ -175,6 +180,8 @@ CASES = {
     "marian": Case("Marian", lambda: marian(), {"eos_token_id": 0, "forced_eos_token_id": 0}),
     "marian to several": Case("Marian", lambda: marian(">>deu<<", ">>eng<<"), {"eos_token_id": 0}, Asked(None, "deu")),
     "t5": Case("T5", t5, {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
+    "mt5": Case("MT5", t5, {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
+    "pegasus": Case("Pegasus", pegasus, {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
     "mbart": Case("MBart", lambda: transformers.MBartTokenizer(vocab=fairseq()), FAIRSEQ, Asked("de_DE", "ro_RO")),
     "mbart50": Case("MBart", mbart50, FAIRSEQ, Asked("de_DE", "fr_XX")),
     "nllb": Case("M2M100", nllb, FAIRSEQ, Asked("deu_Latn", "fra_Latn")),

@@ -90,7 +90,10 @@ def search_texts(
 def _completion(hypothesis: Hypothesis, prompt: Prompt, settings: Beam) -> Completion:
     assert prompt.tokenizer is not None
     text = Detokenizer(prompt.tokenizer, settings.stop, prompt.begun)
-    if not any(text.push(token) for token in hypothesis.ids):
+    # what ends a text is no part of it; GPT-2's end is its unknown token too, which would show
+    ends = {prompt.eos_id, *prompt.stop_ids, *settings.stop_ids}
+    shown = hypothesis.ids[:-1] if hypothesis.ids[-1] in ends else hypothesis.ids
+    if not any(text.push(token) for token in shown):
         text.end()
     return Completion(text.take(), len(hypothesis.ids), hypothesis.finish, score=hypothesis.score)
 
