@@ -266,6 +266,12 @@ def test_a_strangers_settings_are_checked() -> None:
     assert found == nothing and len(lines) == 4
     both = {"forced_bos_token_id": 3, "suppress_tokens": [3]}
     assert generation_settings(both, 50) == ({"banned": (3,)}, ["forced_bos_token_id = 3"])
+    assert generation_settings({"min_length": 5}, 50) == (nothing, [])  # with the prompt, which is not here
+    assert generation_settings({"min_length": 5}, 50, answers=True) == ({"min_tokens": 4}, [])
+    assert generation_settings({"min_length": 5, "min_new_tokens": 2}, 50, answers=True) == ({"min_tokens": 2}, [])
+    assert generation_settings({"min_length": "5"}, 50, answers=True) == (nothing, ["min_length = '5'"])
+    short = {"min_length": 5, "max_new_tokens": 3}
+    assert generation_settings(short, 50, answers=True) == ({"max_tokens": 3}, ["min_length = 5"])
 
 
 def test_a_broken_file_of_settings_is_said_and_not_used(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -278,9 +284,23 @@ def test_a_broken_file_of_settings_is_said_and_not_used(checkpoint: Path, tmp_pa
         assert "generation_config.json" in line
 
 
+def test_rules_that_weft_does_not_have_are_named(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    tree = {"no_repeat_ngram_size": 3, "min_length": 5, "encoder_no_repeat_ngram_size": 0}
+    (checkpoint / "generation_config.json").write_text(json.dumps(tree))
+    import_model(checkpoint, tmp_path / "run")
+    capsys.readouterr()
+    assert weft.load(tmp_path / "run").defaults == {}
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ", 2)[2] for line in lines] == [
+        "no_repeat_ngram_size = 3: not used; weft has no such rule",
+        "min_length = 5: not used; weft has no such rule",
+    ]
+
+
 def test_greedy_settings_give_way_to_what_is_asked_for() -> None:
     from weft.api.settings import with_defaults
 
+    assert with_defaults({"max_tokens": 3}, {"min_tokens": 9}) == {"max_tokens": 3, "min_tokens": 3}
     assert with_defaults({"top_p": 0.5}, {"temperature": 0.0}) == {"top_p": 0.5}
     assert with_defaults({"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.5, "max_tokens": 3}) == {
         "temperature": 0.0,

@@ -177,6 +177,7 @@ class Case(NamedTuple):
 FAIRSEQ = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 CASES = {
     "bart": Case("Bart", bart, {**FAIRSEQ, "forced_bos_token_id": 0, "forced_eos_token_id": 2}),
+    "bart of a least length": Case("Bart", bart, {**FAIRSEQ, "min_length": 9}),
     "marian": Case("Marian", lambda: marian(), {"eos_token_id": 0, "forced_eos_token_id": 0}),
     "marian to several": Case("Marian", lambda: marian(">>deu<<", ">>eng<<"), {"eos_token_id": 0}, Asked(None, "deu")),
     "t5": Case("T5", t5, {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
@@ -188,7 +189,10 @@ CASES = {
     "m2m100": Case("M2M100", m2m, FAIRSEQ, Asked("de", "fr")),
 }
 QUICK = ("bart", "marian")
-GENERATED = ("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id", "bad_words_ids", "suppress_tokens")
+GENERATED = (
+    *("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id"),
+    *("min_length", "bad_words_ids", "suppress_tokens"),
+)
 
 
 def theirs(case: Case, folder: Path) -> tuple[Any, Any]:
@@ -207,13 +211,15 @@ def theirs(case: Case, folder: Path) -> tuple[Any, Any]:
     marks = [id for token, id in tokenizer.get_vocab().items() if token.startswith(">>")]  # which theirs would show
     ids |= {"bad_words_ids": [[pad]], "suppress_tokens": [tokenizer.unk_token_id, *marks]}
     torch.manual_seed(3)
-    given = {key: id for key, id in ids.items() if key not in GENERATED[-2:]}
+    given = {key: id for key, id in ids.items() if key not in GENERATED[-3:]}
     model = kind(kind.config_class(vocab_size=size, **sizes(case.model), **given)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and ("embed_positions" not in name or case.model in ("Bart", "MBart")):
                 cross = "encoder_attn." in name or "EncDecAttention" in name  # what is read shall matter
                 parameter.normal_(std=2.0 if cross else 0.4)
+        if "min_length" in ids:
+            model.final_logits_bias[0, tokenizer.eos_token_id] = 6.0  # an end that comes early, if it may
     for key in GENERATED:
         setattr(model.generation_config, key, ids.get(key))
     model.save_pretrained(folder)

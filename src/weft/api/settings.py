@@ -38,7 +38,8 @@ def beam(**given: Any) -> Beam:
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tree:
     """What was given, and the defaults for what was not (None).
 
-    Greedy decoding draws nothing, so of settings that are given or default it leaves out what it would contradict.
+    Greedy decoding draws nothing, so of settings that are given or default it leaves out what it would contradict; and
+    a text that may be no longer than was given need not be as long as by default.
     """
     wanted = {key: value for key, value in given.items() if value is not None}
     left = dict(defaults)
@@ -46,7 +47,11 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tree
         left = {key: value for key, value in left.items() if key not in DRAWING}
     elif left.get("temperature") == 0 and any(key in wanted for key in DRAWING):
         del left["temperature"]
-    return left | wanted
+    both = left | wanted
+    longest = wanted.get("max_tokens")
+    if isinstance(longest, int) and "min_tokens" in left and "min_tokens" not in wanted:
+        both["min_tokens"] = min(both["min_tokens"], longest)
+    return both
 
 
 def generation_defaults(run: RunFolder, tokenizer: Tokenizer) -> Tree:

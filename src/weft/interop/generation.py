@@ -44,14 +44,21 @@ FIELDS = {
 }
 
 
-def generation_settings(tree: Mapping[str, Any], vocab_size: int) -> tuple[Tree, list[str]]:
+def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool = False) -> tuple[Tree, list[str]]:
     """The settings in a generation_config.json by weft's names, and the `key = value` that can't be used.
 
     If the file says how to draw at all, its temperature is 1 where it names none. Ids that end a text are `stop_ids`;
-    `length_penalty` is for beam search alone.
+    `length_penalty` is for beam search alone. `min_length` counts all that a decoder reads and writes: of a model that
+    `answers` a source, the token that it starts from and its answer.
     """
     found: Tree = {}
     odd: list[str] = []
+    least = "min_length" if tree.get("min_new_tokens") is None else "min_new_tokens"
+    if answers and least == "min_length" and (given := tree.get(least)) is not None:
+        if not _between(0, MOST, whole=True)(given):
+            odd.append(_shown(least, given))
+        elif given > 1:
+            found["min_tokens"] = given - 1
     for key, field in FIELDS.items():
         value = tree.get(key)
         if value is None:
@@ -60,6 +67,9 @@ def generation_settings(tree: Mapping[str, Any], vocab_size: int) -> tuple[Tree,
             odd.append(_shown(key, value))
         elif value != field.off:
             found[field.ours] = value
+    if found.get("min_tokens", 0) > found.get("max_tokens", MOST):
+        odd.append(_shown(least, tree[least]))
+        del found["min_tokens"]
     draws = tree.get("do_sample")
     if draws is not None and not isinstance(draws, bool):
         odd.append(_shown("do_sample", draws))
@@ -94,6 +104,15 @@ def generation_settings(tree: Mapping[str, Any], vocab_size: int) -> tuple[Tree,
         odd.append(_shown("forced_bos_token_id", tree["forced_bos_token_id"]))
         del found["forced"]
     return found, odd
+
+
+def without_a_rule(tree: Mapping[str, Any], answers: bool) -> list[str]:
+    """The `key = value` of a generation_config.json that change a text by rules that weft doesn't have.
+
+    A text that goes on with a prompt has a least length of its own in weft, not one that counts the prompt.
+    """
+    keys = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", *(() if answers else ("min_length",)))
+    return [_shown(key, tree[key]) for key in keys if tree.get(key) not in (None, 0)]
 
 
 def _shown(key: str, value: Any) -> str:

@@ -16,10 +16,10 @@ from weft.explain.count import count
 from weft.files import write_text
 from weft.interop import safetensors
 from weft.interop.bundle import LazyWeights, ModelBundle, counted, lazily
-from weft.interop.generation import generation_settings
+from weft.interop.generation import generation_settings, without_a_rule
 from weft.interop.hf import GENERATION
 from weft.interop.weight_map import shapes
-from weft.models.config import Model
+from weft.models.config import EncoderDecoder, Model
 from weft.models.renamed import current_name
 from weft.progress import bar
 from weft.recipe.config import Recipe
@@ -113,10 +113,13 @@ def generation(run: RunFolder, vocab_size: int) -> tuple[Tree, list[str]]:
     if not file.is_file():
         return {}, []
     try:
-        found, odd = generation_settings(read_object(file), vocab_size)
+        tree = read_object(file)
     except InteropError as error:
         return {}, [str(error)]
-    return found, [f"{file}: {each}: not used; it makes no sense there" for each in odd]
+    answers = isinstance(run.recipe().model, EncoderDecoder)
+    found, odd = generation_settings(tree, vocab_size, answers)
+    lines = [f"{file}: {each}: not used; it makes no sense there" for each in odd]
+    return found, lines + [f"{file}: {each}: not used; weft has no such rule" for each in without_a_rule(tree, answers)]
 
 
 def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
