@@ -103,6 +103,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         source_tokenizer=source,
         files=marian_files(folder, vocabularies) if stored.zero_start and tokenizer is None else {},
         origin=f"{folder}: CTranslate2, {' and '.join(types)}",
+        notes={"generation": {"min_new_tokens": 1}},  # unless it is told otherwise, it never answers with nothing
     )
 
 

@@ -108,14 +108,18 @@ def license_of(run: RunFolder) -> dict[str, str]:
 
 
 def generation(run: RunFolder, vocab_size: int) -> tuple[Tree, list[str]]:
-    """How the makers of an imported checkpoint have it write, and what of that can't be used, one line each."""
-    file = run.origin / "files" / GENERATION
-    if not file.is_file():
-        return {}, []
+    """How the makers of an imported checkpoint have it write, and what of that can't be used, one line each.
+
+    Their file says it; where a format has none, the notes of the import say what its own program does.
+    """
+    file, notes = run.origin / "files" / GENERATION, run.origin / "notes.json"
     try:
-        tree = read_object(file)
+        noted = read_object(notes).get("notes", {}).get("generation", {}) if notes.is_file() else {}
+        tree = read_object(file) if file.is_file() else noted
     except InteropError as error:
         return {}, [str(error)]
+    if not tree:
+        return {}, []
     answers = isinstance(run.recipe().model, EncoderDecoder)
     found, odd = generation_settings(tree, vocab_size, answers)
     lines = [f"{file}: {each}: not used; it makes no sense there" for each in odd]
