@@ -374,6 +374,7 @@ def test_ctranslate2_writes_the_same_with_marians_model(tmp_path: Path) -> None:
     export_model(tmp_path / "run", "hf", tmp_path / "out")
     there = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     again = transformers.MarianMTModel.from_pretrained(tmp_path / "out").eval()
+    assert again.generation_config.min_new_tokens == 1
     again.generation_config.suppress_tokens = [there.unk_token_id]
     for beams in (1, 5):
         found = translator.translate_batch(

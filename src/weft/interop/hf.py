@@ -298,7 +298,8 @@ def _small_files(bundle: ModelBundle, tree: Tree, same: bool, sharded: bool) -> 
     if CONFIG not in files or json.loads(files[CONFIG]) != tree:
         files[CONFIG] = json_bytes(tree)
     if GENERATION not in files and not isinstance(bundle.model, Encoder):
-        files[GENERATION] = json_bytes({"_from_model_config": True} | {key: tree[key] for key in TOKENS if key in tree})
+        own = bundle.notes.get("generation") or {"_from_model_config": True}
+        files[GENERATION] = json_bytes(own | {key: tree[key] for key in TOKENS if key in tree})
     if not same and isinstance(bundle.model, Encoder) and isinstance(bundle.model.head, EmbeddingHead):
         trees = _sentence_transformers(bundle.model, bundle.model.head)
         files |= {name: json_bytes(tree) for name, tree in trees.items()}
