@@ -154,6 +154,7 @@ def test_a_long_text_is_continued_from_its_end() -> None:
     assert greedy.written[0].text == run_.generate(text, temperature=0, max_tokens=3)
 
 
+@pytest.mark.slow
 def test_a_page_draws_and_writes_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
     for kind in (AttentionMaps, Surprise):
