@@ -30,6 +30,46 @@ def where(key, seen, base, table_ptr, block_stride, D: tl.constexpr, PAGE: tl.co
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def seen_too(scores, v, peak, total, mixed):  # type: ignore[no-untyped-def]
+    """What was seen so far, and keys with these scores (queries, keys) and values v (keys, D) besides."""
+    higher = tl.maximum(peak, tl.max(scores, axis=1))
+    fade = tl.exp2(peak - higher)
+    weights = tl.exp2(scores - higher[:, None])
+    total = total * fade + tl.sum(weights, axis=1)
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * fade[:, None])
+    return higher, total, mixed
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def put(  # type: ignore[no-untyped-def]
+    mine, cos_ptr, sin_ptr, place, keys_ptr, values_ptr, base, head_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, ROTATED: tl.constexpr, STORED: tl.constexpr,
+):  # fmt: skip
+    """Rotate a token's queries where they are, and store its rotated keys, and its values, from `base` on."""
+    HALF: tl.constexpr = D // 2
+    half = tl.arange(0, HALF)
+    cos = tl.load(cos_ptr + place * HALF + half)[None, :]
+    sin = tl.load(sin_ptr + place * HALF + half)[None, :]
+    head = tl.arange(0, ROTATED)[:, None]  # the heads of queries, then those of keys
+    at = mine + head * D + half[None, :]
+    a = tl.load(at, mask=head < HEADS + KV_HEADS, other=0).to(tl.float32)
+    b = tl.load(at + HALF, mask=head < HEADS + KV_HEADS, other=0).to(tl.float32)
+    kind = keys_ptr.dtype.element_ty
+    ra = (a * cos - b * sin).to(kind)
+    rb = (b * cos + a * sin).to(kind)
+    tl.store(at, ra, mask=head < HEADS)
+    tl.store(at + HALF, rb, mask=head < HEADS)
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    key = keys_ptr + base + (head - HEADS) * head_stride + half[None, :]
+    tl.store(key, ra, mask=is_key)
+    tl.store(key + HALF, rb, mask=is_key)
+    stored = tl.arange(0, STORED)[:, None]
+    whole = tl.arange(0, D)[None, :]
+    v = tl.load(mine + (HEADS + KV_HEADS + stored) * D + whole, mask=stored < KV_HEADS, other=0)
+    tl.store(values_ptr + base + stored * head_stride + whole, v, mask=stored < KV_HEADS)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _attend_kernel(  # type: ignore[no-untyped-def]
     qkv_ptr,
     cos_ptr,
@@ -103,12 +143,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         v = tl.load(values_ptr + there[:, None] + whole[None, :], mask=seen[:, None], other=0)
         scores = tl.dot(qb, kb, tl.dot(qa, ka))
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, axis=1))
-        fade = tl.exp2(peak - higher)
-        weights = tl.exp2(scores - higher[:, None])
-        total = total * fade + tl.sum(weights, axis=1)
-        mixed = tl.dot(weights.to(kind), v, mixed * fade[:, None])
-        peak = higher
+        peak, total, mixed = seen_too(scores, v, peak, total, mixed)
 
     if split == 0:  # the newest token: rotated, stored, and seen by its own query
         own = qkv_ptr + row * WIDTH + (HEADS + kv) * D
@@ -171,32 +206,14 @@ def _rotate_kernel(  # type: ignore[no-untyped-def]
     ROTATED: tl.constexpr,
     STORED: tl.constexpr,
 ):
-    HALF: tl.constexpr = D // 2
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     token = tl.program_id(0)
     place = token % time
     base = (token // time).to(tl.int64) * row_stride + place * D
     mine = qkv_ptr + token.to(tl.int64) * WIDTH
-    half = tl.arange(0, HALF)
-    cos = tl.load(cos_ptr + place * HALF + half)[None, :]
-    sin = tl.load(sin_ptr + place * HALF + half)[None, :]
-    head = tl.arange(0, ROTATED)[:, None]  # the heads of queries, then those of keys
-    at = mine + head * D + half[None, :]
-    a = tl.load(at, mask=head < HEADS + KV_HEADS, other=0).to(tl.float32)
-    b = tl.load(at + HALF, mask=head < HEADS + KV_HEADS, other=0).to(tl.float32)
-    kind = keys_ptr.dtype.element_ty
-    ra = (a * cos - b * sin).to(kind)
-    rb = (b * cos + a * sin).to(kind)
-    tl.store(at, ra, mask=head < HEADS)
-    tl.store(at + HALF, rb, mask=head < HEADS)
-    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
-    key = keys_ptr + base + (head - HEADS) * head_stride + half[None, :]
-    tl.store(key, ra, mask=is_key)
-    tl.store(key + HALF, rb, mask=is_key)
-    stored = tl.arange(0, STORED)[:, None]
-    whole = tl.arange(0, D)[None, :]
-    v = tl.load(mine + (HEADS + KV_HEADS + stored) * D + whole, mask=stored < KV_HEADS, other=0)
-    tl.store(values_ptr + base + stored * head_stride + whole, v, mask=stored < KV_HEADS)
+    put(
+        mine, cos_ptr, sin_ptr, place, keys_ptr, values_ptr, base, head_stride, HEADS, KV_HEADS, D, ROTATED, STORED
+    )  # fmt: skip
 
 
 # ---- what the kernels are called by

@@ -11,7 +11,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from weft.decode.fast.attend import where
+from weft.decode.fast.attend import put, seen_too, where
 
 HIGH = 128  # queries of a tile
 WIDE = 64  # keys at a time
@@ -37,33 +37,15 @@ def _store_kernel(  # type: ignore[no-untyped-def]
     STORED: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    HALF: tl.constexpr = D // 2
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     token = tl.program_id(0)
     place = tl.load(places_ptr + token).to(tl.int32)
     table_ptr = tables_ptr + tl.load(slots_ptr + token).to(tl.int64) * table_stride
     base = where(place, place >= 0, 0, table_ptr, block_stride, D, PAGE)
     mine = qkv_ptr + token.to(tl.int64) * WIDTH
-    half = tl.arange(0, HALF)
-    cos = tl.load(cos_ptr + place * HALF + half)[None, :]
-    sin = tl.load(sin_ptr + place * HALF + half)[None, :]
-    head = tl.arange(0, ROTATED)[:, None]  # the heads of queries, then those of keys
-    at = mine + head * D + half[None, :]
-    a = tl.load(at, mask=head < HEADS + KV_HEADS, other=0).to(tl.float32)
-    b = tl.load(at + HALF, mask=head < HEADS + KV_HEADS, other=0).to(tl.float32)
-    kind = keys_ptr.dtype.element_ty
-    ra = (a * cos - b * sin).to(kind)
-    rb = (b * cos + a * sin).to(kind)
-    tl.store(at, ra, mask=head < HEADS)
-    tl.store(at + HALF, rb, mask=head < HEADS)
-    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
-    key = keys_ptr + base + (head - HEADS) * head_stride + half[None, :]
-    tl.store(key, ra, mask=is_key)
-    tl.store(key + HALF, rb, mask=is_key)
-    stored = tl.arange(0, STORED)[:, None]
-    whole = tl.arange(0, D)[None, :]
-    v = tl.load(mine + (HEADS + KV_HEADS + stored) * D + whole, mask=stored < KV_HEADS, other=0)
-    tl.store(values_ptr + base + stored * head_stride + whole, v, mask=stored < KV_HEADS)
+    put(
+        mine, cos_ptr, sin_ptr, place, keys_ptr, values_ptr, base, head_stride, HEADS, KV_HEADS, D, ROTATED, STORED
+    )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -86,12 +68,7 @@ def _seen_from(  # type: ignore[no-untyped-def]
         scores = tl.dot(q, k) * scale
         if MASKED:
             scores = tl.where(key[None, :] <= places[:, None], scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, axis=1))
-        fade = tl.exp2(peak - higher)
-        weights = tl.exp2(scores - higher[:, None])
-        total = total * fade + tl.sum(weights, axis=1)
-        mixed = tl.dot(weights.to(v.dtype), v, mixed * fade[:, None])
-        peak = higher
+        peak, total, mixed = seen_too(scores, v, peak, total, mixed)
     return peak, total, mixed
 
 
