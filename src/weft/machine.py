@@ -4,6 +4,7 @@ Rates depend on the library as much as on the silicon: a processor may have narr
 torch may compute them number by number. So what is chosen by speed is measured, never looked up.
 """
 
+import importlib.util
 import math
 import platform
 import re
@@ -63,6 +64,12 @@ def processor() -> tuple[str, tuple[str, ...]]:
         return described_by_sysctl(_sysctl())
     details = Path("/proc/cpuinfo")
     return described_by_cpuinfo(details.read_text(encoding="utf-8", errors="replace") if details.exists() else "")
+
+
+@cache
+def has_triton() -> bool:
+    """Whether there is Triton to compile kernels for a GPU."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @cache

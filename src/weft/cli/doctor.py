@@ -109,22 +109,19 @@ def _rates(rates: Mapping[str, float]) -> str:
 
 
 def _gpus() -> Iterator[Row]:
-    from importlib.util import find_spec
-
     import torch
 
-    from weft.machine import bandwidth, products
+    from weft.machine import bandwidth, has_triton, products
 
     if not torch.cuda.is_available():
         yield Row("GPU", "none that torch can use; models train on the CPU")
     for index in range(torch.cuda.device_count()):
         device, about = f"cuda:{index}", torch.cuda.get_device_properties(index)
         rates, read = products(*GPU_LAYER, ("fp32", "bf16"), device), bandwidth(device)
-        triton = find_spec("triton") is not None
-        kernels = "with Triton" if triton else "without Triton, which weft's own kernels need"
+        kernels = "with Triton" if has_triton() else "without Triton, which weft's own kernels need"
         memory = about.total_memory
         speeds = f"{_rates(rates)}, memory is read at {read / 1e9:,.4g} GB/s"
-        value = {"name": about.name, "memory": memory, "rates": rates, "bandwidth": read, "triton": triton}
+        value = {"name": about.name, "memory": memory, "rates": rates, "bandwidth": read, "triton": has_triton()}
         yield Row(f"GPU {index}", f"{about.name}, {memory / GIB:.0f} GiB; {speeds}; {kernels}", value)
 
 

@@ -5,7 +5,6 @@ fused kernels, with memory that does not grow with the square of the length. A f
 `weights` is all it takes to see the probabilities, or to replace them.
 """
 
-import importlib.util
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
+from weft.machine import has_triton
 from weft.nn import norm
 from weft.nn.attention_mask import DENSE_ENTRIES, AttentionMask
 from weft.nn.cache import Past
@@ -169,7 +169,7 @@ _kernels = False  # whether `attention_kernel` has been loaded
 def _load_kernels() -> None:
     """Load the GPU kernels for dropout, where there is a GPU and Triton to compile them."""
     global _kernels
-    if not _kernels and torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
+    if not _kernels and torch.cuda.is_available() and has_triton():
         import weft.nn.attention_kernel  # noqa: F401 — it registers its operations with torch
 
         _kernels = True

@@ -9,7 +9,6 @@ A place's key is mixed axis by axis, from the row on; only the last axis is hash
 those of integers by two multiplications and three shifts (Wellons 2018, "lowbias32"; the last one is shorter).
 """
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.machine import has_triton
 from weft.nn.runs import Runs, within
 
 GOLDEN = -1640531527  # 2³² over the golden ratio, as a signed number: neighbours land far from each other
@@ -159,7 +159,7 @@ def _last_hash(h: Tensor) -> Tensor:
 @cache
 def _kernel() -> ModuleType | None:
     """The same in one kernel for GPUs, where there is Triton to compile it."""
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return None
     from weft.nn import dropout_kernel
 

@@ -1,6 +1,5 @@
 """The position-wise layer between attentions: plain (Vaswani et al. 2017, §3.3) or gated (Shazeer 2020)."""
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any, assert_never
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.machine import has_triton
 from weft.nn import config
 from weft.nn.dropout import Dropout
 from weft.nn.gelu import gelu, gelu_tanh
@@ -59,15 +59,16 @@ class Gated(nn.Module):
 
     def _fused(self, both: Tensor) -> bool:
         """Whether the gradient is the kernel's: in compiled training on a GPU, in 16 bits, with nothing in between."""
-        compiled = self.swiglu is not None and torch.compiler.is_compiling() and torch.is_grad_enabled()
+        if self.swiglu is None or not torch.compiler.is_compiling():
+            return False
         alone = type(self.down) is Linear and not self.down._forward_hooks and not self.down._forward_pre_hooks
         plain = self.down.bias is None and (self.dropout.p == 0.0 or not self.training)
-        return compiled and alone and plain and both.is_cuda and both.dtype == torch.bfloat16
+        return torch.is_grad_enabled() and alone and plain and both.is_cuda and both.dtype == torch.bfloat16
 
 
 def _kernels() -> Any:
     """The layer's end with its own gradient, where there is a GPU and Triton to compile it."""
-    if not torch.cuda.is_available() or torch.version.hip is not None or importlib.util.find_spec("triton") is None:
+    if not torch.cuda.is_available() or not has_triton():
         return None
     from weft.nn.feedforward_kernel import SwiGLU
 

@@ -10,7 +10,6 @@ For logits z of a row with target t, Z = Σ exp z, smoothing ε and z-loss weigh
     ∂loss/∂z = softmax(z) · (1 + 2ζ log Z) − (1 − ε) onehot(t) − ε/V
 """
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from weft.machine import has_triton
 from weft.nn.config import LossTerms
 from weft.nn.softcap import capped
 
@@ -156,7 +156,7 @@ def divided_chunk_loss(
 @cache
 def gpu_chunk_loss() -> ChunkLoss:
     """The kernel, where there is Triton to compile it, else `chunk_loss`."""
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return chunk_loss
     from weft.nn.loss_kernel import fused_chunk_loss
 

@@ -5,7 +5,6 @@ It reads a Transformer's own weights, 8-bit ones too, and gives the logits that 
 Reading a prompt goes the same way, with torch's attention.
 """
 
-import importlib.util
 from functools import cache
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.decode.fast.products import Plain8
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
+from weft.machine import has_triton
 from weft.models import heads
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.linear import Linear
@@ -33,8 +33,8 @@ SHORT_ATTENTION = LONG_ATTENTION[1:]
 
 @cache
 def has_kernels() -> bool:
-    """Whether Triton is installed, for NVIDIA's GPUs: the kernels use PTX in places."""
-    return torch.version.hip is None and importlib.util.find_spec("triton") is not None
+    """Whether the kernels can be compiled: for NVIDIA's GPUs alone, as they use PTX in places."""
+    return torch.version.hip is None and has_triton()
 
 
 class FusedLayers:
