@@ -309,11 +309,12 @@ def test_a_long_prompt_holds_nobody_up() -> None:
 # ---- what is not wanted any more, or goes wrong
 
 
-@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=12), st.sampled_from(["llama", "lstm"]))
-@examples(max_examples=25, deadline=None)
-def test_cancelled_at_any_moment_leaves_nothing(plan: list[tuple[int, int]], name: str) -> None:
-    some = wishes(8, seed=6)
-    engine = Engine(MODELS[name], BYTES, Limits(blocks=30, block_size=4, rows=3, prefill=12))
+Plan = list[tuple[int, int]]  # which of eight requests to cancel, and how many steps to take then
+plans = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=12)
+
+
+def check_cancelled(engine: Engine, some: list[Wish], plan: Plan, model: LanguageModel) -> None:
+    """Cancel as planned: nothing stays behind, and the others are as alone."""
     requests = ask(engine, some)
     for which, steps in plan:
         requests[which].cancel()
@@ -325,10 +326,17 @@ def test_cancelled_at_any_moment_leaves_nothing(plan: list[tuple[int, int]], nam
     for number, (request, wish) in enumerate(zip(requests, some, strict=True)):
         assert request.ended.is_set()
         if number not in cancelled:
-            assert request.completion() == alone(MODELS[name], wish)
+            assert request.completion() == alone(model, wish)
         elif request.finish == "cancelled":
             with pytest.raises(ModelError, match="was cancelled after"):
                 request.completion()
+
+
+@given(plans, st.sampled_from(["llama", "lstm"]))
+@examples(max_examples=25, deadline=None)
+def test_cancelled_at_any_moment_leaves_nothing(plan: Plan, name: str) -> None:
+    engine = Engine(MODELS[name], BYTES, Limits(blocks=30, block_size=4, rows=3, prefill=12))
+    check_cancelled(engine, wishes(8, seed=6), plan, MODELS[name])
 
 
 class Broken(LanguageModel):

@@ -8,7 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from tests.decode.engine.test_engine import BYTES, MODELS, Wish, alone, ask, check_empty, wishes
+from tests.decode.engine.test_engine import (
+    BYTES,
+    MODELS,
+    Plan,
+    Wish,
+    alone,
+    ask,
+    check_cancelled,
+    check_empty,
+    plans,
+    wishes,
+)
 
 from weft.decode.config import Sampling
 from weft.decode.constrain import regex
@@ -102,23 +113,11 @@ def test_blocks_of_a_text_that_has_ended_go_to_others() -> None:
     check_empty(engine)
 
 
-@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=12))
+@given(plans)
 @examples(max_examples=8, deadline=None)
-def test_cancelled_at_any_moment_leaves_nothing(plan: list[tuple[int, int]]) -> None:
-    some = free(wishes(8, seed=6))
+def test_cancelled_at_any_moment_leaves_nothing(plan: Plan) -> None:
     engine = ahead("llama", Limits(blocks=30, block_size=4, rows=3, prefill=12))
-    requests = ask(engine, some)
-    for which, steps in plan:
-        requests[which].cancel()
-        for _ in range(steps):
-            engine.step()
-    engine.run()
-    check_empty(engine)
-    cancelled = {which for which, _ in plan}
-    for number, (request, wish) in enumerate(zip(requests, some, strict=True)):
-        assert request.ended.is_set()
-        if number not in cancelled:
-            assert request.completion() == alone(MODELS["llama"], wish)
+    check_cancelled(engine, free(wishes(8, seed=6)), plan, MODELS["llama"])
 
 
 def test_a_grammar_and_log_probabilities_among_texts_that_run_ahead() -> None:
