@@ -301,6 +301,7 @@ def test_greedy_settings_give_way_to_what_is_asked_for() -> None:
     from weft.api.settings import with_defaults
 
     assert with_defaults({"max_tokens": 3}, {"min_tokens": 9}) == {"max_tokens": 3, "min_tokens": 3}
+    assert with_defaults({}, {"min_tokens": 900}) == {"min_tokens": 128}  # which is as long as a text is by default
     assert with_defaults({"top_p": 0.5}, {"temperature": 0.0}) == {"top_p": 0.5}
     assert with_defaults({"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.5, "max_tokens": 3}) == {
         "temperature": 0.0,

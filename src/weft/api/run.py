@@ -284,7 +284,7 @@ class Run:
         if not isinstance(self.objective, Pairs | Spans):
             raise self.objective.cannot("translate")
         usual: dict[str, Any] = {"beams": 5, "patience": 1.0, "max_tokens": self.objective.length}
-        chosen = settings or beam(**usual | self.beam_defaults)
+        chosen = settings or beam(**with_defaults({}, usual | self.beam_defaults))
         return self.objective.translator(self.model, Asked(*languages), ratio).translate(texts, chosen, progress)
 
     def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:

@@ -39,7 +39,7 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tree
     """What was given, and the defaults for what was not (None).
 
     Greedy decoding draws nothing, so of settings that are given or default it leaves out what it would contradict; and
-    a text that may be no longer than was given need not be as long as by default.
+    a text need not be longer by default than it may be.
     """
     wanted = {key: value for key, value in given.items() if value is not None}
     left = dict(defaults)
@@ -48,7 +48,7 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tree
     elif left.get("temperature") == 0 and any(key in wanted for key in DRAWING):
         del left["temperature"]
     both = left | wanted
-    longest = wanted.get("max_tokens")
+    longest = both.get("max_tokens", Rules.model_fields["max_tokens"].default)
     if isinstance(longest, int) and "min_tokens" in left and "min_tokens" not in wanted:
         both["min_tokens"] = min(both["min_tokens"], longest)
     return both
