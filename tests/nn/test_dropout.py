@@ -164,14 +164,14 @@ def test_blocks_that_run_again_drop_the_same() -> None:
 
 def test_strips_of_queries_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model = build(MODELS["decoder"]).train()
+    model = build(MODELS["decoder"]).double().train()
     assert isinstance(model, LanguageModel)
     batch = example("decoder", True)
     plain = gradients(model, [batch])
     monkeypatch.setattr("weft.nn.attention.DENSE_ENTRIES", 16)
     monkeypatch.setattr("weft.nn.attention.QUERY_BLOCK", 4)
     for one, other in zip(plain, gradients(model, [batch]), strict=True):
-        torch.testing.assert_close(other, one)
+        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-9)
 
 
 # ---- on a GPU
