@@ -25,7 +25,7 @@ from weft.api.import_model import import_model
 from weft.cli.main import run as command
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, DataError, WeftError
-from weft.interop.generation import generation_settings
+from weft.interop.generation import generation_settings, search_settings
 from weft.models.presets import gpt, llama
 from weft.recipe.resolve import resolve
 from weft.text.config import BPE, Char
@@ -257,10 +257,13 @@ def test_a_strangers_settings_are_checked() -> None:
     assert generation_settings(off, 50) == ({"temperature": 1.0}, [])
     assert generation_settings({"do_sample": True}, 50) == ({"temperature": 1.0}, [])
     assert generation_settings({"do_sample": False, "top_p": 0.9}, 50) == ({"temperature": 0.0}, [])
-    assert generation_settings({"max_length": 20, "num_beams": 4}, 50) == (nothing, [])
     ids = {"forced_bos_token_id": 3, "forced_eos_token_id": 2, "suppress_tokens": [7], "bad_words_ids": [[8], [9, 10]]}
-    read = {"forced": (3,), "last": 2, "banned": (7, 8), "min_tokens": 4, "length_penalty": 2.0}
-    assert generation_settings({**ids, "min_new_tokens": 4, "length_penalty": 2.0}, 50) == (read, [])
+    read = {"forced": (3,), "last": 2, "banned": (7, 8), "min_tokens": 4, "no_repeat_ngram": 3, "stop": ("x",)}
+    more = {"min_new_tokens": 4, "no_repeat_ngram_size": 3, "stop_strings": "x"}
+    assert generation_settings({**ids, **more}, 50) == (read, [])
+    beyond = {"suppress_tokens": [7, 60], "bad_words_ids": [[50]]}  # which this tokenizer has no tokens for
+    assert generation_settings(beyond, 50) == ({"banned": (7,)}, [])
+    assert generation_settings({"stop_strings": [""]}, 50) == (nothing, ["stop_strings = ['']"])
     odd = {"forced_bos_token_id": 50, "forced_eos_token_id": "2", "suppress_tokens": [True], "bad_words_ids": ["a"]}
     found, lines = generation_settings(odd, 50)
     assert found == nothing and len(lines) == 4
@@ -274,6 +277,31 @@ def test_a_strangers_settings_are_checked() -> None:
     assert generation_settings(short, 50, answers=True) == ({"max_tokens": 3}, ["min_length = 5"])
 
 
+def test_a_strangers_search_is_transformers() -> None:
+    usual = {"patience": None, "settled": "likely", "renormalise": False}
+    assert search_settings({}) == search_settings({"early_stopping": False, "max_length": 20}) == (usual, [])
+    assert search_settings({"early_stopping": True}) == ({**usual, "patience": 1.0}, [])
+    assert search_settings({"early_stopping": "never"}) == ({**usual, "settled": "certain"}, [])
+    asked = {"num_beams": 4, "length_penalty": 2.0, "renormalize_logits": True}
+    read = {"beams": 4, "length_penalty": {"kind": "power", "alpha": 2.0}, "renormalise": True}
+    assert search_settings(asked) == ({**usual, **read}, [])
+    odd = {"early_stopping": 3, "num_beams": 0, "length_penalty": "x", "renormalize_logits": 1}
+    found, lines = search_settings(odd)
+    assert found == usual and sorted(lines) == sorted(f"{key} = {value!r}" for key, value in odd.items())
+
+
+def test_settings_of_before_there_was_a_file_are_in_the_models(checkpoint: Path, tmp_path: Path) -> None:
+    tree = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "generation_config.json").unlink(missing_ok=True)
+    old = {"num_beams": 3, "early_stopping": True, "no_repeat_ngram_size": 2, "do_sample": False, "top_k": 50}
+    (checkpoint / "config.json").write_text(json.dumps(tree | old))
+    import_model(checkpoint, tmp_path / "run")
+    run = weft.load(tmp_path / "run")
+    assert run.defaults == {"no_repeat_ngram": 2}
+    read = {"beams": 3, "patience": 1.0, "settled": "likely", "renormalise": False}
+    assert run.beam_defaults == {**read, "no_repeat_ngram": 2}
+
+
 def test_a_broken_file_of_settings_is_said_and_not_used(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
     for number, content in enumerate(["{", "[]", '{"temperature": "hot"}']):
         (checkpoint / "generation_config.json").write_text(content)
@@ -285,16 +313,19 @@ def test_a_broken_file_of_settings_is_said_and_not_used(checkpoint: Path, tmp_pa
 
 
 def test_rules_that_weft_does_not_have_are_named(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
-    tree = {"no_repeat_ngram_size": 3, "min_length": 5, "encoder_no_repeat_ngram_size": 0}
+    words = {"bad_words_ids": [[3], [4, 5]]}
+    tree = {"penalty_alpha": 0.6, "min_length": 5, "encoder_no_repeat_ngram_size": 0, "num_beam_groups": 1, **words}
     (checkpoint / "generation_config.json").write_text(json.dumps(tree))
     import_model(checkpoint, tmp_path / "run")
     capsys.readouterr()
-    assert weft.load(tmp_path / "run").defaults == {}
+    assert weft.load(tmp_path / "run").defaults == {"banned": (3,)}
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(": ", 2)[2] for line in lines] == [
-        "no_repeat_ngram_size = 3: not used; weft has no such rule",
-        "min_length = 5: not used; weft has no such rule",
+    assert [line.split(": ")[2] for line in lines] == [
+        "penalty_alpha = 0.6",
+        "min_length = 5",
+        "bad_words_ids = [[4, 5]]",
     ]
+    assert {line.split(": ")[3] for line in lines} == {"not used; weft has no such rule"}
 
 
 def test_greedy_settings_give_way_to_what_is_asked_for() -> None:

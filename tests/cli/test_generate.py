@@ -108,7 +108,7 @@ def test_penalties_and_bans_by_command(trained: Path, capsys: Capture) -> None:
     alone = json.loads(apart)["completions"][0]["text"]
     spelled = alone.replace("\ufffd", "")  # bytes that are no character look alike
     assert len(set(spelled)) == len(spelled)
-    for option in ("--repetition-penalty=3", "--frequency-penalty=2", "--typical=0.3"):
+    for option in ("--repetition-penalty=3", "--frequency-penalty=2", "--typical=0.3", "--no-repeat-ngram=2"):
         assert written(capsys, trained, *words, option) != written(capsys, trained, *words)
 
 

@@ -60,6 +60,26 @@ def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeyp
     assert asked[-1] == beam(beams=5, max_tokens=12, patience=1.0)
 
 
+def test_special_tokens_are_read_where_they_are_asked_for(
+    trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[int]] = []
+    answer = decoding.Translator._answers
+
+    def noted(self: decoding.Translator, source: Source, settings: Beam) -> list[str]:
+        read.extend(source.tokens.tolist())
+        return answer(self, source, settings)
+
+    monkeypatch.setattr(decoding.Translator, "_answers", noted)
+    (trained.parent / "specials.txt").write_text("a <eos> b\n")
+    eos = api.load(trained).tokenizer.eos_id
+    for words, found in ([], 1), (["--special-tokens"], 2):
+        read.clear()
+        assert run(["translate", str(trained), str(trained.parent / "specials.txt"), *words]) == 0
+        assert read[0].count(eos) == found
+    capsys.readouterr()
+
+
 def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
     """What attention passes over costs: the same text scores lower with the penalty than without it."""
     loaded = api.load(trained)

@@ -70,13 +70,25 @@ def test_greedy_text_equals_transformers(pair: tuple[LanguageModel, transformers
     assert [token.id for token in tokens] == expected
 
 
+ENDS: list[tuple[bool | str, dict[str, object]]] = [  # theirs and ours
+    ("never", {}),
+    (False, {"settled": "likely"}),
+    (True, {"patience": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("early", "ends"), ENDS, ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0, -0.5])
 @pytest.mark.parametrize("beams", [2, 5])
 def test_beams_and_scores_equal_transformers(
-    pair: tuple[LanguageModel, transformers.LlamaForCausalLM], beams: int, alpha: float
+    pair: tuple[LanguageModel, transformers.LlamaForCausalLM],
+    beams: int,
+    alpha: float,
+    early: bool | str,
+    ends: dict[str, object],
 ) -> None:
     ours, theirs = pair
-    settings = Beam(beams=beams, n=beams, max_tokens=9, length_penalty=PowerLength(alpha=alpha))
+    settings = Beam(beams=beams, n=beams, max_tokens=9, length_penalty=PowerLength(alpha=alpha)).replace(**ends)
     found = beam_search(ours, ending(*PROMPTS), settings)  # ragged prompts together
     finishes = set()
     for prompt, hypotheses in zip(PROMPTS, found, strict=True):
@@ -87,17 +99,48 @@ def test_beams_and_scores_equal_transformers(
             num_beams=beams,
             num_return_sequences=beams,
             length_penalty=alpha,
-            early_stopping="never",
+            early_stopping=early,
             output_scores=True,
             return_dict_in_generate=True,
         )
         texts = [row[len(prompt) :].tolist() for row in expected.sequences]
-        ends = [row.index(EOS) + 1 if EOS in row else len(row) for row in texts]
-        assert [list(h.ids) for h in hypotheses] == [row[:end] for row, end in zip(texts, ends, strict=True)]
+        sizes = [row.index(EOS) + 1 if EOS in row else len(row) for row in texts]
+        assert [list(h.ids) for h in hypotheses] == [row[:size] for row, size in zip(texts, sizes, strict=True)]
         assert [h.score for h in hypotheses] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
         finishes |= {h.finish for h in hypotheses}
-    # where length is rewarded twice over, nothing that ends by itself is left
-    assert finishes >= ({"length"} if alpha == 2.0 else {"eos", "length"})
+    if early == "never":  # where length is rewarded twice over, nothing that ends by itself is left
+        assert finishes >= ({"length"} if alpha == 2.0 else {"eos", "length"})
+
+
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_rules_change_scores_as_in_transformers(
+    pair: tuple[LanguageModel, transformers.LlamaForCausalLM], renormalise: bool
+) -> None:
+    """What rules leave is as likely as the model has it, unless it is renormalised; then ours penalise logits."""
+    ours, theirs = pair
+    penalty = 1.0 if renormalise else 1.3
+    rules = Beam(max_tokens=9, no_repeat_ngram=2, repetition_penalty=penalty, banned=(3, 7), min_tokens=2)
+    settings = rules.replace(beams=4, n=4)
+    found = beam_search(ours, ending(*PROMPTS), settings.replace(settled="likely", renormalise=renormalise))
+    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+        expected = theirs.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=9,
+            min_new_tokens=2,
+            do_sample=False,
+            num_beams=4,
+            num_return_sequences=4,
+            no_repeat_ngram_size=2,
+            repetition_penalty=penalty,
+            suppress_tokens=[3, 7],
+            renormalize_logits=renormalise,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        texts = [row[len(prompt) :].tolist() for row in expected.sequences]
+        sizes = [row.index(EOS) + 1 if EOS in row else len(row) for row in texts]
+        assert [list(h.ids) for h in hypotheses] == [row[:size] for row, size in zip(texts, sizes, strict=True)]
+        assert [h.score for h in hypotheses] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
 
 
 def test_fewer_texts_are_the_first_of_more(pair: tuple[LanguageModel, object]) -> None:

@@ -10,11 +10,12 @@ from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.rules import (
-    TokenCounts,
+    Past,
     apply_rules,
     ban,
     force,
     frequency_penalty,
+    no_repeat_ngram,
     presence_penalty,
     repetition_penalty,
 )
@@ -37,11 +38,11 @@ def read() -> Tensor:
     return torch.randint(V, (B, 12), generator=torch.Generator().manual_seed(1))
 
 
-def counts_of(read: Tensor, written: Tensor) -> TokenCounts:
-    counts = TokenCounts(read.tolist(), V, torch.device("cpu"))
+def past_of(read: Tensor, written: Tensor) -> Past:
+    past = Past(read.tolist(), V, torch.device("cpu"))
     for column in written.T:
-        counts.push(column)
-    return counts
+        past.push(column.tolist())
+    return past
 
 
 @pytest.mark.parametrize("amount", [0.2, 0.5, 0.9])
@@ -81,6 +82,22 @@ def test_penalties_and_bans_equal_transformers(logits: Tensor, read: Tensor, pen
     torch.testing.assert_close(force(logits, 8), first)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_ngram_comes_twice_as_in_transformers(logits: Tensor, size: int) -> None:
+    read = torch.randint(3, (B, 14), generator=torch.Generator().manual_seed(size))  # of few tokens: much comes twice
+    past = past_of(read[:, :9], read[:, 9:])
+    assert past.texts == read.tolist()
+    theirs = transformers.NoRepeatNGramLogitsProcessor(size)
+    expected = theirs(read, logits.clone())
+    assert (expected == -torch.inf).any(dim=1).sum() > B // 2
+    ours = apply_rules(logits, [Rules(no_repeat_ngram=size)] * B, past, [5] * B, None)
+    torch.testing.assert_close(ours, expected)
+    for short in (read[:, :1], read[:, :2]):
+        torch.testing.assert_close(no_repeat_ngram(logits, short.tolist(), [size] * B), theirs(short, logits.clone()))
+    past.reorder([B - 1, *range(B - 1)])
+    assert past.texts == read.roll(1, 0).tolist()
+
+
 def test_frequency_and_presence_follow_their_formulas(logits: Tensor) -> None:
     counts = torch.randint(4, (B, V), generator=torch.Generator().manual_seed(2)).float()
     expected = logits.clone()
@@ -92,11 +109,11 @@ def test_frequency_and_presence_follow_their_formulas(logits: Tensor) -> None:
 
 def test_only_repetition_counts_the_prompt(logits: Tensor, read: Tensor) -> None:
     written = torch.full((B, 2), 20)
-    counts = counts_of(read, written)
-    one = apply_rules(logits, [Rules(presence_penalty=2.0)] * B, counts, [2] * B, None)
+    past = past_of(read, written)
+    one = apply_rules(logits, [Rules(presence_penalty=2.0)] * B, past, [2] * B, None)
     changed = (one != logits).nonzero()[:, 1].unique().tolist()
     assert changed == [20]
-    both = apply_rules(logits, [Rules(repetition_penalty=2.0)] * B, counts, [2] * B, None)
+    both = apply_rules(logits, [Rules(repetition_penalty=2.0)] * B, past, [2] * B, None)
     assert set((both[0] != logits[0]).nonzero()[:, 0].tolist()) == {20, *read[0].tolist()}
 
 
@@ -106,18 +123,18 @@ MIXED = [
     Sampling(top_p=0.6, logit_bias={3: 4.0}),
     Sampling(min_p=0.1, presence_penalty=-1.0, banned=(1, 2)),
     Sampling(typical_p=0.5, temperature=1.5, min_tokens=5),
-    Sampling(forced=(4, 5, 6)),
+    Sampling(forced=(4, 5, 6), no_repeat_ngram=2),
 ]
 
 
 def test_rows_with_settings_of_their_own_come_out_as_alone(logits: Tensor, read: Tensor) -> None:
     written = read[:, :2].flip(1)
-    counts = counts_of(read, written)
-    together = apply_rules(logits, MIXED, counts, [2] * B, 0)
+    past = past_of(read, written)
+    together = apply_rules(logits, MIXED, past, [2] * B, 0)
     uniforms = [row / B for row in range(B)]
     drawn = choose(together, MIXED, uniforms)
     for row in range(B):
-        own = counts_of(read[row : row + 1], written[row : row + 1])
+        own = past_of(read[row : row + 1], written[row : row + 1])
         alone = apply_rules(logits[row : row + 1], [MIXED[row]], own, [2], 0)
         assert torch.equal(alone[0], together[row])
         assert torch.equal(filtered(alone, [MIXED[row]])[0], filtered(together, MIXED)[row])
@@ -126,7 +143,7 @@ def test_rows_with_settings_of_their_own_come_out_as_alone(logits: Tensor, read:
 
 def test_nothing_is_changed_in_place(logits: Tensor, read: Tensor) -> None:
     before = logits.clone()
-    filtered(apply_rules(logits, MIXED, counts_of(read, read), [1] * B, 0), MIXED)
+    filtered(apply_rules(logits, MIXED, past_of(read, read), [1] * B, 0), MIXED)
     assert torch.equal(logits, before)
 
 
@@ -160,6 +177,16 @@ def test_a_batch_of_unlike_rows_writes_what_each_writes_alone(model: LanguageMod
     assert together[5][:3] == [4, 5, 6]
     assert not {1, 2} & set(together[3])
     assert 0 not in together[4][:5]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_ngram_comes_twice_in_a_text(model: LanguageModel, size: int) -> None:
+    for settings in (Sampling(temperature=0.0, max_tokens=30), Sampling(temperature=0.3, max_tokens=30)):
+        text = [7, 8, 9, *written(model, settings.replace(no_repeat_ngram=size))[0]]
+        grams = [tuple(text[at : at + size]) for at in range(len(text) - size + 1)]
+        assert len(set(grams)) == len(grams) == 34 - size
+    plain = [7, 8, 9, *written(model, Sampling(temperature=0.0, max_tokens=30))[0]]
+    assert len({tuple(plain[at : at + size]) for at in range(34 - size)}) < 34 - size
 
 
 def test_a_strong_penalty_never_repeats(model: LanguageModel) -> None:

@@ -164,6 +164,28 @@ def test_decoding_leaves_special_tokens_out_unless_asked(tokenizers: dict[str, T
     assert word.decode(ids, specials=True) == "<bos> The <unk> fox <eos>"
 
 
+def test_an_unknown_piece_is_left_out(tokenizers: dict[str, Tokenizer]) -> None:
+    vocab = [("<unk>", 0.0), *((piece, -3.0) for piece in ("▁", "a", "b"))]
+    foreign = backend.Tokenizer(models.Unigram(vocab, unk_id=0))
+    foreign.pre_tokenizer, foreign.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    foreign.add_special_tokens(["<unk>"])
+    ours = Tokenizer.from_json(foreign.to_str())
+    assert ours.unk_id in ours.encode("a x b")
+    assert ours.decode(ours.encode("a x b")) == "a  b" == "".join(map(ours.stream().push, ours.encode("a x b")))
+    assert ours.decode(ours.encode("a x b"), specials=True) == "a <unk> b"
+
+
+def test_special_tokens_are_found_where_they_are_asked_for(tokenizers: dict[str, Tokenizer]) -> None:
+    plain = tokenizers["bpe"]
+    finds = plain.reading_specials()
+    text = "<bos>fox<eos>"
+    expected = [plain.bos_id, *plain.encode("fox"), plain.eos_id]
+    assert finds.encode(text) == finds.encode_batch([text])[0] == expected != plain.encode(text)
+    assert [span.id for span in finds.token_spans(text)] == expected
+    assert pickle.loads(pickle.dumps(finds)).encode(text) == expected
+    assert finds.fingerprint == plain.fingerprint and finds.decode(expected) == "fox"
+
+
 def test_a_role_that_does_not_exist(tokenizers: dict[str, Tokenizer]) -> None:
     piece = tokenizers["wordpiece"]
     assert piece.bos_id is None

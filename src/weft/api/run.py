@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from weft.api.evaluation import Evaluation, evaluation_on, text_surprisal
 from weft.api.export_model import export_model
-from weft.api.settings import BulkOptions, beam, check_several, for_beam, generation_defaults, sampling, with_defaults
+from weft.api.settings import BulkOptions, beam, check_several, generation_defaults, sampling, with_defaults
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
 from weft.decode.completion import Completion
@@ -77,17 +77,17 @@ class Run:
         return f"Run({str(self.path)!r}: {', '.join(facts)})"
 
     @cached_property
-    def _generation(self) -> dict[str, Any]:
+    def _generation(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return generation_defaults(RunFolder(self.path), self.tokenizer)
 
     @property
     def defaults(self) -> dict[str, Any]:
         """How the makers of an imported checkpoint have it write (generation_config.json); of other runs, nothing."""
-        return {key: value for key, value in self._generation.items() if key != "length_penalty"}
+        return self._generation[0]
 
     @property
     def beam_defaults(self) -> dict[str, Any]:  # the same for beam search
-        return for_beam(self._generation)
+        return self._generation[1]
 
     @property
     def chat_defaults(self) -> dict[str, Any]:
@@ -203,8 +203,11 @@ class Run:
     @cached_property
     def objective(self) -> Objective[Any]:
         """What the run has learned, with its data."""
-        shared = Tokenizers(self.tokenizer, self.tokenizer) if self.config.source_tokenizer is None else None
-        return objectives.build(self.config, RunFolder(self.path), shared)
+        folder, source = RunFolder(self.path), self.tokenizer
+        if self.config.source_tokenizer is not None:
+            source = Tokenizer.load(folder.source_tokenizer)
+            source = source.reading_specials() if self.tokenizer.finds_specials else source
+        return objectives.build(self.config, folder, Tokenizers(self.tokenizer, source))
 
     def evaluation(
         self, data: Sequence[str] | str | None = None, targets: Sequence[str] = (), encoding: str = "utf-8"
@@ -266,6 +269,10 @@ class Run:
         if amateur.tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise ConfigError(f"{amateur.path}: it needs the tokenizer of {self.path}, but it has another one")
         return replace(self, model=Contrasted(self.model, amateur.model, strength, plausible))
+
+    def reading_specials(self) -> "Run":
+        """This run where texts may hold special tokens, such as BART's <mask>; else what looks like one is text."""
+        return replace(self, tokenizer=self.tokenizer.reading_specials())
 
     def translate(
         self,

@@ -54,21 +54,14 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tree
     return both
 
 
-def generation_defaults(run: RunFolder, tokenizer: Tokenizer) -> Tree:
-    """How the makers of an imported checkpoint have it write, and on stderr what of that makes no sense."""
-    found, odd = generation(run, tokenizer.vocab_size)
+def generation_defaults(run: RunFolder, tokenizer: Tokenizer) -> tuple[Tree, Tree]:
+    """How the makers of an imported checkpoint have it write, and search; on stderr what of that can't be used."""
+    writing, search, odd = generation(run, tokenizer.vocab_size)
     for line in odd:
         log_to_stderr(f"weft: {line}")
-    more = tuple(id for id in found.pop("stop_ids", ()) if id != tokenizer.eos_id)
-    return {**found, "stop_ids": more} if more else found
-
-
-def for_beam(defaults: Mapping[str, Any]) -> Tree:
-    """Those of the defaults that hold for beam search too."""
-    found = {key: value for key, value in defaults.items() if key in Rules.model_fields}
-    if (alpha := defaults.get("length_penalty")) is not None:
-        found["length_penalty"] = {"kind": "power", "alpha": alpha}
-    return found
+    more = tuple(id for id in writing.pop("stop_ids", ()) if id != tokenizer.eos_id)
+    writing |= {"stop_ids": more} if more else {}
+    return writing, search | {key: value for key, value in writing.items() if key in Rules.model_fields}
 
 
 def check_several(texts: Sequence[Any], name: str) -> None:

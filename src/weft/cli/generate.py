@@ -96,6 +96,9 @@ def generate(
     presence_penalty: Annotated[
         float | None, typer.Option(help="Subtracted once from a token that was written.", rich_help_panel=RULES)
     ] = None,
+    no_repeat_ngram: Annotated[
+        int | None, typer.Option(help="No so many tokens in a row come twice.", rich_help_panel=RULES)
+    ] = None,
     ban: Annotated[
         list[str] | None, typer.Option(help="Never write this token; may be repeated.", rich_help_panel=RULES)
     ] = None,
@@ -110,6 +113,7 @@ def generate(
         Path | None,
         typer.Option(metavar="FILE", help="The text follows the Lark grammar in this file.", rich_help_panel=RULES),
     ] = None,
+    special_tokens: options.SpecialTokens = False,
     n: Annotated[int, typer.Option("--n", "-n", help="Texts for each prompt.", rich_help_panel=MANY)] = 1,
     file: Annotated[
         str | None,
@@ -196,6 +200,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty,
+        "no_repeat_ngram": no_repeat_ngram,
     }
     drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical}
     drawing |= {"seed": seed, "logprobs": logprobs}
@@ -212,13 +217,15 @@ def generate(
         check_place(out)
     prompts = ranks.share(lambda: _prompts(prompt, file))
     loaded = load_together(run, quantize=quantize)
+    loaded = loaded.reading_specials() if special_tokens else loaded
     check_writes(loaded)
-    settings = settings_over({"max_tokens": LONGEST_TEXT, **loaded.defaults})
+    usual = loaded.defaults if beam is None else loaded.beam_defaults
+    settings = settings_over({"max_tokens": LONGEST_TEXT, **usual})
     say_defaults(loaded, settings, {**drawing, **rules, "temperature": 0.0 if greedy else temperature})
     if amateur is not None:
         loaded = loaded.against(load(amateur), 0.5 if contrast is None else contrast)
     if ban:
-        settings = settings.replace(banned=_ids(loaded, ban))
+        settings = settings.replace(banned=(*settings.banned, *_ids(loaded, ban)))
     pattern = _pattern(loaded, regex, json_schema, grammar)
     remarks = Remarks(loaded, settings, pattern)
     if single:
@@ -268,7 +275,7 @@ def _sampling(greedy: bool, drawing: Given, rules: Given, penalties: Given, defa
 
 
 def _beam(beams: int, n: int, drawing: Given, rules: Given, penalties: Given, defaults: Given) -> "Beam":
-    from weft.api.settings import beam, for_beam, with_defaults
+    from weft.api.settings import beam, with_defaults
 
     if drawing["slide"] is not None:
         raise _mistake("--no-slide doesn't apply to --beam: beam search always stops where the model's window is full")
@@ -281,8 +288,8 @@ def _beam(beams: int, n: int, drawing: Given, rules: Given, penalties: Given, de
     chosen = [{"kind": kind, "alpha": alpha} for kind, alpha in penalties.items() if alpha is not None]
     if len(chosen) == 2:
         raise _mistake("--length-penalty and --gnmt-penalty exclude each other")
-    rules = with_defaults(rules, for_beam(defaults))
-    return beam(beams=beams, n=n, length_penalty=chosen[0] if chosen else None, **rules)
+    given = {"beams": beams, "n": n, "length_penalty": chosen[0] if chosen else None, **rules}
+    return beam(**with_defaults(given, defaults))
 
 
 def _prompts(prompt: str | None, file: str | None) -> list[str]:

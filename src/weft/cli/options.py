@@ -46,6 +46,10 @@ def _plain(incomplete: str) -> str:
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.", autocompletion=complete_runs)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SpecialTokens = Annotated[
+    bool,
+    typer.Option("--special-tokens", help="Read special tokens in the text, such as <mask>; else they are just text."),
+]
 Changes = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Changes, such as model.layers=8.", autocompletion=complete_keys),

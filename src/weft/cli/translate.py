@@ -15,10 +15,15 @@ from weft.cli.together import load_together, together
 def translate(
     run: options.Run,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Lines of text; standard input if not given.")] = "-",
-    beam: Annotated[int, typer.Option(min=1, help="The width of beam search; 1 is greedy.")] = 5,
+    beam: Annotated[
+        int | None,
+        typer.Option(min=1, help="The width of beam search; 1 is greedy (default: the checkpoint's, or 5)."),
+    ] = None,
     length_penalty: Annotated[
         float | None,
-        typer.Option(help="Scores are divided by length to this power: higher writes longer (default: 1)."),
+        typer.Option(
+            help="Scores are divided by length to this power: higher writes longer (default: the checkpoint's, or 1)."
+        ),
     ] = None,
     coverage_penalty: Annotated[
         float | None,
@@ -26,7 +31,10 @@ def translate(
     ] = None,
     patience: Annotated[
         float | None,
-        typer.Option(help="The search is over when so many answers times the beam's width have ended (default: 1)."),
+        typer.Option(
+            help="The search is over when so many answers times the beam's width have ended "
+            "(default: as the checkpoint has it, or 1)."
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None,
@@ -40,6 +48,7 @@ def translate(
     writes: Annotated[
         str | None, typer.Option("--to", metavar="CODE", help="The language to write, for a model of several.")
     ] = None,
+    special_tokens: options.SpecialTokens = False,
     out: Annotated[Path | None, typer.Option(help="Where to write; standard output if not given.")] = None,
 ) -> None:
     """Translate a file line by line, or whatever the run learned to write from a text. Blank lines stay blank."""
@@ -55,13 +64,18 @@ def translate(
     from weft.progress import bar
 
     scoring = {"length-penalty": length_penalty, "coverage-penalty": coverage_penalty, "patience": patience}
-    for name, value in scoring.items():
-        if beam == 1 and value is not None:
-            raise ConfigError(f"--{name} {value}: a beam of 1 has no scores to compare; leave it out")
+
+    def check(beams: int | None) -> None:
+        for name, value in scoring.items():
+            if beams == 1 and value is not None:
+                raise ConfigError(f"--{name} {value}: a beam of 1 has no scores to compare; leave it out")
+
+    check(beam)
     if out is not None:
         check_place(out)
     read = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # as in training
     loaded = load_together(run)
+    loaded = loaded.reading_specials() if special_tokens else loaded
     given = {
         "beams": beam,
         "length_penalty": None if length_penalty is None else {"kind": "power", "alpha": length_penalty},
@@ -69,8 +83,9 @@ def translate(
         "patience": patience,
         "max_tokens": max_tokens,
     }
-    usual = {"patience": 1.0, "max_tokens": loaded.config.batch.length, **loaded.beam_defaults}
+    usual = {"beams": 5, "patience": 1.0, "max_tokens": loaded.config.batch.length, **loaded.beam_defaults}
     settings = beam_settings(**with_defaults(given, usual))
+    check(settings.beams)
     ratio = RATIO if max_tokens is None else None
     with bar("translating", len(read)) as advance:
         written = loaded.translate(read, settings, Asked(reads, writes), progress=advance, ratio=ratio)

@@ -3,8 +3,7 @@
 A text's score is its log-probability divided by a length penalty, since every further token lowers the sum; with a
 coverage penalty, words of the source that were never looked at lower it too (Wu et al. 2016, §7). What ended is kept
 apart, also where the model's window is full: read from a later place on, a text would have another log-probability.
-The search of a prompt is over when no beginning that is still alive can reach the score of the worst text that would
-be returned, however it went on; with a `patience`, also when that many texts have ended (Kasai et al. 2022).
+When the search of a prompt is over, `Beam` says.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +18,9 @@ from weft.decode.config import Beam
 from weft.decode.detokenize import Detokenizer
 from weft.decode.ending import Ending, Finish
 from weft.decode.generate import max_length, read_prompts
-from weft.decode.likeliest import likeliest
+from weft.decode.likeliest import likeliest, log_total
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window
-from weft.decode.rules import TokenCounts, apply_rules, ban, check_rules
+from weft.decode.rules import Past, apply_rules, ban, check_rules
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel, Source
 
@@ -59,7 +58,7 @@ def beam_search(
     """For each of `prompts`, of one vocabulary, or lists of ids, the `settings.n` best continuations, best first.
 
     A text ends as `Ending` says. Fewer than n come back only where fewer exist. Probabilities are those after the rules
-    of `settings`, renormalised. `watch` is shown every step of every search.
+    of `settings`. `watch` is shown every step of every search.
     """
     asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
     check_prompts(model, asked)
@@ -90,7 +89,7 @@ def search_texts(
 def _completion(hypothesis: Hypothesis, prompt: Prompt, settings: Beam) -> Completion:
     assert prompt.tokenizer is not None
     text = Detokenizer(prompt.tokenizer, settings.stop, prompt.begun)
-    # what ends a text is no part of it; GPT-2's end is its unknown token too, which would show
+    # what ends a text is no part of it, also where it is an ordinary token
     ends = {prompt.eos_id, *prompt.stop_ids, *settings.stop_ids}
     shown = hypothesis.ids[:-1] if hypothesis.ids[-1] in ends else hypothesis.ids
     if not any(text.push(token) for token in shown):
@@ -147,7 +146,7 @@ class _Search:
         return beams
 
     def _settled(self, best: float, length: int) -> bool:
-        """Whether nothing that is alive, of which the best has log p `best`, can still be among the n best.
+        """Whether nothing that is alive, of which the best has log p `best`, can or will still be among the n best.
 
         What is alive can end with `length` tokens, or with more.
         """
@@ -158,6 +157,8 @@ class _Search:
             return False
         if settings.patience is not None and self.endings >= settings.patience * settings.beams:
             return True
+        if settings.settled == "likely" and len(self.ended) == settings.beams:
+            return best / settings.length_penalty.divisor(length - 1) <= self.ended[-1].score
         # log p only falls from here, so a score is best at the next token, or at the last where length is rewarded;
         # and at best all of the source will have been looked at
         reach = max(best / settings.length_penalty.divisor(each) for each in (length, self.limit))
@@ -223,9 +224,9 @@ class _Batch:
         self.device = self.logits.device
         if coverage is not None:
             coverage.begin([len(prompt.ids) - 1 for prompt in prompts])
-        self.seen = None
+        self.past = None
         if settings.penalises:
-            self.seen = TokenCounts([prompt.ids for prompt in prompts], self.size, self.device)
+            self.past = Past([prompt.ids for prompt in prompts], self.size, self.device)
         self.width, self.written = 1, 0
         # log p of what is alive, (searches, width)
         self.scores = torch.zeros(len(prompts), 1, dtype=torch.float64, device=self.device)
@@ -241,7 +242,7 @@ class _Batch:
         """One token more in every search; False when all are over."""
         # each beam ends in at most one way, so among twice as many candidates there are K to go on with
         few = 2 * self.settings.beams
-        log_p, ids = likeliest(self._logits(), few)
+        log_p, ids = self._likeliest(few)
         total = (self.scores.unsqueeze(-1) + log_p.view(*self.scores.shape, -1)).flatten(1)
         best, places = total.topk(min(few, total.shape[1]), dim=-1)
         parents, tokens = places // log_p.shape[1], ids.view(total.shape).gather(1, places)
@@ -267,24 +268,28 @@ class _Batch:
         self._read(rows, tokens[left].gather(1, alive).flatten())
         return True
 
-    def _logits(self) -> Tensor:
-        """Logits (rows, V) of every next token, after the rules and constraints; all −∞ in beams that lead nowhere."""
-        rows = len(self.logits)
-        written = [self.written] * rows
-        ready = apply_rules(self.logits[:, : self.size], [self.settings] * rows, self.seen, written, self.eos_id)
-        if any(search.prompt.grammar is not None for search in self.searches):
+    def _likeliest(self, count: int) -> tuple[Tensor, Tensor]:
+        """Of each row the `count` likeliest next tokens after the rules and constraints, as `likeliest` has them."""
+        rows, logits = len(self.logits), self.logits[:, : self.size]
+        constrained = any(search.prompt.grammar is not None for search in self.searches)
+        as_given = not self.settings.renormalise and (constrained or self.settings.changes_logits)
+        if as_given:
+            logits = logits.float()
+            logits = logits - log_total(logits)
+        ready = apply_rules(logits, [self.settings] * rows, self.past, [self.written] * rows, self.eos_id)
+        if constrained:
             allowed = torch.cat([search.allowed(self.width, self.size) for search in self.searches])
             ready = ban(ready, ~allowed.to(self.device))
-        return ready
+        return likeliest(ready, count, normalised=as_given)
 
     def _read(self, rows: Tensor, tokens: Tensor) -> None:
         """Beam i goes on from row rows[i] with tokens[i]."""
         self.stepper.reorder(rows)
         if self.coverage is not None:
             self.coverage.reorder(rows)
-        if self.seen is not None:
-            self.seen.reorder(rows)
-            self.seen.push(tokens)
+        if self.past is not None:
+            self.past.reorder(rows.tolist())
+            self.past.push(tokens.tolist())
         self.width = self.settings.beams
         # forgets nothing: it gives the capacity of the searches that are over to the others
         self.stepper.truncate(max(len(search.prompt.ids) for search in self.searches) + self.written - 1)

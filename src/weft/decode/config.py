@@ -17,10 +17,11 @@ class Rules(Config):
     """What holds for every way of writing: when to stop, and what the text so far does to the next token.
 
     `repetition_penalty` counts the prompt too (Keskar et al. 2019); `frequency_penalty` and `presence_penalty` count
-    only what was written. Before any of them, `logit_bias` is added, by token id. `banned` tokens are never written,
-    `forced` ones come first in any case, and the text cannot end by itself before `min_tokens`. A text ends before the
-    strings to `stop` at, and with a token of `stop_ids`, as it does with the tokenizer's eos. One that reaches
-    `max_tokens` has the token `last` there, if there is one.
+    only what was written. Before any of them, `logit_bias` is added, by token id. No `no_repeat_ngram` tokens in a row
+    come twice, in prompt and text (Paulus et al. 2018, §2.5); 0 allows it. `banned` tokens are never written, `forced`
+    ones come first in any case, and the text cannot end by itself before `min_tokens`. A text ends before the strings
+    to `stop` at, and with a token of `stop_ids`, as it does with the tokenizer's eos. One that reaches `max_tokens` has
+    the token `last` there, if there is one.
     """
 
     max_tokens: PositiveInt = Field(default=128, le=MOST)
@@ -30,6 +31,7 @@ class Rules(Config):
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
     frequency_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
     presence_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
+    no_repeat_ngram: NonNegativeInt = Field(default=0, le=MOST)
     logit_bias: dict[TokenId, Bias] = Field(default_factory=dict)
     banned: tuple[TokenId, ...] = ()
     forced: tuple[TokenId, ...] = ()
@@ -47,7 +49,8 @@ class Rules(Config):
     @property
     def penalises(self) -> bool:
         """Whether the next token depends on which tokens came before, beyond what the model makes of them."""
-        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+        given = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty, self.no_repeat_ngram)
+        return given != (1.0, 0.0, 0.0, 0)
 
     @property
     def changes_logits(self) -> bool:
@@ -116,9 +119,13 @@ class Beam(Rules):
     """Beam search: keep the `beams` likeliest beginnings at each step, and return the `n` best texts.
 
     A width of one is greedy decoding. `coverage_penalty` times Σ log min(weight, 1) over the words of a source lowers
-    the score of texts that left some of them out (Wu et al. 2016, §7). Where length is rewarded, no bound short of
-    `max_tokens` is certain; with a `patience` the search also ends when patience · beams texts have ended (Kasai et al.
-    2022): 1 is what fairseq and CTranslate2 do.
+    the score of texts that left some of them out (Wu et al. 2016, §7).
+
+    The search is `settled` for certain when no beginning can still reach the texts that are returned; where length is
+    rewarded, that may be at `max_tokens` alone. It is likely to be when as many texts as beams have ended and no
+    beginning is better as it stands, which is what Transformers goes by. With a `patience` it also ends when patience ·
+    beams texts have ended (Kasai et al. 2022): 1 is what fairseq and CTranslate2 do. Unless they `renormalise`, rules
+    leave the log-probabilities of what they allow as the model gave them, and penalties act on these.
     """
 
     beams: int = Field(default=4, ge=1, le=1000)
@@ -126,6 +133,8 @@ class Beam(Rules):
     length_penalty: LengthPenalty = PowerLength()
     coverage_penalty: float = Field(default=0.0, ge=0.0, le=10.0)
     patience: float | None = Field(default=None, gt=0.0, le=1000.0)
+    settled: Literal["certain", "likely"] = "certain"
+    renormalise: bool = True
 
     @model_validator(mode="after")
     def _enough_beams(self) -> Self:

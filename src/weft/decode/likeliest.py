@@ -9,19 +9,25 @@ BLOCK = 256  # logits of which the highest is looked at first
 ROWS = 16  # that are summed at a time
 
 
-def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def likeliest(logits: Tensor, count: int, normalised: bool = False) -> tuple[Tensor, Tensor]:
     """Of each row of logits (rows, V) the `count` likeliest tokens: log p in float64, best first, and their ids.
 
-    A row of −∞ alone, which leads nowhere, gives −∞; a row that is not finite is refused.
+    Logits that are `normalised` are log p already. A row of −∞ alone, which leads nowhere, gives −∞; a row that is not
+    finite is refused.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     best, ids = highest(logits, min(count, logits.shape[-1]))
     dead = best[:, :1] == -torch.inf
     check_logits(best.masked_fill(dead, 0.0))
-    # log p = x − log Σ eˣ, of the few that count; torch copies all x for that, so on a CPU a few rows at a time
+    # log p = x − log Σ eˣ, of the few that count
+    log_p = best.double() if normalised else best.double() - log_total(logits).double()
+    return torch.where(dead, -torch.inf, log_p), ids
+
+
+def log_total(logits: Tensor) -> Tensor:
+    """log Σ eˣ of each row of logits (rows, V): (rows, 1). torch copies all x for that, so on a CPU a few at a time."""
     some = logits.split(len(logits) if logits.is_cuda else ROWS)
-    total = torch.cat([part.logsumexp(dim=-1, keepdim=True) for part in some]).double()
-    return torch.where(dead, -torch.inf, best.double() - total), ids
+    return torch.cat([part.logsumexp(dim=-1, keepdim=True) for part in some])
 
 
 def highest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:

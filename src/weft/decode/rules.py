@@ -33,6 +33,20 @@ def presence_penalty(logits: Tensor, counts: Tensor, penalty: Amount) -> Tensor:
     return logits - column(penalty, logits) * (counts > 0)
 
 
+def no_repeat_ngram(logits: Tensor, texts: Sequence[Sequence[int]], sizes: Sequence[int]) -> Tensor:
+    """Logits (B, V) with −inf where a token would make the last sizes[i] tokens of texts[i] come a second time.
+
+    Paulus et al. 2018, §2.5. A size of 0 allows everything.
+    """
+    banned = torch.zeros_like(logits, dtype=torch.bool)
+    for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
+        if size:
+            last = text[len(text) - size + 1 :]
+            again = [text[at + size - 1] for at in range(len(text) - size + 1) if text[at : at + size - 1] == last]
+            banned[row, [token for token in again if token < logits.shape[-1]]] = True
+    return ban(logits, banned)
+
+
 def ban(logits: Tensor, banned: Tensor) -> Tensor:
     """Logits (…, V) with −inf where `banned` (…, V)."""
     return logits.masked_fill(banned, -torch.inf)
@@ -45,8 +59,8 @@ def force(logits: Tensor, token: int) -> Tensor:
     return forced
 
 
-class TokenCounts:
-    """How often each row has read and written each token: `read` and `written` (batch, V)."""
+class Past:
+    """The tokens of each row so far, `texts`; which it has `read`, and how often it has `written` each: (batch, V)."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device):
         self.read = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=device)
@@ -54,32 +68,37 @@ class TokenCounts:
             # a prompt may hold ids that are never chosen, beyond the tokenizer's own
             self.read[row, [token for token in prompt if token < vocab_size]] = True
         self.written = torch.zeros(len(prompts), vocab_size, device=device)
+        self.texts = [list(prompt) for prompt in prompts]
 
-    def push(self, tokens: Tensor) -> None:
-        """Count the newest token (batch,) of each row."""
-        self.written[torch.arange(len(tokens), device=tokens.device), tokens] += 1
+    def push(self, tokens: Sequence[int]) -> None:
+        """Go on with the newest token of each row."""
+        self.written[range(len(tokens)), tokens] += 1
+        for text, token in zip(self.texts, tokens, strict=True):
+            text.append(token)
 
-    def reorder(self, index: Tensor) -> None:
+    def reorder(self, index: Sequence[int]) -> None:
         """Row i goes on from row index[i]."""
         self.read, self.written = self.read[index], self.written[index]
+        self.texts = [self.texts[row].copy() for row in index]
 
     @classmethod
-    def joined(cls, several: "Sequence[TokenCounts]") -> "TokenCounts":
+    def joined(cls, several: "Sequence[Past]") -> "Past":
         """The rows of several, one after the other."""
         first = several[0]
         joined = cls([], first.read.shape[1], first.read.device)
+        joined.texts = [text for each in several for text in each.texts]
         joined.read = torch.cat([each.read for each in several])
         joined.written = torch.cat([each.written for each in several])
         return joined
 
 
 def apply_rules(
-    logits: Tensor, rules: Sequence[Rules], seen: TokenCounts | None, written: Sequence[int], eos_id: int | None
+    logits: Tensor, rules: Sequence[Rules], past: Past | None, written: Sequence[int], eos_id: int | None
 ) -> Tensor:
     """Logits (B, V) after all that rules[i] asks of row i, of which written[i] tokens are written.
 
-    In this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, banned and min_tokens, forced
-    and last. `seen` is needed where a rule penalises.
+    In this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, no_repeat_ngram, banned and
+    min_tokens, forced and last. The `past` is needed where a rule penalises.
     """
     logits = logits.float()
     if any(rule.logit_bias for rule in rules):
@@ -88,8 +107,8 @@ def apply_rules(
             for token, amount in rule.logit_bias.items():
                 amounts[row, token] = amount
         logits = logits + amounts
-    if seen is not None:
-        logits = _penalised(logits, rules, seen)
+    if past is not None:
+        logits = _penalised(logits, rules, past)
     ends = [[*rule.stop_ids, *([] if eos_id is None else [eos_id])] for rule in rules]
     early = [rule.min_tokens > count for rule, count in zip(rules, written, strict=True)]
     if any(early) or any(rule.banned for rule in rules):
@@ -113,7 +132,7 @@ def _forced(rule: Rules, count: int) -> int | None:
     return rule.last if count == rule.max_tokens - 1 else None
 
 
-def _penalised(logits: Tensor, rules: Sequence[Rules], seen: TokenCounts) -> Tensor:
+def _penalised(logits: Tensor, rules: Sequence[Rules], past: Past) -> Tensor:
     repetition, frequency, presence = (
         torch.tensor(amounts, device=logits.device)
         for amounts in (
@@ -122,9 +141,11 @@ def _penalised(logits: Tensor, rules: Sequence[Rules], seen: TokenCounts) -> Ten
             [rule.presence_penalty for rule in rules],
         )
     )
-    logits = repetition_penalty(logits, seen.read | (seen.written > 0), repetition)
-    logits = frequency_penalty(logits, seen.written, frequency)
-    return presence_penalty(logits, seen.written, presence)
+    logits = repetition_penalty(logits, past.read | (past.written > 0), repetition)
+    logits = frequency_penalty(logits, past.written, frequency)
+    logits = presence_penalty(logits, past.written, presence)
+    sizes = [rule.no_repeat_ngram for rule in rules]
+    return no_repeat_ngram(logits, past.texts, sizes) if any(sizes) else logits
 
 
 def check_rules(rules: Sequence[Rules], vocab_size: int) -> None:

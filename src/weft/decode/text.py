@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.ending import Ending, Finish
 from weft.decode.prompt import Prompt, slid
-from weft.decode.rules import TokenCounts, apply_rules, ban
+from weft.decode.rules import Past, apply_rules, ban
 from weft.decode.sampling import check_logits, choose
 
 AHEAD = 64  # random numbers that a text draws at a time
@@ -51,7 +51,7 @@ class Text:
         self.ids, self._stays = prompt.last(self.window)
         self.slid = len(self.ids) < len(prompt.ids)
         self.changes_logits = settings.changes_logits or self.ending.constraint is not None
-        self.seen: TokenCounts | None = None  # kept where the settings penalise
+        self.past: Past | None = None  # kept where the settings penalise
         self.rng = torch.Generator().manual_seed(seed)
         self._uniforms: list[float] = []
 
@@ -89,8 +89,8 @@ class Text:
         """Go on with a token."""
         finish = self.ending.push(token)
         self.ids.append(token)
-        if self.seen is not None:
-            self.seen.written[0, token].add_(1)
+        if self.past is not None:
+            self.past.push([token])
         return Chunk(self.row, token, self.ending.take(), self.written, finish, *report, self.slid)
 
 
@@ -112,10 +112,10 @@ def adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
 
 def _adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
     rules, eos_id = [text.settings for text in texts], texts[0].prompt.eos_id
-    seen = None
+    past = None
     if any(rule.penalises for rule in rules):
-        seen = TokenCounts.joined([_seen(text, logits) for text in texts])
-    ready = apply_rules(logits, rules, seen, [text.written for text in texts], eos_id)
+        past = Past.joined([_past(text, logits) for text in texts])
+    ready = apply_rules(logits, rules, past, [text.written for text in texts], eos_id)
     constraints = [text.ending.constraint for text in texts]
     if any(constraint is not None for constraint in constraints):
         every = torch.ones(logits.shape[-1], dtype=torch.bool)
@@ -124,10 +124,10 @@ def _adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
     return ready
 
 
-def _seen(text: Text, logits: Tensor) -> TokenCounts:
-    if text.seen is None:
-        text.seen = TokenCounts([text.prompt.ids], logits.shape[-1], logits.device)
-    return text.seen
+def _past(text: Text, logits: Tensor) -> Past:
+    if text.past is None:
+        text.past = Past([text.prompt.ids], logits.shape[-1], logits.device)
+    return text.past
 
 
 Agree = Callable[[list[int]], list[int]]  # what all processes choose that write the same texts (`LanguageModel.agree`)

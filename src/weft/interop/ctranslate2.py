@@ -35,6 +35,8 @@ TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 POSITIONS = tuple(f"{side}/position_encodings/encodings" for side in SIDES)
 NEVER = -1e4  # the logit of a token that is never generated
 UNLIMITED = 2048  # positions that get a row where the file leaves them to a formula
+# how it searches unless it is told otherwise, in transformers' words (which has to know a width to end early)
+SEARCH = {"min_new_tokens": 1, "early_stopping": True, "renormalize_logits": True, "num_beams": 5}
 OWN = "decoder/layer_0/self_attention"  # whose settings stand for those of all layers
 
 # switches that weft has no part for, unless they are off
@@ -103,7 +105,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         source_tokenizer=source,
         files=marian_files(folder, vocabularies) if stored.zero_start and tokenizer is None else {},
         origin=f"{folder}: CTranslate2, {' and '.join(types)}",
-        notes={"generation": {"min_new_tokens": 1}},  # unless it is told otherwise, it never answers with nothing
+        notes={"generation": SEARCH},
     )
 
 

@@ -40,16 +40,33 @@ FIELDS = {
     "repetition_penalty": Field("repetition_penalty", _between(1e-9, 100.0), off=1.0),
     "max_new_tokens": Field("max_tokens", _between(1, MOST, whole=True)),
     "min_new_tokens": Field("min_tokens", _between(0, MOST, whole=True), off=0),
-    "length_penalty": Field("length_penalty", _between(-10.0, 10.0), off=1.0),
+    "no_repeat_ngram_size": Field("no_repeat_ngram", _between(0, MOST, whole=True), off=0),
+}
+# what changes a text, but not in weft, with the value that means that it is off
+ELSEWHERE: dict[str, Any] = {
+    "begin_suppress_tokens": None,
+    "constraints": None,
+    "diversity_penalty": 0.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "forced_decoder_ids": None,
+    "guidance_scale": 1.0,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0.0,
+    "sequence_bias": None,
+    "watermarking_config": None,
 }
 
 
 def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool = False) -> tuple[Tree, list[str]]:
     """The settings in a generation_config.json by weft's names, and the `key = value` that can't be used.
 
-    If the file says how to draw at all, its temperature is 1 where it names none. Ids that end a text are `stop_ids`;
-    `length_penalty` is for beam search alone. `min_length` counts all that a decoder reads and writes: of a model that
-    `answers` a source, the token that it starts from and its answer.
+    If the file says how to draw at all, its temperature is 1 where it names none. Ids that end a text are `stop_ids`.
+    `min_length` counts all that a decoder reads and writes: of a model that `answers` a source, the token that it
+    starts from and its answer.
     """
     found: Tree = {}
     odd: list[str] = []
@@ -89,9 +106,10 @@ def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool 
         if key == "bad_words_ids":  # of words of several tokens, each alone may be written
             listed = [word[0] if isinstance(word, list) and len(word) == 1 else word for word in listed]
             listed = [word for word in listed if not isinstance(word, list)]
-        if not all(_between(0, vocab_size - 1, whole=True)(id) for id in listed):
+        fits = _between(0, vocab_size - 1 if ours == "forced" else MOST, whole=True)
+        if not all(map(fits, listed)):
             odd.append(_shown(key, value))
-        elif listed:
+        elif listed := [id for id in listed if id < vocab_size]:  # what no token has is never written
             found[ours] = (*found.get(ours, ()), *listed)
     last = tree.get("forced_eos_token_id")
     last = last[0] if isinstance(last, list) and len(last) == 1 else last
@@ -100,9 +118,47 @@ def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool 
             found["last"] = last
         else:
             odd.append(_shown("forced_eos_token_id", last))
+    stops = tree.get("stop_strings")
+    stops = [stops] if isinstance(stops, str) else stops
+    if stops:
+        if isinstance(stops, list) and all(isinstance(each, str) and each for each in stops):
+            found["stop"] = tuple(stops)
+        else:
+            odd.append(_shown("stop_strings", stops))
     if set(found.get("banned", ())) & set(found.get("forced", ())):
         odd.append(_shown("forced_bos_token_id", tree["forced_bos_token_id"]))
         del found["forced"]
+    return found, odd
+
+
+def search_settings(tree: Mapping[str, Any]) -> tuple[Tree, list[str]]:
+    """What a generation_config.json says of beam search, by weft's names, and the `key = value` that can't be used.
+
+    What the file doesn't say is as transformers has it: it searches until nothing better is likely, and leaves what
+    rules allow as likely as the model has it.
+    """
+    found: Tree = {"patience": None, "settled": "likely", "renormalise": False}
+    odd: list[str] = []
+    ends, sums = tree.get("early_stopping"), tree.get("renormalize_logits")
+    if ends is True:
+        found["patience"] = 1.0
+    elif ends == "never":
+        found["settled"] = "certain"
+    elif ends not in (None, False):
+        odd.append(_shown("early_stopping", ends))
+    if isinstance(sums, bool):
+        found["renormalise"] = sums
+    elif sums is not None:
+        odd.append(_shown("renormalize_logits", sums))
+    width, alpha = tree.get("num_beams"), tree.get("length_penalty")
+    if _between(1, 1000, whole=True)(width):
+        found["beams"] = width
+    elif width is not None:
+        odd.append(_shown("num_beams", width))
+    if _between(-10.0, 10.0)(alpha):
+        found["length_penalty"] = {"kind": "power", "alpha": alpha}
+    elif alpha is not None:
+        odd.append(_shown("length_penalty", alpha))
     return found, odd
 
 
@@ -111,8 +167,11 @@ def without_a_rule(tree: Mapping[str, Any], answers: bool) -> list[str]:
 
     A text that goes on with a prompt has a least length of its own in weft, not one that counts the prompt.
     """
-    keys = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", *(() if answers else ("min_length",)))
-    return [_shown(key, tree[key]) for key in keys if tree.get(key) not in (None, 0)]
+    off = ELSEWHERE if answers else {**ELSEWHERE, "min_length": 0}
+    found = [_shown(key, tree[key]) for key, value in off.items() if tree.get(key) not in (None, value, [])]
+    words = tree.get("bad_words_ids")
+    several = [word for word in words if isinstance(word, list) and len(word) > 1] if isinstance(words, list) else []
+    return found + ([_shown("bad_words_ids", several)] if several else [])
 
 
 def _shown(key: str, value: Any) -> str:

@@ -7,6 +7,7 @@ unused.safetensors (tensors that weft has no place for, and blocks of quantized 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from weft.explain.count import count
 from weft.files import write_text
 from weft.interop import safetensors
 from weft.interop.bundle import LazyWeights, ModelBundle, counted, lazily
-from weft.interop.generation import generation_settings, without_a_rule
+from weft.interop.generation import DRAWING, generation_settings, search_settings, without_a_rule
 from weft.interop.hf import GENERATION
 from weft.interop.weight_map import shapes
 from weft.models.config import EncoderDecoder, Model
@@ -107,23 +108,34 @@ def license_of(run: RunFolder) -> dict[str, str]:
     return {}
 
 
-def generation(run: RunFolder, vocab_size: int) -> tuple[Tree, list[str]]:
-    """How the makers of an imported checkpoint have it write, and what of that can't be used, one line each.
+class Generation(NamedTuple):
+    """How the makers of a checkpoint have it write, and search; and what of that can't be used, one line each."""
 
-    Their file says it; where a format has none, the notes of the import say what its own program does.
+    writing: Tree
+    search: Tree
+    odd: list[str]
+
+
+def generation(run: RunFolder, vocab_size: int) -> Generation:
+    """What the makers of an imported checkpoint say of it; of other runs, nothing.
+
+    Their file says it; where a format has none, the notes of the import say what its own program does. Before they had
+    that file, it was in config.json, with defaults for drawing that nobody chose.
     """
     file, notes = run.origin / "files" / GENERATION, run.origin / "notes.json"
     try:
-        noted = read_object(notes).get("notes", {}).get("generation", {}) if notes.is_file() else {}
-        tree = read_object(file) if file.is_file() else noted
+        noted = read_object(notes).get("notes", {}) if notes.is_file() else {}
+        old = {key: value for key, value in noted.get("config", {}).items() if key not in (*DRAWING, "do_sample")}
+        tree = read_object(file) if file.is_file() else noted.get("generation") or old
     except InteropError as error:
-        return {}, [str(error)]
+        return Generation({}, {}, [str(error)])
     if not tree:
-        return {}, []
+        return Generation({}, {}, [])
     answers = isinstance(run.recipe().model, EncoderDecoder)
-    found, odd = generation_settings(tree, vocab_size, answers)
-    lines = [f"{file}: {each}: not used; it makes no sense there" for each in odd]
-    return found, lines + [f"{file}: {each}: not used; weft has no such rule" for each in without_a_rule(tree, answers)]
+    (writing, odd), (search, more) = generation_settings(tree, vocab_size, answers), search_settings(tree)
+    lines = [f"{file}: {each}: not used; it makes no sense there" for each in odd + more]
+    lines += [f"{file}: {each}: not used; weft has no such rule" for each in without_a_rule(tree, answers)]
+    return Generation(writing, search, lines)
 
 
 def checkpoint_weights(path: Path, model: Model) -> LazyWeights:

@@ -58,7 +58,7 @@ class Tokenizer:
     """Cuts text into tokens and puts it together again.
 
     Text that merely looks like a special token never becomes one: their ids enter by `bos`, `eos` and the `…_id`s,
-    or through `encode(..., specials=True)`, for text that weft itself has written.
+    or through `encode(..., specials=True)`, for text that weft itself has written, and `reading_specials`.
     """
 
     def __init__(
@@ -78,13 +78,16 @@ class Tokenizer:
         self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.cls_id, self.sep_id, self.mask_id = map(ids.get, ROLES)
         self._vocab_size = max(vocab.values(), default=-1) + 1
         self.chat_template = chat_template
+        self.finds_specials = False
 
         backend.encode_special_tokens = True  # not part of the file
         self._backend = backend
         self._protect()
         self._probe()
         self._token_bytes = TokenBytes(backend)
-        self._hidden = frozenset(id for token, id in self._special.items() if token != self._roles.get("unk"))
+        # a word or a character that is unknown is missed in a text; a piece of one tells nobody anything
+        shown = {self.unk_id} - {self.eos_id} if self.kind in ("word", "char") else set()
+        self._hidden = frozenset(self._special.values()) - shown
 
     def _protect(self) -> None:
         """Cut the look-alikes that the model itself would find in its vocabulary, as a unigram model does."""
@@ -165,11 +168,15 @@ class Tokenizer:
         return self._json
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).from_json, (self._json, self._roles, self.chat_template)
+        return _again, (self._json, self._roles, self.chat_template, self.finds_specials)
+
+    def reading_specials(self) -> "Tokenizer":
+        """The same tokenizer, but one that finds special tokens in every text: only for texts from a trusted hand."""
+        return _again(self._json, self._roles, self.chat_template, finds_specials=True)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A sha256 that two tokenizers share when they give every text the same ids and roles."""
+        """A sha256 that two tokenizers share when they give the same ids and roles to texts without special tokens."""
         return hashlib.sha256(f"{self._json}\n{json.dumps(self._roles)}".encode()).hexdigest()
 
     # ---- text to ids
@@ -245,7 +252,7 @@ class Tokenizer:
     # ---- ids to text
 
     def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
-        """The text of these ids; special tokens other than unk are left out unless `specials`."""
+        """The text of these ids, with their special tokens if `specials`, else with those for unknown words alone."""
         skip = frozenset() if specials else self._hidden
         return self._token_bytes.join([id for each in ids if (id := int(each)) not in skip]).decode("utf-8", "replace")
 
@@ -349,6 +356,13 @@ class Tokenizer:
         tokens = {f"{role}_token": self._roles.get(role, "") for role in ROLES}
         given = {"messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None, **tokens}
         return render(self.chat_template, given)
+
+
+def _again(json: str, roles: Mapping[Role, str], chat_template: str | None, finds_specials: bool) -> Tokenizer:
+    made = Tokenizer.from_json(json, roles, chat_template)
+    if finds_specials:
+        made._backend, made.finds_specials = made._trusting, True
+    return made
 
 
 def build_tokenizer(settings: TokenizerConfig, texts: Iterable[str] = (), most: int = DEFAULT_SIZE) -> Tokenizer:
