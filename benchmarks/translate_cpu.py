@@ -17,7 +17,6 @@ that imports torch alone.
 
 import argparse
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -41,6 +40,11 @@ from weft.decode.config import Beam
 EOS, UNK = 0, 1
 WAYS = ("weft", "ctranslate2", "transformers")
 LONGEST = 128
+PEAK = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6)
+"""
 Answers = list[list[str]]  # the tokens of each line's answer
 
 
@@ -180,9 +184,11 @@ def memory(options: argparse.Namespace, vocab: int, place: Path) -> str:
 
 
 def peak(command: list[str]) -> float:
-    """Megabytes (10⁶ bytes) that a process has resident at most; of all since the first, so the largest comes last."""
-    subprocess.run(command, check=True)
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
+    """Megabytes (10⁶ bytes) that a process has resident at most.
+
+    A small process starts it: one that is started counts the memory of the process that it was copied from.
+    """
+    return float(subprocess.run([sys.executable, "-c", PEAK, *command], check=True, stdout=subprocess.PIPE).stdout)
 
 
 def main() -> None:
