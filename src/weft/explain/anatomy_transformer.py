@@ -5,7 +5,9 @@ from typing import Any
 
 from weft.explain.anatomy_parts import Code, Part, code, dims, keys, size, with_bias
 from weft.explain.anatomy_positions import added_positions, scored_positions
+from weft.explain.units import reach
 from weft.models import heads
+from weft.models.config import Encoder
 from weft.models.transformer import Stack, Transformer
 from weft.nn import attention, block, feedforward, norm
 from weft.nn.config import Block as BlockConfig
@@ -113,10 +115,8 @@ def _unusual(settings: Any) -> list[str]:
 
 def _pattern(settings: Any) -> str:
     """How layers differ."""
-    kinds = [
-        f"{f'a window of {kind.window:,}' if kind.window else 'all of the past'}, positions {kind.position.kind}"
-        for kind in settings.kinds()
-    ]
+    causal = not isinstance(settings, Encoder)
+    kinds = [f"{reach(kind.window, causal)}, positions {kind.position.kind}" for kind in settings.kinds()]
     return "" if len(kinds) == 1 else f"layer by layer, again and again: {'; '.join(kinds)}"
 
 

@@ -18,7 +18,7 @@ from weft.explain.page import template
 from weft.explain.picture import SHADES, Picture, new_figure
 from weft.explain.plan import Table
 from weft.explain.tables import html_tables, text_tables
-from weft.explain.units import byte_size, short
+from weft.explain.units import byte_size, reach, short
 from weft.models import config
 
 SMALL = 0.01  # a share that is drawn together with others
@@ -209,9 +209,9 @@ def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
         case config.TransformerConfig():
             together = model.sharing  # layers that share their weights are counted as one
             cache, kinds = cache_bytes(model, "bf16") / model.layers, model.layer_kinds(model.layers)
-            found = []
+            causal, found = not isinstance(model, config.Encoder), []
             for window in dict.fromkeys(kind.window for kind in kinds):
-                name = "layer" if len(model.kinds()) == 1 else f"layer with {_window(window)}"
+                name = "layer" if len(model.kinds()) == 1 else f"layer with {reach(window, causal)}"
                 name = name if together == 1 else f"{together} layers with one set of weights"
                 own = model.replace(pattern=(), attention={**model.attention.model_dump(), "window": window})
                 each = _more(count(_with_blocks(own, 2), T), count(_with_blocks(own, 1), T))
@@ -239,10 +239,6 @@ def _with_blocks(model: config.TransformerConfig, blocks: int) -> config.Transfo
     """The model with so many blocks, each run as often as here."""
     distinct = {"distinct_layers": blocks} if getattr(model, "distinct_layers", None) is not None else {}
     return model.replace(layers=blocks * model.sharing, **distinct)
-
-
-def _window(window: int | None) -> str:
-    return "all of the past" if window is None else f"a window of {window:,}"
 
 
 def _more(larger: Count, smaller: Count) -> Count:

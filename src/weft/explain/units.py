@@ -53,3 +53,10 @@ def duration(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{plain(seconds / size)} {unit}"
     return f"{seconds:.3g} seconds"
+
+
+def reach(window: int | None, causal: bool) -> str:
+    """What a token looks at, in a decoder (`causal`) or an encoder, with a window as attention has it."""
+    if window is None:
+        return "all of the past" if causal else "the whole text"
+    return f"a window of {window:,}" if causal else f"{window - 1:,} tokens to either side"
