@@ -46,9 +46,10 @@ PEAK = 989e12
 PROMPT, NEW = 128, 200
 PDL = True  # tuned for GPUs that have it
 SMALL = [(2, 512, 2), (1, 1024, 4), (4, 1024, 4), (8, 1024, 4), (4, 2048, 4), (8, 2048, 8), (4, 4096, 8)]
-TILES_TRIED = {
-    False: [*SMALL, (1, 2048, 4), (8, 2048, 4), (1, 4096, 8)],
-    True: [*SMALL, (4, 512, 2), (2, 1024, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8)],
+TILES_TRIED = {  # by bits; with 4, columns are counted in halves of groups
+    16: [*SMALL, (1, 2048, 4), (8, 2048, 4), (1, 4096, 8)],
+    8: [*SMALL, (4, 512, 2), (2, 1024, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8)],
+    4: [(rows, 32 * warps * many, warps) for rows in (1, 2, 4, 8) for warps in (1, 2, 4, 8) for many in (1, 2)],
 }
 CROWDS = ((2, 64), (1, 64), (4, 64), (2, 32))
 PARTS = ("check", "bf16", "int8", "int4", "batch", "batch8", "prefill", "context")
@@ -321,26 +322,28 @@ def tune(bench: Bench) -> None:
     shapes = {"qkv": (3 * D, D), "out": (D, D), "gate_up": (2 * d_ff, D), "down": (D, d_ff)}
     shapes["head"] = bench.config.vocab_size, D
     best: dict[tuple[int, int, int], Any] = {}
-    for eight in (False, True):
+    for bits in TILES_TRIED:
         for name, (N, K) in shapes.items():
+            if bits == 4 and name == "head":  # which stays in 8
+                continue
             gated = name == "gate_up"
-            results = matvec_seconds(bench.device, N, K, eight, gated, name in ("qkv", "gate_up", "head"))
+            results = matvec_seconds(bench.device, N, K, bits, gated, name in ("qkv", "gate_up", "head"))
             ranked = sorted(results.items(), key=lambda item: item[1])
             shown = "  ".join(f"{_tile(key)} {seconds * 1e6:.1f}" for key, seconds in ranked)
-            limit = N * K * (1 if eight else 2) / BANDWIDTH
-            line = f"{name} {'int8' if eight else 'bf16'}: limit {limit * 1e6:.1f} µs; {shown}"
+            limit = N * K * (5 if bits == 4 else bits) / 8 / BANDWIDTH  # with their scales, 4 bits are 5
+            line = f"{name}, {bits} bits: limit {limit * 1e6:.1f} µs; {shown}"
             figures = {_tile(key): seconds * 1e6 for key, seconds in ranked}
-            bench.say("tune", line, matrix=name, int8=eight, microseconds=figures)
-            best[N // 2 if gated else N, K, 8 if eight else 16] = next(key for key, _ in ranked if key is not None)
+            bench.say("tune", line, matrix=name, bits=bits, microseconds=figures)
+            best[N // 2 if gated else N, K, bits] = next(key for key, _ in ranked if key is not None)
             torch.cuda.empty_cache()
     bench.say("tune", f"TILES = {best}", tiles={str(key): value for key, value in best.items()})
     kernels.TILES.update(best)
-    for eight in (False, True):
-        pairs = sorted(attention_seconds(bench, eight).items(), key=lambda item: item[1])
+    for bits in (16, 8):
+        pairs = sorted(attention_seconds(bench, bits).items(), key=lambda item: item[1])
         shown = "  ".join(f"{c}/{b} {seconds * 1e6:.1f}" for (c, b), seconds in pairs)
-        line = f"attention over {PROMPT + NEW // 2} and out, {'int8' if eight else 'bf16'}: crowd/block {shown}"
-        bench.say("tune", line, int8=eight, microseconds={str(key): seconds * 1e6 for key, seconds in pairs})
-        if pairs and not eight:
+        line = f"attention over {PROMPT + NEW // 2} and out, {bits} bits: crowd/block {shown}"
+        bench.say("tune", line, bits=bits, microseconds={str(key): seconds * 1e6 for key, seconds in pairs})
+        if pairs and bits == 16:
             attend.CROWD, attend.BLOCK = pairs[0][0]
             bench.say("tune", f"CROWD, BLOCK = {pairs[0][0]}", attention=pairs[0][0])
 
@@ -349,30 +352,35 @@ def _tile(tile: tuple[int, int, int] | None) -> str:
     return "library" if tile is None else f"{tile[0]}×{tile[1]}/{tile[2]}"
 
 
-def many_weights(device: torch.device, N: int, K: int, eight: bool) -> list[Tensor]:
-    """More than the GPU's cache holds."""
+def many_weights(device: torch.device, N: int, K: int, bits: int) -> tuple[list[Tensor], Tensor | None]:
+    """More than the GPU's cache holds, and scales, where small numbers have some."""
     copies = max(3, 400_000_000 // (N * K))
     weights = [torch.randn(N, K, device=device, dtype=torch.bfloat16) for _ in range(copies)]
-    return [w.to(torch.int8) for w in weights] if eight else weights
+    if bits == 16:
+        return weights, None
+    if bits == 8:
+        return [w.to(torch.int8) for w in weights], torch.ones(N, device=device)
+    return [w.view(torch.uint8)[:, : K // 2].contiguous() for w in weights], torch.ones(
+        N, K // 32, device=device, dtype=torch.int32
+    )
 
 
 def matvec_seconds(
-    device: torch.device, N: int, K: int, eight: bool, gated: bool, normed: bool
+    device: torch.device, N: int, K: int, bits: int, gated: bool, normed: bool
 ) -> dict[tuple[int, int, int] | None, float]:
     """Seconds of a product by tile, and of the library's (None)."""
     from weft.decode.fast import kernels
 
-    weights = many_weights(device, N, K, eight)
-    scale = torch.ones(N, device=device) if eight else None
+    weights, scale = many_weights(device, N, K, bits)
     gain = torch.ones(K, device=device, dtype=torch.bfloat16) if normed else None
     x = torch.randn(1, K, device=device, dtype=torch.bfloat16)
     rows = N // 2 if gated else N
     y = torch.zeros(1, rows, device=device, dtype=torch.bfloat16)
     results: dict[tuple[int, int, int] | None, float] = {}
-    if not eight:
+    if bits == 16:
         results[None] = chain_seconds(lambda n: torch.nn.functional.linear(x, weights[n % len(weights)]))
-    for tile in TILES_TRIED[eight]:
-        if rows % tile[0] or tile[0] * tile[1] > (8192 if gated else 16384):
+    for tile in TILES_TRIED[bits]:
+        if rows % tile[0] or tile[0] * tile[1] * (16 if bits == 4 else 1) > (8192 if gated else 16384):
             continue
 
         def launch(n: int, tile: tuple[int, int, int] = tile) -> Tensor:
@@ -385,13 +393,12 @@ def matvec_seconds(
     return results
 
 
-def attention_seconds(bench: Bench, eight: bool) -> dict[tuple[int, int], float]:
+def attention_seconds(bench: Bench, bits: int) -> dict[tuple[int, int], float]:
     """Seconds of an attention and the product after it, by programs a processor and keys a block."""
     from weft.decode.fast import attend, kernels
 
     heads, D, device = bench.config.attention.heads, bench.config.d_model, bench.device
-    weights = many_weights(device, D, D, eight)
-    scale = torch.ones(D, device=device) if eight else None
+    weights, scale = many_weights(device, D, D, bits)
     seen = PROMPT + NEW // 2
     kind = {"device": device, "dtype": torch.bfloat16}
     cache = torch.randn(2, 1, heads, seen + 1, D // heads, **kind)  # type: ignore[call-overload]

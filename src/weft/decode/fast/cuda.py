@@ -1,11 +1,10 @@
 """The CUDA fast path: LLaMA's step in five kernels a layer (norm and projection, attention, projection and skip, norm
 and gate, projection and skip).
 
-It reads a Transformer's own weights, 8-bit ones too, and gives the logits that `model.step` gives but for rounding.
-Reading a prompt goes the same way, with torch's attention.
+It reads a Transformer's own weights, 8- and 4-bit ones too, and gives the logits that `model.step` gives but for
+rounding. Reading a prompt goes the same way, with torch's attention.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from weft.decode.fast.products import Plain8
+from weft.decode.fast.products import Fused4, Plain8
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
-from weft.machine import has_triton
 from weft.models import heads
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.linear import Linear
@@ -29,12 +27,6 @@ LONG_ATTENTION = [
     SDPBackend.MATH,
 ]
 SHORT_ATTENTION = LONG_ATTENTION[1:]
-
-
-@cache
-def has_kernels() -> bool:
-    """Whether the kernels can be compiled: for NVIDIA's GPUs alone, as they use PTX in places."""
-    return torch.version.hip is None and has_triton()
 
 
 class FusedLayers:
@@ -199,14 +191,14 @@ class CUDAFastPath(FusedLayers):
 
 
 def _matrix(part: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """The weights of a layer and, for 8-bit ones, their scales; None where the kernels can't read them."""
+    """The weights of a layer and, for small ones, their scales; None where the kernels can't read them."""
     if part.bias is not None:
         return None
     return (part.weight, None) if type(part) is Linear else _numbers(part)
 
 
 def _numbers(part: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """The 8-bit weights of a layer and their scales, where it has such, and no bias."""
-    if isinstance(part, QuantizedLinear) and isinstance(part.product, Plain8) and part.bias is None:
+    """The 8- or 4-bit weights of a layer and their scales, where it has such, and no bias."""
+    if isinstance(part, QuantizedLinear) and isinstance(part.product, Plain8 | Fused4) and part.bias is None:
         return part.product.numbers, part.product.scales
     return None

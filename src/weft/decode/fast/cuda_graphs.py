@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.decode.config import Sampling
-from weft.decode.fast.cuda import CUDAFastPath, has_kernels
+from weft.decode.fast.cuda import CUDAFastPath
+from weft.decode.fast.products import has_kernels
 from weft.decode.sampling import Filters, check_logits, draw, fetched, greedy, on_device
 from weft.errors import ModelError
 from weft.models.transformer import Transformer, TransformerState

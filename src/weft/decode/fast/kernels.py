@@ -15,8 +15,11 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
+from weft.decode.fast import kernels4
+
 # Tiles of the product with one vector, as `benchmarks/gpu_decode.py --parts tune` found them on an H200: rows (of one
-# half, where it is gated), columns and bits of a matrix → rows and columns of a tile, and warps.
+# half, where it is gated), columns and bits of a matrix → rows and columns (with 4 bits, halves of groups) of a tile,
+# and warps.
 Tile = tuple[int, int, int]
 TILES: dict[tuple[int, int, int], Tile] = {
     (12288, 4096, 16): (4, 4096, 8),
@@ -29,6 +32,10 @@ TILES: dict[tuple[int, int, int], Tile] = {
     (11008, 4096, 8): (4, 1024, 4),
     (4096, 11008, 8): (4, 512, 2),
     (32000, 4096, 8): (8, 1024, 4),
+    (12288, 4096, 4): (4, 32, 1),
+    (4096, 4096, 4): (4, 64, 2),
+    (11008, 4096, 4): (1, 64, 1),
+    (4096, 11008, 4): (1, 64, 2),
 }
 FEW = 256  # rows of x up to which 8-bit weights become floats on their way, not beforehand
 
@@ -235,11 +242,12 @@ def _likeliest_kernel(  # type: ignore[no-untyped-def]
 
 def matvec_tile(N: int, K: int, bits: int) -> Tile:
     """Rows and columns of a tile, and warps, for a matrix (N, K): enough bytes on their way to keep the memory busy."""
-    rows, block, warps = TILES.get((N, K, bits), (4, 1024, 4))
+    rows, block, warps = TILES.get((N, K, bits), (2, 64, 2) if bits == 4 else (4, 1024, 4))
     while N % rows:
         rows //= 2
-    block = min(triton.next_power_of_2(K), block)
-    return rows, block, max(1, min(warps, block // 256))
+    unit, most = (16, 32) if bits == 4 else (1, 256)  # columns that are counted as one, and of these what a warp reads
+    block = min(triton.next_power_of_2(K // unit), block)
+    return rows, block, max(1, min(warps, block // most))
 
 
 def matvec(
@@ -256,13 +264,16 @@ def matvec(
 ) -> Tensor:
     """weight (N, K) times x (1, K), in one pass over the weights; → (1, N), or (1, N/2) if `gated`.
 
-    With `scale` (N,) the weights are 8-bit integers; with `gain` (K,) x is first normed (RMSNorm); `gated` takes
-    silu of the first half times the second; `residual` is added last.
+    With `scale` (N,) the weights are 8-bit integers, with (N, K/32) 4-bit ones (`kernels4.py`); with `gain` (K,) x is
+    first normed (RMSNorm); `gated` takes silu of the first half times the second; `residual` is added last.
     """
-    rows, K = weight.shape
+    (rows, K), four = (len(weight), x.shape[1]), weight.dtype == torch.uint8
     N = rows // 2 if gated else rows
+    height, block, warps = tile = tile or matvec_tile(N, K, 4 if four else 8 * weight.element_size())
+    if four:
+        assert scale is not None
+        return kernels4.matvec(x, weight, scale, gain, eps, residual, gated, out, pdl, tile=tile)
     y = torch.empty(1, N, dtype=x.dtype, device=x.device) if out is None else out
-    height, block, warps = tile or matvec_tile(N, K, 8 * weight.element_size())
     assert N % height == 0
     _matvec_kernel[(N // height,)](
         x, weight, scale, gain, residual, y, eps, N, K,
@@ -273,7 +284,12 @@ def matvec(
 
 
 def product(x: Tensor, numbers: Tensor, scale: Tensor, residual: Tensor | None = None) -> Tensor:
-    """x (…, K) times 8-bit numbers (N, K), times scale (N,), plus `residual`: → (…, N). For some rows, not many."""
+    """x (…, K) times 8-bit numbers (N, K), times scale (N,), plus `residual`: → (…, N). For some rows, not many.
+
+    Numbers of 4 bits are as for `matvec`.
+    """
+    if numbers.dtype == torch.uint8:
+        return kernels4.product(x, numbers, scale, residual)
     (N, K), M = numbers.shape, x.numel() // x.shape[-1]
     y = torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)
     assert x.is_contiguous() and (residual is None or residual.is_contiguous())

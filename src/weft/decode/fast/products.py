@@ -21,7 +21,7 @@ from weft.decode.fast.rounding import (
     quantize_groups,
     quantize_rows,
 )
-from weft.machine import best_of
+from weft.machine import best_of, has_triton
 
 SAMPLE = (1024, 768)  # the shape of the matrix that kernels are timed with
 FASTER = 0.5  # of the time that the first one takes: what another has to be below to be taken, on a busy machine too
@@ -198,8 +198,38 @@ class HalfColumns8(Columns8):
     kind = torch.bfloat16
 
 
+@cache
+def has_kernels() -> bool:
+    """Whether weft's kernels for a GPU can be compiled: for NVIDIA's alone, as they use PTX in places."""
+    return torch.version.hip is None and has_triton()
+
+
+class Fused4(Product):
+    """4 bits on a GPU, by weft's kernels; the CUDA fast path reads `numbers` and `scales` itself.
+
+    scales: int32 (N, K/32), a scale and a centre in bf16 each.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+
+    @staticmethod
+    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
+        return device.type == "cuda" and groups * 32 == K and has_kernels()
+
+    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
+        self.keep("numbers", Packed.of(Groups(numbers, scales, centres), "int4").numbers)
+        both = torch.stack((scales, torch.zeros_like(scales) if centres is None else centres), dim=-1)
+        self.keep("scales", both.bfloat16().view(torch.int32).squeeze(-1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        from weft.decode.fast import kernels4
+
+        return kernels4.product(x.contiguous(), self.numbers, self.scales)
+
+
 class Tiles4(Product):
-    """4 bits on other CPUs, and on a GPU, where x is bf16."""
+    """4 bits on other CPUs."""
 
     packed: Tensor
     scales: Tensor
@@ -208,24 +238,15 @@ class Tiles4(Product):
     @staticmethod
     def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
         grouped = K // groups in (32, 64, 128, 256)
-        return grouped and N % 16 == 0 and K % (128 if device.type == "cuda" else 32) == 0
+        return device.type == "cpu" and grouped and N % 16 == 0 and K % 32 == 0
 
     def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        codes = (numbers + 8).to(torch.uint8)
-        if numbers.is_cuda:
-            packed = torch.ops.aten._convert_weight_to_int4pack((codes[:, ::2] << 4) | codes[:, 1::2], 8)
-        else:
-            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 8)
-        self.keep("packed", packed)
-        kind = torch.bfloat16 if numbers.is_cuda else self.kind
+        self.keep("packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu((numbers + 8).int(), 8))
         added = torch.zeros_like(scales) if centres is None else centres
         both = torch.stack((scales.t(), added.t()), dim=-1)
-        self.keep("scales", both.to(kind))
+        self.keep("scales", both.to(self.kind))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda:
-            wide = x.to(torch.bfloat16)
-            return torch.ops.aten._weight_int4pack_mm(wide, self.packed, self.group, self.scales).to(x.dtype)
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(x.to(self.kind), self.packed, self.group, self.scales)
         return y.to(x.dtype)
 
@@ -294,7 +315,7 @@ class Native4(Native):
 KERNELS: dict[Bits, tuple[type[Product], ...]] = {
     "bf16": (Native16,),
     "int8": (Native8, Digits8, HalfColumns8, Columns8),
-    "int4": (Native4, Dynamic4, HalfTiles4, Tiles4),
+    "int4": (Fused4, Native4, Dynamic4, HalfTiles4, Tiles4),
 }
 PLAIN: dict[Bits, type[Product]] = {"bf16": Plain16, "int8": Plain8, "int4": Plain4}
 

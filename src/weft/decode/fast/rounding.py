@@ -10,7 +10,7 @@ MOST8 = 119  # in 8 bits: the largest number whose upper and lower half are sign
 SHRINKS = (-8.5, -8.0, -7.5, -7.0)  # what the largest weight of a group may become, without a centre
 WORTH = 0.75  # of the squared error that centres leave at most, where they cost time
 REACHES = (1.0, 0.94, 0.88, 0.82)  # how much of a group's range 4 bits may cover; what lies beyond is cut off
-CHUNK = 1 << 18  # weights quantized at a time: few enough for a processor's cache
+CHUNK, CHUNK_ON_CUDA = 1 << 18, 1 << 25  # weights quantized at a time: few enough for a processor's cache
 
 
 class Groups(NamedTuple):
@@ -42,8 +42,7 @@ def quantize_groups(weight: Tensor, group: int = GROUP) -> Groups:
     How much of a group's range they cover is decided by the squared error of the whole group. Weights that came as
     blocks of 16 even steps, as those of a Q4_1 file, are met where they are.
     """
-    rows = max(1, CHUNK // weight.shape[1])
-    parts = [_centred(some, group) for some in weight.split(rows)]
+    parts = [_centred(some, group) for some in _chunks(weight)]
     return Groups(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
@@ -53,8 +52,7 @@ def quantize_around_zero(weight: Tensor, group: int = GROUP) -> Groups:
     −8 has no counterpart, so the scale has the sign that makes the largest weight of a group negative. Whether that
     weight is met exactly or a little cut off is decided by the squared error of the whole group.
     """
-    rows = max(1, CHUNK // weight.shape[1])
-    parts = [_around_zero(some, group) for some in weight.split(rows)]
+    parts = [_around_zero(some, group) for some in _chunks(weight)]
     return Groups(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
@@ -67,6 +65,11 @@ def centres_pay(weight: Tensor, group: int = GROUP) -> bool:
         for rounded in (quantize_around_zero(some, group), quantize_groups(some, group))
     )
     return bool(centred < WORTH * plain)
+
+
+def _chunks(weight: Tensor) -> tuple[Tensor, ...]:
+    """Some rows of a weight at a time."""
+    return weight.split(max(1, (CHUNK_ON_CUDA if weight.is_cuda else CHUNK) // weight.shape[1]))
 
 
 def _around_zero(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:

@@ -18,11 +18,12 @@ from torch import Tensor
 from weft.decode.capacity import grow, start
 from weft.decode.engine.paging import BlockStore
 from weft.decode.fast.cpu import CPUFastPath, reads
-from weft.decode.fast.cuda import CUDAFastPath, has_kernels
+from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
 from weft.decode.fast.engine_graphs import PagedGraphs
 from weft.decode.fast.native_step import NativeStep, native_step_fits
 from weft.decode.fast.onednn import packing_pays
+from weft.decode.fast.products import has_kernels
 from weft.models.base import LanguageModel, Source, State
 from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
