@@ -28,9 +28,7 @@ ENVIRONMENT: dict[str, str] = {}  # of the processes that `together` starts
 def together(work: Callable[..., None], folder: Path, *given: Any, count: int = 2) -> list[int | None]:
     """Call `work(ranks, folder, *given)` in each of `count` processes, as torchrun would start them; how they ended."""
     context = multiprocessing.get_context("forkserver")  # imports are made once, and no thread is forked
-    context.set_forkserver_preload(
-        ["torch._dynamo", "torch.distributed", "weft.api.train", "weft.training.split", "pytest"]
-    )
+    context.set_forkserver_preload(["torch._dynamo", "tests.parallel.warm"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
