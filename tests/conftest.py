@@ -1,6 +1,9 @@
 """What holds for every test."""
 
+import gc
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,17 @@ settings.load_profile("weft")
 
 # started in the background, a shell hands down an ignored Ctrl-C; the tests press it
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """What is imported and collected stays to the end: nobody looks for garbage in it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

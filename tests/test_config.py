@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -122,6 +122,7 @@ trees = st.dictionaries(st.sampled_from("abc"), values | tables, max_size=3)
 deep = st.dictionaries(st.sampled_from("abc"), values | trees, max_size=3)
 
 
+@settings(max_examples=40)
 @given(deep, deep)
 def test_merging_keeps_everything_above(below: dict[str, object], above: dict[str, object]) -> None:
     merged = merge(below, above)

@@ -65,7 +65,8 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
     typing_only = {
         inner
         for node in nodes(path)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if isinstance(node, ast.If)
+        and any("TYPE_CHECKING" in (getattr(name, "id", ""), getattr(name, "attr", "")) for name in ast.walk(node.test))
         for statement in node.body
         for inner in ast.walk(statement)
     }

@@ -22,11 +22,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same sentences as running text, as documents and as rows."""
     folder, pick = tmp_path_factory.mktemp("sources"), random.Random(0)
     words = ["".join(pick.choices("abcdefghij", k=6)) for _ in range(200)]
-    lines = [" ".join(pick.choices(words, k=40)) + "." for _ in range(3000)]
+    lines = [" ".join(pick.choices(words, k=40)) + "." for _ in range(1000)]
     (folder / "book.txt").write_text("\n".join(lines))
     documents = [" ".join(lines[at : at + 5]) for at in range(0, len(lines), 5)]
     (folder / "documents.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
-    signs = [chr(0x4E00 + pick.randrange(700)) for _ in range(300_000)]  # more characters than tokens would be chosen
+    signs = [chr(0x4E00 + pick.randrange(700)) for _ in range(100_000)]  # more characters than tokens would be chosen
     (folder / "signs.txt").write_text("\n".join("".join(signs[at : at + 60]) for at in range(0, len(signs), 60)))
     rows = [{"text": text, "label": number % 2, "source": text, "target": text} for number, text in enumerate(lines)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -56,8 +56,8 @@ def count_reads(monkeypatch: pytest.MonkeyPatch, file: Path) -> list[int]:
         return plain(name, mode, *given, **options)
 
     monkeypatch.setattr(builtins, "open", opened)
-    monkeypatch.setattr(streams, "BLOCK", 1 << 16)  # so that a look at the beginning is a small part
-    monkeypatch.setattr(amount, "SAMPLE", 1 << 16)
+    monkeypatch.setattr(streams, "BLOCK", 1 << 14)  # so that a look at the beginning is a small part
+    monkeypatch.setattr(amount, "SAMPLE", 1 << 14)
     return sizes
 
 

@@ -172,13 +172,13 @@ alignments = st.builds(
 models = st.one_of(transformers(), transformers(), recurrents, alignments)
 
 
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(models)
 def test_any_model_has_as_many_parameters_as_counted(model: Any) -> None:
     assert count(model).parameters == built(model)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(models)
 def test_any_model_does_as_many_products_as_counted(model: Any) -> None:
     T = 4

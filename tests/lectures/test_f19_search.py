@@ -4,6 +4,7 @@ python -m pytest tests/lectures/test_f19_search.py
 """
 
 import math
+from collections import Counter
 
 import torch
 from scipy.stats import chisquare
@@ -63,12 +64,13 @@ def test_greedy_misses_the_best_path_and_beam_search_finds_it() -> None:
 def test_ancestral_sampling_is_exact() -> None:
     """10⁵ words, as the generator writes them, against their probabilities after the word before."""
     texts, words = 10_000, 10
-    counts = torch.zeros(4, 4)
+    pairs = Counter[tuple[int, int]]()
     before = [0] * texts
     for token in generate(MODEL, [[0]] * texts, Sampling(max_tokens=1 + words)):
         if before[token.row]:  # FIRST has no word 0, so every later word has one before it
-            counts[before[token.row] - 1, token.id] += 1
+            pairs[before[token.row] - 1, token.id] += 1
         before[token.row] = token.id + 1
+    counts = torch.tensor([[float(pairs[first, second]) for second in range(4)] for first in range(4)])
     assert int(counts.sum()) == texts * words
     expected = counts.sum(1, keepdim=True) * SECOND
     # each of the four rows has four cells that add up to a given sum, so three of them are free

@@ -1,4 +1,4 @@
-"""What the processes of `together` would each do first; the server they are forked from does it once, without a thread."""
+"""What each process of `together` would do first; the server that they are forked from does it once."""
 
 import torch._dynamo
 import torch.distributed.tensor.debug

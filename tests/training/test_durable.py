@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.small import Evaluate, meddle_with_steps, overwrite_weights, resume, train
+from tests.training.small import (
+    Evaluate,
+    held_out_loss,
+    meddle_with_steps,
+    overwrite_weights,
+    resume,
+    small,
+    small_text,
+    train,
+)
 
 from weft.data.batch import Batch
 from weft.runs import checkpoint
@@ -141,11 +150,21 @@ def test_a_run_that_lost_patience_is_finished(tmp_path, recipe, corpus) -> None:
 # ---- interruptions
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a run leaves that nobody interrupts."""
+    text = small_text()
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    given = {"corpus": text, "evaluate": held_out_loss(text), "quiet": True}
+    return contents(train(small("checkpoint.average=2"), folder, **given).run)
+
+
 @pytest.mark.parametrize("stop", [3, 7, 11])
-def test_an_interruption_leaves_no_trace(tmp_path, recipe, corpus, evaluate, monkeypatch, stop: int) -> None:  # type: ignore[no-untyped-def]
+def test_an_interruption_leaves_no_trace(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, evaluate, monkeypatch, straight: dict[str, str], stop: int
+) -> None:
     settings = recipe("checkpoint.average=2")
     given = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
-    straight = train(settings, tmp_path / "straight", **given)
     stop_at(monkeypatch, stop)
     with pytest.raises(KeyboardInterrupt):
         train(settings, tmp_path / "run", **given)
@@ -156,7 +175,7 @@ def test_an_interruption_leaves_no_trace(tmp_path, recipe, corpus, evaluate, mon
     assert same_weights(run, "latest", name)
     assert name not in [path.name for path in checkpoint.checkpoints(run.checkpoints)]
     resume(run.path, **given)
-    assert contents(run) == contents(straight.run)
+    assert contents(run) == straight
 
 
 def test_no_rollback_leads_to_what_an_interruption_saved(tmp_path, recipe, corpus, evaluate, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.small import meddle_with_steps, resume, train
+from tests.training.small import held_out_loss, meddle_with_steps, resume, small, small_text, train
 
 from weft import files
 from weft.config import validate
@@ -24,6 +24,7 @@ from weft.recipe.resolve import resolve
 from weft.runs import checkpoint, tensors
 from weft.runs.folder import RunFolder, claimed, held, open_run
 from weft.runs.lines import read_lines
+from weft.training.state import RunResult
 from weft.training.step import OptimisationStep
 from weft.training.weights import load_model
 
@@ -43,11 +44,19 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, sent: int = signal.S
     meddle_with_steps(monkeypatch, stop)
 
 
-@pytest.mark.parametrize("stop", [1, 4, 7, 11])
-def test_stopped_and_resumed_equals_straight(tmp_path, recipe, corpus, evaluate, monkeypatch, stop) -> None:  # type: ignore[no-untyped-def]
-    given = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
-    straight = train(recipe(), tmp_path / "straight", **given)
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """The run that never stopped."""
+    text = small_text()
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    return train(small(), folder, corpus=text, evaluate=held_out_loss(text), quiet=True)
 
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 11])
+def test_stopped_and_resumed_equals_straight(  # type: ignore[no-untyped-def]
+    tmp_path, recipe, corpus, evaluate, monkeypatch, straight: RunResult, stop
+) -> None:
+    given = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
     lines: list[str] = []
     stop_after(monkeypatch, stop)
     with pytest.raises(KeyboardInterrupt):
@@ -68,11 +77,10 @@ def test_stopped_and_resumed_equals_straight(tmp_path, recipe, corpus, evaluate,
 
 
 def test_a_crash_between_checkpoints_repeats_from_the_last_one(  # type: ignore[no-untyped-def]
-    tmp_path, recipe, corpus, evaluate, monkeypatch
+    tmp_path, recipe, corpus, evaluate, monkeypatch, straight: RunResult
 ) -> None:
     """Steps after the last checkpoint run again, and their metrics lines are written once."""
     given = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
-    straight = train(recipe(), tmp_path / "straight", **given)
 
     def crash(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
         if number == 8:
@@ -294,7 +302,7 @@ def replace_line(path: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("steps = 12\n", "", "steps: missing; the recipe of a run that has started has no gaps"),
+        ("steps = 2\n", "", "steps: missing; the recipe of a run that has started has no gaps"),
         ("lr = 0.01\n", "", r"optimizer\.lr: missing"),
         ('precision = "fp32"\n', "", "precision: missing"),
     ],
@@ -303,7 +311,7 @@ def test_a_recipe_that_lost_a_setting_is_not_resumed(  # type: ignore[no-untyped
     tmp_path, recipe, corpus, old: str, new: str, line: str
 ) -> None:
     given = {"corpus": corpus, "quiet": True}
-    run = train(recipe("optimizer.lr=0.01"), tmp_path / "run", **given).run
+    run = train(recipe("steps=2", "optimizer.lr=0.01"), tmp_path / "run", **given).run
     replace_line(run.config, old, new)
     with pytest.raises(RunError, match=line):
         resume(tmp_path / "run", **given)
@@ -312,7 +320,7 @@ def test_a_recipe_that_lost_a_setting_is_not_resumed(  # type: ignore[no-untyped
 @pytest.mark.parametrize(("kind", "name"), [("adam", "Adam"), ("sgd", "SGD"), ("muon", "Muon")])
 def test_another_optimizer_cannot_resume(tmp_path, recipe, corpus, kind: str, name: str) -> None:  # type: ignore[no-untyped-def]
     given = {"corpus": corpus, "quiet": True}
-    run = train(recipe(), tmp_path / "run", **given).run
+    run = train(recipe("steps=2"), tmp_path / "run", **given).run
     text = run.config.read_text()
     begin = text.index("[optimizer]")
     end = text.index("[", begin + 1)

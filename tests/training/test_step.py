@@ -258,7 +258,11 @@ def test_only_a_transformer_has_blocks_to_run_again() -> None:
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("gpt", "fp8"), *((name, how) for name in ("gpt", "llama", "bert", "vaswani") for how in ("bf16", "recompute"))],
+    [
+        ("gpt", "fp8"),
+        *((name, "bf16") for name in ("gpt", "llama", "bert", "vaswani")),
+        *((name, "recompute") for name in ("llama", "vaswani")),  # one stack of blocks, and two
+    ],
 )
 def test_features_are_traced_as_one_graph(name: str, how: str) -> None:
     model, tokens, given = prepared(name, how == "recompute")
