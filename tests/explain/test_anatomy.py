@@ -70,7 +70,8 @@ def test_parts_sum_to_every_variant_as_it_is_built(name: str) -> None:
     found = anatomy(settings)
     assert found.parameters == sum(weight.numel() for weight in model.parameters())
     assert max(map(len, found.text().splitlines())) <= 80
-    found.figure()
+    if len(found.columns) > 1:  # the page draws them one by one
+        found.figure()
     assert found.html().count("<li") == sum(1 for column in found.columns for _ in every(column)) - len(found.columns)
 
 

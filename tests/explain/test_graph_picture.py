@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -186,10 +187,11 @@ def test_nothing_overlaps_and_lines_keep_off_the_boxes(name: str, options: dict[
         if m.frame
     ]
     every = boxes + titles
+    lefts, tops, rights, feet = np.array(every).T
     for n, (left, top, right, foot) in enumerate(every):
         assert left >= -0.01 and top >= -0.01 and right < scene.width and foot < scene.height
-        for a, b, c, d in every[:n]:
-            assert right <= a + 0.01 or c <= left + 0.01 or foot <= b + 0.01 or d <= top + 0.01
+        apart = (right <= lefts + 0.01) | (rights <= left + 0.01) | (foot <= tops + 0.01) | (feet <= top + 0.01)
+        assert apart[:n].all()
     for line in scene.lines:
         mid = (line.bend + line.straight) / 2
         corners = [(line.x, line.y), (line.x, line.bend), (line.x, mid), (line.to_x, mid), (line.to_x, line.straight)]
@@ -204,7 +206,7 @@ def test_nothing_overlaps_and_lines_keep_off_the_boxes(name: str, options: dict[
                 )
             )
         for x, y in points:
-            assert not any(a + 0.1 < x < c - 0.1 and b + 0.1 < y < d - 0.1 for a, b, c, d in every)
+            assert not ((lefts + 0.1 < x) & (x < rights - 0.1) & (tops + 0.1 < y) & (y < feet - 0.1)).any()
 
 
 def test_frames_hold_what_is_inside() -> None:
