@@ -98,8 +98,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds a copy of the package, with the objective added."""
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "weft"
-    # with what is compiled already, but not what is being compiled right now
-    shutil.copytree(Path(weft.__file__).parent, copy, ignore=shutil.ignore_patterns("*.pyc.*"))
+    shutil.copytree(Path(weft.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     insert(copy / "recipe/objective.py", SETTINGS, before="OBJECTIVES: dict")
     (copy / "objectives/grade.py").write_text(OBJECTIVE, encoding="utf-8")
     insert(copy / "objectives/table.py", LINE, before="    masked,\n")
