@@ -57,7 +57,7 @@ def chart(
         y_ticks = _ticks(min(ys), max(ys))
     x_of = _scale(min(xs), max(xs), LEFT, RIGHT, logarithmic)
     y_of = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), FOOT, TOP, logarithmic)
-    return _template().render(
+    return template("chart.svg").render(
         title=title,
         x_ticks=[(x_of(tick), _label(tick)) for tick in x_ticks],
         y_ticks=[(y_of(tick), _label(tick)) for tick in y_ticks],
@@ -67,8 +67,9 @@ def chart(
 
 
 @cache
-def _template() -> Template:
-    text = (resources.files("weft") / "runs" / "chart.svg").read_text("utf-8")
+def template(name: str) -> Template:
+    """A template of this folder; what it is given is escaped."""
+    text = (resources.files("weft") / "runs" / name).read_text("utf-8")
     return Environment(autoescape=True, trim_blocks=True).from_string(text)
 
 

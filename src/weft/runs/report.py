@@ -9,8 +9,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
-
 from weft.explain.count import count
 from weft.explain.devices import MFU, device_called
 from weft.explain.memory import Workload, training_memory
@@ -18,7 +16,7 @@ from weft.explain.units import byte_size, short
 from weft.files import write_text
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS
-from weft.runs.curves import Series, chart
+from weft.runs.curves import Series, chart, template
 from weft.runs.folder import RunFolder, writing
 from weft.runs.lines import read_lines
 from weft.untrusted import printable
@@ -66,13 +64,9 @@ def page(run: RunFolder) -> str:
     """The report as HTML."""
     record = Record(run.recipe(), *(read_lines(path) for path in (run.metrics, run.timings, run.events)))
     start, result = record.last("start"), record.last("result")
-    files = resources.files("weft")
-    template = Environment(autoescape=True, trim_blocks=True).from_string(
-        (files / "runs" / "report.html").read_text("utf-8")
-    )
-    return template.render(
+    return template("report.html").render(
         name=record.recipe.name,
-        style=(files / "web" / "page.css").read_text("utf-8"),
+        style=(resources.files("weft") / "web" / "page.css").read_text("utf-8"),
         summary=_summary(record, start),
         cards=_cards(record, result),
         charts=_charts(record, result),
