@@ -151,6 +151,7 @@ OPTIONAL = {
     "weft.nn.dropout_kernel",
     "weft.nn.feedforward_kernel",
     "weft.decode.fast.kernels",
+    "weft.decode.fast.kernels4",
     "weft.nn.loss_kernel",
     "weft.training.parts",
     "weft.training.split",
