@@ -12,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_void_p
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from weft.machine import fingerprint
 from weft.text.builtin import cache_folder
@@ -29,7 +31,8 @@ TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compi
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # of numbers: c/products.h's
 ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
 OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
-BLOCK = 32  # numbers with one scale, as c/products.h has it
+BLOCK = 32  # numbers with one scale, as c/bands.h has it
+BAND = 16  # rows that lie interleaved there
 D_HEAD = 512  # the widest head that c/step.c has room for
 
 
@@ -169,19 +172,28 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def in_bands(rows: Tensor) -> Tensor:
+    """Rows (N, width) as c/bands.h reads whole numbers, their scales and centres: 16 rows interleaved, bytes in fours.
+
+    The last band is filled up with zeros.
+    """
+    rows = F.pad(rows, (0, 0, 0, -len(rows) % BAND))
+    words = rows.view(torch.int32) if rows.element_size() == 1 else rows
+    return words.unflatten(0, (-1, BAND)).transpose(1, 2).contiguous().view(rows.dtype)
+
+
 def matrix(
     numbers: Tensor,
-    columns: int,
+    shape: Sequence[int],
     scales: Tensor | None = None,
     centres: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Matrix:
-    """A matrix whose rows are the rows of `numbers`: float32, bf16, int8, or two 4-bit numbers a byte (uint8).
+    """A matrix of this shape: float32 or bf16, or int8 or two 4-bit numbers a byte (uint8), which are `in_bands`.
 
     The tensors have to be kept for as long as it is used.
     """
-    rest = address(numbers), address(scales), address(centres), address(bias)
-    return Matrix(KINDS[numbers.dtype], len(numbers), columns, *rest)
+    return Matrix(KINDS[numbers.dtype], *shape, address(numbers), address(scales), address(centres), address(bias))
 
 
 def multiply(found: Matrix, x: Tensor) -> Tensor:

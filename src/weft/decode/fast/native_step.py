@@ -101,7 +101,7 @@ class NativeStep:
             assert isinstance(part.product, Native)
             return part.product.matrix(bias)
         assert isinstance(part, Linear)
-        return native.matrix(part.weight.detach(), part.weight.shape[1], bias=bias)
+        return native.matrix(part.weight.detach(), part.weight.shape, bias=bias)
 
     def _head(self) -> native.Matrix | None:
         """The table that gives the logits, where features times it is all that the head does."""
@@ -113,7 +113,7 @@ class NativeStep:
         if type(head) is not heads.WordHead or head.bias is not None:
             return None
         table = self.model.embedding.weight if head.weight is None else head.weight
-        return native.matrix(table.detach(), table.shape[1])
+        return native.matrix(table.detach(), table.shape)
 
     def _keep(self, tensor: Any) -> int:
         self.kept.append(tensor.detach().contiguous())

@@ -275,15 +275,16 @@ class Native(Product):
         packed = weight if isinstance(weight, Packed) else Packed.of(weight, self.bits)
         self.N, self.K = packed.shape
         self.group = self.K // packed.groups
-        for name, tensor in packed._asdict().items():  # the very same ones, which may be a file's pages
-            self.register_buffer(name, tensor, persistent=False)
+        for name, tensor in packed._asdict().items():  # bf16: the very same ones, which may be a file's pages
+            kept = tensor if tensor is None or self.bits == "bf16" else native.in_bands(tensor)
+            self.register_buffer(name, kept, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return native.multiply(self.matrix(), x).to(x.dtype)
 
     def matrix(self, bias: Tensor | None = None) -> native.Matrix:
         """What the kernels read, which points into this module's tensors and the bias."""
-        return native.matrix(self.numbers, self.K, self.scales, self.centres, bias)
+        return native.matrix(self.numbers, (self.N, self.K), self.scales, self.centres, bias)
 
 
 class Native16(Native):

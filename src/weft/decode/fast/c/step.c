@@ -36,7 +36,16 @@ typedef struct {
     Matrix head; /* 0 rows: the features are the result */
 } Model;
 
-static inline int share(int rows, int thread, int threads) { return (int)((int64_t)rows * thread / threads); }
+static inline int share(int count, int thread, int threads) { return (int)((int64_t)count * thread / threads); }
+
+typedef struct { int first, last; } Range; /* of which the last is the first beyond it */
+
+/* A thread's part of so many rows of a matrix: those that are multiplied together are one thread's. */
+static inline Range own(const Matrix *m, int rows, int thread, int threads) {
+    int some = at_once(m), all = (rows + some - 1) / some, last = share(all, thread + 1, threads) * some;
+    Range range = {share(all, thread, threads) * some, last < rows ? last : rows};
+    return range;
+}
 
 /* ---- a product by itself */
 
@@ -63,12 +72,14 @@ static void multiply(void *given, int thread, int threads) {
         for (int r = share(p->rows, thread, threads); r < share(p->rows, thread + 1, threads); r++)
             round_blocks(p->x + (int64_t)r * n, n, of_row(p->rounded, r, n));
     meet(&pool.inside, threads);
-    int first = share(m->rows, thread, threads), last = share(m->rows, thread + 1, threads);
+    Range mine = own(m, m->rows, thread, threads);
     for (int tile = 0; tile < p->rows; tile += TILE)
-        for (int row = first; row < last; row += ROWS)
+        for (int row = mine.first, end; row < mine.last; row = end) {
+            end = end_of(m, row, mine.last);
             for (int r = tile; r < p->rows && r < tile + TILE; r++)
-                products(m, row, last - row < ROWS ? last - row : ROWS, p->x + (int64_t)r * n,
-                         whole ? of_row(p->rounded, r, n) : p->rounded, p->y + (int64_t)r * m->rows + row);
+                products(m, row, end, p->x + (int64_t)r * n, whole ? of_row(p->rounded, r, n) : p->rounded,
+                         p->y + (int64_t)r * m->rows + row);
+        }
 }
 
 static Rounded space(int64_t rows, int columns) {
@@ -219,52 +230,57 @@ static void attend(Step *s, const Layer *layer, int head, int thread) {
     }
 }
 
-/* Rows from `first` to before `last` times x, added to y[first] and so on. */
-static void add_products(const Matrix *m, int first, int last, const float *x, Rounded rounded, float *y) {
-    float more[ROWS];
-    for (int row = first; row < last; row += ROWS) {
-        int count = last - row < ROWS ? last - row : ROWS;
-        products(m, row, count, x, rounded, more);
-        for (int r = 0; r < count; r++) y[row + r] += more[r];
+/* A thread's rows times x → y. */
+static void own_products(const Matrix *m, const float *x, Rounded rounded, float *y, int thread, int threads) {
+    Range mine = own(m, m->rows, thread, threads);
+    all_products(m, mine.first, mine.last, x, rounded, y + mine.first);
+}
+
+/* The same, added to y. */
+static void add_products(const Matrix *m, const float *x, Rounded rounded, float *y, int thread, int threads) {
+    Range mine = own(m, m->rows, thread, threads);
+    float more[BAND];
+    for (int row = mine.first, end; row < mine.last; row = end) {
+        end = end_of(m, row, mine.last);
+        products(m, row, end, x, rounded, more);
+        for (int r = row; r < end; r++) y[r] += more[r - row];
     }
 }
 
 static void feed_forward(Step *s, const Layer *layer, int thread, int threads) {
     const Model *m = s->model;
-    Rounded mine = s->rounded[thread];
+    Rounded rounded = s->rounded[thread];
     const float *h = prepared(s, &layer->up, &layer->feedforward_norm, s->x, thread);
-    int first = share(m->d_ff, thread, threads), last = share(m->d_ff, thread + 1, threads);
-    all_products(&layer->up, first, last, h, mine, s->hidden + first);
-    activate(s->hidden + first, last - first, m->activation);
-    float up[ROWS];
-    for (int row = first; m->gated && row < last; row += ROWS) {
-        int count = last - row < ROWS ? last - row : ROWS;
-        products(&layer->up, m->d_ff + row, count, h, mine, up);
-        for (int r = 0; r < count; r++) s->hidden[row + r] *= up[r];
+    Range mine = own(&layer->up, m->d_ff, thread, threads);
+    all_products(&layer->up, mine.first, mine.last, h, rounded, s->hidden + mine.first);
+    activate(s->hidden + mine.first, mine.last - mine.first, m->activation);
+    float up[BAND];
+    for (int row = m->d_ff + mine.first, end; m->gated && row < m->d_ff + mine.last; row = end) {
+        end = end_of(&layer->up, row, m->d_ff + mine.last);
+        products(&layer->up, row, end, h, rounded, up);
+        for (int r = row; r < end; r++) s->hidden[r - m->d_ff] *= up[r - row];
     }
 }
 
 static void step(void *given, int thread, int threads) {
     Step *s = given;
     const Model *m = s->model;
-    Rounded mine = s->rounded[thread];
-    int from = share(m->d_model, thread, threads), to = share(m->d_model, thread + 1, threads);
+    Rounded rounded = s->rounded[thread];
     for (int number = 0; number < m->layers; number++) {
         const Layer *layer = m->layer + number;
         const float *h = prepared(s, &layer->qkv, &layer->attention_norm, s->x, thread);
-        int first = share(layer->qkv.rows, thread, threads), last = share(layer->qkv.rows, thread + 1, threads);
-        all_products(&layer->qkv, first, last, h, mine, s->qkv + first);
+        own_products(&layer->qkv, h, rounded, s->qkv, thread, threads);
         meet(&pool.inside, threads);
         for (int head = share(m->heads, thread, threads); head < share(m->heads, thread + 1, threads); head++)
             attend(s, layer, head, thread);
         meet(&pool.inside, threads);
         h = prepared(s, &layer->out, 0, s->mixed, thread);
-        add_products(&layer->out, from, to, h, mine, s->x);
+        add_products(&layer->out, h, rounded, s->x, thread, threads);
         meet(&pool.inside, threads);
         feed_forward(s, layer, thread, threads);
         meet(&pool.inside, threads);
         h = prepared(s, &layer->down, 0, s->hidden, thread);
-        add_products(&layer->down, from, to, h, mine, s->x);
+        add_products(&layer->down, h, rounded, s->x, thread, threads);
         meet(&pool.inside, threads);
     }
     if (!m->head.rows) {
@@ -272,8 +288,7 @@ static void step(void *given, int thread, int threads) {
         return;
     }
     const float *h = prepared(s, &m->head, &m->norm, s->x, thread);
-    int first = share(m->head.rows, thread, threads), last = share(m->head.rows, thread + 1, threads);
-    all_products(&m->head, first, last, h, mine, s->result + first);
+    own_products(&m->head, h, rounded, s->result, thread, threads);
 }
 
 /* x (d_model), the embedding of the token at `place`, through all layers → logits, or features where there is no head.

@@ -21,6 +21,7 @@
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4)));
 #define LOAD(pointer) (*(const Vector *)(pointer))
+#define WHOLE(pointer) (*(const Integers *)(pointer))
 #define STORE(pointer, value) (*(Vector *)(pointer) = (value))
 #define SUMS 8 /* at a time: a product is ready some cycles after it began */
 #define ROWS 4 /* of a matrix that are summed up together */
