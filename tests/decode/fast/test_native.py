@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import platform
 import stat
 from pathlib import Path
 
@@ -105,6 +106,48 @@ def test_products_are_those_of_the_weights(bits: products.Bits, K: int) -> None:
     assert not found[3:5].isfinite().any() and found[[0, 1, 2, 5]].isfinite().all()
 
 
+def check_products_of_whole_numbers() -> None:
+    """Against the plain product in float64, with an x that rounding to 8 bits leaves as it is."""
+    for N, K in ((1, 32), (15, 64), (16, 96), (17, 32), (37, 544), (100, 96)):
+        generator = torch.Generator().manual_seed(N + K)
+        x = torch.randint(-127, 128, (3, K), generator=generator).float()
+        x[:, ::32] = 127.0  # the largest of each block
+        x[2] = 127.0 * torch.randint(0, 2, (K,), generator=generator).mul(2).sub(1)
+        x *= torch.tensor([0.25, 1.0, 1.0])[:, None]
+        weight = torch.randn(N, K, generator=generator) + 0.2
+        groups = rounding.quantize_groups(weight)
+        assert K == 32 * groups.scales.shape[1] and groups.centres is not None
+        most = groups._replace(numbers=torch.where(groups.numbers > 0, 7, -8).to(torch.int8))
+        rows = rounding.quantize_rows(weight)
+        largest = rows._replace(numbers=(rows.numbers.sign() * rounding.MOST8).to(torch.int8))
+        cases = [(products.Native8, rows), (products.Native8, largest), (products.Native4, groups)]
+        cases += [(products.Native4, most), (products.Native4, rounding.quantize_around_zero(weight))]
+        for kind, rounded in cases:
+            w = rounded.dequantize().double()
+            off = (kind(rounded)(x).double() - F.linear(x.double(), w)).abs()
+            assert bool((off <= 1e-6 * F.linear(x.double().abs(), w.abs())).all()), (kind, N, K, float(off.max()))
+
+
+def test_products_of_whole_numbers_of_any_shape() -> None:
+    check_products_of_whole_numbers()
+
+
+def test_bands_are_sixteen_rows_interleaved() -> None:
+    rows = torch.randint(0, 256, (20, 32), dtype=torch.uint8)
+    bands = native.in_bands(rows)
+    assert bands.dtype == torch.uint8 and bands.numel() == 32 * 32
+    found = bands.view(2, 8, 16, 4)  # four bytes of each row, and then the next four
+    assert torch.equal(found.transpose(1, 2).reshape(32, 32)[:20], rows) and not found[1, :, 4:].any()
+    scales = torch.randn(16, 3).bfloat16()
+    assert torch.equal(native.in_bands(scales), scales.T[None])
+
+
+def test_rows_of_a_gated_layer_that_fill_no_band() -> None:
+    model = built(llama(1, 96, 3, 90, context=40, vocab_size=50, kv_heads=1))
+    for one, other in zip(*steps(model, torch.arange(1, 6)[None], torch.arange(7, 10)), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+
+
 def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_step, "ENOUGH", 1)  # small as the model is
     model = built(CONFIGS["tied"])
@@ -183,6 +226,21 @@ def test_what_others_may_write_to_is_compiled_again(fresh: Path) -> None:
     path.chmod(0o777)
     assert native._compiled().stat().st_size == first.st_size
     assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def older() -> tuple[str, ...]:
+    """Flags that leave out what newer processors have, so that what is written for older ones is tried here."""
+    x86 = "-mno-avx512vnni", "-mno-avx512f", "-mno-avx2", "-mno-avx"
+    return {"x86_64": x86, "aarch64": ("-march=armv8-a",)}.get(platform.machine(), ())
+
+
+@pytest.mark.parametrize("flag", older())
+def test_processors_that_know_less(flag: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native_flags = () if flag.startswith("-march") else ("-march=native",)
+    monkeypatch.setattr(native, "TUNING", ((*native_flags, flag),))
+    if native.library() is None:
+        pytest.skip("a compiler without this flag")
+    check_products_of_whole_numbers()
 
 
 @pytest.mark.parametrize("obstacle", ["no compiler", "one that fails", "not wanted"])
