@@ -1,7 +1,7 @@
 """Quantized weights that are kept with a run, so that the next start maps a file instead of rounding again.
 
-RUN/quantized/int4.safetensors holds all that a quantized model needs, in the layout of the kernels; int4.json beside it
-holds its hash, and what it was made from: the checkpoint's weights, the settings and the version of the rounding. A
+RUN/quantized/int4.safetensors holds all that a quantized model needs, as `Packed` has it; int4.json beside it holds
+its hash, and what it was made from: the checkpoint's weights, the settings and the version of the rounding. A
 file that was made from something else, or was damaged, is made again. Where it can't be written, nothing is kept.
 """
 

@@ -1,4 +1,4 @@
-"""Small numbers as they are kept, in memory and in files: weft's own kernels multiply by them in place."""
+"""Small numbers as they are kept in files; weft's own kernels multiply by them, whole numbers `in_bands`."""
 
 from typing import Literal, NamedTuple
 

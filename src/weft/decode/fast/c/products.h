@@ -23,36 +23,38 @@ static inline int end_of(const Matrix *m, int row, int last) {
     return end < last ? end : last;
 }
 
-/* Rows `row` up to `end`, as `end_of` gives it, of a matrix times x → y; x is given rounded too where the weights are
- * whole numbers. Of fewer rows than are multiplied at a time the others are too, or the last again and again: so each is
- * summed in one order always. */
-static inline void products(const Matrix *m, int row, int end, const float *x, Rounded rounded, float *y) {
-    int64_t n = m->columns, blocks = n / BLOCK, band = row / BAND, at[ROWS];
-    float sums[BAND], rest[ROWS] = {0}, *found = sums;
+/* ROWS rows times x; of fewer the last is multiplied again and again: so each is summed in one order always. */
+static inline void few_rows(const Matrix *m, int row, int end, const float *x, float *sums) {
+    float rest[ROWS] = {0};
     Vector v[ROWS];
-    for (int r = 0; r < ROWS; r++) at[r] = (row + r < end ? row + r : end - 1) * n;
-    switch (m->kind) {
-    case FLOAT32:
-        for (int r = 0; r < ROWS; r++) v[r] = dot((const float *)m->weights + at[r], x, n, rest + r);
-        totals(v, sums);
-        break;
-    case BFLOAT16:
-        for (int r = 0; r < ROWS; r++) v[r] = dot_bf16((const uint16_t *)m->weights + at[r], x, n, rest + r);
-        totals(v, sums);
-        break;
-    case INT8:
-        band8((const int32_t *)m->weights + band * blocks * WORDS8 * BAND, (const float *)m->scales + band * BAND,
-              rounded, blocks, sums);
-        break;
-    default:
-        band4((const int32_t *)m->weights + band * blocks * WORDS4 * BAND,
-              (const uint16_t *)m->scales + band * blocks * BAND,
-              m->centres ? m->centres + band * blocks * BAND : 0, rounded, blocks, sums);
+    for (int r = 0; r < ROWS; r++) {
+        int64_t at = (int64_t)(row + r < end ? row + r : end - 1) * m->columns;
+        v[r] = m->kind == FLOAT32 ? dot((const float *)m->weights + at, x, m->columns, rest + r)
+                                  : dot_bf16((const uint16_t *)m->weights + at, x, m->columns, rest + r);
     }
-    if (m->kind >= INT8)
-        found += row % BAND;
+    totals(v, sums);
+    for (int r = 0; r < ROWS; r++) sums[r] += rest[r];
+}
+
+static inline void band(const Matrix *m, int64_t number, Rounded x, float *sums) {
+    int64_t blocks = m->columns / BLOCK, at = number * blocks * BAND;
+    if (m->kind == INT8)
+        band8((const int32_t *)m->weights + at * WORDS8, (const float *)m->scales + number * BAND, x, blocks, sums);
     else
-        for (int r = 0; r < ROWS; r++) sums[r] += rest[r];
+        band4((const int32_t *)m->weights + at * WORDS4, (const uint16_t *)m->scales + at,
+              m->centres ? m->centres + at : 0, x, blocks, sums);
+}
+
+/* Rows `row` up to `end`, as `end_of` gives it, of a matrix times x → y; x is given rounded too where the weights are
+ * whole numbers. */
+static inline void products(const Matrix *m, int row, int end, const float *x, Rounded rounded, float *y) {
+    float sums[BAND], *found = sums;
+    if (m->kind >= INT8) {
+        band(m, row / BAND, rounded, sums);
+        found += row % BAND;
+    } else {
+        few_rows(m, row, end, x, sums);
+    }
     for (int r = 0; r < end - row; r++) y[r] = found[r] + (m->bias ? m->bias[row + r] : 0.0f);
 }
 
