@@ -34,8 +34,10 @@ from weft.decode.config import Sampling
 from weft.decode.fast import stepper
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.interop import gguf, gguf_file, gguf_models
 from weft.interop.bundle import ModelBundle, lazily
+from weft.interop.gguf import file as gguf_file
+from weft.interop.gguf import gguf
+from weft.interop.gguf import models as gguf_models
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import llama

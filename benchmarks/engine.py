@@ -26,6 +26,7 @@ import time
 import torch
 
 import engine_load
+from weft.costs.memory import cache_bytes
 from weft.decode.capacity import device_of
 from weft.decode.completion import Completion, gather
 from weft.decode.config import Sampling
@@ -33,7 +34,6 @@ from weft.decode.engine.blocks import BlockManager
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.explain.memory import cache_bytes
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import llama

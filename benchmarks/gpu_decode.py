@@ -30,12 +30,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from torch import Tensor
 
+from weft.costs.memory import cache_bytes
 from weft.decode.config import Sampling
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
 from weft.decode.fast.quantize import quantize
 from weft.decode.fast.stepper import Stepper, cuda_fast_path
 from weft.decode.generate import generate
-from weft.explain.memory import cache_bytes
 from weft.models.build import build as build_model
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama

@@ -81,7 +81,7 @@ def clicks() -> None:
 
     from weft.explain.attention import AttentionMaps
     from weft.explain.attention_figure import KindMaps
-    from weft.explain.graph_picture import graph_picture
+    from weft.explain.graph.picture import graph_picture
     from weft.models.build import build
     from weft.models.presets import preset
 

@@ -18,10 +18,10 @@ from dataclasses import replace
 import torch
 
 from gpu_cases import SIZES, Bench, Size, gpt2_weft, llama_weft
-from weft.explain.devices import DEVICES, Device, device_called
-from weft.explain.interconnect import interconnect_named
-from weft.explain.layout_time import Prediction, Predictor
-from weft.explain.layouts import Choice, Job
+from weft.costs.devices import DEVICES, Device, device_called
+from weft.costs.interconnect import interconnect_named
+from weft.costs.layout_time import Prediction, Predictor
+from weft.costs.layouts import Choice, Job
 from weft.layout import Layout
 from weft.models.presets import gpt, llama
 from weft.training.precision import arithmetic

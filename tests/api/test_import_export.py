@@ -39,8 +39,9 @@ from weft.api.export_model import export_model
 from weft.api.import_model import import_model, recipe_for
 from weft.cli.main import run as command
 from weft.errors import InteropError, RunError, WeftError
-from weft.interop import gguf, hf, onnx
+from weft.interop import hf, onnx
 from weft.interop.bundle import ModelBundle
+from weft.interop.gguf import gguf
 from weft.models.presets import llama, preset
 from weft.runs.lines import all_checked, read_lines
 from weft.text.config import BPE

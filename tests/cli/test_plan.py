@@ -9,7 +9,7 @@ import pytest
 
 from weft.cli.main import run
 from weft.config import to_toml
-from weft.explain.count import count
+from weft.costs.count import count
 from weft.models.presets import PRESETS, preset
 from weft.recipe.resolve import resolve
 

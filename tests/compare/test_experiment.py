@@ -12,8 +12,8 @@ from weft.compare.config import experiment
 from weft.compare.entrants import Entrant, entrants
 from weft.compare.jobs import Job
 from weft.compare.sizes import multiplied, resized, sized
+from weft.costs.count import count
 from weft.errors import ConfigError
-from weft.explain.count import count
 from weft.models.presets import preset
 
 Capture = pytest.CaptureFixture[str]

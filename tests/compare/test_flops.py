@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from weft.compare.sizes import resized
-from weft.explain.count import count
+from weft.costs.count import count
 from weft.models.build import build
 from weft.models.presets import preset
 

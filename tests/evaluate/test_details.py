@@ -14,8 +14,7 @@ from weft.evaluate.ngrams import WORDS
 from weft.evaluate.overlap import Overlap, Shared, overlap_tables
 from weft.evaluate.page import EvaluationPage
 from weft.evaluate.perplexity import TokenScores
-from weft.explain.plan import Table
-from weft.explain.tables import text_tables
+from weft.figures.tables import Table, text_tables
 from weft.text.config import BPE, Byte
 from weft.text.tokenizer import build_tokenizer
 

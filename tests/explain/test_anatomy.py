@@ -5,9 +5,9 @@ import inspect
 import pytest
 from torch import nn
 
-from weft.explain.anatomy import anatomy
-from weft.explain.anatomy_parts import Part, code
-from weft.explain.count import count
+from weft.costs.count import count
+from weft.explain.anatomy.anatomy import anatomy
+from weft.explain.anatomy.parts import Part, code
 from weft.models import config, smoothing
 from weft.models.build import build
 from weft.models.config import Encoder

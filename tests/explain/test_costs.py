@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from weft.costs.count import count
+from weft.costs.memory import Workload, training_memory
 from weft.errors import ModelError
 from weft.explain.costs import costs
-from weft.explain.count import count
 from weft.explain.growth import growth
-from weft.explain.memory import Workload, training_memory
 from weft.explain.timing import step_time
 from weft.models.build import build
 from weft.models.config import Decoder

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.explain.formulas import MODULES, RULES, Rule, gradient
-from weft.explain.graph import graph
-from weft.explain.graph_lecture import LECTURE, mlp
-from weft.explain.graph_scene import Written, names
+from weft.explain.graph.formulas import MODULES, RULES, Rule, gradient
+from weft.explain.graph.graph import graph
+from weft.explain.graph.lecture import LECTURE, mlp
+from weft.explain.graph.scene import Written, names
 from weft.models.build import build
 from weft.models.presets import preset
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import ConfigError, ModelError
-from weft.explain.graph import graph
-from weft.explain.graph_draw import quoted
-from weft.explain.graph_fold import Group, fold
-from weft.explain.graph_picture import GraphPicture, graph_picture, lecture_mlp
+from weft.explain.graph.draw import quoted
+from weft.explain.graph.fold import Group, fold
+from weft.explain.graph.graph import graph
+from weft.explain.graph.picture import GraphPicture, graph_picture, lecture_mlp
 from weft.models.build import build
 from weft.models.presets import preset
 

@@ -10,7 +10,7 @@ from tests.explain.browser import CHROMIUM, evaluate
 import weft
 from weft.explain.attention import AttentionMaps
 from weft.explain.attention_figure import KindMaps
-from weft.explain.graph_picture import lecture_mlp
+from weft.explain.graph.picture import lecture_mlp
 
 RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"
 MOST = 3_000_000  # bytes of a page

@@ -13,7 +13,7 @@ from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
 from weft.decode.tree import Node, Tree, Written, search_trees
 from weft.explain.search import BOX, SMALL, SearchTrees, laid_out, signs
-from weft.explain.shaded import width_of
+from weft.figures.shaded import width_of
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 

@@ -12,10 +12,10 @@ from tests.explain.small import small
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.evaluate.surprisal import surprisals
-from weft.explain.page import page
-from weft.explain.reading import Reading, SourceTokens
-from weft.explain.shaded import Token, lines_figure, running
+from weft.explain.reading import Reading, SourceTokens, running
 from weft.explain.surprise import surprise
+from weft.figures.page import page
+from weft.figures.shaded import Token, lines_figure
 from weft.models.build import build
 from weft.models.config import (
     Bahdanau,

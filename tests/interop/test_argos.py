@@ -13,7 +13,7 @@ from tests.interop.test_ctranslate2 import MODELS as CTRANSLATE2
 from tests.interop.test_ctranslate2 import SOURCE, TARGET, binary, logits, made, rebuilt, variables
 
 from weft.errors import InteropError
-from weft.interop import argos
+from weft.interop.ctranslate2 import argos
 from weft.interop.formats import read_model
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError, WeftError
-from weft.interop import ctranslate2
 from weft.interop.bundle import ModelBundle
+from weft.interop.ctranslate2 import ctranslate2
 from weft.models.build import build
 from weft.models.config import EncoderDecoder, LMHead
 from weft.models.transformer import Transformer

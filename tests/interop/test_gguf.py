@@ -24,12 +24,12 @@ from torch import Tensor
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
 from weft.errors import InteropError, WeftError
-from weft.interop import gguf as weft_gguf
-from weft.interop import gguf_q4_k
 from weft.interop.bundle import ModelBundle
-from weft.interop.gguf_file import ENCODINGS, STRING, Contents, Entry, open_file
-from weft.interop.gguf_models import architecture_of
-from weft.interop.gguf_tokenizer import tokenizer_keys
+from weft.interop.gguf import gguf as weft_gguf
+from weft.interop.gguf import q4_k as gguf_q4_k
+from weft.interop.gguf.file import ENCODINGS, STRING, Contents, Entry, open_file
+from weft.interop.gguf.models import architecture_of
+from weft.interop.gguf.tokenizer import tokenizer_keys
 from weft.models.build import build
 from weft.models.config import Decoder, LMHead
 from weft.models.presets import gpt, llama, preset
@@ -620,7 +620,7 @@ def blocks_of(encoding: Any, rows: int, width: int) -> Any:
 
 @pytest.mark.parametrize("encoding", [e for e in ENCODINGS.values() if e.block > 1], ids=lambda e: e.name)
 def test_blocks_unpack_as_elsewhere(encoding: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.interop.gguf_file.CHUNK", 1024)  # some rows at a time
+    monkeypatch.setattr("weft.interop.gguf.file.CHUNK", 1024)  # some rows at a time
     rows, width = 7, 512
     raw = blocks_of(encoding, rows, width)
     mapped = memoryview(raw.tobytes())

@@ -14,8 +14,8 @@ import transformers
 from tests.text.test_sentencepiece import block, number, piece
 
 from weft.errors import InteropError
-from weft.interop.gguf_file import ENCODINGS, LazyTensor, open_file, typed, write_file
-from weft.interop.gguf_tokenizer import (
+from weft.interop.gguf.file import ENCODINGS, LazyTensor, open_file, typed, write_file
+from weft.interop.gguf.tokenizer import (
     BYTE,
     CONTROL,
     NORMAL,

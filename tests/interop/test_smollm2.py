@@ -21,9 +21,9 @@ from weft.api.export_model import export_model
 from weft.api.import_model import import_model
 from weft.api.load import load
 from weft.decode.fast.quantize import quantize
-from weft.interop import gguf
 from weft.interop.bundle import ModelBundle
 from weft.interop.formats import read_model
+from weft.interop.gguf import gguf
 from weft.models.base import LanguageModel
 from weft.models.build import build
 

@@ -5,8 +5,8 @@ weft plan --lecture gpt3
 
 import pytest
 
-from weft.explain.count import count
-from weft.explain.size_tables import GPT3, GPT3Row
+from weft.costs.count import count
+from weft.costs.size_tables import GPT3, GPT3Row
 from weft.models.presets import PRESETS, preset
 
 

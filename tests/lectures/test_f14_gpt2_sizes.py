@@ -1,14 +1,14 @@
 """F14: GPT-2's four sizes (lecture 4; Radford et al. 2019).
 
     weft presets
-    python -c "from weft.explain.count import count; from weft.models.presets import preset; \\
+    python -c "from weft.costs.count import count; from weft.models.presets import preset; \\
                print(count(preset('gpt2')).parameters)"
 """
 
 import pytest
 import torch
 
-from weft.explain.count import count
+from weft.costs.count import count
 from weft.models.build import build
 from weft.models.presets import preset
 

@@ -9,7 +9,7 @@ vocabulary, which the paper gives as "about 37000": 40,800 words would be 65 M.
 
 import pytest
 
-from weft.explain.count import count
+from weft.costs.count import count
 from weft.models.config import EncoderDecoder
 from weft.models.presets import preset
 from weft.nn.config import LayerNorm, Plain

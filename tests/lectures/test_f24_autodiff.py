@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.explain.graph import Graph, graph
+from weft.explain.graph.graph import Graph, graph
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Recurrent
 

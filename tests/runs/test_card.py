@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from weft.explain.count import count
+from weft.costs.count import count
 from weft.models.build import build
 from weft.recipe.config import Recipe
 from weft.runs.card import model_card

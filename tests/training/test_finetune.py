@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from weft.config import Config
+from weft.costs.count import count
+from weft.costs.memory import Workload, training_memory
 from weft.data.batch import Batch
 from weft.errors import ConfigError, ModelError
-from weft.explain.count import count
-from weft.explain.memory import Workload, training_memory
 from weft.models import config as models
 from weft.models.build import build as build_model
 from weft.models.presets import gpt, llama, vaswani

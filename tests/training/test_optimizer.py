@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from weft.costs.memory import Workload, training_memory
 from weft.errors import ConfigError
-from weft.explain.memory import Workload, training_memory
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani

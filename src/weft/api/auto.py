@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.costs.count import count
 from weft.decode.fast import native
 from weft.decode.fast.packed import Bits
 from weft.decode.fast.quantize import check_bits
@@ -22,7 +23,6 @@ from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, ModelError, RunError
 from weft.evaluate.perplexity import spans, token_losses
-from weft.explain.count import count
 from weft.files import write_text
 from weft.machine import fingerprint
 from weft.models.base import LanguageModel, device_of

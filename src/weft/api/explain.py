@@ -14,24 +14,23 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 
+from weft.costs.count import count
 from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
 from weft.errors import ConfigError, ModelError, RunError, WeftError
 from weft.explain.activations import Activations, activations
-from weft.explain.anatomy import Anatomy, anatomy
+from weft.explain.anatomy.anatomy import Anatomy, anatomy
 from weft.explain.attention import AttentionMaps, attention_maps
 from weft.explain.costs import Costs, costs
-from weft.explain.count import count
 from weft.explain.gradient_norms import gradient_history, gradient_norms
 from weft.explain.gradients import gradient_pictures
-from weft.explain.graph_picture import GraphPicture, graph_picture
+from weft.explain.graph.picture import GraphPicture, graph_picture
 from weft.explain.growth import Growth, growth
 from weft.explain.heads import ABLATED, HeadTable, head_statistics
 from weft.explain.hidden import frame_for, longest
 from weft.explain.histograms import Histograms, histograms
 from weft.explain.lens import Lens, lens
-from weft.explain.picture import Album, Picture
 from weft.explain.positions import Positions, positions
 from weft.explain.reading import Reading, SourceTokens
 from weft.explain.saliency import Saliency, saliency
@@ -40,6 +39,7 @@ from weft.explain.search import SearchTrees
 from weft.explain.surprise import Surprise, surprise
 from weft.explain.timing import StepTime, step_time
 from weft.explain.views import OF_A_TEXT, VIEWS
+from weft.figures.picture import Album, Picture
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig

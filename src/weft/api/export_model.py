@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from weft.api.import_model import check_empty, recipe_like, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.files import replacing_folder
-from weft.interop import gguf, hf, onnx, peft
+from weft.interop import hf, onnx, peft
 from weft.interop.bundle import LazyWeights, ModelBundle, lazily
+from weft.interop.gguf import gguf
 from weft.objectives import table as objectives
 from weft.objectives.pairs import Pairs
 from weft.objectives.rows import RowObjective

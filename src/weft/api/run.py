@@ -13,6 +13,7 @@ import numpy.typing as npt
 from weft.api.evaluation import Evaluation, evaluation_on, text_surprisal
 from weft.api.export_model import export_model
 from weft.api.settings import BulkOptions, beam, check_several, generation_defaults, sampling, with_defaults
+from weft.costs.count import count
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
 from weft.decode.completion import Completion
@@ -28,7 +29,6 @@ from weft.decode.translate import RATIO
 from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score
 from weft.evaluate.surprisal import Surprisal
-from weft.explain.count import count
 from weft.models.base import LanguageModel
 from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, Found

@@ -14,7 +14,7 @@ from weft.cli.together import load_together, refuse_together, together
 if TYPE_CHECKING:
     from weft.evaluate.details import Details
     from weft.evaluate.overlap import Overlap
-    from weft.explain.plan import Table
+    from weft.figures.tables import Table
 
 
 @together
@@ -99,7 +99,7 @@ def evaluate(
     if quantize is not None:
         check_width(quantize)
     if figure is not None or out is not None:
-        from weft.explain.picture import FIGURES, PAGE, check_picture
+        from weft.figures.picture import FIGURES, PAGE, check_picture
 
         for path, suffixes in ((figure, FIGURES), (out, (PAGE,))):
             if path is not None:
@@ -186,7 +186,7 @@ UNITS = {
 def _table(measured: dict[str, dict[str, Any]], remarks: Sequence[str]) -> "Table":
     """The metrics with their intervals, or with what a second column costs."""
     from weft.errors import counted
-    from weft.explain.plan import Table
+    from weft.figures.tables import Table
     from weft.recipe.metrics import metric
 
     first, last = next(iter(measured.values())), list(measured.values())[-1]
@@ -230,7 +230,7 @@ def _remarks(metrics: dict[str, Any], shared: "Overlap | None", unchecked: int) 
 
 def _confusion(metrics: dict[str, Any]) -> "list[Table]":
     """The confusion matrix, where there is one."""
-    from weft.explain.plan import Table
+    from weft.figures.tables import Table
 
     if "matrix" not in metrics:
         return []

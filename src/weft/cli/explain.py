@@ -13,7 +13,7 @@ from weft.explain.views import OF_A_TEXT, VIEWS
 
 if TYPE_CHECKING:
     from weft.api.explain import Explain
-    from weft.explain.picture import Picture
+    from weft.figures.picture import Picture
 
 What = StrEnum("What", list(VIEWS))  # type: ignore[misc]
 OF_A_GRAPH = ("shapes", "backward", "open")
@@ -89,8 +89,8 @@ def explain(
 
         from weft.api.explain import architecture
         from weft.api.load import load
-        from weft.explain.graph_picture import lecture_mlp
-        from weft.explain.picture import check_picture
+        from weft.explain.graph.picture import lecture_mlp
+        from weft.figures.picture import check_picture
 
     if out is not None:
         check_picture(out, ALL if only is not None or lecture else (".html",))
@@ -120,9 +120,9 @@ def _parallel(given: dict[str, Any]) -> None:
             raise ConfigError(f"--{name}: weft explain parallel has no such option; it takes --ranks and --out")
     tree = assignments(given["changes"] or [])
     with loading():
-        from weft.explain.parallel import Sizes
-        from weft.explain.parallel_picture import parallel_splits
-        from weft.explain.picture import check_picture
+        from weft.explain.parallel.parallel import Sizes
+        from weft.explain.parallel.picture import parallel_splits
+        from weft.figures.picture import check_picture
 
     out, ranks = given["out"], given["ranks"]
     if out is not None:

@@ -29,7 +29,7 @@ def import_(
     """Turn a model that was trained elsewhere into a run. Nothing in its files is executed."""
     with loading():
         from weft.api.import_model import import_model
-    from weft.explain.count import count
+    from weft.costs.count import count
     from weft.recipe.objective import OBJECTIVES
 
     folder, bundle = import_model(source, run, tokenizer=tokenizer, base=base)

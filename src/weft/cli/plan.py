@@ -87,8 +87,8 @@ def plan(
         given = (gpus > 1, interconnect, layout, tokens, mfu, batch, length, precision, as_json, lecture and published)
         if device != "h100" or any(given):
             raise ConfigError(f"{shown} shows a fixed table, which no other option changes; leave the others out")
-        from weft.explain.published import published_table
-        from weft.explain.size_tables import gpt3_table, opt_table
+        from weft.costs.published import published_table
+        from weft.costs.size_tables import gpt3_table, opt_table
 
         tables = {Lecture.gpt3: gpt3_table, Lecture.opt: opt_table, None: published_table}
         columns.show(*tables[lecture]())
@@ -96,17 +96,17 @@ def plan(
     if source is None:
         raise ConfigError("plan what? name a preset, a recipe or a run, for instance: weft plan gpt2")
 
-    from weft.explain.count import count
-    from weft.explain.devices import MFU, device_named
-    from weft.explain.interconnect import interconnect_named
-    from weft.explain.layout_search import layout_from, search
-    from weft.explain.layout_tables import device_table, layout_record, layouts_table, spare_columns
-    from weft.explain.layouts import Job
-    from weft.explain.memory import Workload, training_memory
-    from weft.explain.plan import TOKENS_PER_PARAMETER as RATIO
-    from weft.explain.plan import Machine, components_table, default_rows, memory_table, plan_training, record
-    from weft.explain.plan import training_table as training_rows
-    from weft.explain.units import parse_count
+    from weft.costs.count import count
+    from weft.costs.devices import MFU, device_named
+    from weft.costs.interconnect import interconnect_named
+    from weft.costs.layout_search import layout_from, search
+    from weft.costs.layout_tables import device_table, layout_record, layouts_table, spare_columns
+    from weft.costs.layouts import Job
+    from weft.costs.memory import Workload, training_memory
+    from weft.costs.plan import TOKENS_PER_PARAMETER as RATIO
+    from weft.costs.plan import Machine, components_table, default_rows, memory_table, plan_training, record
+    from weft.costs.plan import training_table as training_rows
+    from weft.costs.units import parse_count
     from weft.models.config import TransformerConfig
     from weft.recipe.objective import MaskedObjective
     from weft.recipe.resolve import resolve

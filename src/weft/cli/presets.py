@@ -17,8 +17,8 @@ def presets(
 
     weft train takes the name of either.
     """
-    from weft.explain.presets import rows
-    from weft.explain.units import short
+    from weft.costs.presets import rows
+    from weft.costs.units import short
 
     if as_json:
         columns.print_json([row._asdict() for row in rows()])

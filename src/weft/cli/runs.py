@@ -62,7 +62,7 @@ def _list(folder: Path, as_json: bool) -> None:
 def _cells(row: "RunRow") -> tuple[str, ...]:
     from time import time
 
-    from weft.explain.units import byte_size, short
+    from weft.costs.units import byte_size, short
     from weft.recipe.metrics import metric
 
     of = f"/{row.steps:,}" if row.steps is not None else ""

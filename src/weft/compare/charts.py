@@ -29,8 +29,8 @@ from weft.compare.drawing import (
 from weft.compare.effects import Effect
 from weft.compare.results import Axis, Outcome
 from weft.compare.standings import Standing, fraction
-from weft.explain.charts import grid
-from weft.explain.units import plain, short
+from weft.costs.units import plain, short
+from weft.figures.charts import grid
 
 AXES: dict[Axis, tuple[str, Any]] = {  # what it is called, and how a number of it is written
     "flops": ("FLOPs", scientific),

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from weft.explain.charts import DASHES, grid
-from weft.explain.page import template
-from weft.explain.picture import COLOURS, Picture, new_figure, svg
+from weft.figures.charts import DASHES, grid
+from weft.figures.page import template
+from weft.figures.picture import COLOURS, Picture, new_figure, svg
 
 GREY = "#808080"  # suits a light page and a dark one
 INK = "#000000"  # the page's own ink

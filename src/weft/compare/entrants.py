@@ -14,14 +14,14 @@ from weft.compare.config import Contender, Experiment
 from weft.compare.jobs import Job, Sweep, rates_around, rounded
 from weft.compare.sizes import sized, sized_for, with_vocabulary
 from weft.config import Tree, flat, merge, validate
+from weft.costs.count import count
+from weft.costs.memory import Workload, training_memory
 from weft.data.amount import amount
 from weft.data.config import TextSource
 from weft.data.prepare import prepare
 from weft.data.shards import INDEX, Shards
 from weft.data.split import some_texts, train_texts
 from weft.errors import ConfigError, DataError
-from weft.explain.count import count
-from weft.explain.memory import Workload, training_memory
 from weft.models.config import NGram
 from weft.progress import Log
 from weft.recipe.config import Recipe, SettledRecipe

@@ -16,9 +16,9 @@ from weft.compare.results import Comparison
 from weft.compare.standings import Standing, standings
 from weft.compare.table import effects_table, grid_table, html_standings, text_effects, text_standings
 from weft.compare.wording import method, result, warnings
-from weft.explain.page import Section
-from weft.explain.picture import Picture
-from weft.explain.tables import WIDTH, html_tables
+from weft.figures.page import Section
+from weft.figures.picture import Picture
+from weft.figures.tables import WIDTH, html_tables
 
 MANY = 6  # small charts that a page shows unasked
 

@@ -16,8 +16,8 @@ from weft.compare.fit import Fit, Point, fit
 from weft.compare.results import Comparison, Measured
 from weft.compare.scaling_charts import Check, Rung
 from weft.compare.scaling_page import ScalingPage
+from weft.costs.units import short
 from weft.errors import ConfigError
-from weft.explain.units import short
 
 SPREAD = 2.0  # of one size of the ladder and the next
 TOKENS = 10  # a parameter, of the largest run: the smaller sizes have more

@@ -10,9 +10,9 @@ from matplotlib.colors import to_hex
 
 from weft.compare.drawing import GREY, INK, OTHERS, Drawing, End, Look, log_axis, name_lines, padded, scientific
 from weft.compare.fit import Fit
-from weft.explain.charts import grid
-from weft.explain.picture import SHADES
-from weft.explain.units import short
+from weft.costs.units import short
+from weft.figures.charts import grid
+from weft.figures.picture import SHADES
 
 FURTHER = 30.0  # times the largest budget that was fitted: so far the optimal size is drawn
 

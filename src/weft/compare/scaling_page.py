@@ -23,11 +23,10 @@ from weft.compare.scaling_charts import (
     runs_chart,
 )
 from weft.compare.standings import flops_text
-from weft.explain.page import Section
-from weft.explain.picture import Picture
-from weft.explain.plan import Table
-from weft.explain.tables import WIDTH, html_tables, text_tables
-from weft.explain.units import short
+from weft.costs.units import short
+from weft.figures.page import Section
+from weft.figures.picture import Picture
+from weft.figures.tables import WIDTH, Table, html_tables, text_tables
 
 CONSTANTS = {
     "E": "loss that no size and no text removes",

@@ -3,8 +3,8 @@
 import math
 
 from weft.compare.config import Budget
+from weft.costs.count import count
 from weft.errors import ConfigError
-from weft.explain.count import count
 from weft.models.config import Decoder, Encoder, Model, NGram, Recurrent, TransformerConfig
 from weft.recipe.settle import Facts
 

@@ -7,10 +7,9 @@ from markupsafe import Markup
 from weft.compare.charts import effect_name
 from weft.compare.effects import Effect
 from weft.compare.standings import NOTHING, Standing, flops_text, rate_text
-from weft.explain.page import template
-from weft.explain.plan import Table
-from weft.explain.tables import WIDTH, text_table
-from weft.explain.units import plain, short
+from weft.costs.units import plain, short
+from weft.figures.page import template
+from weft.figures.tables import WIDTH, Table, text_table
 
 HEADER = ("contender", "parameters", "FLOPs", "bits per byte", "rate", "multiplier")
 

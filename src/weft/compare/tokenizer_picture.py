@@ -7,11 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from weft.explain.charts import Chart, Charts, grid
-from weft.explain.picture import COLOURS
-from weft.explain.plan import Table
-from weft.explain.tables import WIDTH
-from weft.explain.units import byte_size
+from weft.costs.units import byte_size
+from weft.figures.charts import Chart, Charts, grid
+from weft.figures.picture import COLOURS
+from weft.figures.tables import WIDTH, Table
 
 LABEL = 16  # characters of a tokenizer's name in a table
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # points differ in these as well as in colour

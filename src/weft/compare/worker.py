@@ -22,8 +22,8 @@ from weft.api.train import finish
 from weft.compare.results import Outcome
 from weft.compare.sizes import multiplied
 from weft.config import validate
+from weft.costs.count import count
 from weft.errors import DivergedError, WeftError
-from weft.explain.count import count
 from weft.files import write_text
 from weft.models.base import LanguageModel, device_of
 from weft.models.ngram import NGram

@@ -12,7 +12,7 @@ from weft.data.shards import Ids, Tokens
 from weft.evaluate.overlap import shortened
 from weft.evaluate.perplexity import TokenScores
 from weft.evaluate.unspelled import spelled
-from weft.explain.plan import Table
+from weft.figures.tables import Table
 from weft.text.tokenizer import Tokenizer
 
 READ = 1 << 20  # tokens counted at a time

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from weft.data.shards import Ids, Tokens
 from weft.errors import counted
 from weft.evaluate.ngrams import CHARACTERS, UNKNOWN, WORDS, NGrams, Unit, ngrams, words_are_long
-from weft.explain.plan import Table
+from weft.figures.tables import Table
 from weft.progress import Advance
 from weft.text.tokenizer import Tokenizer
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from weft.evaluate.details import Bucket, Details
 from weft.evaluate.overlap import Overlap, overlap_tables
-from weft.explain.charts import Chart, Charts, grid
-from weft.explain.picture import COLOURS
-from weft.explain.plan import Table
+from weft.figures.charts import Chart, Charts, grid
+from weft.figures.picture import COLOURS
+from weft.figures.tables import Table
 
 PASSAGE = 96  # characters of a passage that a page shows
 

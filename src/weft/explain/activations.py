@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from weft.explain.charts import Chart, Charts, grid, legend, line
-from weft.explain.plan import Table
+from weft.figures.charts import Chart, Charts, grid, legend, line
+from weft.figures.tables import Table
 from weft.nn.feedforward import activations as functions
 
 AT = (-2.0, -1.0, 0.0, 1.0, 2.0)

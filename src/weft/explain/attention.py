@@ -32,9 +32,9 @@ from weft.explain.attention_figure import (
 )
 from weft.explain.attention_page import part_of_page
 from weft.explain.capture import capture
-from weft.explain.page import Section
-from weft.explain.picture import Picture
 from weft.explain.reading import WHITE, Reading
+from weft.figures.page import Section
+from weft.figures.picture import Picture
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
 

@@ -10,7 +10,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from weft.explain.picture import SHADES, Picture, new_figure
+from weft.figures.picture import SHADES, Picture, new_figure
 
 Kind = Literal["encoder", "decoder", "cross"]
 Weights = NDArray[np.float32]

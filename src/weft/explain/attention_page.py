@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.explain.attention_figure import NAMES, KindMaps, Weights, pooled
-from weft.explain.page import data, template
+from weft.figures.page import data, template
 
 MOST_BYTES = 2_000_000  # of a part, as text: a page of many pictures stays within 3 MB
 # Cells of a side, levels of a weight, and keys that a query of a pooled map keeps, from the finest: the first that

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from weft.explain.picture import FIGURES, SHADES, Picture, new_figure
+from weft.figures.picture import FIGURES, SHADES, Picture, new_figure
 
 MOST_WRITTEN = 400  # cells that are still large enough for a number
 

@@ -11,14 +11,13 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from weft.config import Config
+from weft.costs.count import Component, Count, count
+from weft.costs.memory import Memory, Workload, cache_bytes, kept_bytes, narrow, training_memory
+from weft.costs.units import byte_size, reach, short
 from weft.errors import ModelError
-from weft.explain.count import Component, Count, count
-from weft.explain.memory import Memory, Workload, cache_bytes, kept_bytes, narrow, training_memory
-from weft.explain.page import template
-from weft.explain.picture import SHADES, Picture, new_figure
-from weft.explain.plan import Table
-from weft.explain.tables import html_tables, text_tables
-from weft.explain.units import byte_size, reach, short
+from weft.figures.page import template
+from weft.figures.picture import SHADES, Picture, new_figure
+from weft.figures.tables import Table, html_tables, text_tables
 from weft.models import config
 
 SMALL = 0.01  # a share that is drawn together with others

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from weft.errors import DataError, ModelError
 from weft.explain.capture import capture, taps
-from weft.explain.charts import Chart, Charts, grid, legend_below, line
 from weft.explain.groups import Group, grouped
-from weft.explain.plan import Table
 from weft.explain.reading import Reading, predicts_words
+from weft.figures.charts import Chart, Charts, grid, legend_below, line
+from weft.figures.tables import Table
 from weft.models.base import evaluating
 from weft.models.config import Encoder
 from weft.models.ngram import NGram

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import ConfigError, counted
-from weft.explain.charts import Chart, Charts, grid, legend, line
-from weft.explain.plan import Table
+from weft.figures.charts import Chart, Charts, grid, legend, line
+from weft.figures.tables import Table
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, LayerNorm, Plain, XavierInit

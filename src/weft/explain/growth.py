@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 from weft.config import Config
+from weft.costs.count import count
+from weft.costs.memory import cache_bytes
 from weft.errors import ModelError
-from weft.explain.charts import Chart, Charts, grid, legend, line
-from weft.explain.count import count
-from weft.explain.memory import cache_bytes
-from weft.explain.plan import Table
+from weft.figures.charts import Chart, Charts, grid, legend, line
+from weft.figures.tables import Table
 from weft.models import config
 
 SHOWN = tuple(2.0**power for power in range(-4, 6))  # times the model's own size

@@ -28,9 +28,9 @@ from weft.explain.attention import attention_maps
 from weft.explain.attention_figure import Kind, KindMaps
 from weft.explain.capture import Change, capture
 from weft.explain.heads_figure import COLUMNS, Table, known, page_maps, small_maps
-from weft.explain.page import template
-from weft.explain.picture import Picture
 from weft.explain.reading import Reading, SourceTokens
+from weft.figures.page import template
+from weft.figures.picture import Picture
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer

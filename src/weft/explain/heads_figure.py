@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from weft.explain.attention_figure import NAMES, Kind
-from weft.explain.picture import SHADES, new_figure
+from weft.figures.picture import SHADES, new_figure
 
 Table = NDArray[np.float64]  # (layers, heads); NaN where a statistic means nothing
 COLUMNS = {

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from weft.errors import ModelError
 from weft.explain.capture import capture, taps
-from weft.explain.charts import Chart, Charts, grid, legend_below, line
 from weft.explain.groups import grouped
-from weft.explain.picture import SHADES
-from weft.explain.plan import Table
 from weft.explain.reading import Reading
+from weft.figures.charts import Chart, Charts, grid, legend_below, line
+from weft.figures.picture import SHADES
+from weft.figures.tables import Table
 from weft.models.base import LanguageModel, evaluating
 from weft.nn.config import Plain
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.capture import capture
-from weft.explain.page import data, template
-from weft.explain.picture import SHADES, Picture, new_figure
 from weft.explain.reading import Reading, pieces
-from weft.explain.shaded import DARKEST, drawable, families, percent, width_of
 from weft.explain.surprise import HEAD_ELEMENTS, Guess, predicts_masked
+from weft.figures.page import data, template
+from weft.figures.picture import SHADES, Picture, new_figure
+from weft.figures.shaded import DARKEST, drawable, families, percent, width_of
 from weft.models.base import evaluating
 from weft.models.transformer import Stack, Transformer
 from weft.text.tokenizer import Tokenizer

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from weft.config import kinds
 from weft.errors import ConfigError, ModelError, suggestion
-from weft.explain.charts import Chart, Charts, grid, legend_below, line
-from weft.explain.picture import SHADES
-from weft.explain.plan import Table
+from weft.figures.charts import Chart, Charts, grid, legend_below, line
+from weft.figures.picture import SHADES
+from weft.figures.tables import Table
 from weft.models.config import TransformerConfig
 from weft.models.transformer import Transformer
 from weft.nn.config import NormalInit

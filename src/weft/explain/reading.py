@@ -10,12 +10,11 @@ from torch import Tensor
 
 from weft.errors import DataError
 from weft.explain.hidden import longest
+from weft.figures.shaded import WHITE, Token
 from weft.models.base import LanguageModel, device_of
 from weft.models.heads import PretrainingPair, Words
 from weft.models.transformer import Transformer
 from weft.text.tokenizer import Tokenizer
-
-WHITE = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": "␣"}
 
 
 @dataclass(frozen=True)
@@ -86,3 +85,11 @@ def _piece(raw: bytes) -> str:
     text = raw.decode("utf-8", "backslashreplace")
     shown = "".join(WHITE.get(sign, sign) if sign.isspace() else sign for sign in text)
     return "".join(sign if sign.isprintable() else f"\\x{ord(sign):02x}" for sign in shown)
+
+
+def running(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
+    """A text's tokens. A character that several tokens spell belongs to the last of them."""
+    stream = tokenizer.stream()
+    special = set(tokenizer.special_tokens.values())
+    texts = ["" if id in special else stream.push(id) for id in ids]
+    return [Token(*each) for each in zip(texts, pieces(tokenizer, ids), strict=True)]

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from weft.errors import DataError, ModelError
 from weft.explain.capture import capture
-from weft.explain.picture import COLOURS, Picture, new_figure
-from weft.explain.reading import Reading, pieces
-from weft.explain.shaded import (
+from weft.explain.reading import Reading, pieces, running
+from weft.explain.surprise import predicts_masked
+from weft.figures.picture import COLOURS, Picture, new_figure
+from weft.figures.shaded import (
     Measure,
     Table,
     Token,
@@ -30,10 +31,8 @@ from weft.explain.shaded import (
     families,
     lines_figure,
     percent,
-    running,
     shaded_html,
 )
-from weft.explain.surprise import predicts_masked
 from weft.models.base import evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import DataError
-from weft.explain.charts import Chart, Charts, grid, line
-from weft.explain.plan import Table
+from weft.figures.charts import Chart, Charts, grid, line
+from weft.figures.tables import Table
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path
 
-from weft.explain.page import template
-from weft.explain.picture import SHADES, Picture, new_figure
 from weft.explain.reading import WHITE
-from weft.explain.shaded import drawable, families, percent, width_of
+from weft.figures.page import template
+from weft.figures.picture import SHADES, Picture, new_figure
+from weft.figures.shaded import drawable, families, percent, width_of
 
 # pixels of a page; of a figure, hundredths of an inch
 ROW, BOX, FONT, SMALL = 26.0, 19.0, 12.5, 10.5

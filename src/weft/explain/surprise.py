@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from weft.errors import ConfigError, DataError, ModelError
-from weft.explain.picture import Picture
-from weft.explain.reading import Reading, pieces, predicts_words
-from weft.explain.shaded import Measure, Table, Token, Told, lines_figure, percent, running, shaded_html
+from weft.explain.reading import Reading, pieces, predicts_words, running
+from weft.figures.picture import Picture
+from weft.figures.shaded import Measure, Table, Token, Told, lines_figure, percent, shaded_html
 from weft.models.base import LanguageModel, evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer

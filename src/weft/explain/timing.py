@@ -17,14 +17,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
+from weft.costs.count import count
+from weft.costs.devices import device_called
+from weft.costs.units import byte_size, short
 from weft.errors import ModelError, counted
-from weft.explain.count import count
-from weft.explain.devices import device_called
-from weft.explain.picture import COLOURS, Picture, new_figure
-from weft.explain.plan import Table
 from weft.explain.reading import SourceTokens
-from weft.explain.tables import html_table, text_table
-from weft.explain.units import byte_size, short
+from weft.figures.picture import COLOURS, Picture, new_figure
+from weft.figures.tables import Table, html_table, text_table
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Bahdanau, EncoderDecoder
 

@@ -170,7 +170,7 @@ def _load_kernels() -> None:
     """Load the GPU kernels for dropout, where there is a GPU and Triton to compile them."""
     global _kernels
     if not _kernels and torch.cuda.is_available() and has_triton():
-        import weft.nn.attention_kernel  # noqa: F401 — it registers its operations with torch
+        import weft.nn.kernels.attention  # noqa: F401 — it registers its operations with torch
 
         _kernels = True
 

@@ -161,7 +161,7 @@ def _kernel() -> ModuleType | None:
     """The same in one kernel for GPUs, where there is Triton to compile it."""
     if not has_triton():
         return None
-    from weft.nn import dropout_kernel
+    from weft.nn.kernels import dropout as dropout_kernel
 
     return dropout_kernel
 

@@ -70,7 +70,7 @@ def _kernels() -> Any:
     """The layer's end with its own gradient, where there is a GPU and Triton to compile it."""
     if not torch.cuda.is_available() or not has_triton():
         return None
-    from weft.nn.feedforward_kernel import SwiGLU
+    from weft.nn.kernels.feedforward import SwiGLU
 
     return SwiGLU
 

@@ -158,7 +158,7 @@ def gpu_chunk_loss() -> ChunkLoss:
     """The kernel, where there is Triton to compile it, else `chunk_loss`."""
     if not has_triton():
         return chunk_loss
-    from weft.nn.loss_kernel import fused_chunk_loss
+    from weft.nn.kernels.loss import fused_chunk_loss
 
     return fused_chunk_loss
 

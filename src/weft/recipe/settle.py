@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.config import Tree, merge, validate
-from weft.explain.count import writing_weights
+from weft.costs.count import writing_weights
 from weft.models.config import NGram, TransformerConfig
 from weft.recipe.config import Precision, Recipe, SettledRecipe
 from weft.recipe.objective import LabelObjective

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from weft.explain.count import count
-from weft.explain.units import duration
+from weft.costs.count import count
+from weft.costs.units import duration
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import metric
 from weft.runs.report import Record

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from weft.config import Tree
+from weft.costs.count import count
 from weft.errors import InteropError, RunError, WeftError
-from weft.explain.count import count
 from weft.files import write_text
 from weft.interop import safetensors
 from weft.interop.bundle import LazyWeights, ModelBundle, counted, lazily

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import Tree, flat
+from weft.costs.count import count
 from weft.errors import RunError, WeftError
-from weft.explain.count import count
 from weft.files import is_locked
 from weft.models.config import Recurrent
 from weft.recipe.config import Recipe

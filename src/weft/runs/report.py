@@ -9,10 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from weft.explain.count import count
-from weft.explain.devices import MFU, device_called
-from weft.explain.memory import Workload, training_memory
-from weft.explain.units import byte_size, short
+from weft.costs.count import count
+from weft.costs.devices import MFU, device_called
+from weft.costs.memory import Workload, training_memory
+from weft.costs.units import byte_size, short
 from weft.files import write_text
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS

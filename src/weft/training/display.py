@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from weft.explain.count import count
+from weft.costs.count import count
 from weft.progress import Bar, Log, drawn
 from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken

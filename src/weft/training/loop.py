@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from weft.costs.count import count
 from weft.data.batch import Batch
-from weft.explain.count import count
 from weft.parallel import mesh
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Parallel

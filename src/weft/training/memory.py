@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
+from weft.costs.memory import Memory, Workload, training_memory
+from weft.costs.units import byte_size
 from weft.data.batch import Batch
 from weft.errors import RunError
-from weft.explain.memory import Memory, Workload, training_memory
-from weft.explain.units import byte_size
 from weft.layout import Layout
 from weft.recipe.config import SettledRecipe
 

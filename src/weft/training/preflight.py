@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from weft.costs.units import byte_size
 from weft.data.batch import Batch
 from weft.errors import RunError, out_of_memory
-from weft.explain.units import byte_size
 from weft.models.base import LanguageModel
 from weft.training.learner import Learner
 from weft.training.loader import Loader

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from weft.costs.devices import device_called
 from weft.errors import counted
-from weft.explain.devices import device_called
 from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import Log, log_to_stderr
 from weft.training.precision import pick_device

@@ -1,0 +1,189 @@
+"""Every layout of a job over its devices, and the fastest that fits."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from weft.costs.count import stacks
+from weft.costs.layout_memory import rank_memory
+from weft.costs.layout_time import Prediction, Predictor
+from weft.costs.layouts import Choice, Job, refusal
+from weft.costs.units import byte_size
+from weft.errors import ConfigError, suggestion
+from weft.layout import AXES, Layout
+
+SHOWN = 10  # kinds of layouts besides the best
+MOST_ROWS = 64  # read at a time by one device
+TENSOR_MACHINES = 4  # over how many machines a matrix is split at most
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was found: those that fit, fastest first, and of each kind of layout that has none, the least that it needs.
+
+    A kind is the set of axes that a layout uses; copies of sharded weights are no kind of their own.
+    """
+
+    job: Job
+    fitting: Sequence[Prediction]
+    too_large: Sequence[Prediction]
+    free: Prediction | None = None  # the best of all layouts, where one was asked for
+
+    @property
+    def best(self) -> Prediction:
+        """The fastest that fits; where none does, the one that needs least."""
+        return self.fitting[0] if self.fitting else min(self.too_large, key=lambda each: each.memory.peak)
+
+    def others(self) -> list[Prediction]:
+        """The fastest of each other kind, then the smallest of each kind that never fits.
+
+        Of many, those that use one axis alone, and the first ones of the others.
+        """
+        found = {kind(self.best.choice): self.best}
+        for each in [*self.fitting, *sorted(self.too_large, key=lambda each: each.memory.peak)]:
+            found.setdefault(kind(each.choice), each)
+        del found[kind(self.best.choice)]
+        plain = [axes for axes in found if len(axes) == 1]
+        mixed = [axes for axes in found if len(axes) > 1][: SHOWN - len(plain)]
+        return [each for axes, each in found.items() if axes in plain or axes in mixed]
+
+
+def search(job: Job, asked: Layout | None = None, micro: int | None = None, again: bool | None = None) -> Search:
+    """Predict every layout, or the one asked for, with every number of rows at a time, or `micro` of them.
+
+    `again`: whether layers run again in the backward pass; both are tried where it is None.
+    """
+    predict, fitting = Predictor(job), []
+    too_large: dict[tuple[str, ...], tuple[float, Choice]] = {}
+    layouts = [_over(asked, job.gpus)] if asked is not None else list(_layouts(job))
+    reason = None
+    for layout in layouts:
+        for size in _at_a_time(job, layout, micro):
+            reason = refusal(job, Choice(layout, size))
+            if reason is not None:
+                continue
+            for share in (0.0, 1.0) if again is None else (float(again),):
+                choice = Choice(layout, size, share)
+                peak = rank_memory(job, choice).peak
+                if peak <= job.device.memory:  # running layers again would only be slower
+                    fitting.append(predict(choice))
+                    break
+                if peak < too_large.get(kind(choice), (math.inf,))[0]:
+                    too_large[kind(choice)] = peak, choice
+    if not fitting and not too_large:
+        raise ConfigError(f"{'--layout' if asked else '--gpus ' + str(job.gpus)}: {reason or _indivisible(job)}")
+    fitting.sort(key=lambda each: each.time.total)
+    known = {kind(each.choice) for each in fitting}
+    refused = [predict(choice) for name, (_, choice) in too_large.items() if name not in known]
+    free = None if asked is None else search(job, None, micro, again).best
+    return Search(job, fitting, refused, free)
+
+
+def kind(choice: Choice) -> tuple[str, ...]:
+    """The axes that a layout uses."""
+    copies = "replicate" if choice.layout.shard > 1 else None
+    return tuple(axis for axis, size in choice.layout.sizes.items() if size > 1 and axis != copies)
+
+
+def _over(asked: Layout, gpus: int) -> Layout:
+    """The layout that was asked for, with copies where it leaves devices over."""
+    needed = math.prod(asked.sizes.values())
+    if gpus % needed or (asked.replicate is not None and gpus != needed):
+        multiple = "" if asked.replicate is not None else "a multiple of "
+        raise ConfigError(f"--layout: {written(asked)} takes {multiple}{needed} GPUs, and --gpus is {gpus}")
+    return asked.over(gpus)
+
+
+def _indivisible(job: Job) -> str:
+    return f"{job.rows} rows a step can't be divided over {job.gpus} GPUs; choose --batch as a multiple of {job.gpus}"
+
+
+def _layouts(job: Job) -> Iterator[Layout]:
+    """All sizes that multiply to the number of devices. Where matrices are split, so is what runs between them."""
+    attention, length = job.model.attention, job.length
+    for t in _divisors(job.gpus):
+        if attention.heads % t or attention.groups % t or t > TENSOR_MACHINES * job.net.machine:
+            continue
+        for c in _divisors(job.gpus // t):
+            sequence = t > 1 and length % (t * c) == 0
+            if length % c or (length // c < 1024 and c > 1):  # of fewer tokens nothing is gained
+                continue
+            for p in _divisors(job.gpus // (t * c)):
+                if p > job.layers or (p > 1 and len(stacks(job.model)) > 1):
+                    continue
+                readers = job.gpus // (t * c * p)
+                if job.rows % readers:
+                    continue
+                for s in _divisors(readers):
+                    yield Layout(replicate=readers // s, shard=s, tensor=t, sequence=sequence, context=c, pipeline=p)
+
+
+def _at_a_time(job: Job, layout: Layout, micro: int | None) -> list[int]:
+    """Rows that one device may read at a time."""
+    rows = job.rows // layout.readers
+    if micro is not None:
+        return [min(micro, rows)]
+    several = {size for size in (*(1 << power for power in range(7)), rows) if size <= min(rows, MOST_ROWS)}
+    return sorted(size for size in several if rows % size == 0)
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def layout_from(text: str) -> Layout:
+    """'tensor=8,sequence=true,pipeline=16' as a layout."""
+    values: dict[str, int | bool] = {}
+    for word in text.replace(",", " ").split():
+        name, _, value = word.partition("=")
+        if name not in Layout.model_fields:
+            raise ConfigError(f"--layout '{word}': no such axis; {suggestion(name, Layout.model_fields)}")
+        if name == "sequence" and value.lower() in ("", "true", "false"):
+            values[name] = value.lower() != "false"
+        elif name != "sequence" and value.isdecimal() and int(value) > 0:
+            values[name] = int(value)
+        else:
+            expected = "true or false" if name == "sequence" else "a whole number of at least 1"
+            raise ConfigError(f"--layout '{word}': expected {expected}, such as 'tensor=8,sequence=true'")
+    return Layout.model_validate(values)
+
+
+def written(layout: Layout) -> str:
+    """A layout in words: the axes that it uses, outermost first."""
+    parts = [f"{axis} {layout.sizes[axis]}" for axis in AXES if layout.sizes[axis] > 1]
+    return " × ".join(parts) + (" + sequence" if layout.sequence else "") or "one device"
+
+
+def why_not(other: Prediction, best: Prediction) -> str:
+    """What speaks against a layout, in a few words."""
+    device, time = other.job.device, other.time
+    if not other.fits:
+        return f"does not fit: {byte_size(other.memory.peak)} of {byte_size(device.memory)}"
+    slower = (
+        f"{other.time.total / best.time.total - 1:.{0 if other.time.total > 1.01 * best.time.total else 1}%} slower"
+    )
+    waits = {
+        f"bubble {time.bubble / time.total:.0%}": time.bubble - best.time.bubble,
+        _named(other, "tensor", "all-reduces"): time.tensor - best.time.tensor,
+        _named(other, "shard", "gathering weights"): time.shard - best.time.shard,
+        _named(other, "replicate", "summing gradients"): time.replicate - best.time.replicate,
+        _named(other, "context", "the ring of keys and values"): time.context - best.time.context,
+        "sends between stages": time.send - best.time.send,
+        _work(other, best): time.compute - best.time.compute,
+        "updates more weights on each GPU": time.update - best.time.update,
+    }
+    reason, most = max(waits.items(), key=lambda wait: wait[1])
+    return f"{slower}: {reason}" if most > 0 else slower
+
+
+def _work(other: Prediction, best: Prediction) -> str:
+    """Why there is more to compute."""
+    if other.choice.again > best.choice.again:
+        return "runs layers again"
+    return "uneven stages" if other.choice.pipeline > best.choice.pipeline else "smaller products"
+
+
+def _named(other: Prediction, axis: str, what: str) -> str:
+    share = getattr(other.time, axis) / other.time.total
+    crosses = other.choice.layout.sizes[axis] > 1 and other.choice.group(axis, other.job.net).crosses
+    return f"{what}{' between machines' if crosses else ''} {share:.0%}"

@@ -1,0 +1,129 @@
+"""The model on one page: every part in the order of computation, with shapes, counts and the lines that compute it."""
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from weft.explain.anatomy.diagram import diagram
+from weft.explain.anatomy.parts import Part
+from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns
+from weft.explain.anatomy.transformer import transformer_columns
+from weft.figures.page import template
+from weft.figures.picture import Picture, svg
+from weft.figures.tables import WIDTH
+from weft.models.bahdanau import Bahdanau
+from weft.models.base import LanguageModel
+from weft.models.build import build
+from weft.models.config import Model
+from weft.models.ngram import NGram
+from weft.models.recurrent import Recurrent
+from weft.models.transformer import Transformer
+from weft.nn.init import empty_weights
+
+
+@dataclass(frozen=True)
+class Anatomy(Picture):
+    """A model's parts; one column a stack, from what is read to what is written."""
+
+    title: str
+    about: str
+    kind: str
+    columns: tuple[Part, ...]
+    context: int | None
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return sum(part.parameters for part in self.columns)
+
+    def figure(self) -> Figure:
+        """The usual picture: boxes from the tokens below to the logits above."""
+        return diagram(self.columns)
+
+    def html(self) -> str:
+        """The diagram, and a card for each part with the lines of weft that compute it."""
+        drawn = [
+            Markup(svg(diagram((part,)), f"{part.name}: boxes from the tokens below to the output above"))
+            for part in self.columns
+        ]
+        return template("anatomy.html").render(
+            columns=self.columns, diagrams=drawn, letters=self.letters(), parameters=self.parameters
+        )
+
+    def letters(self) -> str:
+        """What the letters in shapes mean."""
+        length = f", at most {self.context:,}" if self.context else ""
+        source = "; S: tokens of the source" if len(self.columns) > 1 else ""
+        return f"B: texts in a batch; T: tokens of a text{length}{source}"
+
+    def text(self) -> str:
+        """A tree of 80 columns."""
+        total = f"{self.parameters:,} parameters" if self.parameters else "counts, no parameters"
+        lines = [f"{self.kind}, {total}", self.letters()]
+        for column in self.columns:
+            lines += ["", *_tree(column, "", "")]
+        return "\n".join(lines)
+
+
+def anatomy(settings: Model) -> Anatomy:
+    """A model taken apart, from its settings alone: it is built without memory, however large it is."""
+    with empty_weights():
+        model = build(settings)
+    longest = getattr(settings, "longest", None)
+    return Anatomy(
+        title="The model on one page",
+        about=(
+            "Every part in the order of computation: its formula, the shapes of what goes in and comes out, its"
+            " parameters, the settings that chose it, and the source lines that compute it. Layers that are alike are"
+            " shown once."
+        ),
+        kind=settings.kind,
+        columns=_columns(model),
+        context=longest,
+    )
+
+
+def _columns(model: LanguageModel) -> tuple[Part, ...]:
+    match model:
+        case Transformer():
+            return transformer_columns(model)
+        case Recurrent():
+            return recurrent_columns(model)
+        case Bahdanau():
+            return bahdanau_columns(model)
+        case NGram():
+            return ngram_columns(model)
+        case _:
+            raise AssertionError(f"a {type(model).__name__} is described nowhere")
+
+
+def _tree(part: Part, before: str, below: str) -> Iterator[str]:
+    """A part and what is in it, a line each; below a part without parts its formula, and where it is computed."""
+    times = f"{part.repeats} × " if part.repeats > 1 else ""
+    count = f"{times}{part.parameters:,}" if part.parameters else ""
+    first, *more = _fitted(f"{before}{times}{part.name}", "" if part.parts else part.shape, count)
+    yield first
+    yield from (f"{below}  {line}" for line in more)
+    if part.formula and not part.parts:
+        lines = textwrap.wrap(part.formula, WIDTH - len(below) - 2, break_long_words=False)
+        place = f"  {part.code[0].place}" if part.code else ""
+        space = WIDTH - len(below) - 2 - len(lines[-1])
+        if len(place) <= space:
+            lines[-1] += place.rjust(space)
+        yield from (f"{below}  {line}" for line in lines)
+    for number, inside in enumerate(part.parts, 1):
+        last = number == len(part.parts)
+        yield from _tree(inside, below + ("└ " if last else "├ "), below + ("  " if last else "│ "))
+
+
+def _fitted(name: str, shape: str, count: str) -> list[str]:
+    """Name, shape and count on a line; the shape on a line of its own where it is too long."""
+    space = WIDTH - len(name) - len(count)
+    if len(shape) + 4 > space:
+        return [f"{name}{count.rjust(WIDTH - len(name))}".rstrip(), shape]
+    start = max(len(name) + 2, 34)
+    start = start if start + len(shape) + 2 + len(count) <= WIDTH else len(name) + 2
+    return [f"{name.ljust(start)}{shape}{count.rjust(WIDTH - start - len(shape))}".rstrip()]

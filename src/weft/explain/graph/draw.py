@@ -1,0 +1,236 @@
+"""A laid-out graph as a figure, as plain SVG, and a folded one as Graphviz source."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon
+from matplotlib.path import Path as Curve
+
+from weft.explain.graph.fold import Group
+from weft.explain.graph.layout import HEAD, Line
+from weft.explain.graph.scene import MARGIN, ROW, SMALL, SMALL_ROW, TEXT, Mark, Scene
+
+# fill, border, width of the border, dashes; told apart by what is written in them as well
+STYLES = {
+    "variable": ("#ffffff", "#262626", 1.0, False),
+    "parameter": ("#e3edf5", "#2f6f9f", 1.0, False),
+    "input": ("#f8e6dd", "#c4562a", 1.0, False),
+    "constant": ("#f4f4f2", "#6d6a64", 1.0, True),
+    "group": ("#efedf5", "#262626", 2.2, False),
+    "frame": ("none", "#8f8b84", 0.8, False),
+}
+INK, SOFT = "#262626", "#5d5a55"
+ARROW = 6.0
+MOST = 200.0  # inches that a figure may be long; a larger one is drawn smaller
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A scene and its direction; gradients go along edges backwards, and not along all of them."""
+
+    scene: Scene
+    backward: bool
+    silent: frozenset[int] = frozenset()  # sources to which no gradient goes
+
+    def arrows(self) -> Iterator[tuple[float, float, float]]:
+        """The tip of each arrow, and 1 where it points down, −1 up."""
+        for line in self.scene.lines:
+            if not self.backward and line.arrives:
+                yield line.to_x, line.to_y, 1.0
+        if self.backward:
+            yield from dict.fromkeys(
+                (line.x, line.y, -1.0) for line in self.scene.lines if line.leaves and line.source not in self.silent
+            )
+
+    def faint(self, line: Line) -> bool:
+        """Whether nothing passes a line in this direction."""
+        return self.backward and line.source in self.silent
+
+
+def figure(drawing: Drawing) -> Figure:
+    """For print."""
+    scene = drawing.scene
+    scale = min(1.0, MOST / max(scene.width / 96, scene.height / 96))
+    fig = Figure(figsize=(scene.width / 96 * scale, scene.height / 96 * scale))
+    FigureCanvasAgg(fig)
+    axes = fig.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_xlim(-MARGIN, scene.width - MARGIN)
+    axes.set_ylim(scene.height - MARGIN, -MARGIN)
+    axes.axis("off")
+    unit = 0.75 * scale
+    for mark in scene.marks:
+        fill, edge, width, dashed = STYLES[mark.labels.style]
+        x, y, w, h = _rectangle(mark)
+        patch = FancyBboxPatch(
+            (x, y),
+            w,
+            h,
+            boxstyle=f"round,pad=0,rounding_size={5 if mark.frame else 3}",
+            facecolor=fill,
+            edgecolor=edge,
+            linewidth=width * unit,
+            linestyle=(0, (3, 2)) if dashed else "solid",
+            zorder=1 if mark.frame else 3,
+        )
+        axes.add_patch(patch)
+        for text in _texts(mark):
+            axes.text(
+                text.x,
+                text.y,
+                text.text,
+                fontsize=text.size * unit,
+                family="DejaVu Sans",
+                color=SOFT if text.soft else INK,
+                ha="center" if text.middle else "left",
+                va="baseline",
+                weight="bold" if text.strong else "normal",
+                parse_math=False,
+                zorder=4,
+            )
+    for line in scene.lines:
+        mid = (line.bend + line.straight) / 2
+        points = [(line.x, line.y), (line.x, line.bend), (line.x, mid), (line.to_x, mid), (line.to_x, line.straight)]
+        curve = Curve([*points, (line.to_x, line.to_y)], [1, 2, 4, 4, 4, 2])
+        look = (0, (1, 3)) if drawing.faint(line) else "solid"
+        axes.add_patch(
+            PathPatch(
+                curve, fill=False, edgecolor=SOFT, linewidth=0.9 * unit, linestyle=look, zorder=2, capstyle="butt"
+            )
+        )
+    for x, y, down in drawing.arrows():
+        axes.add_patch(Polygon(_arrow(x, y, down), closed=True, facecolor=INK, edgecolor="none", zorder=4))
+    return fig
+
+
+def svg(drawing: Drawing, label: str) -> str:
+    """Plain SVG: rectangles, paths and text, with no style sheet, script or marker."""
+    scene = drawing.scene
+    out = [
+        Markup(
+            '<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="{2} {2} {0} {1}" role="img" '
+            'aria-label="{3}" font-family="DejaVu Sans, Verdana, sans-serif">'
+        ).format(_n(scene.width), _n(scene.height), _n(-MARGIN), label),
+        Markup("<title>{}</title>").format(label),
+    ]
+    ordered = sorted(scene.marks, key=lambda mark: not mark.frame)
+    frames = [mark for mark in ordered if mark.frame]
+    for mark in frames:
+        out += _svg_mark(mark)
+    for line in scene.lines:
+        dash = Markup(' stroke-dasharray="1 3"') if drawing.faint(line) else ""
+        out.append(
+            Markup('<path d="{}" fill="none" stroke="{}" stroke-width="0.9"{}/>').format(line_path(line), SOFT, dash)
+        )
+    for x, y, down in drawing.arrows():
+        tip = " ".join(f"{_n(a)},{_n(b)}" for a, b in _arrow(x, y, down))
+        out.append(Markup('<polygon points="{}" fill="{}"/>').format(tip, INK))
+    for mark in ordered[len(frames) :]:
+        out += _svg_mark(mark)
+    return "\n".join([*map(str, out), "</svg>", ""])
+
+
+def line_path(line: Line) -> str:
+    """A line as the d of an SVG path."""
+    mid = (line.bend + line.straight) / 2
+    curve = f"C{_n(line.x)} {_n(mid)} {_n(line.to_x)} {_n(mid)} {_n(line.to_x)} {_n(line.straight)}"
+    return f"M{_n(line.x)} {_n(line.y)}V{_n(line.bend)}{curve}V{_n(line.to_y)}"
+
+
+@dataclass(frozen=True)
+class _Text:
+    x: float
+    y: float
+    text: str
+    size: float
+    middle: bool = False
+    soft: bool = False
+    strong: bool = False
+
+
+def _rectangle(mark: Mark) -> tuple[float, float, float, float]:
+    box = mark.box
+    return (box.x, box.y, box.width, box.height) if mark.frame else (box.x, box.y, mark.wide, box.height)
+
+
+def _texts(mark: Mark) -> Iterator[_Text]:
+    """All that is written at a box, by its baselines."""
+    box, labels = mark.box, mark.labels
+    if mark.frame:
+        yield _Text(box.x + box.title_x, box.y + HEAD - 8.0, f"{labels.name} · {labels.inside}", TEXT, soft=True)
+        return
+    middle = box.y + box.height / 2
+    yield _Text(box.x + mark.wide / 2, middle + TEXT * 0.36, labels.inside, TEXT, middle=True)
+    rows = ROW + SMALL_ROW * len(labels.lines)
+    x, y = box.x + mark.wide + 7.0, middle - rows / 2 + TEXT
+    yield _Text(x, y, labels.name, TEXT, strong=False)
+    for n, line in enumerate(labels.lines, 1):
+        yield _Text(x, y + SMALL_ROW * n, line, SMALL, soft=True)
+
+
+def _svg_mark(mark: Mark) -> list[Markup]:
+    fill, edge, width, dashed = STYLES[mark.labels.style]
+    x, y, w, h = map(_n, _rectangle(mark))
+    dash = Markup(' stroke-dasharray="4 2"') if dashed else ""
+    out = [
+        Markup('<rect x="{}" y="{}" width="{}" height="{}" rx="{}" fill="{}" stroke="{}" stroke-width="{}"{}/>').format(
+            x, y, w, h, 5 if mark.frame else 3, fill, edge, width, dash
+        )
+    ]
+    for text in _texts(mark):
+        anchor = Markup(' text-anchor="middle"') if text.middle else ""
+        out.append(
+            Markup('<text x="{}" y="{}" font-size="{}" fill="{}"{}>{}</text>').format(
+                _n(text.x), _n(text.y), text.size, SOFT if text.soft else INK, anchor, text.text
+            )
+        )
+    return out
+
+
+def _arrow(x: float, y: float, down: float) -> list[tuple[float, float]]:
+    return [(x, y), (x - ARROW * 0.5, y - ARROW * down), (x + ARROW * 0.5, y - ARROW * down)]
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def dot(root: Group, opened: set[str], labels: Mapping[int, tuple[str, str]], edges: Sequence[tuple[int, int]]) -> str:
+    """Graphviz source: a cluster for each open group, a box for each node and for each closed group."""
+    first = max(labels, default=-1) + 1
+    keys = {group.path: first + n for n, group in enumerate(root.groups())}
+    showing: dict[int, int] = {}
+    out = [
+        "digraph {",
+        '  node [shape=box, fontname="Helvetica", fontsize=11];',
+        "  edge [arrowsize=0.6];",
+    ]
+
+    def write(group: Group, indent: str) -> None:
+        for child in group.children:
+            if isinstance(child, int):
+                function, name = labels[child]
+                out.append(f"{indent}n{child} [label={quoted(function)}, xlabel={quoted(name)}];")
+                showing[child] = child
+            elif child.path in opened:
+                out.append(f"{indent}subgraph cluster_{keys[child.path]} {{")
+                out.append(f"{indent}  label={quoted(f'{child.label} · {child.kind}')};")
+                write(child, indent + "  ")
+                out.append(f"{indent}}}")
+            else:
+                key = keys[child.path]
+                out.append(f"{indent}n{key} [label={quoted(child.kind)}, xlabel={quoted(child.label)}, penwidth=2];")
+                showing.update(dict.fromkeys(child.nodes(), key))
+
+    write(root, "  ")
+    joined = dict.fromkeys((showing[a], showing[b]) for a, b in edges if showing[a] != showing[b])
+    out += [f"  n{a} -> n{b};" for a, b in joined]
+    return "\n".join([*out, "}", ""])
+
+
+def quoted(text: str) -> str:
+    """A text as a Graphviz string; a backslash would begin one of its escapes."""
+    inner = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "")
+    return f'"{inner}"'

@@ -1,0 +1,152 @@
+"""What `weft explain` draws: pictures that show themselves in a notebook, and save themselves for a page or a paper."""
+
+import io
+import re
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.figure import Figure
+
+from weft.errors import ConfigError, DataError
+from weft.figures.page import Section, page
+from weft.files import check_place, write_bytes, write_text
+
+FIGURES = (".svg", ".png", ".pdf")
+PAGE = ".html"
+# Shares and probabilities: one hue whose lightness falls evenly, so that print in black and white and readers who see
+# few colours get the same order. The page mixes the same two colours (web/page.css).
+SHADES = LinearSegmentedColormap.from_list("weft", ["#ffffff", "#0b3a63"])
+# Lines and bars, told apart by lightness as well; the first ones of the page's (web/page.css).
+COLOURS = ("#2f6f9f", "#c4562a", "#4f8a4b", "#7a5aa6")
+
+
+# The page's own colours in the place of those for print; shades become mixes of the two that a page has.
+THEME = {
+    "#000000": "currentColor",
+    **{colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)},
+    **{
+        to_hex(SHADES(step / 255)): f"color-mix(in srgb, var(--deep) {100 * step / 255:.0f}%, var(--card))"
+        for step in range(64, 256)
+    },
+}
+
+
+class Picture(ABC):
+    """Something that can be looked at.
+
+    A kind of picture gives `figure`, for print, and where a page can show more than that, `html`.
+    """
+
+    title: str
+    about: str  # what it shows and how to read it, in a sentence or two
+    scripts: ClassVar[tuple[str, ...]] = ()  # files of web/ that its part of a page needs
+
+    @abstractmethod
+    def figure(self) -> Figure:
+        """The picture for print, on white."""
+
+    def html(self) -> str:
+        """Its part of a page: here the figure, in the page's colours."""
+        return svg(self.figure(), self.title)
+
+    def text(self) -> str | None:
+        """What a terminal shows in its place; None where only a picture tells."""
+        return None
+
+    def sections(self) -> list[Section]:
+        """The picture as parts of a page."""
+        return [Section(self.title, self.about, self.html(), self.scripts)]
+
+    def save(self, path: Path | str) -> Path:
+        """Write it as a page (.html) or a figure (.svg, .png, .pdf), whole or not at all."""
+        path = Path(path)
+        check_picture(path, self.suffixes)
+        if path.suffix.lower() == PAGE:
+            sections = self.sections()
+            text = page(self.title, sections, summary=self.about if len(sections) > 1 else "")
+            return _written(path, lambda: write_text(path, text))
+        return _written(path, lambda: write_bytes(path, drawn(self.figure(), path.suffix[1:].lower())))
+
+    suffixes: ClassVar[tuple[str, ...]] = (PAGE, *FIGURES)
+
+    def _repr_html_(self) -> str:
+        return page(self.title, self.sections(), frame=True)
+
+
+@dataclass(frozen=True)
+class Album(Picture):
+    """Several pictures on one page."""
+
+    title: str
+    about: str
+    pictures: tuple[Picture, ...]
+    suffixes: ClassVar[tuple[str, ...]] = (PAGE,)
+
+    def figure(self) -> Figure:
+        """There is none."""
+        raise ConfigError(f"{self.title}: several pictures make a page, .html; one of them makes a figure")
+
+    def sections(self) -> list[Section]:
+        """Those of all pictures."""
+        return [section for picture in self.pictures for section in picture.sections()]
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches whose parts make way for each other."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def check_picture(path: Path, suffixes: tuple[str, ...] = (PAGE, *FIGURES)) -> None:
+    """Refuse a path where no picture of these kinds can be written."""
+    if path.suffix.lower() not in suffixes:
+        wanted = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
+        raise ConfigError(f"{path}: it is written as {wanted}")
+    check_place(path)
+
+
+def drawn(figure: Figure, kind: str) -> bytes:
+    """A figure as svg, png or pdf. The same figure gives the same bytes."""
+    dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "weft", "pdf.fonttype": 42}), _any_sign():
+        figure.savefig(out, format=kind, dpi=150, metadata=dated)
+    return out.getvalue()
+
+
+def svg(figure: Figure, label: str) -> str:
+    """A figure as an <svg> element of a page: its text is text, and its colours are the page's own, light or dark."""
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "weft", "svg.fonttype": "none"}), _any_sign():
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue().decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"#[0-9a-f]{6}", lambda colour: THEME.get(colour[0], colour[0]), text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    escaped = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return text.replace("<svg", f'<svg class="figure" role="img" aria-label="{escaped}"', 1)
+
+
+@contextmanager
+def _any_sign() -> Iterator[None]:
+    """A text may hold any sign; one that no font has is drawn as a box, and needs no warning on a terminal."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def _written(path: Path, write: Callable[[], object]) -> Path:
+    try:
+        write()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror}") from None
+    return path

@@ -1,0 +1,209 @@
+"""Which of llama.cpp's architectures a model is, its settings from and to the keys of a GGUF file, and its tensors."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.config import Tree, validate
+from weft.errors import InteropError
+from weft.interop.gguf.architectures import (
+    ADJACENT,
+    ARCHITECTURES,
+    FREQUENCIES,
+    IN_TENSORS,
+    JOINED,
+    LONG,
+    SHORT,
+    STEP,
+    names_of_first,
+    shown_by_tensors,
+)
+from weft.interop.gguf.file import ARRAY, FLOAT32, Contents
+from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested
+from weft.interop.weight_map import SAME, Layout, Rule, adjacent_pairs, module, tensor
+from weft.models.config import Decoder, Model
+from weft.nn.config import Norm, RMSNorm
+from weft.nn.position import Rotary as RotaryModule
+from weft.nn.position_config import Rotary, Sizes
+from weft.nn.scaling import Llama3Scaling, LongRoPE
+
+KEPT = 64  # values of an array that is kept as a note
+POSITIONS = "position_embd.weight"
+BLOCK, BLK = "decoder.blocks.{layer}", "blk.{layer}"
+
+
+# ---- reading
+
+
+def settings_of(contents: Contents, architecture: str) -> Settings:
+    """The keys of a file, to be asked for under the architecture's name.
+
+    A float is the shortest number that fp32 stores as the same: 1e-5 was meant, not 9.999999747378752e-06.
+    """
+    tree = {}
+    for key, (type, value, of) in contents.keys.items():
+        by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(STEP)
+        if by_layer and len(set(value)) == 1:
+            type, value = of, value[0]  # given layer by layer, and the same for all
+        tree[key] = float(str(np.float32(value))) if type == FLOAT32 else value
+    return Settings(tree, str(contents.path), f"{architecture}.")
+
+
+def read_settings(settings: Settings, contents: Contents, tied: bool) -> Decoder:
+    """The decoder that a file holds."""
+    tensors = contents.tensors
+    table = tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise InteropError(f"{contents.path}: it has no matrix 'token_embd.weight' (vocab_size, d_model)")
+    if settings.whole("block_count") > len(tensors):  # before that many layers are built
+        raise settings.refusal("block_count", f"the file holds {len(tensors)} tensors in all")
+    read_in, written = (
+        any(f"blk.0.attn_{part}.bias" in tensors for part in parts) for parts in (("q", "qkv"), ("output",))
+    )
+    bias = {(True, True): "all", (True, False): "qkv", (False, True): "out"}.get((read_in, written), "none")
+    known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
+    known["head.bias"] = "output.bias" in tensors
+    architecture = settings.prefix.removesuffix(".")
+    known |= shown_by_tensors(architecture, tensors)
+    scalings = {FREQUENCIES: ("llama3", _llama3_scaling), LONG: ("longrope", _long_scaling)}
+    scaling = next((scaling for name, scaling in scalings.items() if name in tensors), None)
+    if scaling is not None:
+        known["position.scaling.kind"] = scaling[0]
+    model = ARCHITECTURES[architecture].read(settings, known)
+    if scaling is not None:
+        model |= scaling[1](settings, contents, model)
+    return validate(Decoder, nested(model), settings.where)
+
+
+def _llama3_scaling(settings: Settings, contents: Contents, model: Flat) -> Flat:
+    """LLaMA 3.1's scaling of positions, from the factors that each frequency is divided by."""
+    found = contents.tensor(FREQUENCIES).float()
+    factor = float(found.nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0))
+    original = settings.whole("rope.scaling.original_context_length", 8192)
+    scaling = Llama3Scaling(factor=factor, original_context=original)
+    wanted = frequency_factors(Rotary(base=model["position.base"], scaling=scaling), model["attention.d_head"])
+    if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-4):
+        raise InteropError(f"{contents.path}: '{FREQUENCIES}' holds another scaling of positions than LLaMA 3.1's")
+    return {f"position.scaling.{key}": value for key, value in scaling.model_dump().items()}
+
+
+def _long_scaling(settings: Settings, contents: Contents, model: Flat) -> Flat:
+    """LongRoPE's two lists of factors, and what goes with them."""
+    if SHORT not in contents.tensors:
+        raise InteropError(f"{contents.path}: it has a tensor '{LONG}', but no '{SHORT}'")
+    lists = {
+        side: tuple(float(str(factor)) for factor in contents.tensor(name).float().flatten().numpy())
+        for side, name in (("short", SHORT), ("long", LONG))
+    }
+    original = settings.whole("rope.scaling.original_context_length", model["context"])
+    factor = settings.number("rope.scaling.attn_factor", 1.0)
+    found = {**lists, "original_context": original, "attention_factor": factor}
+    return {f"position.scaling.{key}": value for key, value in found.items()}
+
+
+def factors(model: Decoder) -> dict[str, Tensor]:
+    """The tensors that scale positions, by name."""
+    scaling = model.position.scaling if isinstance(model.position, Rotary) else None
+    if isinstance(scaling, LongRoPE):
+        return {LONG: torch.tensor(scaling.long), SHORT: torch.tensor(scaling.short)}
+    if isinstance(scaling, Llama3Scaling):
+        assert isinstance(model.position, Rotary)
+        return {FREQUENCIES: frequency_factors(model.position, model.d_head)}
+    return {}
+
+
+def frequency_factors(position: Rotary, d_head: int) -> Tensor:
+    """What each rotary frequency is divided by, (d_head/2,): GGUF's form of LLaMA 3.1's scaling."""
+    cpu, sizes = torch.device("cpu"), Sizes(d_model=d_head, heads=1, d_head=d_head, context=1, causal=True, layers=1)
+    plain = RotaryModule(position.replace(scaling=None), sizes).frequencies(1, cpu)
+    return plain / RotaryModule(position, sizes).frequencies(1, cpu)
+
+
+def unknown_keys(settings: Settings, contents: Contents) -> dict[str, Any]:
+    """Keys that nothing asked for, as JSON values, for a file that is written later."""
+    return {
+        key: list(value)
+        for key, value in contents.keys.items()
+        if key not in settings.asked and not (value.type == ARRAY and len(value.value) > KEPT)
+    }
+
+
+# ---- writing
+
+
+def architecture_of(model: Model) -> str:
+    """The architecture of llama.cpp that a model is, or an error that names what none of them has."""
+    if not isinstance(model, Decoder):
+        raise InteropError(f"model.kind = '{model.kind}': a GGUF file can hold decoders only")
+
+    return first_that_holds(
+        model, {name: partial(_read_again, name, model) for name in ARCHITECTURES}, "GGUF architecture"
+    )
+
+
+def _read_again(name: str, model: Decoder) -> Transformer:
+    """The model that its keys would be read as beside its tensors."""
+    table, ours = ARCHITECTURES[name], flat(model)
+    tree = {f"{name}.{key}": value for key, value in table.write(ours).items()}
+    in_tensors = {"vocab_size", "head.tied", "attention.bias"}
+    if name == "qwen2":
+        in_tensors.add("head.bias")
+    if name in IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
+        in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
+    if name in ADJACENT:  # where it differs, rows are reordered
+        in_tensors.add("position.pairs")
+    known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **table.fixed}
+    known |= shown_by_tensors(name, names_of_first(ours))
+    return validate(Decoder, nested(table.read(Settings(tree, "GGUF", f"{name}."), known)))
+
+
+def model_keys(architecture: str, model: Decoder) -> Tree:
+    """The keys of a model's settings."""
+    tree = ARCHITECTURES[architecture].write(flat(model))
+    return {f"{architecture}.{key}": value for key, value in tree.items()}
+
+
+def rules(architecture: str, model: Decoder) -> list[Rule]:
+    """Where each of weft's tensors is in a file."""
+    gain, own = _gain(model.norm), _gain(model.attention.qk_norm)
+    reorder = architecture in ADJACENT and isinstance(model.position, Rotary) and model.position.pairs == "halves"
+    pairs = adjacent_pairs(model.d_head) if reorder else SAME
+    joined = [f"{BLK}.attn_qkv"] if architecture in JOINED else [f"{BLK}.attn_{part}" for part in "qkv"]
+    gated = [f"{BLK}.ffn_up"] if architecture == "phi3" else [f"{BLK}.ffn_gate", f"{BLK}.ffn_up"]
+    norms = ("attn_norm", "ffn_norm")
+    if architecture == "falcon" and model.sublayers == "parallel-two-norms":
+        norms = ("attn_norm_2", "attn_norm")  # the second was added for attention
+    return [
+        tensor("embedding.weight", "token_embd.weight"),
+        tensor("decoder.position.weight", POSITIONS),
+        *module("decoder.embedding_norm", "token_embd_norm", layout=gain),
+        *module("output", "output"),
+        *module("decoder.norm", "output_norm", layout=gain),
+        *module(f"{BLOCK}.attention_skip.norm", f"{BLK}.{norms[0]}", layout=gain),
+        *module(f"{BLOCK}.attention.qkv", *joined, layouts=(pairs, pairs, SAME)[: len(joined)]),
+        *(
+            tensor(f"{BLOCK}.attention.{part}_norm.weight", f"{BLK}.attn_{part}_norm.weight", layout=own)
+            for part in "qk"
+        ),
+        *module(f"{BLOCK}.attention.out", f"{BLK}.attn_output"),
+        *module(f"{BLOCK}.feedforward_skip.norm", f"{BLK}.{norms[1]}", layout=gain),
+        *module(f"{BLOCK}.attention_skip.norm_out", f"{BLK}.post_attention_norm", layout=gain),
+        *module(f"{BLOCK}.feedforward_skip.norm_out", f"{BLK}.post_ffw_norm", layout=gain),
+        *module(f"{BLOCK}.feedforward.up", f"{BLK}.ffn_up"),
+        *module(f"{BLOCK}.feedforward.gate_up", *gated),
+        *module(f"{BLOCK}.feedforward.down", f"{BLK}.ffn_down"),
+    ]
+
+
+def _gain(norm: Norm | None) -> Layout:
+    """How a norm's gain is stored: whole, where here it may be `offset` plus a vector."""
+    offset = norm.offset if isinstance(norm, RMSNorm) else 0.0
+    return _shifted(offset) if offset else SAME
+
+
+def _shifted(offset: float) -> Layout:
+    """A gain that is stored whole, where here it is `offset` plus a vector."""
+    return Layout(lambda theirs: theirs.float() - offset, lambda ours: ours.float() + offset)

@@ -1,0 +1,424 @@
+"""Counted from the config alone, and yet exactly what the built model has and does."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from weft.config import Config
+from weft.costs.count import count, writing_weights
+from weft.costs.devices import DEVICES, device_called, device_named
+from weft.costs.memory import LOGITS_AT_A_TIME, Workload, cache_bytes, training_memory
+from weft.costs.plan import Machine, plan_training
+from weft.costs.units import byte_size, duration, parse_count, short
+from weft.errors import ConfigError, ModelError
+from weft.explain.costs import costs
+from weft.models import config
+from weft.models.build import build
+from weft.models.presets import PRESETS, preset
+from weft.nn import config as parts
+from weft.nn import position_config as places
+
+
+def built(model: Any) -> int:
+    """Parameters of the model itself, on a device that holds no numbers."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(model).parameters())
+
+
+@pytest.mark.parametrize("name", [n for n in PRESETS if n not in ("gpt3-175b", "llama-65b", "llama-33b", "gpt2-xl")])
+def test_presets_have_as_many_parameters_as_counted(name: str) -> None:
+    # the four left out are the same functions with larger numbers; test_the_largest builds one of them shallower
+    assert count(preset(name)).parameters == built(preset(name))
+
+
+def test_the_largest() -> None:
+    shallow = preset("gpt3-175b").replace(layers=2)
+    per_layer = count(preset("gpt3-175b").replace(layers=3)).parameters - count(shallow).parameters
+    assert count(shallow).parameters == built(shallow)
+    assert count(preset("gpt3-175b")).parameters == count(shallow).parameters + 94 * per_layer
+
+
+# ---- any config at all
+
+small = st.integers(1, 5)
+norms = st.sampled_from(
+    [parts.LayerNorm(), parts.LayerNorm(bias=False), parts.LayerNorm(gain=False, bias=False), parts.RMSNorm()]
+)
+positions = st.one_of(
+    st.sampled_from(
+        [
+            places.NoPosition(),
+            places.Sinusoidal(),
+            places.Rotary(),
+            places.Rotary(fraction=0.5),
+            places.ALiBi(),
+        ]
+    ),
+    st.builds(places.Learned, offset=st.integers(0, 3)),
+    st.builds(places.Relative, max_distance=small),
+    st.builds(places.Disentangled, buckets=st.just(4), norm_eps=st.none() | st.just(1e-7)),
+    st.builds(places.T5Bias, buckets=st.sampled_from([4, 8])),
+    st.builds(places.LearnedT5, offset=st.integers(0, 3), buckets=st.just(4)),
+)
+feedforwards = st.one_of(
+    st.builds(parts.Plain, d_ff=st.integers(1, 9), bias=st.booleans()),
+    st.builds(parts.Gated, d_ff=st.integers(1, 9), bias=st.booleans()),
+)
+word_heads = st.builds(config.LMHead, tied=st.booleans(), bias=st.booleans(), softcap=st.none() | st.just(5.0))
+transforms = st.none() | st.builds(config.Transform, bias=st.booleans())
+biases = {"tied": st.booleans(), "bias": st.booleans(), "dense_bias": st.booleans()}
+heads = st.one_of(
+    word_heads,
+    st.builds(config.MaskedLMHead, **biases),
+    st.builds(config.PretrainingHead, **biases),
+    st.just(config.NextSentenceHead()),
+    st.builds(config.ClassificationHead, labels=small, pooler=st.booleans(), bias=st.booleans()),
+    st.builds(config.ClassificationHead, labels=small, pooler=st.just(False), transform=transforms),
+    st.builds(config.TaggingHead, labels=small, transform=transforms),
+    st.builds(config.SpanHead, transform=transforms),
+    st.sampled_from([config.ReplacedHead(), config.EmbeddingHead()]),
+)
+
+
+@st.composite
+def transformers(draw: st.DrawFn) -> Any:
+    groups, share = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    attention = parts.Attention(
+        heads=groups * share,
+        kv_heads=groups,
+        d_head=draw(st.sampled_from([None, 4, 12])),
+        bias=draw(st.sampled_from(["none", "qkv", "out", "all"])),
+        qk_norm=draw(st.none() | norms),
+        qk_norm_over=draw(st.sampled_from(["head", "each-head", "heads"])),
+        softcap=draw(st.none() | st.just(2.0)),
+    )
+    shared = {
+        "vocab_size": draw(st.integers(1, 11)),
+        "context": draw(st.integers(4, 7)),
+        "layers": draw(st.integers(1, 3)),
+        "d_model": 16,
+        "attention": attention,
+        "feedforward": draw(feedforwards),
+        "norm": draw(norms),
+        "position": draw(positions),
+        "placement": draw(st.sampled_from(["pre", "post", "res-post", "sandwich", "none"])),
+        "embedding_norm": draw(st.booleans()),
+        "embedding_scale": draw(st.sampled_from([False, True, 3.0])),
+        "pattern": draw(st.lists(st.builds(config.LayerKind, window=st.sampled_from([None, 4, 9])), max_size=3)),
+    }
+    if draw(st.booleans()):
+        shared["position"] = places.Rotary()
+        shared["pattern"].append(
+            config.LayerKind(position=draw(st.sampled_from([places.NoPosition(), places.Rotary(base=9.0)])))
+        )
+    projected = shared["position"].projected
+    if projected:
+        shared["attention"] = attention.replace(kv_heads=None)
+    kind = draw(st.sampled_from(["decoder", "encoder", "both"]))
+    if shared["placement"] == "pre" and kind == "decoder":
+        shared["sublayers"] = draw(st.sampled_from(["sequential", "parallel", "parallel-two-norms"]))
+    if shared["placement"] == "pre" and shared.get("sublayers", "sequential") == "sequential":
+        shared["first_norm"] = draw(st.booleans())
+    match kind:
+        case "decoder":
+            return config.Decoder(**shared, d_embedding=draw(st.sampled_from([None, 4])), head=draw(word_heads))
+        case "encoder":
+            head = draw(heads)
+            divisors = [each for each in (1, 2, 3) if shared["layers"] % each == 0]
+            return config.Encoder(
+                **shared,
+                segments=draw(st.integers(0, 2)),
+                head=head,
+                d_embedding=None if projected else draw(st.sampled_from([None, 4, 8])),
+                distinct_layers=None if shared["pattern"] else draw(st.none() | st.sampled_from(divisors)),
+            )
+        case _:
+            return config.EncoderDecoder(
+                **shared,
+                encoder_layers=draw(st.none() | st.integers(1, 3)),
+                source_vocab_size=draw(st.none() | st.integers(12, 15)),
+                head=draw(word_heads),
+            )
+
+
+cells = st.sampled_from(["elman", "lstm", "gru"])
+recurrents = st.builds(
+    config.Recurrent,
+    vocab_size=st.integers(1, 11),
+    context=st.just(5),
+    cell=cells,
+    layers=st.integers(1, 3),
+    d_model=st.just(6),
+    d_embedding=st.sampled_from([None, 6]),
+    tied=st.booleans(),
+)
+alignments = st.builds(
+    config.Bahdanau,
+    vocab_size=st.integers(1, 11),
+    source_vocab_size=st.none() | st.integers(12, 15),
+    context=st.just(5),
+    cell=cells,
+    layers=st.integers(1, 2),
+    d_model=st.just(6),
+    d_embedding=st.none() | st.just(4),
+    d_attention=st.none() | st.just(3),
+)
+models = st.one_of(transformers(), transformers(), recurrents, alignments)
+
+
+@settings(max_examples=50, deadline=None)
+@given(models)
+def test_any_model_has_as_many_parameters_as_counted(model: Any) -> None:
+    assert count(model).parameters == built(model)
+
+
+@settings(max_examples=25, deadline=None)
+@given(models)
+def test_any_model_does_as_many_products_as_counted(model: Any) -> None:
+    T = 4
+    rows = 1 if getattr(getattr(model, "position", None), "projected", False) else 2  # a batch projects a table once
+    given_: dict[str, Any] = {}
+    if isinstance(model, config.EncoderDecoder | config.Bahdanau):
+        given_["source"] = SimpleNamespace(tokens=torch.zeros(rows, T, dtype=torch.long), mask=None)
+    net = build(model).eval().requires_grad_(False)
+    with (
+        torch.no_grad(),
+        sdpa_kernel(SDPBackend.MATH),  # torch counts the products of this one
+        torch.backends.mkldnn.flags(enabled=False),  # and not those of the fused LSTM
+        FlopCounterMode(display=False) as counter,
+    ):
+        net(torch.zeros(rows, T, dtype=torch.long), **given_)
+    assert sum(part.flops for part in count(model, T).components) == counter.get_total_flops() / rows
+
+
+def test_the_lectures_terms() -> None:
+    """16d²L, 8d²L, 4TdL and 2dV a token."""
+    model = preset("gpt2")
+    cost = count(model)
+    flops = {part.name: part.flops / cost.length for part in cost.components}
+    d, L, T, V = 768, 12, 1024, 50257
+    assert flops["FFN"] == 16 * d * d * L
+    assert flops["MHA projections"] == 8 * d * d * L
+    assert flops["attention"] == 4 * T * d * L
+    assert flops["logits"] == 2 * d * V
+    assert cost.training() == 3 * cost.forward
+    assert cost.training(recompute=True) == 4 * (24 * d * d * L + 4 * T * d * L) + 3 * 2 * d * V
+
+
+def test_a_window_bounds_the_keys() -> None:
+    full, narrow = preset("gpt-tiny"), preset("gpt-tiny")
+    narrow = narrow.replace(attention=narrow.attention.replace(window=32))
+    of = {part.name: part.flops for part in count(full).components}
+    bounded = {part.name: part.flops for part in count(narrow).components}
+    assert bounded["attention"] * 4 == of["attention"]
+    assert bounded["FFN"] == of["FFN"]
+
+
+def test_windows_of_some_layers_bound_their_keys() -> None:
+    full = preset("gpt-tiny").replace(layers=5)
+    pattern = (config.LayerKind(window=32), config.LayerKind())
+    of = {part.name: part.flops for part in count(full, 128).components}
+    bounded = {part.name: part.flops for part in count(full.replace(pattern=pattern), 128).components}
+    assert bounded["attention"] == of["attention"] * (3 * 32 + 2 * 128) // (5 * 128)
+    layers = costs(full.replace(pattern=pattern), 128).layers
+    assert [(layer.name, layer.repeats) for layer in layers] == [
+        ("layer with a window of 32", 3),
+        ("layer with all of the past", 2),
+    ]
+    attention = [next(p.flops for p in layer.cost.components if p.name == "attention") for layer in layers]
+    assert 3 * attention[0] + 2 * attention[1] == bounded["attention"]
+
+
+def test_an_encoders_layers_look_to_both_sides() -> None:
+    pattern = (config.LayerKind(), config.LayerKind(window=32))
+    encoder = preset("bert-tiny").replace(layers=4, pattern=pattern)
+    names = [layer.name for layer in costs(encoder, 128).layers]
+    assert names == ["layer with the whole text", "layer with 31 tokens to either side"]
+
+
+def test_shares_sum_to_one() -> None:
+    for name in ("gpt2", "vaswani-base", "bahdanau", "lstm"):
+        cost = count(preset(name))
+        for recompute in (False, True):
+            assert sum(cost.share(part, recompute) for part in cost.components) == pytest.approx(1.0)
+
+
+def test_an_ngram_has_counts_and_no_weights() -> None:
+    cost = count(preset("ngram-5"))
+    assert cost.parameters == 0
+    assert cost.forward == 0
+    assert "5 look-ups" in cost.note
+    assert training_memory(preset("ngram-5"), Workload(8, 64, "fp32")).total() == 0
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if isinstance(preset(name), config.Decoder)])
+def test_a_decoder_multiplies_each_token_by_all_its_weights_once(name: str) -> None:
+    model = preset(name)
+    products = sum(part.flops for part in count(model).components if part.name != "attention")
+    assert 2 * sum(writing_weights(model, model.vocab_size).values()) * model.context == products
+
+
+def test_training_is_six_a_weight_and_attention() -> None:
+    model = preset("gpt2").replace(layers=2)
+    weights = writing_weights(model, model.vocab_size)
+    assert weights == {"layers": 2 * 12 * 768 * 768, "logits": 50257 * 768}
+    assert count(model, 1024).training() == 6 * sum(weights.values()) + 12 * 2 * 768 * 1024
+
+
+def test_too_long_for_learned_positions() -> None:
+    with pytest.raises(ModelError, match=r"length 1025: the model's positions end at model.context = 1024"):
+        count(preset("gpt2"), 1025)
+    assert count(preset("llama-tiny"), 4096).length == 4096
+
+
+# ---- memory
+
+
+def saved_bytes(model: Any, batch: int, time: int, bf16: bool) -> int:
+    """What autograd really keeps of the layers, weights and their 16-bit copies aside."""
+    net = build(model).train()
+    weights = {p.untyped_storage().data_ptr() for p in net.parameters()}
+    kept: dict[int, Any] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16),
+    ):
+        features = net.features(torch.zeros(batch, time, dtype=torch.long))
+    copies = sum(2 * m.weight.numel() for m in net.modules() if isinstance(m, torch.nn.Linear)) if bf16 else 0
+    assert features.shape == (batch, time, model.d_model)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) - copies
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("placement", ["pre", "post", "none", "res-post", "sandwich", "parallel", "parallel-two-norms"])
+@pytest.mark.parametrize(
+    "feedforward", [parts.Plain(d_ff=96), parts.Plain(d_ff=96, activation="gelu"), parts.Gated(d_ff=64)]
+)
+@pytest.mark.parametrize("position", [places.Learned(), places.Rotary()])
+def test_activations_are_what_autograd_keeps(
+    precision: str, placement: str, feedforward: Config, position: Config
+) -> None:
+    around = {"placement": "pre", "sublayers": placement} if "parallel" in placement else {"placement": placement}
+    model = preset("gpt-tiny").replace(
+        layers=3, d_model=64, feedforward=feedforward, position=position, vocab_size=16, **around
+    )
+    predicted = training_memory(model, Workload(4, 32, precision)).activations
+    assert predicted == pytest.approx(saved_bytes(model, 4, 32, precision == "bf16"), rel=0.1)
+
+
+def test_recomputing_keeps_the_layers_inputs() -> None:
+    model = preset("gpt2")
+    kept = training_memory(model, Workload(4, 1024, "bf16"))
+    assert kept.recomputed < kept.activations / 4
+    assert kept.recomputed >= 4 * 1024 * 12 * 768 * 2
+    assert kept.total() - kept.total(recompute=True) == kept.activations - kept.recomputed
+
+
+def test_bytes_a_parameter() -> None:
+    P = count(preset("gpt2")).parameters
+    assert training_memory(preset("gpt2"), Workload(1, 64, "fp32")).fixed == 16 * P
+    assert training_memory(preset("gpt2"), Workload(1, 64, "bf16")).fixed == 18 * P
+    assert training_memory(preset("gpt2"), Workload(1, 64, "fp32", "sgd")).fixed == 12 * P
+    assert training_memory(preset("gpt2"), Workload(1, 64, "fp32", shards=4)).fixed == 4 * P
+
+
+def test_the_loss_cuts_logits_as_counted() -> None:
+    from weft.nn.loss import CPU_LOGITS
+
+    assert LOGITS_AT_A_TIME == CPU_LOGITS
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "smollm2-135m"])
+def test_the_cache_is_as_large_as_counted(name: str) -> None:
+    model = preset(name)
+    with torch.device("meta"):
+        state = build(model).start(3, 10)
+    store = state.cache.store
+    assert store.numel() * store.element_size() == 3 * 10 * cache_bytes(model, "fp32")
+
+
+def test_recurrent_states_are_as_large_as_counted() -> None:
+    model = preset("lstm")
+    states = build(model).start(2, 5).states  # one place more, for nothing read yet
+    assert states.numel() * states.element_size() == 2 * 6 * cache_bytes(model, "fp32")
+
+
+# ---- time, energy and numbers
+
+
+def test_a_plan() -> None:
+    planned = plan_training(6e9, 10**9, 2**20, Machine(device_named("h100"), gpus=8, mfu=0.5, precision="bf16"))
+    assert planned.flops == 6e18
+    assert planned.steps == 954
+    assert planned.seconds == pytest.approx(6e18 / (8 * 0.5 * 989e12))
+    assert planned.kilowatt_hours == pytest.approx(8 * 0.7 * 1.1 * planned.seconds / 3600)
+
+
+def test_unknown_devices_and_shares() -> None:
+    with pytest.raises(ConfigError, match=r"--device 'h300': no such device; did you mean"):
+        device_named("h300")
+    with pytest.raises(ConfigError, match="--mfu 0"):
+        Machine(device_named("cpu"), 1, 0.0, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A10G", "a10"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA L40", None),
+    ],
+)
+def test_devices_are_known_by_what_their_drivers_call_them(driver: str, name: str | None) -> None:
+    assert device_called(driver) == (None if name is None else DEVICES[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("300B", 300 * 10**9),
+        ("1.5T", 15 * 10**11),
+        ("3e11", 3 * 10**11),
+        ("20_000", 20_000),
+        ("7k", 7000),
+        (" 1M ", 10**6),
+    ],
+)
+def test_quantities(text: str, number: int) -> None:
+    assert parse_count(text, "--tokens") == number
+
+
+@pytest.mark.parametrize("text", ["", "B", "abc", "-3B", "0", "1e999", "nan", "inf", "3X", "1.2.3M", "3 0 B", "0.1"])
+def test_what_is_no_parse_count(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--tokens .*expected a number of at least 1, such as 300B"):
+        parse_count(text, "--tokens")
+
+
+def test_numbers_are_readable() -> None:
+    assert short(124439808) == "124.4M"
+    assert short(175e9) == "175B"
+    assert short(999) == "999"
+    assert byte_size(80e9) == "74.5 GiB"
+    assert byte_size(12) == "12 B"
+    assert duration(5400) == "1.5 hours"
+    assert duration(30 * 86400) == "30 days"
