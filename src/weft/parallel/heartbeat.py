@@ -138,7 +138,6 @@ class Heartbeat:
                 return [0] if self.rank and (not self._near(0) or self._dead(0)) else []
             gone = [rank for rank in others if self._ended(rank, told[rank])]
             if gone or FAILED in told:
-                self.explained = FAILED in told
                 return gone
             time.sleep(0.05)
         told = self._told()
@@ -185,6 +184,7 @@ class Heartbeat:
             self.silent = True
             return []
         self.silent, self.answered = False, time.monotonic()
+        self.explained = self.explained or FAILED in told  # also when the store is gone with the one that said it
         return told
 
     def _watch(self) -> None:
@@ -272,7 +272,7 @@ class Heartbeat:
         """End this process: its main thread waits in a library and can't be told. One of them says why."""
         if self.left:
             return
-        if line and self.speaks(gone):
+        if line and not self.explained and self.speaks(gone):
             sys.stderr.write(
                 f"weft: {line}; stopping: a resumed training run continues from its last checkpoint"
                 f"{f' ({VARIABLE} sets another time, in seconds)' if self._time in line else ''}\n"
