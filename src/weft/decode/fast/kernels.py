@@ -16,6 +16,7 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 from weft.decode.fast import kernels4
+from weft.decode.fast.kernel_parts import loaded, put_row, put_rows
 
 # Tiles of the product with one vector, as `benchmarks/gpu_decode.py --parts tune` found them on an H200: rows (of one
 # half, where it is gated), columns and bits of a matrix → rows and columns (with 4 bits, halves of groups) of a tile,
@@ -38,11 +39,6 @@ TILES: dict[tuple[int, int, int], Tile] = {
     (4096, 11008, 4): (1, 64, 2),
 }
 FEW = 256  # rows of x up to which 8-bit weights become floats on their way, not beforehand
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _loaded(at, mask, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.load(at) if WHOLE else tl.load(at, mask=mask, other=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -109,9 +105,9 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     column = tl.max_contiguous(tl.arange(0, BLOCK), 8)
     tiles = w_ptr + rows[:, None].to(tl.int64) * K + column[None, :]
     # weights never change, so the first of them can be fetched before the kernel in front has ended
-    tile = _loaded(tiles, (column < K)[None, :], BLOCK <= K)
+    tile = loaded(tiles, (column < K)[None, :], BLOCK <= K)
     if GATED:
-        upper = _loaded(tiles + N * K, (column < K)[None, :], BLOCK <= K)
+        upper = loaded(tiles + N * K, (column < K)[None, :], BLOCK <= K)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -122,10 +118,10 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     xs = tl.zeros((BLOCK,), tl.float32)
     for start in tl.static_range(0, K, BLOCK):
         here = start + column
-        x = _floats(_loaded(x_ptr + here, here < K, start + BLOCK <= K), ASM)
+        x = _floats(loaded(x_ptr + here, here < K, start + BLOCK <= K), ASM)
         if NORM:
             squares += x * x
-            x *= _floats(_loaded(gain_ptr + here, here < K, start + BLOCK <= K), ASM)
+            x *= _floats(loaded(gain_ptr + here, here < K, start + BLOCK <= K), ASM)
         if SCALED:
             xs += x
         now = tile
@@ -133,9 +129,9 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
             now_upper = upper
         if start + BLOCK < K:  # the next tile is on its way while this one is multiplied
             ahead = (here + BLOCK < K)[None, :]
-            tile = _loaded(tiles + (start + BLOCK), ahead, start + 2 * BLOCK <= K)
+            tile = loaded(tiles + (start + BLOCK), ahead, start + 2 * BLOCK <= K)
             if GATED:
-                upper = _loaded(tiles + (N * K + start + BLOCK), ahead, start + 2 * BLOCK <= K)
+                upper = loaded(tiles + (N * K + start + BLOCK), ahead, start + 2 * BLOCK <= K)
         sums += _floats(now, ASM) * x[None, :]
         if GATED:
             others += _floats(now_upper, ASM) * x[None, :]
@@ -146,19 +142,12 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     y = tl.sum(sums, axis=1)
     if SCALED:
         y *= 256 * tl.load(scale_ptr + rows).to(tl.float32)
-    if NORM:  # gain · x / RMS(x): the root is one number for the whole row, so it can come last
-        root = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
-        y *= root
+    up = y
     if GATED:
         up = tl.sum(others, axis=1)
         if SCALED:
             up *= 256 * tl.load(scale_ptr + N + rows).to(tl.float32)
-        if NORM:
-            up *= root
-        y = y / (1 + tl.exp(-y)) * up
-    if RESIDUAL:
-        y += tl.load(residual_ptr + rows).to(tl.float32)
-    tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty))
+    put_row(y, up, tl.sum(squares, axis=0) / K, residual_ptr, y_ptr, rows, eps, NORM, GATED, RESIDUAL)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -195,11 +184,7 @@ def _product_kernel(  # type: ignore[no-untyped-def]
         numbers = (_floats(w, ASM) - 128.5).to(x.dtype)  # q/256, which is exact in 16 bits
         sums = tl.dot(x, tl.trans(numbers), sums)
     y = sums * 256 * tl.load(scale_ptr + columns, mask=columns < N, other=0).to(tl.float32)[None, :]
-    at = rows[:, None].to(tl.int64) * N + columns[None, :]
-    kept = (rows < M)[:, None] & (columns < N)[None, :]
-    if RESIDUAL:
-        y += tl.load(residual_ptr + at, mask=kept, other=0).to(tl.float32)
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=kept)
+    put_rows(y, residual_ptr, y_ptr, rows, columns, M, N, RESIDUAL)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -269,13 +254,11 @@ def matvec(
     """
     (rows, K), four = (len(weight), x.shape[1]), weight.dtype == torch.uint8
     N = rows // 2 if gated else rows
-    height, block, warps = tile = tile or matvec_tile(N, K, 4 if four else 8 * weight.element_size())
-    if four:
-        assert scale is not None
-        return kernels4.matvec(x, weight, scale, gain, eps, residual, gated, out, pdl, tile=tile)
     y = torch.empty(1, N, dtype=x.dtype, device=x.device) if out is None else out
+    height, block, warps = tile or matvec_tile(N, K, 4 if four else 8 * weight.element_size())
     assert N % height == 0
-    _matvec_kernel[(N // height,)](
+    kernel = kernels4.matvec_kernel if four else _matvec_kernel
+    kernel[(N // height,)](
         x, weight, scale, gain, residual, y, eps, N, K,
         scale is not None, gain is not None, gated, residual is not None, height, block, pdl, x.is_cuda,
         num_warps=warps, **({"launch_pdl": True} if pdl else {}),

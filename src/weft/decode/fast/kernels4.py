@@ -13,9 +13,10 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 from torch.nn import functional as F
 
+from weft.decode.fast.kernel_parts import loaded, put_row, put_rows
+
 GROUP = tl.constexpr(32)
 HALF = tl.constexpr(16)
-Tile = tuple[int, int, int]  # rows, halves of groups, warps
 FEW = 64  # rows of x up to which weights become floats on their way, not beforehand
 
 
@@ -55,11 +56,6 @@ def _halves(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _loaded(at, mask, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.load(at) if WHOLE else tl.load(at, mask=mask, other=0)
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _scaled(both):  # type: ignore[no-untyped-def]
     """Scales times 16, and centres less 24 scales: what belongs to Σ (1 + u/16) x and to Σ x."""
     scale = (both << 16).to(tl.float32, bitcast=True)
@@ -75,7 +71,7 @@ def _dots(tile, lower_x, upper_x, ASM: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _matvec_kernel(  # type: ignore[no-untyped-def]
+def matvec_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     w_ptr,
     group_ptr,
@@ -84,7 +80,8 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     y_ptr,
     eps,
     N: tl.constexpr,
-    GROUPS: tl.constexpr,
+    K: tl.constexpr,
+    SCALED: tl.constexpr,  # always
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -93,7 +90,10 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     PDL: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
+    """As the kernel of `kernels.py`, for weights (N, K/2) and groups (N, K/32); a BLOCK has halves of groups."""
+    GROUPS: tl.constexpr = K // GROUP
+    written = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    rows = written[:, None].to(tl.int64)
     # half of a group's bytes a thread, and the x that belong to them, so that none of them changes hands
     piece = tl.arange(0, BLOCK)
     byte = tl.arange(0, 8)
@@ -101,11 +101,11 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     # weights never change, so the first of them can be fetched before the kernel in front has ended
     scales = group_ptr + rows * GROUPS + (piece // 2)[None, :]
     ahead = (piece < 2 * GROUPS)[None, :]
-    tile = _loaded(tiles, ahead[:, :, None], BLOCK <= 2 * GROUPS)
-    both = _loaded(scales, ahead, BLOCK <= 2 * GROUPS)
+    tile = loaded(tiles, ahead[:, :, None], BLOCK <= 2 * GROUPS)
+    both = loaded(scales, ahead, BLOCK <= 2 * GROUPS)
     if GATED:
-        tile_up = _loaded(tiles + N * GROUPS * HALF, ahead[:, :, None], BLOCK <= 2 * GROUPS)
-        both_up = _loaded(scales + N * GROUPS, ahead, BLOCK <= 2 * GROUPS)
+        tile_up = loaded(tiles + N * GROUPS * HALF, ahead[:, :, None], BLOCK <= 2 * GROUPS)
+        both_up = loaded(scales + N * GROUPS, ahead, BLOCK <= 2 * GROUPS)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -117,12 +117,12 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
         here = start + piece
         inside = here < 2 * GROUPS
         columns = (here // 2)[:, None] * GROUP + (here % 2)[:, None] * 8 + byte[None, :]
-        lower = _loaded(x_ptr + columns, inside[:, None], start + BLOCK <= 2 * GROUPS).to(tl.float32)
-        upper = _loaded(x_ptr + columns + HALF, inside[:, None], start + BLOCK <= 2 * GROUPS).to(tl.float32)
+        lower = loaded(x_ptr + columns, inside[:, None], start + BLOCK <= 2 * GROUPS).to(tl.float32)
+        upper = loaded(x_ptr + columns + HALF, inside[:, None], start + BLOCK <= 2 * GROUPS).to(tl.float32)
         if NORM:
             squares += tl.sum(lower * lower + upper * upper, axis=1)
-            lower *= _loaded(gain_ptr + columns, inside[:, None], start + BLOCK <= 2 * GROUPS).to(tl.float32)
-            upper *= _loaded(gain_ptr + columns + HALF, inside[:, None], start + BLOCK <= 2 * GROUPS).to(tl.float32)
+            lower *= loaded(gain_ptr + columns, inside[:, None], start + BLOCK <= 2 * GROUPS).to(tl.float32)
+            upper *= loaded(gain_ptr + columns + HALF, inside[:, None], start + BLOCK <= 2 * GROUPS).to(tl.float32)
         total = tl.sum(lower + upper, axis=1)[None, :]
         scale, centre = _scaled(both)
         now = tile
@@ -133,27 +133,17 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
             ahead = (here + BLOCK < 2 * GROUPS)[None, :]
             tiles += BLOCK * 8
             scales += BLOCK // 2
-            tile = _loaded(tiles, ahead[:, :, None], start + 2 * BLOCK <= 2 * GROUPS)
-            both = _loaded(scales, ahead, start + 2 * BLOCK <= 2 * GROUPS)
+            tile = loaded(tiles, ahead[:, :, None], start + 2 * BLOCK <= 2 * GROUPS)
+            both = loaded(scales, ahead, start + 2 * BLOCK <= 2 * GROUPS)
             if GATED:
-                tile_up = _loaded(tiles + N * GROUPS * HALF, ahead[:, :, None], start + 2 * BLOCK <= 2 * GROUPS)
-                both_up = _loaded(scales + N * GROUPS, ahead, start + 2 * BLOCK <= 2 * GROUPS)
+                tile_up = loaded(tiles + N * GROUPS * HALF, ahead[:, :, None], start + 2 * BLOCK <= 2 * GROUPS)
+                both_up = loaded(scales + N * GROUPS, ahead, start + 2 * BLOCK <= 2 * GROUPS)
         sums += scale * _dots(now, lower, upper, ASM) + centre * total
         if GATED:
             others += scale_up * _dots(now_up, lower, upper, ASM) + centre_up * total
     y = tl.sum(sums, axis=1)
-    if NORM:  # gain · x / RMS(x): the root is one number for the whole row, so it can come last
-        root = tl.rsqrt(tl.sum(squares, axis=0) / (GROUPS * GROUP) + eps)
-        y *= root
-    if GATED:
-        up = tl.sum(others, axis=1)
-        if NORM:
-            up *= root
-        y = y / (1 + tl.exp(-y)) * up
-    written = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    if RESIDUAL:
-        y += tl.load(residual_ptr + written).to(tl.float32)
-    tl.store(y_ptr + written, y.to(y_ptr.dtype.element_ty))
+    up = tl.sum(others, axis=1) if GATED else y
+    put_row(y, up, tl.sum(squares, axis=0) / K, residual_ptr, y_ptr, written, eps, NORM, GATED, RESIDUAL)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -195,11 +185,7 @@ def _product_kernel(  # type: ignore[no-untyped-def]
         sums = tl.dot(x, tl.trans(tl.reshape(lower, (WIDE, DEEP * HALF))), sums)
         x = tl.load(at + HALF, mask=read, other=0.0)
         sums = tl.dot(x, tl.trans(tl.reshape(upper, (WIDE, DEEP * HALF))), sums)
-    at = rows[:, None] * N + columns[None, :]
-    there = (rows < M)[:, None] & (columns < N)[None, :]
-    if RESIDUAL:
-        sums += tl.load(residual_ptr + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(y_ptr + at, sums.to(y_ptr.dtype.element_ty), mask=there)
+    put_rows(sums, residual_ptr, y_ptr, rows, columns, M, N, RESIDUAL)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -214,33 +200,6 @@ def _widen_kernel(w_ptr, group_ptr, y_ptr, count, BLOCK: tl.constexpr, ASM: tl.c
     kind = y_ptr.dtype.element_ty
     tl.store(at, (lower * scale[:, None] + centre[:, None]).to(kind), mask=there)
     tl.store(at + HALF, (upper * scale[:, None] + centre[:, None]).to(kind), mask=there)
-
-
-def matvec(
-    x: Tensor,
-    weight: Tensor,
-    groups: Tensor,
-    gain: Tensor | None = None,
-    eps: float = 0.0,
-    residual: Tensor | None = None,
-    gated: bool = False,
-    out: Tensor | None = None,
-    pdl: bool = False,
-    *,
-    tile: Tile,
-) -> Tensor:
-    """4-bit weights (N, K/2) with their groups (N, K/32) times x (1, K): as `kernels.matvec`."""
-    rows, count = groups.shape
-    N = rows // 2 if gated else rows
-    y = torch.empty(1, N, dtype=x.dtype, device=x.device) if out is None else out
-    height, block, warps = tile
-    assert N % height == 0
-    _matvec_kernel[(N // height,)](
-        x, weight, groups, gain, residual, y, eps, N, count,
-        gain is not None, gated, residual is not None, height, block, pdl, x.is_cuda,
-        num_warps=warps, **({"launch_pdl": True} if pdl else {}),
-    )  # fmt: skip
-    return y
 
 
 def product(x: Tensor, weight: Tensor, groups: Tensor, residual: Tensor | None = None) -> Tensor:
