@@ -31,7 +31,7 @@ from weft.models.config import MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.dropout import row_keys
 from weft.objectives.masked import masked_loss
-from weft.objectives.words import word_loss
+from weft.objectives.tokens import word_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.objective import NextToken
 from weft.recipe.optimizer import AdamW

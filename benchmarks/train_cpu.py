@@ -26,7 +26,7 @@ import weft
 from weft.data.batch import Batch
 from weft.models.build import build
 from weft.models.presets import gpt
-from weft.objectives.words import word_loss
+from weft.objectives.tokens import word_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.config import Precision
 from weft.recipe.objective import NextToken

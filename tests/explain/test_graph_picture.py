@@ -92,7 +92,7 @@ def test_gpt2_is_first_its_modules() -> None:
     assert ("Embedding", "embedding") in found
     assert ("Block × 12", "decoder.0 … 11") in found
     assert ("LayerNorm", "norm") in found
-    assert ("WordHead", "output") in found
+    assert ("LMHead", "output") in found
     assert len(found) < 15
 
 

@@ -27,7 +27,7 @@ from weft.nn.mask import Mask
 from weft.nn.position import Position
 from weft.nn.runs import taken, within
 from weft.objectives.masked import masked_loss
-from weft.objectives.words import word_loss
+from weft.objectives.tokens import word_loss
 from weft.parallel import apply, mesh
 from weft.parallel.context import check_context, divided, runs_of
 from weft.parallel.ranks import Ranks

@@ -23,7 +23,7 @@ from weft.nn import config, position_config
 from weft.nn.dropout import following, row_keys
 from weft.nn.init import empty_weights
 from weft.objectives.masked import masked_loss
-from weft.objectives.words import word_loss
+from weft.objectives.tokens import word_loss
 from weft.parallel import apply, mesh, stages
 from weft.parallel.pipeline import Pipeline
 from weft.parallel.ranks import Ranks

@@ -13,7 +13,7 @@ from tests.data import held as in_memory
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.objectives.next_token import NextToken
-from weft.objectives.words import word_loss
+from weft.objectives.tokens import word_loss
 from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe

@@ -20,7 +20,7 @@ from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.nn.dropout import Dropout, following, row_keys
 from weft.nn.recurrent import carrying
-from weft.objectives.words import word_loss
+from weft.objectives.tokens import word_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken

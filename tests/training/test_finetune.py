@@ -16,7 +16,7 @@ from weft.models import config as models
 from weft.models.build import build as build_model
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.config import LoRA
-from weft.objectives.words import word_loss
+from weft.objectives.tokens import word_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.objective import NextToken
 from weft.recipe.optimizer import AdamW, Muon

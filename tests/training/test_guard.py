@@ -11,7 +11,7 @@ from tests.training.small import loader, meddle_with_steps, overwrite_weights, r
 from weft.data.batch import Batch
 from weft.errors import RunError
 from weft.models.build import build
-from weft.objectives.words import word_loss
+from weft.objectives.tokens import word_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.config import GuardConfig
 from weft.recipe.objective import NextToken

@@ -13,7 +13,7 @@ from weft.errors import ConfigError
 from weft.models.build import build
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.position_config import T5Bias
-from weft.objectives.words import word_loss
+from weft.objectives.tokens import word_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.objective import NextToken
 from weft.recipe.optimizer import SGD, AdamW

@@ -23,7 +23,7 @@ from weft.objectives import table as objectives
 from weft.objectives.frame import text_frame
 from weft.objectives.next_token import NextToken
 from weft.objectives.rows import RowObjective
-from weft.objectives.words import TranslationObjective
+from weft.objectives.tokens import TranslationObjective
 from weft.progress import bar, log_to_stderr
 from weft.runs.folder import RunFolder
 from weft.training.objective import Objective

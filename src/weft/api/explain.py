@@ -47,7 +47,7 @@ from weft.models.config import EncoderDecoder, NGram, TransformerConfig
 from weft.models.transformer import Transformer
 from weft.objectives.frame import text_frame
 from weft.objectives.rows import RowObjective
-from weft.objectives.words import TranslationObjective
+from weft.objectives.tokens import TranslationObjective
 from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint

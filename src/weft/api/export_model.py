@@ -15,7 +15,7 @@ from weft.interop.gguf import gguf
 from weft.objectives import table as objectives
 from weft.objectives.pairs import Pairs
 from weft.objectives.rows import RowObjective
-from weft.objectives.words import TranslationObjective
+from weft.objectives.tokens import TranslationObjective
 from weft.progress import warn
 from weft.runs import checkpoint
 from weft.runs.card import model_card

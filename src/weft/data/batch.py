@@ -64,8 +64,8 @@ class Batch(_Tensors):
     beside the masked words': next_sentence_weight (B,) float32 is (targets that count) ÷ rows over the whole step, so
     that the sum of both, divided by the step's targets, is mean + mean however the step is cut.
     keys (B,) int32, what a row's dropout is drawn from (`nn/dropout.py`).
-    runs: tokens, targets, loss_mask and segments are those of some runs of places of every row, where processes divide
-    rows (`parallel/context.py`); positions, documents and mask are then those of whole rows.
+    ranges: tokens, targets, loss_mask and segments are those of some ranges of places of every row, where processes
+    divide rows (`parallel/context.py`); positions, documents and mask are then those of whole rows.
     lanes (B,) int64, where rows continue those of the step before: the number of each; begins (B,) bool, True where it
     continues none.
     """
@@ -83,7 +83,7 @@ class Batch(_Tensors):
     keys: Tensor | None = None
     lanes: Tensor | None = None
     begins: Tensor | None = None
-    runs: tuple[range, ...] = ()
+    ranges: tuple[range, ...] = ()
     counted: int | None = None  # what `count` found while the mask was on the host
 
     @property
@@ -98,7 +98,7 @@ class Batch(_Tensors):
         """How many tokens are read, padding left out."""
         own = self.tokens.numel()
         if self.mask is not None:
-            here = [self.mask[:, run.start : run.stop] for run in self.runs] or [self.mask]
+            here = [self.mask[:, each.start : each.stop] for each in self.ranges] or [self.mask]
             own = sum(int(real.sum()) for real in here)
         return own + (int(self.source.mask.sum()) if self.source is not None else 0)
 
@@ -110,7 +110,7 @@ class Batch(_Tensors):
         """The rows in `parts` batches for gradient accumulation; sizes differ by one row at most."""
         size = len(self.tokens)
         assert 1 <= parts <= size, f"{size} rows in {parts} parts"
-        assert not self.runs, "rows are divided after the batch"
+        assert not self.ranges, "rows are divided after the batch"
         borders = [part * size // parts for part in range(parts + 1)]
         whole = replace(self, counted=None)
         return [whole._each(lambda tensor, a=start, b=stop: tensor[a:b]) for start, stop in pairwise(borders)]

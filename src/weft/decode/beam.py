@@ -71,7 +71,7 @@ def beam_search(
         return batch.run()
     finally:
         if coverage is not None:
-            coverage.hook.remove()
+            coverage.stop()
 
 
 def search_texts(
@@ -303,17 +303,18 @@ class _Coverage:
     """How much each word of the source was looked at so far, by every beam: (rows, source time)."""
 
     def __init__(self, model: LanguageModel):
-        where = model.alignment
-        if where is None:
+        probabilities = model.alignment
+        if probabilities is None:
             raise ConfigError("coverage_penalty: this model looks at no source; leave it out")
         if model.parts > 1:
             raise ConfigError("coverage_penalty: it looks at all heads, which several processes divide here; start one")
         self.seen = torch.empty(0)
-        self.latest = torch.empty(0)  # weights of the last reading, (rows, time, source time), the mean of all heads
-        self.hook = where.register_forward_hook(self._look)
+        self.latest = torch.empty(0)  # of the last reading, (rows, time, source time), the mean of all heads
+        self.stop = probabilities.watch(self._look)
 
-    def _look(self, module: torch.nn.Module, given: object, weights: Tensor) -> None:
-        self.latest = weights.mean(dim=1) if weights.dim() == 4 else weights
+    def _look(self, probabilities: Tensor) -> Tensor:
+        self.latest = probabilities.mean(dim=1) if probabilities.dim() == 4 else probabilities
+        return probabilities
 
     def begin(self, places: list[int]) -> None:
         """Count what the first token of each row was written with."""

@@ -24,11 +24,11 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from weft.errors import ModelError, suggestion
 from weft.models.transformer import Stack
 from weft.nn.block import Block
+from weft.nn.scaled_dot_product import Probabilities
 
 Change = Callable[[Tensor], Tensor]
 
@@ -95,7 +95,7 @@ def capture(
     with ExitStack() as stack:
         for name in dict.fromkeys([*changes, *wanted]):
             through = partial(_pass, changes=changes.get(name, ()), keep=seen._calls.get(name), grads=grads)
-            stack.callback(_hook(places[name], through).remove)
+            stack.callback(_hook(places[name], through))
         yield seen
 
 
@@ -114,8 +114,6 @@ def taps(model: nn.Module) -> dict[str, Tap]:
     """All places that have a name."""
     found: dict[str, Tap] = {}
     for name, module, *turn in _named(model):
-        if name.endswith(".weights") and isinstance(module, nn.Identity):
-            name = f"{name.removesuffix('.weights')}.probabilities"
         if name:
             found[name] = Tap(module, True, *turn)
         if isinstance(module, Block):
@@ -167,8 +165,8 @@ def _pass(x: Tensor, changes: Sequence[Change], keep: list[Tensor] | None, grads
     return x
 
 
-def _hook(tap: Tap, through: Change) -> RemovableHandle:
-    """A hook that lets the first tensor of a call pass `through`, if the call is the place's turn."""
+def _hook(tap: Tap, through: Change) -> Callable[[], object]:
+    """Let the first tensor of a call pass `through`, if the call is the place's turn; what is returned ends that."""
     calls = count()
 
     def given(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -186,4 +184,8 @@ def _hook(tap: Tap, through: Change) -> RemovableHandle:
             return None
         return (x, *output[1:]) if isinstance(output, tuple) else x
 
-    return tap.module.register_forward_hook(gave) if tap.gives else tap.module.register_forward_pre_hook(given)
+    if isinstance(tap.module, Probabilities):  # they are computed only where somebody watches
+        return tap.module.watch(lambda x: through(x) if next(calls) % tap.turns == tap.turn else x)
+    if tap.gives:
+        return tap.module.register_forward_hook(gave).remove
+    return tap.module.register_forward_pre_hook(given).remove

@@ -12,7 +12,7 @@ from weft.errors import DataError
 from weft.explain.hidden import longest
 from weft.figures.shaded import WHITE, Token
 from weft.models.base import LanguageModel, device_of
-from weft.models.heads import PretrainingPair, Words
+from weft.models.heads import PretrainingPair, TokenHead
 from weft.models.transformer import Transformer
 from weft.text.tokenizer import Tokenizer
 
@@ -72,7 +72,7 @@ class Reading:
 
 def predicts_words(model: LanguageModel) -> bool:
     """Whether a model's head gives every token of the vocabulary a score."""
-    return not isinstance(model, Transformer) or isinstance(model.output, Words | PretrainingPair)
+    return not isinstance(model, Transformer) or isinstance(model.output, TokenHead | PretrainingPair)
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

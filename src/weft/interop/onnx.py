@@ -25,7 +25,7 @@ from weft.interop.bundle import ModelBundle
 from weft.models import heads
 from weft.models.build import build
 from weft.models.config import Model, TransformerConfig
-from weft.models.transformer import Transformer, encoded_source
+from weft.models.transformer import LayerInputs, Transformer, encoded_source
 from weft.nn.init import empty_weights
 from weft.nn.mask import Mask
 from weft.nn.position_config import Rotary
@@ -76,15 +76,12 @@ def _check(model: Model) -> None:
 
 
 def _plain_model(bundle: ModelBundle) -> Transformer:
-    """The model in fp32, on the reference path of attention, whose operations every runtime has."""
+    """The model in fp32."""
     assert isinstance(bundle.model, TransformerConfig)
     with empty_weights():
         model = build(bundle.model)
     assert isinstance(model, Transformer)
     model.load_state_dict({name: read().float() for name, read in bundle.weights.items()}, assign=True)
-    for module in model.modules():
-        if hasattr(module, "always_reference"):
-            setattr(module, "always_reference", True)  # noqa: B010 (a Module's attributes are tensors to the type checker)
     return model.eval().requires_grad_(False)
 
 
@@ -111,7 +108,7 @@ def _whole_sequences(model: Transformer, tokens: Tensor, mask: Tensor, segments:
 def _encode_source(model: Transformer, tokens: Tensor, mask: Tensor) -> list[Tensor]:
     """tokens, mask (batch, source time) → the keys and values in turn, (batch, kv_heads, source time, d_head), that
     every decoder layer's cross-attention has of a source."""
-    return [part for both in model.encode(Source(tokens, mask != 0)) for part in both]
+    return [part for both in model.source_cache(model.encode(Source(tokens, mask != 0))) for part in both]
 
 
 def _decode(model: Transformer, tokens: Tensor, *given: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -126,13 +123,13 @@ def _decode(model: Transformer, tokens: Tensor, *given: Tensor) -> tuple[Tensor,
     places = torch.arange(before, before + time, device=tokens.device)[None]
     keys = torch.arange(before + time, device=tokens.device)[None]
     x = model.embed(tokens, model.embedding)
-    where = stack.where(Mask(causal=True, offset=before), places, keys, x)
+    masks = stack.masks(Mask(causal=True, offset=before), places, keys, x.dtype)
     caches = [_Cache(k, v) for k, v in zip(given[:count:2], given[1:count:2], strict=True)]
     source = None
     if len(given) > count:
         mask, *memory = given[count:]
         source = encoded_source(list(zip(memory[::2], memory[1::2], strict=True)), mask != 0, time)
-    features = stack(x, places, where, caches, source)
+    features = stack(x, places, LayerInputs(masks, caches, source))
     return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
 
 
@@ -179,7 +176,7 @@ def _example(dims: Dims, sizes: Mapping[str, int], rng: torch.Generator) -> Tens
 
 def _graphs(model: Transformer) -> list[_Graph]:
     config, text, source = model.config, ("batch", "time"), ("batch", "source")
-    if model.decoder is None or not isinstance(model.output, heads.WordHead):
+    if model.decoder is None or not isinstance(model.output, heads.LMHead):
         names = ("input_ids", "attention_mask", "token_type_ids")[: 2 if model.segments is None else 3]
         outputs = {"mlm+nsp": ("logits", "next_sentence_logits"), "embedding": ("embedding",)}
         whole = _Exported(_whole_sequences, model)

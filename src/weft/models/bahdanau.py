@@ -4,7 +4,6 @@ Bahdanau, Cho and Bengio 2015, §3 and appendix A. The encoder reads the source 
 the decoder attends to the source places that matter now, and reads on from their weighted mean.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,9 +13,10 @@ from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Bahdanau as BahdanauConfig
 from weft.models.recurrent import HiddenStates
-from weft.nn.dropout import Dropout
-from weft.nn.loss import Readout
-from weft.nn.recurrent import Layers, dropout_between, parts, read, read_masked, recurrence
+from weft.nn.dropout import Dropout, RowRng, number_dropouts
+from weft.nn.loss import Across, Readout
+from weft.nn.recurrent import Between, Layers, parts, read, read_masked, recurrence
+from weft.nn.scaled_dot_product import Probabilities
 
 
 class Encoded(NamedTuple):
@@ -31,8 +31,7 @@ class Encoded(NamedTuple):
 class AdditiveAttention(nn.Module):
     """e_j = v · tanh(W_q s + W_k h_j), a = softmax(e): a small network scores how well each place matches a query.
 
-    `weights` is a tap: the probabilities (batch, target time, source time) of a whole sequence pass through it once,
-    where a forward hook can see them.
+    The `probabilities` (batch, target time, source time) of a whole sequence pass through their tap once.
     """
 
     def __init__(self, d_query: int, d_key: int, d_attention: int):
@@ -40,7 +39,7 @@ class AdditiveAttention(nn.Module):
         self.queries = nn.Linear(d_query, d_attention, bias=False)
         self.keys = nn.Linear(d_key, d_attention, bias=False)
         self.scores = nn.Linear(d_attention, 1, bias=False)
-        self.weights = nn.Identity()
+        self.probabilities = Probabilities()
 
     def forward(self, query: Tensor, source: Encoded) -> tuple[Tensor, Tensor]:
         """query s (batch, d_query) → the context Σ a_j h_j (batch, 2 d_model), and a (batch, source time).
@@ -48,8 +47,8 @@ class AdditiveAttention(nn.Module):
         A padded place has the score −∞ and so exactly no weight.
         """
         scores = self.scores(torch.tanh(self.queries(query)[:, None] + source.keys)).squeeze(-1)
-        weights = scores.masked_fill(~source.mask, float("-inf")).softmax(-1)
-        return torch.einsum("bs,bsd->bd", weights, source.annotations), weights
+        a = scores.masked_fill(~source.mask, float("-inf")).softmax(-1)
+        return torch.einsum("bs,bsd->bd", a, source.annotations), a
 
 
 class AlignedStates(HiddenStates):
@@ -75,6 +74,7 @@ class Bahdanau(LanguageModel):
     """
 
     config: BahdanauConfig
+    across: Across | None = None  # where processes divide the words among them
 
     def __init__(self, config: BahdanauConfig):
         super().__init__()
@@ -86,21 +86,25 @@ class Bahdanau(LanguageModel):
         self.source_embedding = (
             nn.Embedding(config.source_vocab_size, d_embedding) if config.source_vocab_size is not None else None
         )
-        sizes = Layers(d_embedding, D, config.layers, config.dropout)
-        self.encoder = recurrence(config.cell, sizes, bidirectional=True)
-        self.decoder = recurrence(config.cell, replace(sizes, d_input=d_embedding + 2 * D))
+        self.source_dropout = Dropout(config.dropout)
+        self.encoder = recurrence(config.cell, Layers(d_embedding, D, config.layers), bidirectional=True)
+        self.between_encoder = Between(config.layers, config.dropout)
+        self.dropout = Dropout(config.dropout)
+        self.decoder = recurrence(config.cell, Layers(d_embedding + 2 * D, D, config.layers))
+        self.between_decoder = Between(config.layers, config.dropout)
+        self.output_dropout = Dropout(config.dropout)
         self.bridge = nn.Linear(D, parts(self.decoder) * config.layers * D)
         self.attention = AdditiveAttention(D, 2 * D, config.d_attention or D)
         self.maxout = nn.Linear(D + 2 * D + d_embedding, 2 * D)
         self.output = nn.Linear(D, config.vocab_size)
-        self.dropout = Dropout(config.dropout)
+        number_dropouts(self)
 
     @property
-    def alignment(self) -> nn.Module:
-        """The attention's weights, (batch, time, source time)."""
-        return self.attention.weights
+    def alignment(self) -> Probabilities:
+        """The attention's probabilities, (batch, time, source time)."""
+        return self.attention.probabilities
 
-    def encode(self, source: Source) -> Encoded:
+    def encode(self, source: Source, rng: RowRng | None = None) -> Encoded:
         """Read source.tokens (batch, source time) both ways. Padding, on either side, changes nothing.
 
         The decoder begins with tanh(W ←h_1), from the backward state at the first word, which has seen them all.
@@ -112,24 +116,24 @@ class Bahdanau(LanguageModel):
         if empty:
             raise ModelError(f"the source of row {empty[0]} is empty; a source has at least one token")
         table = self.source_embedding if self.source_embedding is not None else self.embedding
-        inputs = self.dropout(table(tokens))
-        annotations = (
-            read(self.encoder, inputs, between=dropout_between(self.encoder))[0]
-            if source.mask is None
-            else read_masked(self.encoder, inputs, mask)
-        )
+        inputs, drop = self.source_dropout(table(tokens), rng), self.between_encoder.drop(rng)
+        if source.mask is None:
+            annotations, _ = read(self.encoder, inputs, None, drop)
+        else:
+            annotations = read_masked(self.encoder, inputs, mask, drop)
         rows = torch.arange(len(tokens), device=tokens.device)
         backward = annotations[rows, mask.int().argmax(1), self.config.d_model :]
         state = torch.tanh(self.bridge(backward)).unflatten(-1, (parts(self.decoder), -1, self.config.d_model))
         return Encoded(annotations, self.attention.keys(annotations), mask, state.permute(1, 2, 0, 3))
 
-    def features(
+    def forward_features(
         self,
         tokens: Tensor,
         *,
         source: Source | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        rng: RowRng | None = None,
     ) -> Tensor:
         """Readouts (batch, time, d_model) of target tokens (batch, time), each written with a view of the source.
 
@@ -137,16 +141,16 @@ class Bahdanau(LanguageModel):
         """
         if documents is not None:
             raise ModelError(f"{self._name()} writes one text a row from its source; packed documents have no sources")
-        encoded = self._encode_for(len(tokens), source)
-        return self._decode(tokens, encoded, encoded.state, None)
+        encoded = self._encode_for(len(tokens), source, rng)
+        return self._decode(tokens, encoded, encoded.state, None, rng)
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (batch, time, vocab_size) of features (batch, time, d_model)."""
-        return self.output(features)
+        return self.readout(features).logits()
 
     def readout(self, features: Tensor) -> Readout:
         """What the logits are a product of, for losses that never hold all of them."""
-        return Readout(features, self.output.weight, self.output.bias)
+        return Readout.of(features, self.output.weight, self.output.bias, self.across)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> AlignedStates:
         """Encode the source, once. `batch` sequences of up to `max_len` tokens can then be written from it."""
@@ -160,29 +164,30 @@ class Bahdanau(LanguageModel):
         state.advance(tokens.shape[1], lengths)
         return features
 
-    def _encode_for(self, batch: int, source: Source | None) -> Encoded:
+    def _encode_for(self, batch: int, source: Source | None, rng: RowRng | None = None) -> Encoded:
         if source is None:
             raise ModelError(f"{self._name()} needs a source; it cannot read a target alone")
         if len(source.tokens) != batch:
             raise ModelError(f"{len(source.tokens)} sources for {batch} targets; each target has one source")
-        return self.encode(source)
+        return self.encode(source, rng)
 
-    def _decode(self, tokens: Tensor, source: Encoded, state: Tensor, kept: HiddenStates | None) -> Tensor:
+    def _decode(
+        self, tokens: Tensor, source: Encoded, state: Tensor, kept: HiddenStates | None, rng: RowRng | None = None
+    ) -> Tensor:
         """Readouts (batch, time, d_model) of tokens (batch, time) read on from `state`; `kept` keeps each new state."""
         check_tokens(tokens, self.config.vocab_size)
-        inputs = self.dropout(self.embedding(tokens))
-        states, contexts, weights = [], [], []
-        between = dropout_between(self.decoder)
+        inputs = self.dropout(self.embedding(tokens), rng)
+        states, contexts, probabilities = [], [], []
         for t in range(tokens.shape[1]):
             context, a = self.attention(state[0, -1], source)
             seen = torch.cat([inputs[:, t], context], dim=-1)[:, None]
-            s, state = read(self.decoder, seen, state, None if between is None else replace(between, begin=t))
+            s, state = read(self.decoder, seen, state, self.between_decoder.drop(rng, begin=t))
             if kept is not None:
                 kept.keep(state, t + 1)
             states.append(s.squeeze(1))
             contexts.append(context)
-            weights.append(a)
+            probabilities.append(a)
         # The next query needs this step's context, so the alignment is complete only now.
-        self.attention.weights(torch.stack(weights, dim=1))
+        self.attention.probabilities(torch.stack(probabilities, dim=1))
         seen = torch.cat([torch.stack(states, dim=1), torch.stack(contexts, dim=1), inputs], dim=-1)
-        return self.dropout(self.maxout(seen).unflatten(-1, (-1, 2)).amax(-1))
+        return self.output_dropout(self.maxout(seen).unflatten(-1, (-1, 2)).amax(-1), rng)

@@ -14,9 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import Config
+from weft.data.batch import Batch
 from weft.errors import ModelError
+from weft.nn.dropout import RowRng
+from weft.nn.loss import Readout
+from weft.nn.recurrent import Carried
+from weft.nn.scaled_dot_product import Probabilities
 
 T = TypeVar("T")
+Pass = Callable[..., Tensor]
 
 
 class Source(Protocol):
@@ -29,6 +35,17 @@ class Source(Protocol):
     @property
     def mask(self) -> Tensor | None:
         """(batch, source time), True where a token is real."""
+
+
+class Peers(Protocol):
+    """The processes that hold a model together."""
+
+    @property
+    def ranks(self) -> int:
+        """How many they are."""
+
+    def share(self, make: Callable[[], T]) -> T:
+        """What the first of them makes, on all of them."""
 
 
 class State:
@@ -82,15 +99,53 @@ class LanguageModel(nn.Module):
     """A model that gives each token of a sequence a distribution over the next one."""
 
     config: Config
+    peers: Peers | None = None  # the processes that hold the model together, where several do
 
-    # features(tokens, …): whole sequences (batch, time) read at once → (batch, time, …) for `head`. What else may be
-    # given (a source, document ids, a mask) is each model's own.
-    features: Callable[..., Tensor]
-    parts = 1  # processes that hold the model together: with more than one, this process has a part of each matrix
+    def __init__(self) -> None:
+        super().__init__()
+        self._wrapped: list[Pass] = []
+
+    # ---- whole sequences
+
+    # forward_features(tokens, …): whole sequences (batch, time) read at once → (batch, time, …) for `head`. What else
+    # may be given (a source, document ids, a mask) is each model's own.
+    forward_features: Pass
+
+    def features(self, tokens: Tensor, **given: Any) -> Tensor:
+        """`forward_features`, through whatever it is wrapped in."""
+        return (self._wrapped[-1] if self._wrapped else self.forward_features)(tokens, **given)
+
+    def read(self, batch: Batch, carried: Carried | None = None) -> Tensor:
+        """The features of a batch's tokens; a recurrent model reads on from what is `carried`."""
+        return self.features(batch.tokens, **inputs(batch, carried))
+
+    def wrap(self, around: Callable[[Pass], Pass]) -> None:
+        """Have whole sequences go through `around(pass)` from now on, in the place of the pass.
+
+        This is the one way to change how a model's pass is computed: compiled, padded, or in stages over processes.
+        What is wrapped last is entered first.
+        """
+        self._wrapped.append(around(self._wrapped[-1] if self._wrapped else self.forward_features))
+
+    @contextmanager
+    def wrapped(self, around: Callable[[Pass], Pass]) -> Iterator[None]:
+        """The same for a while."""
+        self.wrap(around)
+        try:
+            yield
+        finally:
+            self._wrapped.pop()
+
+    # ---- processes
+
+    @property
+    def parts(self) -> int:
+        """Processes that hold the model together: with more than one, this process has a part of each matrix."""
+        return 1 if self.peers is None else self.peers.ranks
 
     def agree(self, chosen: T) -> T:
         """What the first of the processes that hold the model has chosen: all go on with that. Alone, `chosen`."""
-        return chosen
+        return chosen if self.peers is None else self.peers.share(lambda: chosen)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, also those of a model that was built empty and then given memory (`to_empty`)."""
@@ -99,8 +154,8 @@ class LanguageModel(nn.Module):
                 part.reset_parameters()  # type: ignore[operator]
 
     @property
-    def alignment(self) -> nn.Module | None:
-        """What the weights over the source pass through, (batch, [heads,] time, source time): a place for a hook."""
+    def alignment(self) -> Probabilities | None:
+        """What the probabilities over the source pass through, (batch, [heads,] time, source time)."""
         return None
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> State:
@@ -119,6 +174,10 @@ class LanguageModel(nn.Module):
         """Logits (batch, time, vocab_size) of the token after each place."""
         raise AssertionError("every model has a head")
 
+    def readout(self, features: Tensor) -> Readout | None:
+        """What the logits are a product of, for losses that never hold all of them; None where they are no product."""
+        return None
+
     def step(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
         """Logits (batch, time, vocab_size) after each of tokens (batch, time), which `state` then holds."""
         return self.head(self.advance(tokens, state, lengths))
@@ -129,6 +188,18 @@ class LanguageModel(nn.Module):
 
     def _name(self) -> str:
         return f"a model of kind '{getattr(self.config, 'kind', type(self).__name__)}'"
+
+
+def inputs(batch: Batch, carried: Carried | None = None) -> dict[str, Any]:
+    """What a pass is given of a batch besides its tokens."""
+    given = {key: getattr(batch, key) for key in ("positions", "documents", "mask", "segments", "source")}
+    given |= {"ranges": batch.ranges or None, "carried": carried, "rng": row_rng(batch)}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def row_rng(batch: Batch) -> RowRng | None:
+    """What the dropouts of a batch's pass draw from; None for torch's own generators."""
+    return None if batch.keys is None else RowRng(batch.keys, batch.ranges)
 
 
 def device_of(model: nn.Module) -> torch.device:

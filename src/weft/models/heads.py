@@ -1,4 +1,4 @@
-"""What is predicted from a Transformer's features: a word, a class, a tag, a vector."""
+"""What is predicted from a Transformer's features: a token, a class, a tag, a vector."""
 
 from typing import NamedTuple, assert_never
 
@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from weft.models import config
 from weft.nn import norm
 from weft.nn.config import Activation
-from weft.nn.dropout import Dropout
+from weft.nn.dropout import Dropout, RowRng
 from weft.nn.feedforward import activations
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
-from weft.nn.loss import Readout
+from weft.nn.loss import Across, Readout
 
 
 class Pretraining(NamedTuple):
@@ -23,8 +23,10 @@ class Pretraining(NamedTuple):
     next_sentence: Tensor  # (batch, 2)
 
 
-class Words(nn.Module):
-    """Features to a word: `prepare`, then a product with a (vocab_size, width) table, the embeddings' if tied."""
+class TokenHead(nn.Module):
+    """Features to a token: `prepare`, then a product with a (vocab_size, width) table, the embeddings' if tied."""
+
+    across: Across | None = None  # where processes divide the vocabulary among them
 
     def __init__(self, model: config.TransformerConfig, tied: bool, bias: bool):
         super().__init__()
@@ -43,19 +45,18 @@ class Words(nn.Module):
         """(batch, time, d_model) → (batch, time, width), ready for the product with the table."""
         return features
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, vocab_size)."""
         return self.readout(features, table).logits()
 
     def readout(self, features: Tensor, table: Tensor) -> Readout:
         """What the logits are a product of."""
-        return Readout(
-            self.prepare(features), table if self.weight is None else self.weight, self.bias, softcap=self.softcap
-        )
+        table = table if self.weight is None else self.weight
+        return Readout.of(self.prepare(features), table, self.bias, self.across, self.softcap)
 
 
-class WordHead(Words):
-    """The next word: the features as they are, or scaled; of embeddings with a width of their own, made as wide."""
+class LMHead(TokenHead):
+    """The next token: the features as they are, or scaled; of embeddings with a width of their own, made as wide."""
 
     def __init__(self, settings: config.LMHead, model: config.TransformerConfig):
         super().__init__(model, settings.tied, settings.bias)
@@ -68,7 +69,7 @@ class WordHead(Words):
         return features if self.scale is None else features * self.scale
 
 
-class MaskedWordHead(Words):
+class MaskedLMHead(TokenHead):
     """BERT's: dense, activation and norm before the table, and a bias after it (Devlin et al. 2019)."""
 
     def __init__(self, settings: config.MaskedLMHead | config.PretrainingHead, model: config.TransformerConfig):
@@ -137,25 +138,27 @@ class Classifier(nn.Module):
         self.dropout = Dropout(settings.dropout)
         self.out = Linear(model.d_model, settings.labels, bias=settings.bias)
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, labels)."""
         pooled = pool(features, mask, self.pooling)
         for part in (self.pooler, self.transform):
             pooled = pooled if part is None else part(pooled)
-        return self.out(self.dropout(pooled))
+        return self.out(self.dropout(pooled, rng))
 
 
 class PretrainingPair(nn.Module):
-    """Masked words and next sentence together."""
+    """Masked tokens and next sentence together."""
 
     def __init__(self, settings: config.PretrainingHead, model: config.TransformerConfig):
         super().__init__()
-        self.words = MaskedWordHead(settings, model)
+        self.words = MaskedLMHead(settings, model)
         self.next_sentence = Classifier(NEXT_SENTENCE, model)
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Pretraining:
+    def forward(
+        self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None
+    ) -> Pretraining:
         """(batch, time, d_model) → both logits."""
-        return Pretraining(self.words(features, table), self.next_sentence(features, table))
+        return Pretraining(self.words(features, table), self.next_sentence(features, table, rng=rng))
 
 
 class Tagger(nn.Module):
@@ -167,9 +170,9 @@ class Tagger(nn.Module):
         self.dropout = Dropout(settings.dropout)
         self.out = Linear(model.d_model, labels)
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, labels)."""
-        return self.out(self.dropout(features if self.transform is None else self.transform(features)))
+        return self.out(self.dropout(features if self.transform is None else self.transform(features), rng))
 
 
 class Detector(nn.Module):
@@ -181,7 +184,7 @@ class Detector(nn.Module):
         self.activation = activations[settings.activation]
         self.out = Linear(d_model, 1)
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time)."""
         return self.out(self.activation(self.dense(features))).squeeze(-1)
 
@@ -193,7 +196,7 @@ class Embedder(nn.Module):
         super().__init__()
         self.settings = settings
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → (batch, d_model)."""
         pooled = pool(features, mask, self.settings.pooling)
         return F.normalize(pooled, dim=-1) if self.settings.normalise else pooled
@@ -203,9 +206,9 @@ def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
     """The module of a head's config."""
     match head:
         case config.LMHead():
-            return WordHead(head, model)
+            return LMHead(head, model)
         case config.MaskedLMHead():
-            return MaskedWordHead(head, model)
+            return MaskedLMHead(head, model)
         case config.PretrainingHead():
             return PretrainingPair(head, model)
         case config.NextSentenceHead():

@@ -126,7 +126,9 @@ class NGram(LanguageModel):
 
     # ---- the contract of a language model
 
-    def features(self, tokens: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+    def forward_features(
+        self, tokens: Tensor, *, documents: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
         """The context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest first.
 
         With documents (batch, time), their numbers, a context holds words of its own document only. `positions` are

@@ -5,7 +5,7 @@
 (Elman 1990; Mikolov et al. 2010), or LSTM or GRU cells in the place of σ(…).
 """
 
-from functools import cache
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Recurrent as RecurrentConfig
-from weft.nn.dropout import Dropout
-from weft.nn.loss import Readout
-from weft.nn.recurrent import Between, Layers, dropout_between, parts, read, read_documents, read_on, recurrence
+from weft.nn.dropout import Dropout, RowRng, number_dropouts
+from weft.nn.loss import Across, Readout
+from weft.nn.recurrent import Between, Carried, Layers, parts, read, read_documents, recurrence
 
 
 class HiddenStates(State):
@@ -44,23 +44,34 @@ class HiddenStates(State):
         self.states = self.states[index]
 
 
+class Other(TypedDict, total=False):
+    """What other models read: positions are ignored, for this one reads in order, and a source is refused."""
+
+    positions: Tensor | None
+    source: Source | None
+
+
 class Recurrent(LanguageModel):
     """An Elman, LSTM or GRU language model. Dropout falls on the non-recurrent edges (Zaremba et al. 2014)."""
 
     config: RecurrentConfig
+    across: Across | None = None  # where processes divide the words among them
 
     def __init__(self, config: RecurrentConfig):
         super().__init__()
         self.config = config
         d_embedding = config.d_embedding or config.d_model
         self.embedding = nn.Embedding(config.vocab_size, d_embedding)
-        sizes = Layers(d_embedding, config.d_model, config.layers, config.dropout)
-        self.recurrence = recurrence(config.cell, sizes, config.activation)
         self.dropout = Dropout(config.dropout, config.variational)
+        sizes = Layers(d_embedding, config.d_model, config.layers)
+        self.recurrence = recurrence(config.cell, sizes, config.activation)
+        self.between = Between(config.layers, config.dropout, config.variational)
+        self.output_dropout = Dropout(config.dropout, config.variational)
         # W_yh and b_y. Tied, W_yh is the embedding table and is stored once.
         self.output = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self._reset_output()
+        number_dropouts(self)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, in PyTorch's ranges."""
@@ -76,29 +87,31 @@ class Recurrent(LanguageModel):
         else:
             nn.init.uniform_(self.output, -narrow, narrow)
 
-    def features(
+    def forward_features(
         self,
         tokens: Tensor,
         *,
         documents: Tensor | None = None,
-        positions: Tensor | None = None,
-        source: Source | None = None,
+        carried: Carried | None = None,
+        rng: RowRng | None = None,
+        **other: Unpack[Other],
     ) -> Tensor:
         """Hidden states (batch, time, d_model) of tokens (batch, time).
 
-        Each row is read from zeros, or on from another state (`nn.recurrent.carrying`); with documents (batch, time),
-        their numbers, each of them from zeros. `positions` are accepted and ignored: the model reads in order.
+        Each row is read from zeros, or on from the `carried` state, which then is the one after the last token; with
+        documents (batch, time), their numbers, each of them from zeros.
         """
-        self._refuse(source)
+        self._refuse(other.get("source"))
         check_tokens(tokens, self.config.vocab_size)
-        inputs = self.dropout(self.embedding(tokens))
-        between = dropout_between(self.recurrence, self.config.variational)
-        hidden = (
-            _read_on(self.recurrence, inputs, between)
-            if documents is None
-            else read_documents(self.recurrence, inputs, documents, between)
-        )
-        return self.dropout(hidden)
+        inputs = self.dropout(self.embedding(tokens), rng)
+        if documents is not None:
+            hidden = read_documents(self.recurrence, inputs, documents, self.between.drop(rng))
+        else:
+            state = None if carried is None else carried.state
+            hidden, last = read(self.recurrence, inputs, state, self.between.drop(rng))
+            if carried is not None:
+                carried.state = last.detach()
+        return self.output_dropout(hidden, rng)
 
     def head(self, features: Tensor) -> Tensor:
         """Logits W_yh h_t + b_y (batch, time, vocab_size) of features (batch, time, d_model)."""
@@ -106,7 +119,8 @@ class Recurrent(LanguageModel):
 
     def readout(self, features: Tensor) -> Readout:
         """What the logits are a product of, for losses that never hold all of them."""
-        return Readout(features, self.embedding.weight if self.output is None else self.output, self.output_bias)
+        table = self.embedding.weight if self.output is None else self.output
+        return Readout.of(features, table, self.output_bias, self.across)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> HiddenStates:
         """An empty state for `batch` sequences of up to `max_len` tokens."""
@@ -127,19 +141,8 @@ class Recurrent(LanguageModel):
             state.keep(now, t + 1)
             hidden.append(h)
         state.advance(T, lengths)
-        return self.dropout(torch.cat(hidden, dim=1))
+        return self.output_dropout(torch.cat(hidden, dim=1))
 
     def _refuse(self, source: Source | None) -> None:
         if source is not None:
             raise ModelError(f"{self._name()} continues a text and cannot read a source; 'bahdanau' can")
-
-
-def _read_on(stack: nn.RNNBase, inputs: Tensor, between: Between | None) -> Tensor:
-    return read_on(stack, inputs, between)
-
-
-@cache
-def keep_states_out_of_graphs() -> None:
-    """Have torch.compile leave the states alone that are carried from row to row: each step has others."""
-    global _read_on
-    _read_on = torch.compiler.disable(_read_on)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -14,35 +13,49 @@ from weft.models import heads
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TransformerConfig
 from weft.nn import norm, position
-from weft.nn.attention import AttentionMask
+from weft.nn.attention_mask import AttentionMask, map_blocks
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache, Past
-from weft.nn.dropout import Dropout, calls_from, next_call
+from weft.nn.dropout import Dropout, RowRng, number_dropouts
 from weft.nn.init import Initialiser, reset
 from weft.nn.linear import Embedding, Linear
 from weft.nn.loss import Readout
 from weft.nn.mask import Mask
 from weft.nn.position import Position
-from weft.nn.runs import Runs, taken
+from weft.nn.ranges import Ranges, taken
+from weft.nn.scaled_dot_product import Probabilities
 
-BLOCK_CALLS = 32  # numbers of dropouts set aside for a block: more than it and its adapters have
 SourceCache = list[tuple[Tensor, Tensor]]  # keys and values of the source, layer by layer
 
 
-class Limits(TypedDict, total=False):
-    """What limits the attention of whole sequences, besides the model's own mask."""
+class Given(TypedDict, total=False):
+    """What else a pass over whole sequences may be given."""
 
     documents: Tensor | None  # (batch, time) ids that keep packed documents apart
     mask: Tensor | None  # (batch, time) True where a token is real
     prefix: Tensor | None  # (batch,) so many tokens are read in both directions by a decoder
-    runs: Runs  # the places of whole rows that are read here, where processes divide them
+    ranges: Ranges  # the places of whole rows that are read here, where processes divide them
+    rng: RowRng | None  # what dropout draws from
+    hidden: Tensor | None  # (batch, time, d_model), of the layers before these, which are elsewhere
+    encoded: Tensor | None  # (batch, source time, d_model), what the encoder has made of the source
+    map_blocks: Callable[..., Any]  # makes FlexAttention's map of a mask; for a compiler, outside of its graphs
 
 
 class EncodedSource(NamedTuple):
     """What a decoder reads of its source."""
 
     cache: SourceCache
-    where: AttentionMask
+    mask: AttentionMask
+
+
+class LayerInputs(NamedTuple):
+    """What the layers of a stack read besides hidden states: a mask for each kind of layer, keys and values of other
+    tokens for each layer, the source, and what dropout draws from."""
+
+    masks: Sequence[AttentionMask]
+    cache: Sequence[Past | None] | None = None
+    source: EncodedSource | None = None
+    rng: RowRng | None = None
 
 
 class Stack(nn.Module):
@@ -75,41 +88,44 @@ class Stack(nn.Module):
         """The block of each layer, from the lowest up; layers in a row may share one."""
         return [block for block in self.blocks for _ in range(self.sharing)]
 
-    def where(self, mask: Mask, queries: Tensor, keys: Tensor, x: Tensor) -> list[AttentionMask]:
-        """The mask of tokens x (batch, time, d_model) in every kind of layer, with its window, and what positions do
-        there; queries (batch or 1, time) and keys (batch or 1, source time) are those of the tokens and of all keys."""
+    def masks(self, mask: Mask, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> list[AttentionMask]:
+        """A mask for every kind of layer, with its window, and what positions do there.
+
+        queries (batch or 1, time) and keys (batch or 1, source time) are those of the tokens and of all keys; angles
+        are of type `dtype`.
+        """
         made = []
         for number, window in enumerate(self.windows):
             key = str(number)
             used = self.positions[key] if key in self.positions else self.position  # noqa: SIM401 — no dict
             assert isinstance(used, Position)
-            angles = used.angles(queries, keys.shape[1], x.dtype)
+            angles = used.angles(queries, keys.shape[1], dtype)
             made.append(AttentionMask(replace(mask, window=window), used, queries, keys, angles))
         return made
 
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        where: Sequence[AttentionMask],
-        cache: Sequence[Past | None] | None = None,
-        source: EncodedSource | None = None,
-    ) -> Tensor:
-        """x (batch, time, width) → (batch, time, d_model); `where` has a mask for each kind of layer, and layers also
-        read `cache` and `source`."""
+    def begin(self, x: Tensor, positions: Tensor, rng: RowRng | None) -> Tensor:
+        """Embedded tokens x (batch, time, width) → what the first layer reads, (batch, time, d_model)."""
         x = x if self.projection is None or self.narrow else self.projection(x)
         x = self.position.embed(x, positions)
-        x = self.dropout(_narrowed(x if self.embedding_norm is None else self.embedding_norm(x)))
-        x = self.projection(x) if self.projection is not None and self.narrow else x
+        x = self.dropout(_narrowed(x if self.embedding_norm is None else self.embedding_norm(x)), rng)
+        return self.projection(x) if self.projection is not None and self.narrow else x
+
+    def forward(self, x: Tensor, positions: Tensor | None, given: LayerInputs) -> Tensor:
+        """x (batch, time, width) at `positions` → (batch, time, d_model); without positions, x are hidden states."""
+        masks, cache, source, rng = given
+        x = _narrowed(x) if positions is None else self.begin(x, positions, rng)
         again = self.recompute and torch.is_grad_enabled()
         if again:
-            for mask in (*where, *([] if source is None else [source.where])):
+            for mask in (*masks, *([] if source is None else [source.mask])):
                 mask.prepare()
         for layer, block in enumerate(self.layers):
-            over = None if source is None else (source.cache[layer], source.where)
-            given = where[block.kind], cache[layer] if cache else None, over  # type: ignore[call-overload]
-            run = _numbered(block) if self.training else block
-            x = checkpoint(run, x, *given, use_reentrant=False) if again else run(x, *given)
+            inputs: dict[str, Any] = {
+                "mask": masks[block.kind],  # type: ignore[call-overload]
+                "past": cache[layer] if cache else None,
+                "source": None if source is None else (source.cache[layer], source.mask),
+                "rng": None if rng is None else rng.repeated(layer % self.sharing),
+            }
+            x = checkpoint(block, x, use_reentrant=False, **inputs) if again else block(x, **inputs)
         return x if self.norm is None else self.norm(x)
 
 
@@ -178,80 +194,99 @@ class Transformer(LanguageModel):
             self.decoder = Stack(settings, settings.layers, causal=True, cross=False)
         self.output = heads.build(settings, settings.head)
         self.reset_parameters()
+        self.number_dropouts()
 
     def reset_parameters(self) -> None:
         """Draw all weights anew."""
         # A table of the head's own is drawn before the rest: so a seed gives the weights that it always gave.
         init = Initialiser(self.config.init, self.config.d_model, self.config.layers)
-        reset(self, init, first=(heads.Words,))
+        reset(self, init, first=(heads.TokenHead,))
+
+    def number_dropouts(self) -> None:
+        """Give every dropout a number of its own, and blocks that several layers share one for each layer."""
+        number_dropouts(self, lambda part: self.config.sharing if isinstance(part, Block) else 0)
 
     # ---- whole sequences
 
-    def features(
+    def forward_features(
         self,
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
         source: Source | None = None,
-        **limits: Unpack[Limits],
+        **given: Unpack[Given],
     ) -> Tensor:
         """tokens (batch, time) → (batch, time, d_model).
 
         positions (batch, time) where they are not 0 … time − 1; segments (batch, time) for an encoder; source for an
-        encoder–decoder; `limits` on what a token sees.
+        encoder–decoder.
 
-        With `runs`, tokens and segments are those of the runs alone, and what else is given is that of whole rows: the
-        queries of the runs are compared with all of a row's keys.
+        With `ranges`, tokens and segments are those of the ranges alone, and what else is given is that of whole rows:
+        the queries of the ranges are compared with all of a row's keys.
         """
-        encoded = None
-        stack = self.decoder or self.encoder
+        stack, rng, hidden = self.decoder or self.encoder, given.get("rng"), given.get("hidden")
         assert stack is not None
+        maps = given.get("map_blocks", map_blocks)
+        read = None
         if self.decoder is not None and self.encoder is not None:
-            given = self._given(source)
-            encoded = encoded_source(self.encode(given), given.mask, tokens.shape[1])
-        documents, runs = limits.get("documents"), limits.get("runs", ())
+            source = self._given(source)
+            encoded = given.get("encoded")
+            encoded = self.encode(source, rng=rng, map_blocks=maps) if encoded is None else encoded
+            read = encoded_source(self.source_cache(encoded, rng), source.mask, tokens.shape[1])
+        documents, ranges = given.get("documents"), given.get("ranges", ())
         seen = Mask(
             causal=stack.causal,
-            prefix=limits.get("prefix"),
-            real=limits.get("mask"),
-            documents=None if documents is None else (taken(documents, runs), documents),
-            runs=runs,
+            prefix=given.get("prefix"),
+            real=given.get("mask"),
+            documents=None if documents is None else (taken(documents, ranges), documents),
+            ranges=ranges,
         )
-        x = self.embed(tokens, self.embedding, segments)
+        x = self.embed(tokens, self.embedding, segments) if hidden is None else hidden
         keys = _places(tokens) if positions is None else positions
-        queries = taken(keys, runs)
-        others = [stack.context] * len(stack.layers) if runs else None
-        return stack(x, queries, _mapped(stack.where(seen, queries, keys, x)), others, encoded)
+        queries = taken(keys, ranges)
+        masks = [mask.mapped(maps) for mask in stack.masks(seen, queries, keys, x.dtype)]
+        others = [stack.context] * len(stack.layers) if ranges else None
+        return stack(x, queries if hidden is None else None, LayerInputs(masks, others, read, rng))
 
-    def head(self, features: Tensor, mask: Tensor | None = None) -> Any:
+    def head(self, features: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Any:
         """The head's output for features (batch, time, d_model): logits, or a class, tag or vector."""
-        return self.output(features, self.embedding.weight, mask)
+        return self.output(features, self.embedding.weight, mask, rng)
 
     def forward(self, tokens: Tensor, **given: Any) -> Any:
-        """The head's output for whole sequences (batch, time); arguments as in `features`."""
-        return self.head(self.features(tokens, **given), given.get("mask"))
+        """The head's output for whole sequences (batch, time); arguments as in `forward_features`."""
+        return self.head(self.features(tokens, **given), given.get("mask"), given.get("rng"))
 
     def readout(self, features: Tensor) -> Readout:
         """What the logits are a product of, for losses that never hold all of them."""
-        words = self.output.words if isinstance(self.output, heads.PretrainingPair) else self.output
-        if not isinstance(words, heads.Words):
-            raise ModelError(f"a head of kind '{self.config.head.kind}' predicts no words")
-        return words.readout(features, self.embedding.weight)
+        head = self.token_head
+        if head is None:
+            raise ModelError(f"a head of kind '{self.config.head.kind}' predicts no tokens")
+        return head.readout(features, self.embedding.weight)
 
     @property
-    def alignment(self) -> nn.Module | None:
-        """The weights of the last block's attention to the source, (batch, heads, time, source time)."""
+    def token_head(self) -> heads.TokenHead | None:
+        """The head that predicts tokens, if there is one."""
+        head = self.output.words if isinstance(self.output, heads.PretrainingPair) else self.output
+        return head if isinstance(head, heads.TokenHead) else None
+
+    @property
+    def alignment(self) -> Probabilities | None:
+        """The probabilities of the last block's attention to the source, (batch, heads, time, source time)."""
         last = self.decoder.blocks[-1] if self.decoder is not None and self.encoder is not None else None
-        return None if last is None else last.cross.weights  # type: ignore[union-attr,return-value]
+        return None if last is None else last.cross.probabilities  # type: ignore[union-attr,return-value]
 
     # ---- step by step
 
     @torch.no_grad()
     def start(self, batch: int, max_len: int, source: Source | None = None) -> TransformerState:
         """An empty cache for `batch` sequences of up to `max_len` tokens; the source is read here, once."""
-        if self.decoder is None or not isinstance(self.output, heads.WordHead):
+        if self.decoder is None or not isinstance(self.output, heads.LMHead):
             raise ModelError(f"{self._name()} with a head of kind '{self.config.head.kind}' cannot generate")
+        if len(self.decoder.layers) < self.config.layers:
+            raise ModelError(
+                "a model whose layers are divided into stages can't generate; load its checkpoint on one process"
+            )
         longest = self.config.longest
         if longest is not None and max_len > longest:
             raise ModelError(
@@ -264,7 +299,7 @@ class Transformer(LanguageModel):
         if self.encoder is None:
             return TransformerState(cache, batch, max_len, None, None)
         source = self._given(source)
-        return TransformerState(cache, batch, max_len, self.encode(source), source.mask)
+        return TransformerState(cache, batch, max_len, self.source_cache(self.encode(source)), source.mask)
 
     @torch.no_grad()
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
@@ -280,13 +315,13 @@ class Transformer(LanguageModel):
         mask = Mask(causal=True, places=places)
         if state.even:  # one query comes after the whole cache
             mask = Mask(causal=time > 1, offset=state.longest)
-        where = stack.where(mask, places, keys, x)
+        masks = stack.masks(mask, places, keys, x.dtype)
         written = None if state.even else places
         cache = [state.cache.layer(number, written, state.longest) for number in range(len(stack.blocks))]
         source = None
         if state.source_cache is not None:
             source = encoded_source(state.source_cache, state.source_mask, time * state.sharing)
-        features = stack(x, places, where, cache, source)
+        features = stack(x, places, LayerInputs(masks, cache, source))
         state.advance(time, lengths)
         return features
 
@@ -307,25 +342,26 @@ class Transformer(LanguageModel):
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         return x
 
-    def encode(self, source: Source) -> SourceCache:
-        """Every decoder layer's keys and values of the source."""
-        assert self.encoder is not None and self.decoder is not None
-        x = self.embed(source.tokens, self.source_embedding or self.embedding, None)
-        positions = _places(source.tokens)
-        where = self.encoder.where(Mask(causal=False, real=source.mask), positions, positions, x)
-        encoded = self.encoder(x, positions, _mapped(where))
-        return [block.cross.keys_values(encoded) for block in self.decoder.blocks]  # type: ignore[operator,union-attr]
+    def encode(
+        self,
+        source: Source,
+        *,
+        rng: RowRng | None = None,
+        hidden: Tensor | None = None,
+        map_blocks: Callable[..., Any] = map_blocks,
+    ) -> Tensor:
+        """What the encoder makes of the source, (batch, source time, d_model); `hidden` as in `Given`."""
+        assert self.encoder is not None
+        x = self.embed(source.tokens, self.source_embedding or self.embedding) if hidden is None else hidden
+        places = _places(source.tokens)
+        masks = self.encoder.masks(Mask(causal=False, real=source.mask), places, places, x.dtype)
+        inputs = LayerInputs([mask.mapped(map_blocks) for mask in masks], rng=rng)
+        return self.encoder(x, places if hidden is None else None, inputs)
 
-
-def _numbered(block: nn.Module) -> Callable[..., Tensor]:
-    """A block whose dropouts have numbers of their own, the same ones when it runs again in the backward pass."""
-    first = next_call(BLOCK_CALLS)
-
-    def run(*given: Any) -> Tensor:
-        with calls_from(first):
-            return block(*given)
-
-    return run
+    def source_cache(self, encoded: Tensor, rng: RowRng | None = None) -> SourceCache:
+        """Every decoder layer's keys and values of an encoded source (batch, source time, d_model)."""
+        assert self.decoder is not None
+        return [block.cross.keys_values(encoded, rng) for block in self.decoder.blocks]  # type: ignore[operator,union-attr]
 
 
 def _narrowed(x: Tensor) -> Tensor:
@@ -341,30 +377,6 @@ def _narrowed(x: Tensor) -> Tensor:
 def _places(tokens: Tensor) -> Tensor:
     """0 … time − 1, (1, time)."""
     return torch.arange(tokens.shape[1], device=tokens.device)[None]
-
-
-def _mapped(where: list[AttentionMask]) -> list[AttentionMask]:
-    """The masks of whole sequences, with FlexAttention's map of blocks where it is needed."""
-    return [
-        _with_blocks(each.mask, each.position, each.queries, each.keys, each.angles) if each.flexes else each
-        for each in where
-    ]
-
-
-def _with_blocks(
-    mask: Mask, position: Position, queries: Tensor, keys: Tensor, angles: tuple[Tensor, Tensor] | None
-) -> AttentionMask:
-    """One of them."""
-    where = AttentionMask(mask, position, queries, keys, angles)
-    where.blocks()
-    return where
-
-
-@cache
-def keep_blocks_out_of_graphs() -> None:
-    """Have torch.compile leave FlexAttention's map alone: made in a graph, it reads out of bounds (torch 2.11)."""
-    global _with_blocks
-    _with_blocks = torch.compiler.disable(_with_blocks)
 
 
 def encoded_source(cache: SourceCache, mask: Tensor | None, time: int) -> EncodedSource:

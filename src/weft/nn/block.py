@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from weft.nn import feedforward, norm
-from weft.nn.attention import AttentionMask, CrossAttention, SelfAttention
+from weft.nn import feedforward, norm, relative_attention
+from weft.nn.attention import CrossAttention
+from weft.nn.attention_mask import AttentionMask
 from weft.nn.cache import Past
 from weft.nn.config import Block as BlockConfig
-from weft.nn.dropout import Dropout
+from weft.nn.dropout import Dropout, RowRng
 
 
 class Sublayer(nn.Module):
@@ -30,17 +31,17 @@ class Sublayer(nn.Module):
         """What f reads, (batch, time, d_model)."""
         return self.norm(x) if self.norm is not None and self.pre else x
 
-    def write(self, x: Tensor, y: Tensor) -> Tensor:
+    def write(self, x: Tensor, y: Tensor, rng: RowRng | None) -> Tensor:
         """x (batch, time, d_model) with what f has made of it, y, added."""
         # under autocast a norm returns fp32; what the next sublayer reads keeps the type of x
         y = y if self.norm_out is None else self.norm_out(y).to(x.dtype)
         y = y if self.scale == 1.0 else y * self.scale
-        y = x + self.dropout(y) if self.residual else self.dropout(y)
+        y = x + self.dropout(y, rng) if self.residual else self.dropout(y, rng)
         return self.norm(y).to(x.dtype) if self.norm is not None and not self.pre else y
 
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor], rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""
-        return self.write(x, f(self.read(x)))
+        return self.write(x, f(self.read(x)), rng)
 
 
 class Block(nn.Module):
@@ -52,7 +53,7 @@ class Block(nn.Module):
         super().__init__()
         self.kind = kind
         d_model, d_head = settings.d_model, settings.d_head
-        self.attention = SelfAttention(settings.attention, d_model, d_head, settings.position)
+        self.attention = relative_attention.build(settings)
         self.attention_skip = Sublayer(settings, normed)
         self.cross = CrossAttention(settings.attention, d_model, d_head) if cross else None
         self.cross_skip = Sublayer(settings) if cross else None
@@ -63,9 +64,11 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        where: AttentionMask,
+        *,
+        mask: AttentionMask,
         past: Past | None = None,
         source: tuple[tuple[Tensor, Tensor], AttentionMask] | None = None,
+        rng: RowRng | None = None,
     ) -> Tensor:
         """x (batch, time, d_model) → (batch, time, d_model).
 
@@ -74,12 +77,11 @@ class Block(nn.Module):
         if self.parallel:
             h = self.attention_skip.read(x)
             also = h if self.feedforward_skip.norm is None else self.feedforward_skip.read(x)
-            return self.feedforward_skip.write(
-                self.attention_skip.write(x, self.attention(h, where, past)), self.feedforward(also)
-            )
-        x = self.attention_skip(x, lambda h: self.attention(h, where, past))
+            x = self.attention_skip.write(x, self.attention(h, mask, past, rng), rng)
+            return self.feedforward_skip.write(x, self.feedforward(also, rng), rng)
+        x = self.attention_skip(x, lambda h: self.attention(h, mask, past, rng), rng)
         if self.cross is not None and self.cross_skip is not None:
             assert source is not None
             attend, (keys_values, over) = self.cross, source
-            x = self.cross_skip(x, lambda h: attend(h, keys_values, over))
-        return self.feedforward_skip(x, self.feedforward)
+            x = self.cross_skip(x, lambda h: attend(h, keys_values, over, rng), rng)
+        return self.feedforward_skip(x, lambda h: self.feedforward(h, rng), rng)

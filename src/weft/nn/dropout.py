@@ -1,16 +1,15 @@
 """Dropout (Srivastava et al. 2014) whose numbers follow the row, not the process that happens to read it.
 
-While a step trains, what is dropped is a function of the row's key, of which dropout of the pass this is, and of the
-place within the row: a hash that counts, as Salmon et al. 2011 argue for, with no state. So one process, several, and
-one that reads its batch in parts drop the same numbers, however far rows are padded. Outside of `following` torch's own
-generators draw.
+While a step trains, what is dropped is a function of the row's key, of the number of the `Dropout` in its model, and of
+the place within the row: a hash that counts, as Salmon et al. 2011 argue for, with no state. So one process, several,
+and one that reads its batch in parts drop the same numbers, however far rows are padded. A pass is given the keys as
+its `rng`; without one torch's own generators draw.
 
 A place's key is mixed axis by axis, from the row on; only the last axis is hashed number by number. The hashes are
 those of integers by two multiplications and three shifts (Wellons 2018, "lowbias32"; the last one is shorter).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import NamedTuple
@@ -20,54 +19,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.machine import has_triton
-from weft.nn.runs import Runs, within
+from weft.nn.ranges import Ranges, within
 
 GOLDEN = -1640531527  # 2³² over the golden ratio, as a signed number: neighbours land far from each other
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32
 CHUNK = 1 << 15  # numbers hashed at a time on a CPU: they stay in its cache
+SHARED_STRIDE = 32  # numbers set aside for a part that is read several times: more than its dropouts
 
 
-class _Pass:
-    """The rows that are being read: their keys (batch,) int32, how many dropouts there were so far, and which of the
-    rows' places are read here, if not all."""
+class RowRng(NamedTuple):
+    """What the dropouts of a pass draw from: keys (batch,) int32 of the rows.
 
-    keys: Tensor | None = None
-    calls: int = 0
-    runs: Runs = ()
+    `ranges` are the places of the rows that are read here, if not all. `offset` is added to the number of each
+    dropout: a block that several layers share drops other numbers in each of them.
+    """
 
+    keys: Tensor
+    ranges: Ranges = ()
+    offset: int = 0
 
-_now = _Pass()
-
-
-@contextmanager
-def following(keys: Tensor | None, runs: Runs = ()) -> Iterator[None]:
-    """Inside, forward and backward passes read rows with these keys (batch,), int32, or `runs` of their places."""
-    before = _now.keys, _now.calls, _now.runs
-    _now.keys, _now.calls, _now.runs = keys, 0, runs
-    try:
-        yield
-    finally:
-        _now.keys, _now.calls, _now.runs = before
-
-
-def next_call(calls: int = 1) -> int:
-    """The number of the pass's next dropout; `calls` of them are taken. Outside of `following` nothing is counted."""
-    if _now.keys is None:
-        return 0
-    number = _now.calls
-    _now.calls = number + calls
-    return number
-
-
-@contextmanager
-def calls_from(call: int) -> Iterator[None]:
-    """Inside, `call` is the next one; afterwards the count is what it was. So a part of the pass can run again."""
-    before = _now.calls
-    _now.calls = call
-    try:
-        yield
-    finally:
-        _now.calls = before
+    def repeated(self, times: int) -> "RowRng":
+        """For a part of the model that has been read so many `times` before in this pass."""
+        return self._replace(offset=self.offset + SHARED_STRIDE * times) if times else self
 
 
 def row_keys(base: int, rows: Tensor) -> Tensor:
@@ -75,31 +48,29 @@ def row_keys(base: int, rows: Tensor) -> Tensor:
     return _mix(_mix(rows.to(torch.int32) * GOLDEN + base) + (base >> 7))
 
 
-def place_keys(shape: torch.Size, call: int, first: tuple[int, ...] = (), *, device: torch.device) -> Tensor | None:
-    """Keys of the places of `shape` (batch, …) in this call, int32; None outside of `following`.
+def place_keys(rng: RowRng, number: int, shape: torch.Size, first: tuple[int, ...] = ()) -> Tensor:
+    """Keys of the places of `shape` (batch, …) for the dropout of this `number`, int32.
 
     An axis counts from its `first`, which are 0 where they aren't given: a part of a longer axis has its own places.
     The last one is the time, of which only some places may be read here.
     """
-    if _now.keys is None:
-        return None
-    assert len(_now.keys) == shape[0], f"keys of {len(_now.keys)} rows for {shape[0]}"
-    if not _now.runs or len(shape) == 1:
-        return _place_keys(shape, call, first, device)
+    assert len(rng.keys) == shape[0], f"keys of {len(rng.keys)} rows for {shape[0]}"
+    if not rng.ranges or len(shape) == 1:
+        return _place_keys(rng, number, shape, first)
     *outer, begin = (*first, *[0] * len(shape))[: len(shape) - 1]
-    runs = within(_now.runs, begin, begin + shape[-1])
-    each = [(torch.Size((*shape[:-1], len(run))), call, (*outer, run.start), device) for run in runs]
-    return torch.cat([_place_keys(*one) for one in each], dim=-1)
+    here = within(rng.ranges, begin, begin + shape[-1])
+    each = [_place_keys(rng, number, torch.Size((*shape[:-1], len(run))), (*outer, run.start)) for run in here]
+    return torch.cat(each, dim=-1)
 
 
-def _place_keys(shape: torch.Size, call: int, first: tuple[int, ...], device: torch.device) -> Tensor:
-    assert _now.keys is not None
-    call = (call + 1) * 0x632BE5AB % 2**31
+def _place_keys(rng: RowRng, number: int, shape: torch.Size, first: tuple[int, ...]) -> Tensor:
+    device = rng.keys.device
+    call = (number + rng.offset + 1) * 0x632BE5AB % 2**31
     if device.type == "cuda" and not torch.compiler.is_compiling() and len(shape) in (2, 3):
         kernel = _kernel()
         if kernel is not None:
-            return kernel.place_keys(_now.keys, call, tuple(shape[1:]), first[: len(shape) - 1])
-    keys = _mix(_now.keys + call)
+            return kernel.place_keys(rng.keys, call, tuple(shape[1:]), first[: len(shape) - 1])
+    keys = _mix(rng.keys + call)
     for axis, size in enumerate(shape[1:]):
         begin = first[axis] if axis < len(first) else 0
         places = torch.arange(begin, begin + size, dtype=torch.int32, device=device)
@@ -166,14 +137,6 @@ def _kernel() -> ModuleType | None:
     return dropout_kernel
 
 
-def dropped_alike(x: Tensor, p: float, call: int) -> Tensor:
-    """x (batch, time, width) with the same numbers of a row set to 0 at all its places (Gal and Ghahramani 2016)."""
-    keys = place_keys(x.shape[:1], call, device=x.device)
-    if keys is None:
-        return x * F.dropout(x.new_ones(x.shape[0], 1, x.shape[2]), p)
-    return dropped(x, p, keys[:, None].expand(x.shape[:2]))
-
-
 class Part(NamedTuple):
     """One of `of` equal parts of an axis, where several processes divide what would be one tensor."""
 
@@ -185,25 +148,57 @@ class Part(NamedTuple):
 class Dropout(nn.Module):
     """Numbers (batch, …) set to 0 with probability p in training, the others scaled up.
 
-    With `variational` those of a row (batch, time, width) are the same at all its places.
+    With `variational` those of a row (batch, time, width) are the same at all its places (Gal and Ghahramani 2016).
+    `number_dropouts` gives each of a model's dropouts a number of its own.
     """
 
     def __init__(self, p: float, variational: bool = False):
         super().__init__()
-        self.p, self.variational = p, variational
+        self.p, self.variational, self.number = p, variational, 0
         self.part: Part | None = None  # which one x is of a longer tensor, whose places it then counts
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, …) → the same shape."""
-        if not self.training or not self.p:
+    @property
+    def drops(self) -> bool:
+        """Whether anything is dropped now."""
+        return self.training and self.p > 0.0
+
+    def forward(self, x: Tensor, rng: RowRng | None = None, begin: int = 0) -> Tensor:
+        """(batch, …) → the same shape; the time counts from `begin`."""
+        if not self.drops:
             return x
         if self.variational:
-            return dropped_alike(x, self.p, next_call())
+            if rng is None:
+                return x * F.dropout(x.new_ones(x.shape[0], 1, x.shape[2]), self.p)
+            rows = place_keys(rng, self.number, x.shape[:1])
+            return dropped(x, self.p, rows[:, None].expand(x.shape[:2]))
         first = 0 if self.part is None else self.part.rank * x.shape[self.part.axis]
         along_time = self.part is not None and self.part.axis == 1
-        keys = place_keys(x.shape[:-1], next_call(), (first,) if along_time else (), device=x.device)
+        start = (begin + first if along_time else begin,)
+        keys = None if rng is None else place_keys(rng, self.number, x.shape[:-1], start)
         return dropped(x, self.p, keys, 0 if along_time else first)
 
     def extra_repr(self) -> str:
         """As torch's own."""
         return f"p={self.p}"
+
+
+def number_dropouts(model: nn.Module, repeats: Callable[[nn.Module], int] = lambda part: 0) -> None:
+    """Give every dropout of a model a number, in the order in which they stand there.
+
+    A part that `repeats` so many times in a pass, a block, has numbers of its own for each time (`RowRng.repeated`).
+    """
+    number = 0
+
+    def visit(part: nn.Module) -> None:
+        nonlocal number
+        begin, times = number, repeats(part)
+        if isinstance(part, Dropout) and part.p:
+            part.number = number
+            number += 1
+        for child in part.children():
+            visit(child)
+        if times:
+            assert number - begin <= SHARED_STRIDE, "more dropouts in a block than numbers"
+            number = begin + SHARED_STRIDE * times
+
+    visit(model)

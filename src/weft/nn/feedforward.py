@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from weft.machine import has_triton
 from weft.nn import config
-from weft.nn.dropout import Dropout
+from weft.nn.dropout import Dropout, RowRng
 from weft.nn.gelu import gelu, gelu_tanh
 from weft.nn.linear import Linear
 
@@ -33,9 +33,9 @@ class Plain(nn.Module):
         self.dropout = Dropout(settings.dropout)
         self.activation = activations[settings.activation]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""
-        return self.down(self.dropout(self.activation(self.up(x))))
+        return self.down(self.dropout(self.activation(self.up(x, rng=rng)), rng), rng=rng)
 
 
 class Gated(nn.Module):
@@ -47,23 +47,23 @@ class Gated(nn.Module):
         self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
         self.dropout = Dropout(settings.dropout)
         self.activation = activations[settings.activation]
+        # the layer's end with a gradient of its own, which needs the whole of `down`
         self.swiglu: Any = _kernels() if settings.activation == "silu" else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""
-        both = self.gate_up(x)
+        both = self.gate_up(x, rng=rng)
         if self._fused(both):
             return self.swiglu.apply(both, self.down.weight)
         gate, up = both.chunk(2, dim=-1)
-        return self.down(self.dropout(self.activation(gate) * up))
+        return self.down(self.dropout(self.activation(gate) * up, rng), rng=rng)
 
     def _fused(self, both: Tensor) -> bool:
         """Whether the gradient is the kernel's: in compiled training on a GPU, in 16 bits, with nothing in between."""
         if self.swiglu is None or not torch.compiler.is_compiling():
             return False
-        alone = type(self.down) is Linear and not self.down._forward_hooks and not self.down._forward_pre_hooks
-        plain = self.down.bias is None and (self.dropout.p == 0.0 or not self.training)
-        return torch.is_grad_enabled() and alone and plain and both.is_cuda and both.dtype == torch.bfloat16
+        plain = type(self.down) is Linear and self.down.bias is None and not self.dropout.drops
+        return torch.is_grad_enabled() and plain and both.is_cuda and both.dtype == torch.bfloat16
 
 
 def _kernels() -> Any:

@@ -7,15 +7,17 @@ built. The first draw is kept because it advances the random generator: a seed s
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from weft.nn.dropout import RowRng
 from weft.nn.init import Initialiser
 
 
 class Linear(nn.Linear):
     """x Wᵀ + b. Several heights in `outputs` are several matrices, one above the other, so that x is read once.
 
-    `into_residual`: the result is added to the residual stream, on which some initialisations depend.
+    `into_residual`: the result is added to the residual stream, on which some initialisations depend. An adapter beside
+    the matrix (`nn/lora.py`) drops some of what it reads, by the pass's `rng`.
     """
 
     def __init__(self, inputs: int, *outputs: int, bias: bool = True, into_residual: bool = False, device: Any = None):
@@ -33,6 +35,10 @@ class Linear(nn.Linear):
             init.matrix(matrix, self.into_residual)
         if self.bias is not None:
             self.bias.zero_()
+
+    def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
+        """(…, inputs) → (…, outputs)."""
+        return super().forward(x)
 
 
 class Embedding(nn.Embedding):

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from weft.nn.block import Block
 from weft.nn.config import LoRA
-from weft.nn.dropout import Dropout
+from weft.nn.dropout import Dropout, RowRng
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
 
@@ -48,9 +48,9 @@ class LowRank(Linear):
         nn.init.kaiming_uniform_(self.a, a=5**0.5)  # as nn.Linear's weights
         nn.init.zeros_(self.b)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
         """(…, in_features) → (…, out_features)."""
-        inner = F.linear(self.dropout(x), self.a) * self.scale
+        inner = F.linear(self.dropout(x, rng), self.a) * self.scale
         parts = zip(inner.split(self.rank, dim=-1), self.b.split(self.heights), strict=True)
         return super().forward(x) + torch.cat([F.linear(part, b) for part, b in parts], dim=-1)
 

@@ -49,6 +49,12 @@ class Across(Protocol):
     def max_(self, tensor: Tensor) -> None:
         """Put the largest of the processes' values in its place."""
 
+    def local(self, table: Tensor) -> Tensor:
+        """This process's part of a table."""
+
+    def gather(self, logits: Tensor) -> Tensor:
+        """Logits of this process's words (…, words) → those of all, (…, vocab_size), on every process."""
+
 
 class Readout(NamedTuple):
     """What the logits are a product of: features (…, D), weight (V, D) and bias (V,); with `across`, a part of V.
@@ -62,9 +68,19 @@ class Readout(NamedTuple):
     across: Across | None = None
     softcap: float | None = None
 
+    @classmethod
+    def of(
+        cls, features: Tensor, weight: Tensor, bias: Tensor | None, across: Across | None, softcap: float | None = None
+    ) -> "Readout":
+        """From whole tables, or from this process's parts of them."""
+        if across is not None:
+            weight, bias = across.local(weight), None if bias is None else across.local(bias)
+        return cls(features, weight, bias, across, softcap)
+
     def logits(self) -> Tensor:
-        """(…, V)."""
-        return capped(F.linear(self.features, self.weight, self.bias), self.softcap)
+        """Those of all words, (…, vocab_size)."""
+        own = capped(F.linear(self.features, self.weight, self.bias), self.softcap)
+        return own if self.across is None else self.across.gather(own)
 
 
 ChunkLoss = Callable[[Tensor, Tensor, Tensor, int, LossTerms], tuple[Tensor, Tensor, Tensor]]

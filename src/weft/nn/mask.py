@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.nn.runs import Runs, spans, within
+from weft.nn.ranges import Ranges, spans, within
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Mask:
         documents never see each other.
     offset: so many keys come before the first query's own, those of a cache.
     places (batch, time): the queries' own, if not offset … offset + time − 1 in every row.
-    runs: the queries' own in every row, where other processes have the rest of it.
+    ranges: the queries' own in every row, where other processes have the rest of it.
     """
 
     causal: bool
@@ -35,7 +35,7 @@ class Mask:
     documents: tuple[Tensor, Tensor] | None = None
     offset: int = 0
     places: Tensor | None = None
-    runs: Runs = ()
+    ranges: Ranges = ()
 
     @property
     def full(self) -> bool:
@@ -45,11 +45,11 @@ class Mask:
     @property
     def triangular(self) -> bool:
         """The lower triangle and nothing else, which kernels draw for themselves."""
-        return self.continued and not self.offset and not self.runs
+        return self.continued and not self.offset and not self.ranges
 
     @property
     def continued(self) -> bool:
-        """The same with `offset` keys before the triangle, which all queries see; or runs of queries, each so."""
+        """The same with `offset` keys before the triangle, which all queries see; or ranges of queries, each so."""
         extra = (self.window, self.prefix, self.real, self.documents, self.places)
         return self.causal and all(e is None for e in extra)
 
@@ -77,8 +77,8 @@ class Mask:
         if self.places is not None:
             return self.places[row, query]
         place = query + self.offset
-        for own, run in spans(self.runs):
-            place = torch.where(query < own.start, place, query + (run.start - own.start))
+        for own, each in spans(self.ranges):
+            place = torch.where(query < own.start, place, query + (each.start - own.start))
         return place
 
     @property
@@ -95,12 +95,12 @@ class Mask:
         return self.mask_mod()(row, row, query, key).expand(self.rows, -1, -1)[:, None]
 
     def key_range(self, queries: slice, keys: int) -> slice:
-        """The keys, of so many, that a run of queries can see at most; all, once places are not plain indices."""
+        """The keys, of so many, that neighbouring queries can see at most; all, once places are not plain indices."""
         if self.places is not None or self.prefix is not None:
             return slice(0, keys)
         first, last = queries.start + self.offset, queries.stop + self.offset
-        if self.runs:
-            found = within(self.runs, queries.start, queries.stop)
+        if self.ranges:
+            found = within(self.ranges, queries.start, queries.stop)
             first, last = found[0].start, found[-1].stop
         window = keys if self.window is None else self.window
         return slice(max(0, first - window + 1), min(keys, last if self.causal else last + window - 1))

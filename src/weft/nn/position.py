@@ -30,6 +30,7 @@ class Position(nn.Module):
         config.NoPosition: lambda settings, sizes: Position()
     }
     biases: ClassVar[bool] = False  # whether a kind has a `bias` of its own
+    heads_here: slice | None = None  # where several processes divide the heads: which of them are here
 
     def __init_subclass__(cls, settings: type[config.PositionConfig]) -> None:
         super().__init_subclass__()
@@ -55,9 +56,14 @@ class Position(nn.Module):
         """What to add to the scores: (batch or 1, heads, time, source time) from both sides' positions."""
         return None
 
-    def distances(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+    def heads_bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """The same for the heads of this process."""
+        found = self.bias(queries, keys)
+        return found if found is None or self.heads_here is None else found[:, self.heads_here]
+
+    def distances(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Row of each layer's relative table for every pair: (batch or 1, time, source time)."""
-        return None
+        raise AssertionError("a position with relative vectors knows their distances")
 
 
 @torch.library.custom_op("weft::kept", mutates_args=())
@@ -210,7 +216,7 @@ class Relative(Position, settings=config.Relative):
         super().__init__()
         self.max_distance = settings.max_distance
 
-    def distances(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+    def distances(self, queries: Tensor, keys: Tensor) -> Tensor:
         """(batch or 1, time, source time), each from 0 to 2 · max_distance."""
         distance = keys[:, None, :] - queries[:, :, None]
         return distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
@@ -233,7 +239,7 @@ class Disentangled(Position, settings=config.Disentangled):
         """(2 · buckets, d_model), normed."""
         return self.weight if self.norm is None else self.norm(self.weight)
 
-    def distances(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+    def distances(self, queries: Tensor, keys: Tensor) -> Tensor:
         """(batch or 1, time, source time), each from 0 to 2 · buckets − 1: query minus key, in buckets."""
         distance, buckets = queries[:, :, None] - keys[:, None, :], self.settings.buckets
         middle = buckets // 2

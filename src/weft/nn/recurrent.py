@@ -9,8 +9,7 @@ A stack passes one tensor on from one token to the next, its state (parts, layer
 parts, the hidden and the cell state; the others' is the hidden state alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from weft.nn.dropout import dropped, dropped_alike, next_call, place_keys
+from weft.nn.dropout import Dropout, RowRng
 
 Cell = Literal["elman", "lstm", "gru"]
 Sigma = Literal["tanh", "relu", "sigmoid"]
@@ -28,9 +27,9 @@ Sigma = Literal["tanh", "relu", "sigmoid"]
 class SigmoidElman(nn.RNNBase):
     """Elman's network with the logistic function, which PyTorch has no kernel for: the lecture's loop, written out."""
 
-    def __init__(self, d_input: int, d_model: int, layers: int, dropout: float = 0.0, **where: Any):
+    def __init__(self, d_input: int, d_model: int, layers: int, **placed: Any):
         # The mode only determines how many gates the weights have: one, as for tanh.
-        super().__init__("RNN_TANH", d_input, d_model, layers, batch_first=True, dropout=dropout, **where)
+        super().__init__("RNN_TANH", d_input, d_model, layers, batch_first=True, **placed)
 
     def forward(
         self, inputs: Tensor | PackedSequence, state: Tensor | None = None
@@ -62,12 +61,11 @@ class SigmoidElman(nn.RNNBase):
 
 @dataclass(frozen=True)
 class Layers:
-    """So many recurrent layers of d_model coordinates over inputs of d_input; `dropout` falls between them."""
+    """So many recurrent layers of d_model coordinates over inputs of d_input."""
 
     d_input: int
     d_model: int
     layers: int = 1
-    dropout: float = 0.0
 
 
 def recurrence(cell: Cell, sizes: Layers, activation: Sigma = "tanh", bidirectional: bool = False) -> nn.RNNBase:
@@ -81,8 +79,7 @@ def recurrence(cell: Cell, sizes: Layers, activation: Sigma = "tanh", bidirectio
         kind, options = SigmoidElman, {}
     elif cell == "elman":
         options["nonlinearity"] = activation
-    between = sizes.dropout if sizes.layers > 1 else 0.0
-    return kind(sizes.d_input, sizes.d_model, sizes.layers, dropout=between, **options)
+    return kind(sizes.d_input, sizes.d_model, sizes.layers, **options)
 
 
 def parts(stack: nn.RNNBase) -> int:
@@ -90,44 +87,33 @@ def parts(stack: nn.RNNBase) -> int:
     return 2 if isinstance(stack, nn.LSTM) else 1
 
 
-@dataclass(frozen=True)
-class Between:
-    """The dropout between a stack's layers, from the `call`th of the pass on: inputs stand at time `begin` …
-
-    With `variational` it is the same at all places of a row.
-    """
-
-    call: int
-    begin: int = 0
-    variational: bool = False
-
-    def drop(self, x: Tensor, p: float, number: int) -> Tensor:
-        """What goes from the layer before the `number`th to that, (batch, time, d_model)."""
-        call = self.call + number - 1
-        if self.variational:
-            return dropped_alike(x, p, call)
-        return dropped(x, p, place_keys(x.shape[:-1], call, (self.begin,), device=x.device))
+Drop = Callable[[int, Tensor], Tensor]  # what goes to a layer of this number, (batch, time, d_model), with some dropped
 
 
-def dropout_between(stack: nn.RNNBase, variational: bool = False) -> Between | None:
-    """The next dropouts of the pass, one between each two layers; None where nothing is dropped."""
-    if not stack.training or not stack.dropout:
-        return None
-    return Between(next_call(stack.num_layers - 1), variational=variational)
+class Between(nn.ModuleList):
+    """The dropouts between the layers of a stack, which PyTorch's kernels would draw in an order of their own."""
+
+    def __init__(self, layers: int, p: float, variational: bool = False):
+        super().__init__(Dropout(p, variational) for _ in range(layers - 1))
+
+    def drop(self, rng: RowRng | None, begin: int = 0) -> Drop | None:
+        """What is done in a pass whose places count from `begin`; None where nothing is dropped."""
+        if not any(dropout.drops for dropout in self):
+            return None
+        return lambda layer, x: self[layer - 1](x, rng, begin)
 
 
 def read(
-    stack: nn.RNNBase, inputs: Tensor, state: Tensor | None = None, between: Between | None = None
+    stack: nn.RNNBase, inputs: Tensor, state: Tensor | None = None, drop: Drop | None = None
 ) -> tuple[Tensor, Tensor]:
     """Read inputs (batch, time, d_input) on from a state (parts, layers, batch, d_model), or from zeros.
 
     Hidden states of the top layer (batch, time, d_model), and the state after the last token.
     """
-    if between is not None:
+    if drop is not None:
         x, last = inputs, []
         for number, layer in enumerate(_single_layers(stack)):
-            if number:
-                x = between.drop(x, stack.dropout, number)
+            x = drop(number, x) if number else x
             x, after = read(layer, x, None if state is None else state[:, number : number + 1])
             last.append(after)
         return x, torch.cat(last, dim=1)
@@ -167,40 +153,15 @@ def _single_layer(stack: nn.RNNBase, layer: int) -> nn.RNNBase:
     return one
 
 
+@dataclass
 class Carried:
-    """The state (parts, layers, batch, d_model) that a stack reads on from, and afterwards the one it ended with."""
+    """The state (parts, layers, batch, d_model) that a pass reads on from, zeros if None; afterwards, the one that it
+    ended with. Gradients end there: back-propagation through time is truncated."""
 
-    def __init__(self, state: Tensor | None):
-        self.state = state
-
-
-class _Now:
-    carried: Carried | None = None
+    state: Tensor | None = None
 
 
-@contextmanager
-def carrying(state: Tensor | None) -> Iterator[Carried]:
-    """Inside, whole sequences are read on from `state`, or from zeros, and leave theirs in what this gives.
-
-    Gradients end there: back-propagation through time is truncated.
-    """
-    before, _Now.carried = _Now.carried, Carried(state)
-    try:
-        yield _Now.carried
-    finally:
-        _Now.carried = before
-
-
-def read_on(stack: nn.RNNBase, inputs: Tensor, between: Between | None = None) -> Tensor:
-    """Hidden states (batch, time, d_model) of inputs (batch, time, d_input): from zeros, or as `carrying` says."""
-    carried = _Now.carried
-    hidden, last = read(stack, inputs, None if carried is None else carried.state, between)
-    if carried is not None:
-        carried.state = last.detach()
-    return hidden
-
-
-def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, between: Between | None = None) -> Tensor:
+def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, drop: Drop | None) -> Tensor:
     """Hidden states (batch, time, d_model) of rows that hold several documents: each is read from zeros.
 
     inputs (batch, time, d_input); documents (batch, time) numbers them, a change of number is a boundary.
@@ -209,20 +170,20 @@ def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, between
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
     sequence = starts.flatten().cumsum(0) - 1
     places = torch.arange(sequence.numel(), device=sequence.device)
-    return _read_side_by_side(stack, inputs, (places, sequence), between)
+    return _read_side_by_side(stack, inputs, (places, sequence), drop)
 
 
-def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor) -> Tensor:
+def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor, drop: Drop | None) -> Tensor:
     """Hidden states (batch, time, …) of padded rows: padding is skipped, and gets zeros.
 
     inputs (batch, time, d_input); mask (batch, time), True where a token is real, on whichever side the padding is.
     """
     places = mask.flatten().nonzero().squeeze(1)
-    return _read_side_by_side(stack, inputs, (places, places // mask.shape[1]), dropout_between(stack))
+    return _read_side_by_side(stack, inputs, (places, places // mask.shape[1]), drop)
 
 
 def _read_side_by_side(
-    stack: nn.RNNBase, inputs: Tensor, scattered: tuple[Tensor, Tensor], between: Between | None
+    stack: nn.RNNBase, inputs: Tensor, scattered: tuple[Tensor, Tensor], drop: Drop | None
 ) -> Tensor:
     """Read sequences that lie scattered over a batch side by side, the longest first, without any padding.
 
@@ -235,14 +196,9 @@ def _read_side_by_side(
     rank = lengths.argsort(descending=True, stable=True).argsort()[sequence]
     order = places[(age * len(lengths) + rank).argsort()]
     x, sizes = inputs.flatten(0, 1)[order], age.bincount().cpu()
-    if between is None:
-        hidden, _ = stack(PackedSequence(x, sizes))
-    else:
-        for number, layer in enumerate(_single_layers(stack)):
-            if number:
-                spread = x.new_zeros(B * T, x.shape[-1]).index_copy(0, order, x).unflatten(0, (B, T))
-                x = between.drop(spread, stack.dropout, number).flatten(0, 1)[order]
-            hidden, _ = layer(PackedSequence(x, sizes))
-            x = hidden.data
-    blank = hidden.data.new_zeros(B * T, hidden.data.shape[-1])
-    return blank.index_copy(0, order, hidden.data).unflatten(0, (B, T))
+    for number, layer in enumerate([stack] if drop is None else _single_layers(stack)):
+        if number and drop is not None:
+            spread = x.new_zeros(B * T, x.shape[-1]).index_copy(0, order, x).unflatten(0, (B, T))
+            x = drop(number, spread).flatten(0, 1)[order]
+        x = layer(PackedSequence(x, sizes))[0].data
+    return x.new_zeros(B * T, x.shape[-1]).index_copy(0, order, x).unflatten(0, (B, T))

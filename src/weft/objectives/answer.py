@@ -14,11 +14,11 @@ from weft.data.examples import Examples
 from weft.data.table import Kind, Row, RowSource, read_rows
 from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
-from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_output, head_outputs, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer, TokenSpan
-from weft.training.objective import Loss, Prediction, model_inputs
+from weft.training.objective import Loss, Prediction
 
 
 class Found(NamedTuple):
@@ -85,9 +85,9 @@ class Answer(RowObjective[config.Answer]):
         tokens, mask, segments = framed(first, second, self.frame, length=self.length)
         return Batch(tokens, torch.tensor(targets), mask=mask, segments=segments)
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
         """−log p of both places among all real tokens."""
-        logits = model.forward(batch.tokens, **model_inputs(batch)).float()
+        logits = head_output(model, features, batch)
         loss = F.cross_entropy(_by_place(logits, batch.mask), batch.targets.flatten(), reduction="sum")
         return loss, batch.count, {"nll": loss.detach()}
 

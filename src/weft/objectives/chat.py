@@ -16,14 +16,14 @@ from weft.decode.prompt import Prompt, context_window
 from weft.errors import DataError, WeftError
 from weft.models.base import LanguageModel
 from weft.objectives.rows import Numbers, RowObjective
-from weft.objectives.words import WordObjective
+from weft.objectives.tokens import TokenObjective
 from weft.recipe import objective as config
 from weft.training.objective import Results
 
 SHOWN = 3
 
 
-class Chat(WordObjective[config.Chat], RowObjective[config.Chat]):
+class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
     """A column of messages."""
 
     usage = "weft chat {run}"

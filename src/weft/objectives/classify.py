@@ -18,10 +18,10 @@ from weft.data.table import Kind, Row, RowSource, read_rows, read_texts
 from weft.errors import ConfigError
 from weft.evaluate.classification import label_metrics
 from weft.models.base import LanguageModel
-from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_output, head_outputs, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
-from weft.training.objective import Loss, Prediction, Results, model_inputs
+from weft.training.objective import Loss, Prediction, Results
 
 S = TypeVar("S", bound=config.SequenceObjective)
 MISTAKES = 8  # shown in the report
@@ -122,9 +122,9 @@ class Classify(SequenceObjective[config.Classify]):
         for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
             yield {"label": self.label_ids.number(row.values[self.settings.label], row), **ids}
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
         """Targets (B,) int64."""
-        logits = model.forward(batch.tokens, **model_inputs(batch)).float()
+        logits = head_output(model, features, batch)
         loss = F.cross_entropy(logits, batch.targets, reduction="sum")
         return loss, batch.count, {"nll": loss.detach()}
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch, Source, framed, framed_lengths
@@ -14,10 +15,10 @@ from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import ModelError
 from weft.explain.hidden import check_readable, frame_for, longest, read
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, row_rng
 from weft.models.config import EmbeddingHead
 from weft.models.heads import pool
-from weft.objectives.rows import Numbers, RowObjective
+from weft.objectives.rows import Numbers, RowObjective, head_output
 from weft.progress import Log, bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ from weft.training.objective import Loss
 
 SIDES = ("first", "second")
 Pooling = Literal["mean", "first", "last"]
+SECOND_READING = 1 << 10  # far beyond the numbers of any model's dropouts: partners drop numbers of their own
 
 
 class Contrastive(RowObjective[config.Contrastive]):
@@ -58,11 +60,13 @@ class Contrastive(RowObjective[config.Contrastive]):
         source = Source(other.tokens, other.mask)
         return Batch(one.tokens, torch.arange(len(one.tokens)), mask=one.mask, source=source)
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
         """Asked both ways: the mean of two −log p (Radford et al. 2021, §2.3). Vectors of length 1: cosines."""
         assert batch.source is not None, "each text has a partner"
-        ones = model.forward(batch.tokens, mask=batch.mask).float()
-        others = model.forward(batch.source.tokens, mask=batch.source.mask).float()
+        rng = row_rng(batch)
+        rng = rng if rng is None else rng.repeated(SECOND_READING)
+        ones = head_output(model, features, batch)
+        others = model(batch.source.tokens, mask=batch.source.mask, rng=rng).float()
         cosines = F.normalize(ones, dim=-1) @ F.normalize(others, dim=-1).mT / self.settings.temperature
         own = torch.arange(len(cosines), device=cosines.device)
         there = F.cross_entropy(cosines, own, reduction="sum")

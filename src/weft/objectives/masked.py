@@ -4,31 +4,33 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
 from weft.data.corrupt import Masking, masked_batch
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, row_rng
 from weft.nn.loss import linear_cross_entropy
 from weft.objectives.text import CorruptedTextObjective
 from weft.recipe import objective as config
-from weft.training.objective import Loss, model_inputs
+from weft.training.objective import Loss
 
 
-def masked_loss(model: LanguageModel, batch: Batch) -> Loss:
+def masked_loss(model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
     """−log p of the words that were masked and, where a batch asks, of whether its second sentence is the next one.
 
     Only the masked places go through the head: the other five sixths of the logits would count for nothing.
     """
     assert batch.loss_mask is not None, "nothing was masked"
-    features = model.features(batch.tokens, **model_inputs(batch))
     count = batch.count  # known on the host, so that the device isn't asked
     places = torch.nonzero_static(batch.loss_mask.flatten(), size=count)[:, 0]
     chosen = features.flatten(0, 1)[places][None]
-    loss, nll = linear_cross_entropy(model.readout(chosen), batch.targets.flatten()[places])  # type: ignore[operator]
+    readout = model.readout(chosen)
+    assert readout is not None, "an encoder's logits are a product"
+    loss, nll = linear_cross_entropy(readout, batch.targets.flatten()[places])
     extras = {"nll": nll}
     if batch.next_sentence is not None and batch.next_sentence_weight is not None:
-        logits = model.output.next_sentence(features, None)  # type: ignore[union-attr,operator]
+        logits = model.output.next_sentence(features, None, rng=row_rng(batch))  # type: ignore[union-attr,operator]
         losses = F.cross_entropy(logits.float(), batch.next_sentence, reduction="none")
         next_loss = (losses * batch.next_sentence_weight).sum()
         loss, extras["nll"] = loss + next_loss, nll + next_loss.detach()
@@ -52,5 +54,5 @@ class Masked(CorruptedTextObjective[config.Masked]):
     def corrupt(self, batch: Batch, numbers: Sequence[int], seed: int) -> Batch:
         return masked_batch(batch, numbers, self.masking, seed)
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return masked_loss(model, batch)
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+        return masked_loss(model, features, batch)

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
+from torch import Tensor
+
 from weft.data.batch import Batch
 from weft.data.corrupt import Masking
 from weft.data.examples import write_sides
@@ -85,8 +87,8 @@ class MaskedNext(ExampleObjective[config.MaskedNext]):
     def holds_out(self) -> bool:
         return self._held_out is not None
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return masked_loss(model, batch)
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+        return masked_loss(model, features, batch)
 
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
         """The mean loss, and how often the next sentence is recognised, on a fixed set of held-out pairs."""

@@ -24,7 +24,7 @@ from weft.models.base import LanguageModel
 from weft.models.ngram import NGram
 from weft.objectives.frame import TextFrame
 from weft.objectives.text import TextObjective
-from weft.objectives.words import WordObjective
+from weft.objectives.tokens import TokenObjective
 from weft.progress import Advance, bar
 from weft.recipe import objective as config
 from weft.training.loader import Loader, micro_rows
@@ -34,7 +34,7 @@ BASELINE_BYTES = 16_000_000  # of the training text, for the character frequenci
 SAMPLES = 3
 
 
-class NextToken(WordObjective[config.NextToken], TextObjective[config.NextToken]):
+class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken]):
     """Each token from those before it."""
 
     usage = "weft generate {run} --prompt 'Once upon'"

@@ -13,7 +13,7 @@ from weft.decode.config import Sampling
 from weft.evaluate.translation import translation_metrics
 from weft.models.base import LanguageModel
 from weft.objectives.rows import Numbers, RowObjective
-from weft.objectives.words import TranslationObjective
+from weft.objectives.tokens import TranslationObjective
 from weft.recipe import objective as config
 from weft.training.objective import Results
 

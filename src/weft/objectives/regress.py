@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
@@ -11,9 +12,9 @@ from weft.data.table import Row
 from weft.evaluate.classification import correlations
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.rows import head_outputs
+from weft.objectives.rows import head_output, head_outputs
 from weft.recipe import objective as config
-from weft.training.objective import Loss, Prediction, model_inputs
+from weft.training.objective import Loss, Prediction
 
 
 class Regress(SequenceObjective[config.Regress]):
@@ -25,9 +26,9 @@ class Regress(SequenceObjective[config.Regress]):
         for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
             yield {"score": float(row.values[self.settings.score]), **ids}
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
         """Targets (B,) float32."""
-        found = model.forward(batch.tokens, **model_inputs(batch)).float()[:, 0]
+        found = head_output(model, features, batch)[:, 0]
         loss = F.mse_loss(found, batch.targets.float(), reduction="sum")
         return loss, batch.count, {"nll": loss.detach()}
 

@@ -23,13 +23,14 @@ from weft.data.split import split_rows
 from weft.data.table import Kind, Row, RowSource, Skipped
 from weft.errors import DataError, ModelError, RunError
 from weft.files import utf8_size
-from weft.models.base import LanguageModel, device_of, evaluating
+from weft.models.base import LanguageModel, device_of, evaluating, row_rng
+from weft.models.transformer import Transformer
 from weft.objectives.frame import sentence_frame
 from weft.progress import Log
 from weft.recipe.objective import LabelObjective, ObjectiveConfig
 from weft.recipe.settle import Facts
 from weft.training.loader import Loader, micro_rows
-from weft.training.objective import EVALUATED_TOKENS, Objective, Results, model_inputs
+from weft.training.objective import EVALUATED_TOKENS, Objective, Results
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
@@ -219,13 +220,19 @@ class RowObjective(ExampleObjective[S]):
 # ---- what a head outputs
 
 
+def head_output(model: LanguageModel, features: Tensor, batch: Batch) -> Tensor:
+    """What the head gives for a batch's features, in float32."""
+    assert isinstance(model, Transformer), "others have no such heads"
+    return model.head(features, batch.mask, row_rng(batch)).float()
+
+
 @torch.no_grad()
 def head_outputs(model: LanguageModel, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Batch]]:
     """What the head gives for each batch, in float32 on the host, and the batch."""
     with evaluating(model) as device:
         for batch in batches:
             there = batch.to(device)
-            yield model.forward(there.tokens, **model_inputs(there)).float().cpu(), batch
+            yield head_output(model, model.read(there), there).cpu(), batch
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from functools import cached_property
 from weft.data.batch import Batch
 from weft.data.corrupt import SpanCorruption, spans_batch
 from weft.objectives.text import CorruptedTextObjective
-from weft.objectives.words import TranslationObjective
+from weft.objectives.tokens import TranslationObjective
 from weft.recipe import objective as config
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch, framed, framed_lengths
@@ -14,11 +15,11 @@ from weft.data.table import Kind, Row, RowSource, has_lines, read_rows, read_tex
 from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
 from weft.objectives.classify import classification_metrics
-from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_output, head_outputs, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer
-from weft.training.objective import Loss, Prediction, model_inputs
+from weft.training.objective import Loss, Prediction
 
 
 class Tag(RowObjective[config.Tag]):
@@ -56,9 +57,9 @@ class Tag(RowObjective[config.Tag]):
             tags[at, before : before + len(marks)] = marks
         return Batch(tokens, torch.from_numpy(np.maximum(tags, 0)), loss_mask=torch.from_numpy(tags >= 0), mask=mask)
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
         """−log p of the label at each place that the loss mask keeps; targets (B, T) int64."""
-        logits = model.forward(batch.tokens, **model_inputs(batch)).float()
+        logits = head_output(model, features, batch)
         losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
         if batch.loss_mask is not None:
             losses = torch.where(batch.loss_mask.flatten(), losses, 0.0)

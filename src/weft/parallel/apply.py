@@ -77,14 +77,14 @@ class Split(Parallel):
         """This process's tokens of each row, where processes divide rows."""
         return context.divided(batch, self.mesh)
 
-    def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:
-        return self.root(loss, batch)
+    def forward(self, work: Callable[[LanguageModel], T]) -> T:
+        return self.root(work)
 
     def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
         """Through the stages, where there are some; then the sums are the last one's."""
         if self.pipeline is None:
             return super().backward(parts, work)
-        return self.pipeline.backward(parts, work.loss, work.share, work.forward)
+        return self.pipeline.backward(parts, work)
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -138,14 +138,14 @@ class Split(Parallel):
             return work(self.model)
         errors: list[BaseException] = []
 
-        def kept(model: LanguageModel, _: None) -> T | None:
+        def kept(model: LanguageModel) -> T | None:
             try:
                 return work(model)
             except BaseException as error:  # FSDP2 has to see the pass end: else it would hold on to these weights
                 errors.append(error)
                 return None
 
-        found: Any = self.root(kept, None)
+        found: Any = self.root(kept)
         for module in self.root.modules():
             if isinstance(module, FSDPModule):  # else the next pass would read weights from before
                 module.reshard()
@@ -190,7 +190,7 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) ->
             block.compile()
     pipeline = None if stage is None else Pipeline(model, mesh, stage)
     if layout.sequence:
-        model.features = tensor.padded(model.features, layout.tensor)
+        model.wrap(lambda features: tensor.padded(features, layout.tensor))
     whole = stage is not None or layout.readers * layout.context == 1
     root = Root(model) if whole else _sharded(model, mesh, precision)
     parallel = Split(model=model, mesh=mesh, root=root, sums=sums, fused=fused, pipeline=pipeline)

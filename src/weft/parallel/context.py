@@ -23,7 +23,7 @@ from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models.config import Decoder, Encoder
 from weft.models.transformer import Stack
-from weft.nn.runs import Runs, taken
+from weft.nn.ranges import Ranges, taken
 from weft.parallel.mesh import Mesh
 from weft.parallel.ranks import Ranks
 
@@ -79,16 +79,16 @@ def divided(batch: Batch, mesh: Mesh) -> Batch:
         raise ConfigError(_uneven(layout, length))
     if extra:
         batch = _padded(batch, extra)
-    runs = runs_of(length + extra, ranks.rank, ranks.ranks)
+    ranges = ranges_of(length + extra, ranks.rank, ranks.ranks)
     positions = torch.arange(length + extra, device=batch.tokens.device)[None]
     return replace(
         batch,
-        tokens=taken(batch.tokens, runs),
-        targets=taken(batch.targets, runs),
-        loss_mask=None if batch.loss_mask is None else taken(batch.loss_mask, runs),
-        segments=None if batch.segments is None else taken(batch.segments, runs),
+        tokens=taken(batch.tokens, ranges),
+        targets=taken(batch.targets, ranges),
+        loss_mask=None if batch.loss_mask is None else taken(batch.loss_mask, ranges),
+        segments=None if batch.segments is None else taken(batch.segments, ranges),
         positions=positions if batch.positions is None else batch.positions,
-        runs=runs,
+        ranges=ranges,
         counted=None,
     )
 
@@ -112,7 +112,7 @@ def _padded(batch: Batch, extra: int) -> Batch:
     )
 
 
-def runs_of(length: int, rank: int, ranks: int) -> Runs:
+def ranges_of(length: int, rank: int, ranks: int) -> Ranges:
     """The places of a row that a process reads: pieces `rank` and 2 · ranks − 1 − rank of 2 · ranks."""
     piece = length // (2 * ranks)
     early, late = rank * piece, (2 * ranks - 1 - rank) * piece

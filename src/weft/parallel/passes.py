@@ -2,9 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,34 +13,43 @@ from torch.nn.parallel import DistributedDataParallel
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
+from weft.nn.recurrent import Carried
 from weft.parallel.mesh import SINGLE, Mesh
 
 T = TypeVar("T")
 
 
+LossFunction = Callable[[LanguageModel, Tensor, Batch], tuple[Tensor, Tensor | int, dict[str, Tensor]]]
+
+
 class Root(nn.Module):
-    """A model's loss as the forward pass of a module: what DDP and FSDP2 hook into."""
+    """Something done with a model as the forward pass of a module: what DDP and FSDP2 hook into."""
 
     def __init__(self, model: LanguageModel):
         super().__init__()
         self.model = model
 
-    def forward(self, loss: Callable[..., Any], batch: Any) -> Any:
-        """What `loss` makes of the model and a batch."""
-        return loss(self.model, batch)
+    def forward(self, work: Callable[[LanguageModel], T]) -> T:
+        """What `work` makes of the model."""
+        return work(self.model)
 
 
 @dataclass(frozen=True)
 class Work:
     """What a step does with each part of its batch: the loss of it, and its share of the whole, whose gradient counts.
 
-    Both passes of a part are made inside `around(part)`, the forward pass inside `forward()`.
+    The forward pass is made inside `forward()`; `carried(part)` is what a recurrent model reads on from.
     """
 
-    loss: Callable[[LanguageModel, Batch], tuple[Tensor, Tensor | int, dict[str, Tensor]]]
+    loss: LossFunction
     share: Callable[[Tensor], Tensor]
-    around: Callable[[Batch], AbstractContextManager[object]]
     forward: Callable[[], AbstractContextManager[object]]
+    carried: Callable[[Batch], AbstractContextManager[Carried | None]] = lambda part: nullcontext()
+
+    def losses(self, model: LanguageModel, part: Batch, carried: Carried | None) -> tuple[Tensor, Tensor]:
+        """The sums of a part's losses and of its −log p."""
+        loss, _, extras = self.loss(model, model.read(part, carried), part)
+        return loss, extras["nll"]
 
 
 @dataclass
@@ -67,22 +76,22 @@ class Parallel:
         """What this process reads of a batch whose rows are its own."""
         return batch
 
-    def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:
-        """The loss of a batch, by the model."""
-        return loss(self.model, batch)
-
     def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
         """Add up the gradients of a step's parts, which are on the device; the sums of loss and −log p, () each."""
         device = parts[0].tokens.device
         loss_sum, nll_sum = torch.zeros((), device=device), torch.zeros((), device=device)
         for number, part in enumerate(parts, start=1):
-            with work.around(part), self.adding(last=number == len(parts)):
+            with work.carried(part) as carried, self.adding(last=number == len(parts)):
                 with work.forward():
-                    loss, _, extras = self(work.loss, part)
+                    loss, nll = self.forward(partial(work.losses, part=part, carried=carried))
                 work.share(loss).backward()
             loss_sum += loss.detach()
-            nll_sum += extras["nll"]
+            nll_sum += nll
         return loss_sum, nll_sum
+
+    def forward(self, work: Callable[[LanguageModel], T]) -> T:
+        """What `work` makes of the model, in a forward pass."""
+        return work(self.model)
 
     @contextmanager
     def adding(self, last: bool) -> Iterator[None]:
@@ -125,8 +134,8 @@ class Replicas(Parallel):
         )
         self.root.register_comm_hook(None, _sum)
 
-    def __call__(self, loss: Callable[..., Any], batch: Any) -> Any:
-        return self.root(loss, batch)
+    def forward(self, work: Callable[[LanguageModel], T]) -> T:
+        return self.root(work)
 
     @contextmanager
     def adding(self, last: bool) -> Iterator[None]:

@@ -4,49 +4,36 @@ A step's batch goes through the stages in parts. torch's 1F1B schedule has a sta
 in turn, so that it never keeps more parts in memory than there are stages ahead (Narayanan et al. 2019). Every stage
 has all of a part's tokens, masks and positions: only hidden states, and their gradients on the way back, travel.
 
-The model's own code runs on every stage. `stages.cut` leaves it the layers of its stage; `Pipeline` has it begin with
-what came from the stage before, and stop where the next one takes over. An objective's loss is asked of every stage,
-since it knows what the model reads of a batch; it is computed on the last one.
+The model's own code runs on every stage. `stages.cut` leaves it the layers of its stage; `Pipeline` gives it the hidden
+states that came from the stage before, and sends on what it makes of them. The last stage computes the loss.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from weft.data.batch import Batch
-from weft.errors import ConfigError, ModelError
-from weft.models.base import LanguageModel, Source, device_of
-from weft.models.transformer import SourceCache, Transformer
-from weft.nn.dropout import following
+from weft.errors import ConfigError
+from weft.models.base import LanguageModel, Source, device_of, inputs
+from weft.models.transformer import Transformer
 from weft.parallel.mesh import Mesh
+from weft.parallel.passes import Work
 from weft.parallel.ranks import Ranks
 from weft.parallel.stages import Stage
 
-LossSum = Callable[[LanguageModel, Batch], tuple[Tensor, Tensor | int, dict[str, Tensor]]]
-
-
-class _Passed(Exception):  # noqa: N818 — nothing is wrong: the stage's part of a pass is done
-    """What goes on to the next stage. It ends an objective's loss where its features would begin."""
-
-    def __init__(self, outputs: tuple[Tensor, ...]):
-        super().__init__()
-        self.outputs = outputs
-
 
 @dataclass(frozen=True)
-class _Work:
-    """A step's parts, and what is done with each of them."""
+class _Step:
+    """A step's parts, what is done with each of them, and the sums of losses and of −log p."""
 
     parts: Sequence[Batch]
-    loss: LossSum
-    share: Callable[[Tensor], Tensor]
-    scope: Callable[[], AbstractContextManager[Any]]
-    sums: tuple[Tensor, Tensor]  # of losses and of −log p
+    work: Work
+    sums: tuple[Tensor, Tensor]
 
 
 class Pipeline:
@@ -63,33 +50,16 @@ class Pipeline:
         self._head: list[tuple[str, torch.Size, torch.dtype]] | None = None
         self._kind: Any = None
         self._schedule: Schedule1F1B | ScheduleGPipe | None = None
-        self._layers = _Layers(self)
-        self._work: _Work | None = None
-        self._part: Batch | None = None  # that is being passed forward; none in evaluation
-        self._received: tuple[Tensor, ...] = ()
-        self._encoded: Tensor | None = None
-        self._reading = "decoder" if "decoder" in stage.spans else "encoder"
-        model.features, model.embed = self._features, self._embed  # type: ignore[method-assign]
-        model.start = _refuse  # type: ignore[method-assign]
-        if len(stage.spans) == 2:
-            model.encode = self._encode  # type: ignore[method-assign]
-            assert model.encoder is not None
-            # after the hooks of the tensor axis: what it gives is whole
-            model.encoder.register_forward_hook(lambda module, given, encoded: setattr(self, "_encoded", encoded))
+        self._step: _Step | None = None
+        model.wrap(lambda features: self._evaluated)  # training goes through `backward`
 
     # ---- training
 
-    def backward(
-        self,
-        parts: Sequence[Batch],
-        loss: LossSum,
-        share: Callable[[Tensor], Tensor],
-        scope: Callable[[], AbstractContextManager[Any]],
-    ) -> tuple[Tensor, Tensor]:
-        """Add up the gradients of all parts of a batch, of what `share` makes of each one's loss.
+    def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
+        """Add up the gradients of all parts of a batch.
 
-        All stages are given the same parts, on the device. `scope` is entered around every forward pass. The sums of
-        the losses and of −log p, () each, are those of the last stage; on the others they are 0.
+        All stages are given the same parts, on the device. The sums of the losses and of −log p, () each, are those of
+        the last stage; on the others they are 0.
         """
         shapes = {_shapes(part) for part in parts}
         if len(shapes) > 1:
@@ -100,14 +70,14 @@ class Pipeline:
                 "(batch.size over the processes that read different rows)"
             )
         device = parts[0].tokens.device
-        with scope():
+        with work.forward():
             dtype = self._dtype(device)
         kind = len(parts), *shapes, dtype
         if kind != self._kind:
             self._kind, self._schedule = kind, self._scheduled(parts, dtype)
         assert self._schedule is not None
         sums = torch.zeros((), device=device), torch.zeros((), device=device)
-        self._work = _Work(parts, loss, share, scope, sums)
+        self._step = _Step(parts, work, sums)
         try:
             # the last stage's output is the loss already; torch asks for targets all the same
             self._schedule.step(target=torch.zeros(len(parts)), return_outputs=False)
@@ -115,7 +85,7 @@ class Pipeline:
             self._kind = self._schedule = None  # what was on its way is lost
             raise
         finally:
-            self._work = None
+            self._step = None
         return sums
 
     def _scheduled(self, parts: Sequence[Batch], dtype: torch.dtype) -> Schedule1F1B | ScheduleGPipe:
@@ -124,44 +94,31 @@ class Pipeline:
         arriving = self._boundary(self.stage.layers.start, part.tokens, part.source)
         leaving = [()] if last else self._boundary(self.stage.layers.stop, part.tokens, part.source)
         stage = _TorchStage(
-            self,
-            _like(arriving, dtype),
-            _like(leaving, torch.float32 if last else dtype),
+            _Layers(self),
+            self.stage.number,
+            self.stage.of,
             part.tokens.device,
+            input_args=_like(arriving, dtype),
+            output_args=_like(leaving, torch.float32 if last else dtype),
+            group=self.line.group,
         )
         # fewer parts than stages never fill the pipeline; then both schedules do the same, and torch has it so
         schedule = Schedule1F1B if len(parts) >= self.stage.of else ScheduleGPipe
         return schedule(stage, len(parts), loss_fn=lambda loss, target: loss, scale_grads=False)
 
-    def forward(self, *received: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """One part through this stage: what the next one receives, or on the last stage its share of the loss."""
-        work, part = self._work, self._part
-        assert work is not None and part is not None
-        self._received = received
-        try:
-            with work.scope():
-                loss, _, extras = work.loss(self.model, part)
-        except _Passed as passed:
-            return passed.outputs
-        finally:
-            self._received, self._encoded = (), None
-        work.sums[0].add_(loss.detach())
-        work.sums[1].add_(extras["nll"].detach())
+    def forward(self, number: int, received: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        """A part of the step through this stage: what the next one receives, or the last one's share of the loss."""
+        assert self._step is not None
+        part, work = self._step.parts[number], self._step.work
+        with work.forward():
+            outputs = self._through(part.tokens, inputs(part), received)
+            if not self.stage.is_last:
+                dtype = self._dtype(part.tokens.device)
+                return tuple(output.to(dtype).contiguous() for output in outputs)
+            loss, _, extras = work.loss(self.model, outputs[0], part)
+        self._step.sums[0].add_(loss.detach())
+        self._step.sums[1].add_(extras["nll"].detach())
         return work.share(loss).float()
-
-    @contextmanager
-    def passing(self, number: int, forward: bool) -> Iterator[None]:
-        """Inside, a part of the step goes forward or back; blocks that run again drop the same numbers."""
-        assert self._work is not None
-        part = self._work.parts[number]
-        self._part = part if forward else None
-        try:
-            with following(part.keys):
-                yield
-        except RuntimeError as error:
-            raise error.__cause__ or error from None  # torch wraps what went wrong
-        finally:
-            self._part = None
 
     def collect(self, local: Mapping[str, Tensor]) -> None:
         """After a step's last pass: sum gradients over those that read other rows, and over stages that hold the same.
@@ -191,65 +148,38 @@ class Pipeline:
                 found.append((Ranks(held.index(self.stage.number), len(held), group), names))
         return found
 
-    # ---- what the model's own code finds in place of its methods
+    def _through(self, tokens: Tensor, given: Mapping[str, Any], received: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the next stage goes on with; features (batch, time, d_model) on the last one.
 
-    def _features(self, tokens: Tensor, **given: Any) -> Tensor:
-        """`Transformer.features`, from where the stage before came to; on all stages together outside of training."""
-        if self._part is None:
-            return self._evaluated(tokens, given)
-        outputs = self._through(tokens, given)
-        if self.stage.is_last:
-            return outputs[0]
-        dtype = self._dtype(tokens.device)
-        raise _Passed(tuple(output.to(dtype).contiguous() for output in outputs))
-
-    def _through(self, tokens: Tensor, given: dict[str, Any]) -> tuple[Tensor, ...]:
-        """What the next stage goes on with; features (batch, time, d_model) on the last one."""
-        model, stage = self.model, self.stage
-        if "decoder" in stage.spans and not stage.within("decoder"):
-            model.encode(model._given(given.get("source")))
-            assert self._encoded is not None
-            return (self._encoded,)
-        x = Transformer.features(model, tokens, **given)
-        return (x,) if self._encoded is None or stage.is_last else (self._encoded, x)
-
-    def _embed(self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None = None) -> Tensor:
-        """Embedded tokens where a stack begins, else the hidden states that came (batch, time, d_model).
-
-        They are as wide as embeddings again, whose type decides that of angles; a stack narrows them as it does those.
+        Hidden states that came are made as wide as embeddings again, whose type decides that of angles; a stack narrows
+        them as it does those.
         """
-        if self.stage.begins(self._reading):
-            return Transformer.embed(self.model, tokens, table, segments)
-        return self._received[-1].to(self._wide)
-
-    def _encode(self, source: Source) -> SourceCache:
-        """Keys and values of the source for this stage's layers."""
-        model = self.model
-        assert model.encoder is not None and model.decoder is not None
-        if self.stage.within("encoder"):
-            self._reading = "encoder"
-            try:
-                return Transformer.encode(model, source)
-            finally:
-                self._reading = "decoder"
-        self._encoded = encoded = model.encoder.dropout(self._received[0])
-        return [block.cross.keys_values(encoded) for block in model.decoder.blocks]  # type: ignore[operator,union-attr]
+        model, stage, source = self.model, self.stage, given.get("source")
+        wide = [tensor.to(self._wide) for tensor in received]
+        if len(stage.spans) == 1:
+            return (model.forward_features(tokens, hidden=wide[0] if wide else None, **given),)
+        if stage.within("encoder"):
+            encoded = model.encode(model._given(source), rng=given.get("rng"), hidden=wide[0] if wide else None)
+        else:
+            encoded = received[0]
+        if not stage.within("decoder"):
+            return (encoded,)
+        hidden = None if stage.begins("decoder") else wide[1]
+        x = model.forward_features(tokens, hidden=hidden, encoded=encoded, **given)
+        return (x,) if stage.is_last else (encoded, x)
 
     # ---- evaluation
 
     @torch.no_grad()
-    def _evaluated(self, tokens: Tensor, given: dict[str, Any]) -> Tensor:
+    def _evaluated(self, tokens: Tensor, **given: Any) -> Tensor:
         """Features (batch, time, d_model) on every process, stage after stage."""
         stage, group, device = self.stage, self.line.group, tokens.device
         dtype = self._dtype(device)
         shapes = self._boundary(stage.layers.start, tokens, given.get("source"))
-        self._received = tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
-        for tensor in self._received:
+        received = tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
+        for tensor in received:
             distributed.recv(tensor, group=group, group_src=stage.number - 1)
-        try:
-            outputs = self._through(tokens, given)
-        finally:
-            self._received, self._encoded = (), None
+        outputs = self._through(tokens, given, received)
         if stage.is_last:
             features = outputs[0].to(self._wide).contiguous()
         else:
@@ -325,38 +255,33 @@ class _Layers(nn.Module):
         super().__init__()
         self.model, self.pipeline = pipeline.model, pipeline
 
-    def forward(self, *received: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, *received: Tensor, number: int) -> Tensor | tuple[Tensor, ...]:
         """See `Pipeline.forward`."""
-        return self.pipeline.forward(*received)
+        return self.pipeline.forward(number, received)
 
 
 class _TorchStage(PipelineStage):
-    """torch's stage, which tells which part is on its way."""
+    """torch's stage, which tells its layers which part is on its way."""
 
-    def __init__(
-        self, pipeline: Pipeline, arriving: tuple[Tensor, ...], leaving: tuple[Tensor, ...], device: torch.device
-    ):
-        own = pipeline.stage
-        super().__init__(
-            pipeline._layers,
-            own.number,
-            own.of,
-            device,
-            input_args=arriving,
-            output_args=leaving,
-            group=pipeline.line.group,
-        )
-        self.pipeline = pipeline
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *given: Any, **named: Any) -> Any:
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *given: Any, **named: Any
+    ) -> Any:
         """Part `fwd_chunk_id` forward."""
-        with self.pipeline.passing(fwd_chunk_id, forward=True):
-            return super().forward_one_chunk(fwd_chunk_id, *given, **named)
+        with _unwrapped_errors():
+            return super().forward_one_chunk(fwd_chunk_id, args, {"number": fwd_chunk_id}, *given, **named)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *given: Any, **named: Any) -> None:
         """Part `bwd_chunk_id` back."""
-        with self.pipeline.passing(bwd_chunk_id, forward=False):
+        with _unwrapped_errors():
             super().backward_one_chunk(bwd_chunk_id, *given, **named)
+
+
+@contextmanager
+def _unwrapped_errors() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise error.__cause__ or error from None  # torch wraps what went wrong
 
 
 def _like(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -369,7 +294,3 @@ def _shapes(part: Batch) -> tuple[torch.Size, ...]:
 
 def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, distributed.tensor.DTensor) else parameter
-
-
-def _refuse(*given: Any, **named: Any) -> NoReturn:
-    raise ModelError("a model whose layers are divided into stages can't generate; load its checkpoint on one process")

@@ -7,16 +7,15 @@ as one that tokens are embedded with and logits are made with, is on each of the
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models.base import LanguageModel
 from weft.models.config import EmbeddingHead, EncoderDecoder, TransformerConfig
-from weft.models.heads import Words
-from weft.models.transformer import BLOCK_CALLS, Stack, Transformer
-from weft.nn.dropout import next_call
+from weft.models.heads import TokenHead
+from weft.models.transformer import Stack, Transformer
 from weft.parallel.mesh import Mesh
 
 
@@ -119,7 +118,7 @@ def cut(model: LanguageModel, mesh: Mesh) -> Stage:
     assert isinstance(model, Transformer)
     spans, of = _spans(model.config), mesh.layout.pipeline
     total = max(span.stop for span in spans.values())
-    tied = any(isinstance(module, Words) and module.weight is None for module in model.output.modules())
+    tied = any(isinstance(module, TokenHead) and module.weight is None for module in model.output.modules())
     biases = any(isinstance(module, Stack) and module.position.biases for module in model.modules())
     shared = model.source_embedding is None and len(spans) == 2
     layers = [range(stage * total // of, (stage + 1) * total // of) for stage in range(of)]
@@ -137,29 +136,9 @@ def cut(model: LanguageModel, mesh: Mesh) -> Stage:
 
 
 def _cut_stack(stack: Stack, name: str, stage: Stage) -> None:
-    own = stage.within(name)
     blocks = nn.ModuleList()
-    for layer in own:
+    for layer in stage.within(name):
         blocks.add_module(str(layer), stack.blocks[layer])
     stack.blocks = blocks
     if not stage.ends(name):
         stack.norm = None
-    if not stage.begins(name):
-        stack.position.embed = lambda x, positions: x  # type: ignore[method-assign]
-        stack.embedding_norm = None
-        before = own[0] if own else len(stage.spans[name])
-        stack.dropout = Skipped(bool(stack.dropout.p) + BLOCK_CALLS * before)  # type: ignore[assignment]
-
-
-class Skipped(nn.Module):
-    """Counts the dropouts of a stack that came before this stage: those here have the numbers of one process."""
-
-    def __init__(self, calls: int):
-        super().__init__()
-        self.calls = calls
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x, whatever its shape."""
-        if self.training:
-            next_call(self.calls)
-        return x

@@ -23,14 +23,14 @@ from torch.distributed.tensor.parallel import (
 )
 
 from weft.layout import Layout
+from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
-from weft.models.heads import PretrainingPair, Words
+from weft.models.recurrent import Recurrent
 from weft.models.transformer import Stack, Transformer
 from weft.nn.attention import CrossAttention, SelfAttention
 from weft.nn.block import Block, Sublayer
 from weft.nn.dropout import Part
 from weft.nn.feedforward import Gated, Plain
-from weft.nn.loss import Readout
 from weft.parallel.plan import Placement, placement, plan
 
 # with a gradient; torch 2.13 has renamed it
@@ -71,9 +71,7 @@ def _dividing_tokens(name: str, stack: Stack, model: LanguageModel) -> dict[str,
     styles: dict[str, ParallelStyle] = {}
     if "0" in here:
         styles[f"{name}.blocks.0"] = PrepareModuleInput(
-            input_layouts=(Replicate(), None, None, None),
-            desired_input_layouts=(Shard(1), None, None, None),
-            use_local_output=True,
+            input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=True
         )
     if str(layers - 1) in here:
         styles[name] = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
@@ -124,17 +122,13 @@ def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
             module.widths = [width // parts for width in module.widths]
         if isinstance(module, Plain | Gated):
             module.dropout.part = Part(-1, rank, parts)
+        if isinstance(module, Gated):
+            module.swiglu = None  # its gradient needs the whole matrix
         if isinstance(module, Sublayer) and layout.sequence:
             module.dropout.part = Part(1, rank, parts)
     if stack.position.biases and len(stack.blocks):
         heads = next(block.attention.heads for block in stack.blocks if isinstance(block, Block))
-        whole = stack.position.bias
-
-        def bias(queries: Tensor, keys: Tensor) -> Tensor | None:
-            found = whole(queries, keys)
-            return None if found is None else found[:, rank * heads : (rank + 1) * heads]
-
-        stack.position.bias = bias  # type: ignore[method-assign]
+        stack.position.heads_here = slice(rank * heads, (rank + 1) * heads)
 
 
 # ---- words
@@ -142,17 +136,39 @@ def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
 
 @dataclass(frozen=True)
 class Across:
-    """The processes that divide the words (`nn.loss.Across`)."""
+    """The processes that divide the words (`nn.loss.Across`): each has `own` of them, the last one perhaps fewer."""
 
     group: Any
-    first: int
+    rank: int
+    parts: int
     vocab_size: int
+
+    @property
+    def own(self) -> int:
+        return -(-self.vocab_size // self.parts)
+
+    @property
+    def first(self) -> int:
+        return self.rank * self.own
 
     def sum_(self, tensor: Tensor) -> None:
         distributed.all_reduce(tensor, group=self.group)
 
     def max_(self, tensor: Tensor) -> None:
         distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self.group)
+
+    def local(self, table: Tensor) -> Tensor:
+        return table.to_local() if isinstance(table, DTensor) else table
+
+    def gather(self, logits: Tensor) -> Tensor:
+        own = nn.functional.pad(logits, (0, self.own - logits.shape[-1])).movedim(-1, 0).contiguous()
+        if torch.is_grad_enabled():
+            gathered = _gather(own, 0, self.group)
+        else:  # torch 2.11 has no such operation in inference mode
+            pieces = [torch.empty_like(own) for _ in range(self.parts)]
+            distributed.all_gather(pieces, own, group=self.group)
+            gathered = torch.cat(pieces)
+        return gathered.movedim(0, -1)[..., : self.vocab_size]
 
 
 def _split_words(model: LanguageModel, mesh: DeviceMesh) -> None:
@@ -162,39 +178,10 @@ def _split_words(model: LanguageModel, mesh: DeviceMesh) -> None:
             owner, _, last = name.rpartition(".")
             table = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
             model.get_submodule(owner).register_parameter(last, nn.Parameter(table, parameter.requires_grad))
-    output = model.output.words if isinstance(model.output, PretrainingPair) else model.output
-    if isinstance(model, Transformer) and not isinstance(output, Words):
-        return
-    group, rank, parts = mesh.get_group(), mesh.get_local_rank(), mesh.size()
-    vocab_size: int = model.config.vocab_size  # type: ignore[attr-defined]
-    each = -(-vocab_size // parts)
-    across = Across(group, rank * each, vocab_size)
-    whole: Callable[[Tensor], Readout] = model.readout  # type: ignore[assignment]
-
-    def readout(features: Tensor) -> Readout:
-        found = whole(features)
-        bias = None if found.bias is None else _local(found.bias)
-        return found._replace(weight=_local(found.weight), bias=bias, across=across)
-
-    def logits(features: Tensor, *rest: Any) -> Tensor:
-        """All words' (…, vocab_size), on every process."""
-        own = readout(features).logits()
-        own = nn.functional.pad(own, (0, each - own.shape[-1]))  # the last process may have fewer
-        own = own.movedim(-1, 0).contiguous()
-        if torch.is_grad_enabled():
-            gathered = _gather(own, 0, group)
-        else:  # torch 2.11 has no such operation in inference mode
-            pieces = [torch.empty_like(own) for _ in range(parts)]
-            distributed.all_gather(pieces, own, group=group)
-            gathered = torch.cat(pieces)
-        return gathered.movedim(0, -1)[..., :vocab_size]
-
-    model.readout = readout  # type: ignore[assignment]
-    if isinstance(output, Words):
-        output.forward = logits  # type: ignore[method-assign,assignment]
+    across = Across(mesh.get_group(), mesh.get_local_rank(), mesh.size(), model.config.vocab_size)  # type: ignore[attr-defined]
+    if isinstance(model, Transformer):
+        if model.token_head is not None:
+            model.token_head.across = across
     else:
-        model.head = logits  # type: ignore[method-assign]
-
-
-def _local(table: Tensor) -> Tensor:
-    return table.to_local() if isinstance(table, DTensor) else table
+        assert isinstance(model, Recurrent | Bahdanau)
+        model.across = across

@@ -55,7 +55,7 @@ class ObjectiveConfig(Config):
             raise ConfigError(f"model.head.kind = '{head}': objective '{self.kind}' needs {self.needs}")
 
 
-class WordObjective(ObjectiveConfig):
+class TokenObjective(ObjectiveConfig):
     """What objectives share whose targets are tokens that a decoder writes.
 
     `smoothing` moves that much probability from the target to all tokens alike (Szegedy et al. 2016);
@@ -66,7 +66,7 @@ class WordObjective(ObjectiveConfig):
     z_loss: NonNegativeFloat = 0.0
 
 
-class NextToken(WordObjective):
+class NextToken(TokenObjective):
     """Each token from those before it: −log p, summed over the places that the loss mask keeps."""
 
     makes = "a language model"
@@ -79,7 +79,7 @@ class NextToken(WordObjective):
     kind: Literal["next-token"] = "next-token"
 
 
-class Spans(WordObjective):
+class Spans(TokenObjective):
     """Spans of the text are cut out, and written one after the other (T5; Raffel et al. 2020).
 
     `rate` of the tokens are cut out, in spans of `mean` tokens.
@@ -112,7 +112,7 @@ class Languages(Config):
     writes: str | None = None
 
 
-class Pairs(WordObjective):
+class Pairs(TokenObjective):
     """One text from another: translation, summaries, answers. `source` and `target` name the columns.
 
     A model of several `languages` is told by special tokens which ones it reads and writes.
@@ -131,7 +131,7 @@ class Pairs(WordObjective):
     languages: Languages | None = None
 
 
-class Chat(WordObjective):
+class Chat(TokenObjective):
     """Conversations: lists of messages in `column`. Only the assistant's replies are targets."""
 
     makes = "a chat model"

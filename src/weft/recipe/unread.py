@@ -6,7 +6,7 @@ from weft.data.config import FilesSplit, HashSplit, NoSplit
 from weft.errors import ConfigError, suggestion
 from weft.models.config import NGram, TransformerConfig
 from weft.recipe.config import Recipe
-from weft.recipe.objective import WordObjective
+from weft.recipe.objective import TokenObjective
 
 LARGEST_SEED = 2**62  # torch's generators take eight bytes, and evaluations and further attempts count up from here
 
@@ -93,7 +93,7 @@ def _of_counting(recipe: Recipe) -> Iterator[str]:
         yield f"init = '{recipe.init}': {counted}, from nothing; train on both texts instead"
     if recipe.steps not in (None, 1):
         yield f"steps = {recipe.steps}: {counted}; leave it out"
-    if isinstance(recipe.objective, WordObjective) and (recipe.objective.smoothing or recipe.objective.z_loss):
+    if isinstance(recipe.objective, TokenObjective) and (recipe.objective.smoothing or recipe.objective.z_loss):
         key = "smoothing" if recipe.objective.smoothing else "z_loss"
         yield f"objective.{key}: {counted}; counts are smoothed by model.smoothing"
     if recipe.evaluate.patience is not None:

@@ -1,4 +1,4 @@
-"""`model.features` through torch.compile for the time of a run.
+"""A model's passes through torch.compile for the time of a run.
 
 On a GPU the passes of a step are also captured as CUDA graphs, forward and backward, and replayed: a small model's step
 is hundreds of kernels that the GPU finishes faster than the host can launch them. That needs steps of one shape, each
@@ -12,26 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.models.base import LanguageModel
-from weft.models.recurrent import keep_states_out_of_graphs
-from weft.models.transformer import Transformer, keep_blocks_out_of_graphs
+from weft.models.base import LanguageModel, Pass
+from weft.models.transformer import Transformer
+from weft.nn.attention_mask import map_blocks
 from weft.recipe.config import SettledRecipe
 from weft.training.loader import Loader
 from weft.training.worker import Worker
 
 
 class Compiled:
-    """Takes the place of a model's `features`."""
+    """A pass over whole sequences, compiled."""
 
-    def __init__(self, model: LanguageModel, capture: bool):
-        keep_blocks_out_of_graphs()
-        keep_states_out_of_graphs()
-        self.plain = torch.compile(model.features)
-        self.captured = torch.compile(model.features, mode="reduce-overhead") if capture else None
+    def __init__(self, features: Pass, capture: bool):
+        self.plain = torch.compile(features)
+        self.captured = torch.compile(features, mode="reduce-overhead") if capture else None
         self.whole = True  # whether the coming step is one forward and one backward pass
 
     def __call__(self, *args: Any, **given: Any) -> Tensor:
-        """As `features`. What a replayed pass returns is overwritten by the next one."""
+        """As the pass. What a replayed one returns is overwritten by the next one."""
         if self.captured is None or not self.whole or not torch.is_grad_enabled():
             return self.plain(*args, **given)
         torch.compiler.cudagraph_mark_step_begin()
@@ -47,13 +45,22 @@ def can_be_captured(recipe: SettledRecipe, model: LanguageModel, loader: Loader,
 
 @contextmanager
 def compiled(model: LanguageModel, wanted: bool, capture: bool) -> Iterator[Compiled | None]:
-    """The model with compiled passes, if that is wanted; afterwards the class's own again."""
+    """Inside, the model's passes are compiled, if that is wanted."""
     if not wanted:
         yield None
         return
-    passes = Compiled(model, capture)
-    model.features = passes
-    try:
+    passes = Compiled(_without_maps(model), capture)
+    with model.wrapped(lambda features: passes):
         yield passes
-    finally:
-        del model.features
+
+
+def _without_maps(model: LanguageModel) -> Pass:
+    """The model's pass. FlexAttention's maps stay out of graphs: made in one, they read out of bounds (torch 2.11)."""
+    if not isinstance(model, Transformer):
+        return model.forward_features
+    outside = torch.compiler.disable(map_blocks)
+
+    def features(tokens: Tensor, **given: Any) -> Tensor:
+        return model.forward_features(tokens, map_blocks=outside, **given)
+
+    return features

@@ -155,8 +155,9 @@ class Objective(ABC, Generic[S]):
         return self.recipe.data.validation.kind != "none"
 
     @abstractmethod
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The sum of the losses of a batch, the count of its targets, and extras.
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+        """The sum of the losses of a batch of which the model has made these features, the count of its targets, and
+        extras.
 
         Sum and count stay apart because the trainer divides by the count of the whole step, over all parts of a batch
         and all processes; so dividing a batch never changes the gradient. Extras are sums too, without a gradient:
@@ -186,7 +187,8 @@ class Objective(ABC, Generic[S]):
         total, targets, right, asked = 0.0, 0, 0, 0
         with evaluating(model) as device:
             for batch in batches:
-                _, _, extras = self.loss(model, batch.to(device))
+                here = batch.to(device)
+                _, _, extras = self.loss(model, model.read(here), here)
                 total += float(extras["nll"])
                 targets += batch.count
                 if "next_correct" in extras:
@@ -214,10 +216,3 @@ class Objective(ABC, Generic[S]):
     def cannot(self, verb: str) -> ConfigError:
         """The error for what a run with this objective didn't learn."""
         return ConfigError(f"{self.folder.path}: this run is {self.settings.makes}; it can't {verb}")
-
-
-def model_inputs(batch: Batch) -> dict[str, Any]:
-    """What a batch holds besides its tokens, as keyword arguments of `model.features`."""
-    given = {key: getattr(batch, key) for key in ("positions", "documents", "mask", "segments", "source")}
-    given |= {"runs": batch.runs or None}
-    return {key: value for key, value in given.items() if value is not None}

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from weft.errors import ConfigError
 from weft.machine import processor, products
 from weft.nn.block import Block
+from weft.nn.dropout import RowRng
 from weft.nn.linear import Linear
 from weft.recipe.config import Precision
 
@@ -121,15 +122,15 @@ def slow_precision(precision: Precision, device: torch.device) -> str | None:
 # ---- eight bits
 
 EIGHT = torch.float8_e4m3fn
-LARGEST = torch.finfo(EIGHT).max
+MAX_EIGHT = torch.finfo(EIGHT).max
 SIXTEEN = 16  # sizes of eight-bit products are multiples of it
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (N, K) in eight bits and the scale (N, 1) that undoes it, x ≈ x8 · scale; a row's largest is the type's."""
     x = x.float()
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST
-    return (x / scale).clamp(-LARGEST, LARGEST).to(EIGHT), scale
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / MAX_EIGHT
+    return (x / scale).clamp(-MAX_EIGHT, MAX_EIGHT).to(EIGHT), scale
 
 
 def eight_bit_product(
@@ -168,7 +169,7 @@ class _EightBitLinear(torch.autograd.Function):
 class EightBitLinear(Linear):
     """A linear layer with eight-bit products under autocast, a plain one elsewhere; its weights stay as they are."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
         """(…, in_features) → (…, out_features)."""
         device = x.device.type
         if not torch.is_autocast_enabled(device) or (x.numel() // self.in_features) % SIXTEEN:

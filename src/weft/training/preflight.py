@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from weft.costs.units import byte_size
 from weft.data.batch import Batch
 from weft.errors import RunError, out_of_memory
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, Pass
 from weft.training.learner import Learner
 from weft.training.loader import Loader
 from weft.training.memory import place, total_memory
@@ -174,25 +174,20 @@ class _Enough(BaseException):  # not an error, and no evaluation may take it for
 @contextmanager
 def one_pass(model: LanguageModel) -> Iterator[None]:
     """End what is done inside when it wants to read a second batch: the first has shown whether it fits."""
-    read, own, passes = model.features, vars(model).get("features"), 0
+    passes = 0
 
-    def features(*args: Any, **given: Any) -> torch.Tensor:
-        nonlocal passes
-        passes += 1
-        if passes > 1:
-            raise _Enough
-        return read(*args, **given)
+    def around(features: Pass) -> Pass:
+        def first(*args: Any, **given: Any) -> torch.Tensor:
+            nonlocal passes
+            passes += 1
+            if passes > 1:
+                raise _Enough
+            return features(*args, **given)
 
-    model.features = features
-    try:
+        return first
+
+    with suppress(_Enough), model.wrapped(around):
         yield
-    except _Enough:
-        return
-    finally:
-        if own is None:
-            del model.features
-        else:
-            model.features = own
 
 
 def peak_memory(device: torch.device) -> int:

@@ -9,8 +9,7 @@ from torch import Tensor, optim
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
-from weft.nn.dropout import following
-from weft.nn.recurrent import carrying
+from weft.nn.recurrent import Carried
 from weft.parallel.passes import Parallel, Work
 from weft.recipe.config import Precision
 from weft.training.objective import Loss
@@ -19,7 +18,7 @@ from weft.training.precision import autocast
 
 # The loss scale of fp16: where it starts, and after how many steps without overflow it doubles.
 FIRST_SCALE = 2.0**16
-CALM = 2000
+GROWTH_INTERVAL = 2000
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class OptimisationStep:
 
     parallel: Parallel
     optimizer: optim.Optimizer
-    loss: Callable[[LanguageModel, Batch], Loss]
+    loss: Callable[[LanguageModel, Tensor, Batch], Loss]
     device: torch.device
     precision: Precision = "fp32"
     clip: float = 0.0
@@ -77,8 +76,8 @@ class OptimisationStep:
         work = Work(
             self.loss,
             lambda loss: loss / count if scale is None else loss / count * scale,
-            self.around,
             lambda: autocast(self.precision, self.device),
+            self.carried,
         )
         loss_sum, nll_sum = self.parallel.backward([part.to(self.device) for part in parts], work)
         self._share_states(parts)
@@ -88,24 +87,18 @@ class OptimisationStep:
         return loss_sum / count, nll_sum / count, own
 
     @contextmanager
-    def around(self, part: Batch) -> Iterator[None]:
-        """Inside, both passes of a part: dropout follows its rows, and states go on from row to row."""
-        with following(part.keys, part.runs), self.carried(part):
-            yield
-
-    @contextmanager
-    def carried(self, part: Batch) -> Iterator[None]:
-        """Inside, a recurrent model reads rows on from where the step before left them, if the recipe has them go on.
+    def carried(self, part: Batch) -> Iterator[Carried | None]:
+        """What a recurrent model reads on from, if the recipe has rows continue those of the step before.
 
         The states belong to the optimizer's, and are saved with them: states (parts, layers, lanes, d_model).
         """
         if part.lanes is None or part.begins is None:
-            yield
+            yield None
             return
         kept = self.optimizer.state["carried"]  # type: ignore[index]
         begun = kept["states"][:, :, part.lanes].masked_fill(part.begins[:, None], 0.0) if kept else None
-        with carrying(begun) as carried:
-            yield
+        carried = Carried(begun)
+        yield carried
         assert carried.state is not None, "a recurrent model was read"
         ended = carried.state.float()
         ended = torch.where(ended.isfinite().all(-1, keepdim=True), ended, 0.0)  # trouble must not go on from here
@@ -145,8 +138,8 @@ class OptimisationStep:
         update(self.optimizer, _excess(norm, self.clip) * scale if self.clip else scale, held)
         self.parallel.clear()
         calm = torch.where(finite, calm + 1.0, 0.0)
-        state["scale"] = scale * torch.where(finite, torch.where(calm < CALM, 1.0, 2.0), 0.5)
-        state["calm"] = torch.where(calm < CALM, calm, 0.0)
+        state["scale"] = scale * torch.where(finite, torch.where(calm < GROWTH_INTERVAL, 1.0, 2.0), 0.5)
+        state["calm"] = torch.where(calm < GROWTH_INTERVAL, calm, 0.0)
         return StepResult(loss, nll, shown, count, sum(part.read for part in parts), discarded)
 
 

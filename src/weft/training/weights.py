@@ -12,7 +12,7 @@ from weft.errors import ConfigError, RunError
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import TransformerConfig
-from weft.models.heads import WordHead
+from weft.models.heads import LMHead
 from weft.models.transformer import Transformer
 from weft.nn.init import empty_weights
 from weft.progress import warn
@@ -70,7 +70,7 @@ def written_in(recipe: Recipe, model: LanguageModel, device: torch.device) -> to
     every weight for every token.
     """
     assert isinstance(model, Transformer)
-    if model.decoder is None or not isinstance(model.output, WordHead) or device.type != "cuda":
+    if model.decoder is None or not isinstance(model.output, LMHead) or device.type != "cuda":
         return torch.float32
     own = model.embedding.weight.dtype
     return torch.bfloat16 if own == torch.float32 and recipe.precision in ("bf16", "fp8") else own

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from weft.decode.fast.onednn import packed_product
 from weft.decode.fast.products import Dynamic4
 from weft.decode.fast.quantize import QuantizedLinear
+from weft.models import heads
 from weft.models.config import Decoder, EncoderDecoder, LMHead
-from weft.models.heads import WordHead
 from weft.models.transformer import SourceCache, Transformer, TransformerState
 from weft.nn.config import Attention
 from weft.nn.feedforward import Gated
@@ -119,7 +119,7 @@ class CPUFastPath:
         model, self.packed = self.model, True
         assert model.decoder is not None
         self.layers = [_Layer(block, True) for block in model.decoder.blocks]
-        if type(model.output) is WordHead and model.output.softcap is None:
+        if type(model.output) is heads.LMHead and model.output.softcap is None:
             table = model.embedding.weight if model.output.weight is None else model.output.weight
             self.words = packed_product(model.output, table, model.output.bias)
 

@@ -173,7 +173,7 @@ class CUDAFastPath(FusedLayers):
     def _words(self, x: Tensor) -> Tensor:
         """x (batch, d_model) → logits (batch, vocab_size)."""
         head, stack = self.model.output, self.model.decoder
-        assert isinstance(head, heads.WordHead) and stack is not None and stack.norm is not None
+        assert isinstance(head, heads.LMHead) and stack is not None and stack.norm is not None
         found = None
         if x.shape[0] == 1 and head.scale is None:
             if isinstance(head, QuantizedHead):

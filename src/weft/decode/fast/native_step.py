@@ -106,11 +106,11 @@ class NativeStep:
     def _head(self) -> native.Matrix | None:
         """The table that gives the logits, where features times it is all that the head does."""
         head = self.model.output
-        if not isinstance(head, heads.WordHead) or head.scale is not None:
+        if not isinstance(head, heads.LMHead) or head.scale is not None:
             return None
         if isinstance(head, QuantizedHead):
             return self._matrix(head.words) if isinstance(head.words.product, Native) else None
-        if type(head) is not heads.WordHead or head.bias is not None:
+        if type(head) is not heads.LMHead or head.bias is not None:
             return None
         table = self.model.embedding.weight if head.weight is None else head.weight
         return native.matrix(table.detach(), table.shape)

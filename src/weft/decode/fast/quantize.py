@@ -21,6 +21,7 @@ from weft.errors import ConfigError, ModelError
 from weft.models import heads
 from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
+from weft.nn.dropout import RowRng
 from weft.nn.lora import LowRank
 from weft.nn.softcap import capped
 from weft.progress import bar
@@ -36,20 +37,20 @@ class QuantizedLinear(nn.Module):
         self.product = product(weight, dtype)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
         y = self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.product.N)
         return y if self.bias is None else y + self.bias
 
 
-class QuantizedHead(heads.WordHead):
+class QuantizedHead(heads.LMHead):
     """Features to words through a quantized table, which a tied model has beside its embeddings."""
 
-    def __init__(self, head: heads.WordHead, words: QuantizedLinear):
+    def __init__(self, head: heads.LMHead, words: QuantizedLinear):
         nn.Module.__init__(self)
         self.scale, self.softcap, self.weight, self.words = head.scale, head.softcap, None, words
         self.dense = head.dense
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, vocab_size)."""
         return capped(self.words(self.prepare(features)), self.softcap)
 
@@ -140,7 +141,7 @@ class _Place(NamedTuple):
         """Its weight and bias."""
         if self.name == HEAD:
             head = model.output
-            assert isinstance(head, heads.WordHead)
+            assert isinstance(head, heads.LMHead)
             return (model.embedding.weight if head.weight is None else head.weight), head.bias
         part = model.get_submodule(self.name)
         whole = part.merge() if isinstance(part, LowRank) else part
@@ -149,7 +150,7 @@ class _Place(NamedTuple):
     def put(self, model: Transformer, part: QuantizedLinear) -> None:
         """Replace it."""
         if self.name == HEAD:
-            assert isinstance(model.output, heads.WordHead)
+            assert isinstance(model.output, heads.LMHead)
             model.output = QuantizedHead(model.output, part)
         else:
             model.set_submodule(self.name, part)
@@ -158,5 +159,5 @@ class _Place(NamedTuple):
 def _places(model: Transformer, bits: Bits) -> list[_Place]:
     """All linear layers, and the table that gives the logits, with 4 bits in 8."""
     linear = [_Place(name, bits) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    head = [_Place(HEAD, "bf16" if bits == "bf16" else "int8")] if type(model.output) is heads.WordHead else []
+    head = [_Place(HEAD, "bf16" if bits == "bf16" else "int8")] if type(model.output) is heads.LMHead else []
     return linear + head

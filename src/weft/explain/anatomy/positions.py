@@ -4,7 +4,7 @@ from typing import Any
 
 from weft.explain.anatomy.parts import Code, Part, code, dims, keys, size
 from weft.models.transformer import Stack
-from weft.nn import attention, position
+from weft.nn import position
 from weft.nn.position_config import (
     ALiBi,
     Disentangled,
@@ -66,13 +66,13 @@ def scored_positions(chosen: PositionConfig, settings: Any, stack: Stack, module
             sources = (code(position.T5Bias.bias), code(position.T5Bias.bucket))
             return Part("positions, t5", "scores + b[bucket(j − i), head]", settings=names, code=sources, note=note)
         case Disentangled():
-            formula, made = "q kᵀ + q k_Δᵀ + q_Δ kᵀ, where q_Δ, k_Δ = Δ W", attention.SelfAttention._by_distance
+            formula, made = "q kᵀ + q k_Δᵀ + q_Δ kᵀ, where q_Δ, k_Δ = Δ W", module.mix
             names = keys(settings, "position.kind", "position.buckets", "position.max_distance")
             sources = (code(made), code(position.Disentangled.distances))
             return Part("positions, disentangled", formula, settings=names, code=sources)
         case Relative():
             own = module.relative_keys.numel() + module.relative_values.numel()
-            names, sources = keys(settings, "position.kind", "position.max_distance"), module.reference
+            names, sources = keys(settings, "position.kind", "position.max_distance"), module.mix
             formula = "softmax(q(k + a_k[j − i])ᵀ · scale)(v + a_v[j − i])"
             return Part(
                 "positions, relative", formula, f"2 × {dims(chosen.rows, K)}", own, names, (code(sources.__func__),)

@@ -10,8 +10,10 @@ from weft.models import heads
 from weft.models.config import Encoder
 from weft.models.transformer import Stack, Transformer
 from weft.nn import attention, block, feedforward, norm
+from weft.nn.attention_paths import attend
 from weft.nn.config import Block as BlockConfig
 from weft.nn.config import Gated, LayerNorm
+from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
 
 def transformer_columns(model: Transformer) -> tuple[Part, ...]:
@@ -265,7 +267,7 @@ def _scores(settings: BlockConfig, causal: bool, queries: str, sources: str) -> 
         f"softmax({scores}{mask}) v; {root}",
         f"{dims('B', H, queries, sources)} weights → {dims('B', queries, H * K)}",
         settings=keys(settings, "attention.scale", "attention.dropout" if chosen.dropout else "attention.scale"),
-        code=(code(attention.reference_attention), code(attention.probabilities), code(attention.SelfAttention.attend)),
+        code=(code(reference_attention), code(masked_softmax), code(attend)),
         note=(shared + (seen if mask else "")).removeprefix("; "),
     )
 
@@ -308,10 +310,10 @@ def _heads(model: Transformer) -> tuple[Part, ...]:
     settings, module = model.config, model.output
     source: tuple[Code, ...]
     match module:
-        case heads.WordHead():
+        case heads.LMHead():
             back = () if module.dense is None else (_back(settings, module.dense),)
             return (*back, _words(model, module))
-        case heads.MaskedWordHead():
+        case heads.MaskedLMHead():
             return (_transform(settings, module), _words(model, module))
         case heads.PretrainingPair():
             # both heads read the same features; a diagram has them in one box
@@ -345,7 +347,7 @@ def _heads(model: Transformer) -> tuple[Part, ...]:
 def _back(settings: Any, dense: Any) -> Part:
     """From the layers' width to the embeddings'."""
     shape = f"{dims('B', 'T', settings.d_model)} → {dims('B', 'T', settings.width)}"
-    made = (code(heads.WordHead.prepare),)
+    made = (code(heads.LMHead.prepare),)
     return Part("projection back", "x W", shape, size(dense), keys(settings, "d_embedding"), made, box="Projection")
 
 
@@ -353,15 +355,15 @@ def _before(transform: heads.Transform) -> str:
     return f"norm(f(x W_t{with_bias(transform.dense.bias is not None)}))"
 
 
-def _transform(settings: Any, module: heads.MaskedWordHead) -> Part:
+def _transform(settings: Any, module: heads.MaskedLMHead) -> Part:
     D, E, f = settings.d_model, settings.width, settings.head.activation
     own = size(module.dense) + size(module.norm)
     shape = f"{dims('B', 'T', D)} → {'the same' if E == D else dims('B', 'T', E)}"
-    kind, source = keys(settings, "head.kind", "head.activation"), (code(heads.MaskedWordHead.prepare),)
+    kind, source = keys(settings, "head.kind", "head.activation"), (code(heads.MaskedLMHead.prepare),)
     return Part("transform", f"norm({f}(x W + b))", shape, own, kind, source, box="Transform", detail=f"{D} → {E}, {f}")
 
 
-def _words(model: Transformer, module: heads.Words) -> Part:
+def _words(model: Transformer, module: heads.TokenHead) -> Part:
     settings: Any = model.config
     D, V, tied = settings.width, settings.vocab_size, module.weight is None
     own = sum(weight.numel() for weight in (module.weight, module.bias) if weight is not None)
@@ -372,7 +374,7 @@ def _words(model: Transformer, module: heads.Words) -> Part:
     formula = f"logits = {product}; p = softmax(logits)"
     return Part(
         "logits", formula, f"{dims('B', 'T', D)} → {dims('B', 'T', f'{V:,}')}", own,
-        keys(settings, "head.kind", "head.tied", "head.bias", "head.scale"), (code(heads.Words.forward),),
+        keys(settings, "head.kind", "head.tied", "head.bias", "head.scale"), (code(heads.TokenHead.forward),),
         note="tied: the table of the embeddings, counted there" if tied else "", box="Logits", detail=f"{D} → {V:,}",
     )  # fmt: skip
 

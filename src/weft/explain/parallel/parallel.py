@@ -21,10 +21,12 @@ from weft.config import Config
 from weft.errors import ConfigError
 from weft.explain.parallel.ranks import Collective, Meter, gathered, simulated
 from weft.nn import config, position, position_config
-from weft.nn.attention import QKV, AttentionMask, SelfAttention, reference_attention
+from weft.nn.attention import SelfAttention
+from weft.nn.attention_mask import AttentionMask
 from weft.nn.feedforward import Plain
 from weft.nn.mask import Mask
 from weft.nn.norm import LayerNorm
+from weft.nn.scaled_dot_product import QKV, reference_attention
 
 Cut = Literal["columns", "rows"]
 WHOLE, TOKENS, FEATURES = Replicate(), Shard(1), Shard(2)  # of activations, (batch, time, width)

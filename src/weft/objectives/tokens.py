@@ -1,7 +1,7 @@
 """What objectives share whose targets are tokens that a decoder writes."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -12,19 +12,19 @@ from weft.data.batch import Batch, Frame
 from weft.decode.translate import RATIO, Direction, Translator
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
-from weft.nn.loss import Readout, cross_entropy, linear_cross_entropy
+from weft.nn.loss import cross_entropy, linear_cross_entropy
 from weft.objectives.languages import ANY, Asked, direction
 from weft.recipe import objective as config
-from weft.training.objective import Loss, Objective, model_inputs
+from weft.training.objective import Loss, Objective
 
-W = TypeVar("W", bound=config.WordObjective)
+W = TypeVar("W", bound=config.TokenObjective)
 
 
-class WordObjective(Objective[W]):
+class TokenObjective(Objective[W]):
     """−log p of each target."""
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return word_loss(self.settings, model, batch)
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+        return token_loss(self.settings, model, features, batch)
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """Loss and perplexity of the targets."""
@@ -32,7 +32,7 @@ class WordObjective(Objective[W]):
         return found | {"perplexity": math.exp(min(700.0, found["loss"]))}
 
 
-class TranslationObjective(WordObjective[W]):
+class TranslationObjective(TokenObjective[W]):
     """The same for a model that reads one text and writes another."""
 
     @cached_property
@@ -54,7 +54,7 @@ class TranslationObjective(WordObjective[W]):
         return Translator(model, self.tokenizers.source, self.tokenizers.target, found, self.length, ratio)
 
 
-def word_loss(settings: config.WordObjective, model: LanguageModel, batch: Batch) -> Loss:
+def token_loss(settings: config.TokenObjective, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
     """−log p of each target, summed over the loss mask.
 
     The extra `nll` is the plain −log p without smoothing and z-loss, of which perplexity is made.
@@ -63,10 +63,9 @@ def word_loss(settings: config.WordObjective, model: LanguageModel, batch: Batch
     targets = batch.targets.flatten()
     mask = batch.loss_mask.flatten() if batch.loss_mask is not None else None
     count = targets.numel() if mask is None else mask.sum()
-    features = model.features(batch.tokens, **model_inputs(batch))
-    readout: Callable[[Tensor], Readout] | None = getattr(model, "readout", None)
+    readout = model.readout(features)
     if readout is not None:
-        loss, nll = linear_cross_entropy(readout(features), targets, mask, terms)
+        loss, nll = linear_cross_entropy(readout, targets, mask, terms)
         return loss, count, {"nll": nll}
     logits = model.head(features).flatten(0, 1)
     losses = cross_entropy(logits, targets, terms)
