@@ -371,11 +371,11 @@ def test_coverage_lowers_the_score_by_what_was_left_out(kind: str) -> None:
         for text in found:
             # the same weights, from one reading of the whole text
             seen: list[torch.Tensor] = []
-            hook = model.alignment.register_forward_hook(lambda module, given, weights, seen=seen: seen.append(weights))
+            stop = model.alignment.watch(seen.append)
             one = Source(source.tokens[row : row + 1], source.mask[row : row + 1])
             with torch.no_grad():
                 model(torch.tensor([[2, *text.ids[:-1]]]), source=one)
-            hook.remove()
+            stop()
             weights = seen[0].mean(1) if seen[0].dim() == 4 else seen[0]
             total = weights[0].sum(0)[one.mask[0]]
             expected = text.logprob / len(text.ids) + 0.7 * float(total.clamp(max=1.0).log().sum())

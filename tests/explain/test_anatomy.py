@@ -12,10 +12,11 @@ from weft.models import config, smoothing
 from weft.models.build import build
 from weft.models.config import Encoder
 from weft.models.presets import PRESETS, preset
-from weft.nn.attention import SelfAttention, reference_attention
+from weft.nn.attention import SelfAttention
 from weft.nn.config import Attention, LayerNorm, RMSNorm
 from weft.nn.init import empty_weights
 from weft.nn.position_config import ALiBi, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
+from weft.nn.scaled_dot_product import reference_attention
 
 SMALL = preset("gpt-tiny")
 ENCODER: Encoder = preset("bert-tiny")

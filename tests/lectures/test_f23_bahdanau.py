@@ -23,10 +23,10 @@ class Copies:
 def weights(model: Model, copies: Copies) -> tuple[Tensor, Tensor]:
     """Logits, and the weights (batch, target time, source time) that the tap sees."""
     seen: list[Tensor] = []
-    hook = model.attention.weights.register_forward_hook(lambda module, given, result: seen.append(result))
+    stop = model.attention.probabilities.watch(seen.append)
     with torch.no_grad():
         logits = model(copies.inputs, source=copies)
-    hook.remove()
+    stop()
     return logits, seen[0]
 
 

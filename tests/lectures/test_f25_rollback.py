@@ -46,8 +46,8 @@ def test_batches_whose_loss_is_nan_are_survived(tmp_path: Path, monkeypatch: pyt
     """Some windows of the text always give NaN. Their updates are discarded, and the rest teaches as well as ever."""
     loss_of = NextToken.loss
 
-    def poisoned(self: NextToken, model: Any, batch: Any) -> Any:
-        loss, count, extras = loss_of(self, model, batch)
+    def poisoned(self: NextToken, model: Any, features: Any, batch: Any) -> Any:
+        loss, count, extras = loss_of(self, model, features, batch)
         bad = bool((batch.tokens.sum(1) % 41 == 0).any())
         return (loss * math.nan if bad else loss), count, extras
 

@@ -7,10 +7,13 @@ import math
 
 import torch
 
-from weft.nn.attention import QKV, AttentionMask, SelfAttention, fast_attention, reference_attention
+from weft.nn.attention import SelfAttention
+from weft.nn.attention_mask import AttentionMask
+from weft.nn.attention_paths import fast_attention
 from weft.nn.config import Attention
 from weft.nn.mask import Mask
 from weft.nn.position import Position
+from weft.nn.scaled_dot_product import QKV, reference_attention
 
 T, D, H = 9, 24, 4
 

@@ -95,9 +95,9 @@ def test_source_padding_changes_nothing(cell: str) -> None:
         torch.testing.assert_close(model(target, source=left), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_the_tap_sees_the_weights_of_a_whole_reading_and_of_a_step() -> None:
+def test_the_probabilities_are_seen_of_a_whole_reading_and_of_a_step() -> None:
     model, source, seen = build(), padded_source(), []
-    model.attention.weights.register_forward_hook(lambda module, given, result: seen.append(result))
+    model.attention.probabilities.watch(seen.append)
     target = some_tokens(3, 4)
     model(target, source=source)
     state = model.start(3, 4, source)

@@ -143,10 +143,10 @@ def test_side_by_side_is_the_sum_of_both() -> None:
         tokens = torch.randint(VOCAB, (2, 7))
         places = torch.arange(7)[None]
         x = model.embedding(tokens)
-        (where,) = stack.where(Mask(causal=True), places, places, x)
+        (mask,) = stack.masks(Mask(causal=True), places, places, x.dtype)
         h = block.attention_skip.norm(x)
         other = block.feedforward_skip.norm(x) if two else h
-        expected = stack.norm(x + block.attention(h, where) + block.feedforward(other))
+        expected = stack.norm(x + block.attention(h, mask) + block.feedforward(other))
         torch.testing.assert_close(model.features(tokens), expected)
 
 
@@ -223,14 +223,14 @@ def test_a_prefix_is_read_in_both_directions() -> None:
     assert not torch.equal(before[1, 3], after[1, 3])
 
 
-def test_watching_the_weights_changes_nothing_and_rows_sum_to_one() -> None:
+def test_watching_the_probabilities_changes_nothing_and_rows_sum_to_one() -> None:
     model = build(decoder())
     tokens = torch.randint(VOCAB, (2, 9))
     fast = model(tokens)
     seen: list[torch.Tensor] = []
-    hook = model.decoder.blocks[1].attention.weights.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    stop = model.decoder.blocks[1].attention.probabilities.watch(seen.append)
     torch.testing.assert_close(model(tokens), fast, atol=1e-5, rtol=1e-5)
-    hook.remove()
+    stop()
     assert seen[0].shape == (2, 4, 9, 9)
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(2, 4, 9))
     assert seen[0].triu(1).abs().max() == 0

@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.nn import attention, attention_mask
-from weft.nn.attention import QKV, AttentionMask, by_formula, dropped_attention, fast_attention, reference_attention
-from weft.nn.dropout import following, row_keys
+from weft.nn import attention_mask, attention_paths
+from weft.nn.attention_mask import AttentionMask
+from weft.nn.attention_paths import Dropping, Scoring, by_formula, dropped_attention, fast_attention, load_kernels
+from weft.nn.dropout import RowRng, row_keys
 from weft.nn.mask import Mask
 from weft.nn.position import Position, build
 from weft.nn.position_config import ALiBi, NoPosition, Sizes, T5Bias
+from weft.nn.scaled_dot_product import QKV, reference_attention
 
 B, H, K, T, D = 3, 4, 2, 37, 8
 PARTS = torch.Generator().manual_seed(0)
@@ -80,8 +82,8 @@ def test_the_last_queries_get_what_they_get_among_all(
     name: str, grad: bool, blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if blocks:
-        monkeypatch.setattr(attention, "DENSE_ENTRIES", 1)
-        monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
+        monkeypatch.setattr(attention_paths, "MAX_DENSE_ENTRIES", 1)
+        monkeypatch.setattr(attention_paths, "QUERY_BLOCK", 4)
     q, k, v = tensors()
     none, places = Position(), torch.arange(T)[None]
     whole = AttentionMask(Mask(causal=True, window=CONTINUED[name].window), none, places, places)
@@ -98,7 +100,7 @@ def test_the_last_queries_get_what_they_get_among_all(
 def test_a_kernel_draws_the_triangle_from_its_end(kv_heads: int) -> None:
     shapes = ((8, 9), (kv_heads, 40), (kv_heads, 40))
     q, k, v = (torch.randn(2, h, t, 64, device="cuda").bfloat16() for h, t in shapes)
-    assert attention._flashes(q)
+    assert attention_paths._flashes(q)
     none, places = Position(), torch.arange(40, device="cuda")[None]
     mask = AttentionMask(Mask(causal=True, offset=31), none, places[:, -9:], places)
     expected, _ = reference_attention(QKV(q.float(), k.float(), v.float()), 0.125, mask.dense())
@@ -114,11 +116,11 @@ def test_the_dense_mask_is_as_described(name: str) -> None:
 @pytest.mark.parametrize("blocks", [False, True], ids=["at once", "by blocks of queries"])
 def test_capped_scores(blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if blocks:
-        monkeypatch.setattr(attention, "DENSE_ENTRIES", 1)
-        monkeypatch.setattr(attention, "QUERY_BLOCK", 7)
+        monkeypatch.setattr(attention_paths, "MAX_DENSE_ENTRIES", 1)
+        monkeypatch.setattr(attention_paths, "QUERY_BLOCK", 7)
     q, k, v = tensors()
     where = masked("causal", "none")
-    found = by_formula(QKV(q, k, v), 1.0, where, 0.5, None)
+    found = by_formula(QKV(q, k, v), where, Scoring(1.0, softcap=0.5))
     repeats = q.shape[1] // k.shape[1]
     scores = 0.5 * torch.tanh(q @ k.repeat_interleave(repeats, 1).mT / 0.5)
     scores = scores.masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(), float("-inf"))
@@ -130,8 +132,8 @@ def test_capped_scores(blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", MASKS)
 def test_fast_equals_reference(name: str, position: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if blocks:
-        monkeypatch.setattr(attention, "DENSE_ENTRIES", 1)
-        monkeypatch.setattr(attention, "QUERY_BLOCK", 7)
+        monkeypatch.setattr(attention_paths, "MAX_DENSE_ENTRIES", 1)
+        monkeypatch.setattr(attention_paths, "QUERY_BLOCK", 7)
     q, k, v = tensors()
     where = masked(name, position)
     fast = fast_attention(QKV(q, k, v), D**-0.5, where)
@@ -159,7 +161,7 @@ def test_a_query_that_sees_nothing_gets_zeros() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", MASKS)
 def test_flex_equals_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_mask, "FLEX_ENTRIES", 0)  # also for so short a sequence
+    monkeypatch.setattr(attention_mask, "MIN_FLEX_ENTRIES", 0)  # also for so short a sequence
     where = MASKS[name]
     moved = Mask(
         causal=where.causal,
@@ -211,9 +213,7 @@ def test_padding_of_any_shape_equals_the_reference() -> None:
         {"causal": True, "documents": True},
     ],
 )
-def test_kernels_drop_what_the_formula_drops(
-    seen: dict[str, Any], d_head: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_drop_what_the_formula_drops(seen: dict[str, Any], d_head: int) -> None:
     """The same output and gradients, from the same draws, though the kernels never hold the probabilities."""
     rows, time, kv_heads = 3, 200, 2
     if seen.get("real"):
@@ -228,14 +228,12 @@ def test_kernels_drop_what_the_formula_drops(
     upstream = torch.randn(rows, 4, time, d_head, device="cuda")
 
     def passes(dtype: torch.dtype, kernels: bool) -> list[torch.Tensor]:
-        monkeypatch.setattr(attention, "_kernels", kernels)
         leaves = [tensor.to(dtype).requires_grad_() for tensor in given]
-        with following(row_keys(5, torch.arange(rows, device="cuda"))):
-            out = dropped_attention(QKV(*leaves), d_head**-0.5, there, 0.25)
+        dropping = Dropping(0.25, RowRng(row_keys(5, torch.arange(rows, device="cuda"))), kernels=kernels)
+        out = dropped_attention(QKV(*leaves), there, Scoring(d_head**-0.5, dropping=dropping))
         return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(dtype))]
 
-    attention._load_kernels()
-    assert attention._kernels, "Triton is missing"
+    assert load_kernels(), "Triton is missing"
     exact = passes(torch.float32, kernels=False)
     for found, expected in zip(passes(torch.bfloat16, kernels=True), exact, strict=True):
         assert (found.float() - expected).norm() <= 0.02 * expected.norm()

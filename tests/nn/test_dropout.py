@@ -1,6 +1,5 @@
 """Dropout follows the row: how rows are shared out, divided or padded changes nothing of what is dropped."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,20 @@ from torch import Tensor
 from weft.data.batch import Batch, Source
 from weft.models.base import LanguageModel
 from weft.models.build import build
-from weft.models.config import Bahdanau, Decoder, EncoderDecoder, Recurrent
+from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder, Recurrent
 from weft.models.transformer import Stack
 from weft.nn.config import Attention, LayerNorm, Plain
-from weft.nn.dropout import Dropout, dropped, following, place_keys, row_keys
+from weft.nn.dropout import Dropout, RowRng, dropped, place_keys, row_keys
 from weft.nn.position_config import Relative, Rotary
 
 KEYS = row_keys(12345, torch.arange(64))
+RNG = RowRng(KEYS)
 
 
 def test_the_share_is_right_and_the_mean_stays() -> None:
     x = torch.ones(64, 40, 96)
     for p in (0.1, 0.5, 0.93):
-        with following(KEYS):
-            y = Dropout(p)(x)
+        y = Dropout(p)(x, RNG)
         assert float((y == 0).float().mean()) == pytest.approx(p, abs=5 * (p * (1 - p) / x.numel()) ** 0.5)
         assert float(y.max()) == pytest.approx(1 / (1 - p))
         for axis in range(3):  # no row, time or column is luckier than chance allows
@@ -34,17 +33,17 @@ def test_the_share_is_right_and_the_mean_stays() -> None:
 
 
 def test_neighbours_rows_layers_and_steps_are_independent() -> None:
-    def lost(keys: Tensor, calls: int) -> Tensor:
-        with following(keys):
-            for _ in range(calls):
-                y = Dropout(0.5)(torch.ones(64, 32, 64))
-        return (y == 0).float() - 0.5
+    def lost(rng: RowRng, number: int) -> Tensor:
+        part = Dropout(0.5)
+        part.number = number
+        return (part(torch.ones(64, 32, 64), rng) == 0).float() - 0.5
 
-    one = lost(KEYS, 1)
+    one = lost(RNG, 0)
     others = [
-        lost(KEYS, 2),
-        lost(KEYS, 3),
-        lost(row_keys(12346, torch.arange(64)), 1),
+        lost(RNG, 1),
+        lost(RNG, 2),
+        lost(RNG.repeated(1), 0),
+        lost(RowRng(row_keys(12346, torch.arange(64))), 0),
         *[one.roll(1, n) for n in range(3)],
     ]
     bound = 4.5 * 0.25 / one.numel() ** 0.5  # of a mean product of independent halves
@@ -53,14 +52,13 @@ def test_neighbours_rows_layers_and_steps_are_independent() -> None:
 
 
 def test_longer_rows_begin_as_shorter_ones_do() -> None:
-    with following(KEYS[:4]):
-        short = Dropout(0.3)(torch.ones(4, 2, 5, 7))
-    with following(KEYS[:4]):
-        long = Dropout(0.3)(torch.ones(4, 2, 9, 12))
+    rng = RowRng(KEYS[:4])
+    short, long = (Dropout(0.3)(torch.ones(4, 2, *size), rng) for size in ((5, 7), (9, 12)))
     assert torch.equal(short, long[:, :, :5, :7])
-    with following(KEYS[:4]):  # a strip of it
-        keys = place_keys(torch.Size((4, 2, 3)), 0, (0, 2), device=KEYS.device)
-        assert torch.equal(dropped(torch.ones(4, 2, 3, 6), 0.3, keys, 4), long[:, :, 2:5, 4:10])
+    keys = place_keys(rng, 0, torch.Size((4, 2, 3)), (0, 2))  # a strip of it
+    assert torch.equal(dropped(torch.ones(4, 2, 3, 6), 0.3, keys, 4), long[:, :, 2:5, 4:10])
+    whole = Dropout(0.3)(torch.ones(4, 9, 12), rng)
+    assert torch.equal(Dropout(0.3)(torch.ones(4, 3, 12), rng, begin=2), whole[:, 2:5])
 
 
 def test_outside_a_step_torch_draws_and_evaluation_drops_nothing() -> None:
@@ -68,19 +66,13 @@ def test_outside_a_step_torch_draws_and_evaluation_drops_nothing() -> None:
     one, two = Dropout(0.5)(torch.ones(3, 4)), Dropout(0.5)(torch.ones(3, 4))
     torch.manual_seed(0)
     assert torch.equal(Dropout(0.5)(torch.ones(3, 4)), one) and not torch.equal(one, two)
-    with following(KEYS[:3]):
-        assert torch.equal(Dropout(0.5).eval()(torch.ones(3, 4)), torch.ones(3, 4))
+    assert torch.equal(Dropout(0.5).eval()(torch.ones(3, 4), RowRng(KEYS[:3])), torch.ones(3, 4))
 
 
 def test_compiled_it_drops_the_same() -> None:
     part = Dropout(0.4)
-    x = torch.randn(6, 5, 16)
-
-    def one(f: Callable[[Tensor], Tensor]) -> Tensor:
-        with following(KEYS[:6]):
-            return f(x)
-
-    assert torch.allclose(one(torch.compile(part, backend="eager")), one(part))
+    given = torch.randn(6, 5, 16), RowRng(KEYS[:6])
+    assert torch.allclose(torch.compile(part, backend="eager")(*given), part(*given))
 
 
 # ---- whole models
@@ -101,6 +93,9 @@ MODELS = {
 }
 
 
+SHARED = Encoder(**TRANSFORMER, position=Rotary(), distinct_layers=1)
+
+
 def example(name: str, documents: bool) -> Batch:
     rng = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 20, (6, 11), generator=rng)
@@ -115,10 +110,7 @@ def example(name: str, documents: bool) -> Batch:
 def gradients(model: LanguageModel, parts: list[Batch]) -> list[Tensor]:
     model.zero_grad()
     for part in parts:
-        given = {"documents": part.documents, "source": part.source}
-        with following(part.keys):
-            features = model.features(part.tokens, **{key: value for key, value in given.items() if value is not None})
-            features.square().sum().backward()
+        model.read(part).square().sum().backward()
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
@@ -149,6 +141,17 @@ def test_rows_in_parts_give_the_gradient_of_the_whole(name: str, documents: bool
     assert not torch.allclose(other_keys[0], whole[0], rtol=1e-2)  # it does drop
 
 
+def test_every_dropout_of_a_model_has_a_number_of_its_own() -> None:
+    for settings in (*MODELS.values(), SHARED):
+        parts = [part for part in build(settings).modules() if isinstance(part, Dropout)]
+        assert len({part.number for part in parts}) == len(parts) > 2
+    shared = build(SHARED).train()
+    batch, seen = example("decoder", False), []
+    shared.encoder.blocks[0].attention_skip.dropout.register_forward_hook(lambda _m, _i, y: seen.append(y == 0))
+    shared.read(batch)
+    assert len(seen) == 2 and not torch.equal(*seen)  # what layers share drops other numbers in each of them
+
+
 def test_blocks_that_run_again_drop_the_same() -> None:
     torch.manual_seed(0)
     model = build(MODELS["decoder"]).train()
@@ -168,8 +171,8 @@ def test_strips_of_queries_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(model, LanguageModel)
     batch = example("decoder", True)
     plain = gradients(model, [batch])
-    monkeypatch.setattr("weft.nn.attention.DENSE_ENTRIES", 16)
-    monkeypatch.setattr("weft.nn.attention.QUERY_BLOCK", 4)
+    monkeypatch.setattr("weft.nn.attention_paths.MAX_DENSE_ENTRIES", 16)
+    monkeypatch.setattr("weft.nn.attention_paths.QUERY_BLOCK", 4)
     for one, other in zip(plain, gradients(model, [batch]), strict=True):
         torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-9)
 
@@ -180,13 +183,11 @@ def test_strips_of_queries_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.gpu
 def test_a_gpu_drops_what_a_cpu_drops_eager_and_compiled() -> None:
     x, part = torch.randn(6, 5, 33), Dropout(0.4)
-    with following(KEYS[:6]):
-        expected = part(x)
+    expected = part(x, RowRng(KEYS[:6]))
     for f in (part, torch.compile(part)):
         there = x.cuda().requires_grad_()
-        with following(KEYS[:6].cuda()):
-            y = f(there)
-            y.sum().backward()
+        y = f(there, RowRng(KEYS[:6].cuda()))
+        y.sum().backward()
         torch.testing.assert_close(y.detach().cpu(), expected)
         assert there.grad is not None
         assert torch.equal(there.grad.cpu() != 0, expected != 0)

@@ -32,7 +32,7 @@ SHAPE = {
 
 def gradient(model: torch.nn.Module, objective: Objective[Any], batch: Batch) -> list[Tensor]:
     model.zero_grad()
-    loss, _, _ = objective.loss(model, batch)  # type: ignore[arg-type]
+    loss, _, _ = objective.loss(model, model.read(batch), batch)  # type: ignore[arg-type]
     loss.backward()
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 

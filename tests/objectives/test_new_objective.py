@@ -50,9 +50,9 @@ from weft.data.batch import Batch
 from weft.data.table import Row
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.rows import head_outputs
+from weft.objectives.rows import head_output, head_outputs
 from weft.recipe import objective as config
-from weft.training.objective import Loss, Prediction, model_inputs
+from weft.training.objective import Loss, Prediction
 
 
 class Grade(SequenceObjective[config.Grade]):
@@ -69,8 +69,8 @@ class Grade(SequenceObjective[config.Grade]):
         above = grades[:, None] > torch.arange(1, self.settings.grades, device=grades.device)
         return F.binary_cross_entropy_with_logits(logits, above.float(), reduction="sum")
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        loss = self._loss(model.forward(batch.tokens, **model_inputs(batch)).float(), batch.targets)
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+        loss = self._loss(head_output(model, features, batch), batch.targets)
         return loss, batch.count, {"nll": loss.detach()}
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:

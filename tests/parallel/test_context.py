@@ -20,19 +20,21 @@ from weft.models.config import Decoder, Encoder
 from weft.models.presets import preset
 from weft.models.transformer import Stack
 from weft.nn import config, position_config
-from weft.nn.attention import QKV, AttentionMask, fast_attention
-from weft.nn.dropout import following, place_keys, row_keys
+from weft.nn.attention_mask import AttentionMask
+from weft.nn.attention_paths import fast_attention
+from weft.nn.dropout import RowRng, place_keys, row_keys
 from weft.nn.init import empty_weights
 from weft.nn.mask import Mask
 from weft.nn.position import Position
-from weft.nn.runs import taken, within
+from weft.nn.ranges import taken, within
+from weft.nn.scaled_dot_product import QKV
 from weft.objectives.masked import masked_loss
-from weft.objectives.tokens import word_loss
+from weft.objectives.tokens import token_loss
 from weft.parallel import apply, mesh
-from weft.parallel.context import check_context, divided, runs_of
+from weft.parallel.context import check_context, divided, ranges_of
 from weft.parallel.ranks import Ranks
 from weft.recipe.objective import NextToken
-from weft.training.objective import Loss, model_inputs
+from weft.training.objective import Loss
 
 WORDS, ROWS = 37, 4
 
@@ -95,11 +97,10 @@ MORE: dict[str, Case] = {
 
 
 def _loss(model: LanguageModel, batch: Batch) -> Loss:
-    return masked_loss(model, batch) if batch.mask is not None else word_loss(NextToken(), model, batch)
-
-
-def _features(model: LanguageModel, batch: Batch) -> torch.Tensor:
-    return model.features(batch.tokens, **model_inputs(batch))
+    features = model.read(batch)
+    if batch.mask is not None:
+        return masked_loss(model, features, batch)
+    return token_loss(NextToken(), model, features, batch)
 
 
 # ---- four processes
@@ -124,16 +125,15 @@ def _one_case(ranks: Ranks, layout: Layout, settings: Any, batch: Batch) -> dict
     spread.fill(whole.named_parameters())
     for stack in (module for module in model.modules() if isinstance(module, Stack)):
         stack.recompute = layout.sequence  # blocks that run again in the backward pass gather again
-    with following(batch.keys):
-        expected, _, extras = _loss(whole.train(), batch)
-        expected.backward()
+    expected, _, extras = _loss(whole.train(), batch)
+    expected.backward()
 
     own = batch.split(here.readers.ranks)[here.readers.rank]
     part = divided(own, here)
     model.train()
     debug = CommDebugMode()  # it takes time, and what is sent beside FSDP2's traffic is plain in the first case alone
-    with debug if layout.context == 4 else nullcontext(), following(part.keys, part.runs):
-        loss, _, mine = spread(_loss, part)
+    with debug if layout.context == 4 else nullcontext():
+        loss, _, mine = spread.forward(lambda model: _loss(model, part))
         loss.backward()
     spread.collect()
     sums = [loss.detach(), mine["nll"]]
@@ -147,9 +147,9 @@ def _one_case(ranks: Ranks, layout: Layout, settings: Any, batch: Batch) -> dict
         whole.eval()
         model.eval()
         with pytest.raises(SystemExit):
-            spread.within(lambda model: sys.exit(str(_features(model, own))))
+            spread.within(lambda model: sys.exit(str(model.read(own))))
         spread.fill((name, parameter.mul_(0.5)) for name, parameter in whole.named_parameters())
-        features, seen = _features(whole, own), spread.within(lambda model: _features(model, own))
+        features, seen = whole.read(own), spread.within(lambda model: model.read(own))
     counts = {str(kind).rsplit(".", 1)[-1]: count for kind, count in debug.get_comm_counts().items()}
     return {
         "loss": abs(float(sums[0] - expected.detach())) + abs(float(sums[1] - extras["nll"])),
@@ -208,7 +208,7 @@ def test_a_process_may_have_no_target(results: list[dict[str, Any]]) -> None:
 def test_parts_make_up_the_row_and_work_is_even() -> None:
     for ranks in (2, 3, 4):
         length = 2 * ranks * 5
-        runs = [runs_of(length, rank, ranks) for rank in range(ranks)]
+        runs = [ranges_of(length, rank, ranks) for rank in range(ranks)]
         assert sorted(place for own in runs for run in own for place in run) == list(range(length))
         work = {sum(place + 1 for run in own for place in run) for own in runs}  # keys that a causal mask shows
         assert len(work) == 1
@@ -239,7 +239,7 @@ def test_a_mask_of_runs_is_a_part_of_the_whole(causal: bool, window: int | None,
     }[limit]
     here = rest | ({"documents": (taken(documents, runs), documents)} if limit == "documents" else {})
     whole = Mask(causal, window, **rest).dense(slice(0, time), slice(0, time), torch.device("cpu"))
-    mask = Mask(causal, window, **here, runs=runs)
+    mask = Mask(causal, window, **here, ranges=runs)
     expected = taken(whole[:, 0].expand(-1, time, -1), runs)[:, None]
     found = mask.dense(slice(0, 12), slice(0, time), torch.device("cpu"))
     assert torch.equal(found.expand_as(expected), expected)
@@ -251,22 +251,17 @@ def test_a_mask_of_runs_is_a_part_of_the_whole(causal: bool, window: int | None,
 
 def test_dropout_follows_the_places_of_a_row() -> None:
     runs, keys = (range(2, 5), range(9, 12)), row_keys(1, torch.arange(2))
-    device = keys.device
-    with following(keys):
-        rows = place_keys(torch.Size((2, 16)), 4, device=device)
-        heads = place_keys(torch.Size((2, 3, 16)), 4, (1,), device=device)
-    assert rows is not None and heads is not None
-    with following(keys, runs):
-        some = place_keys(torch.Size((2, 6)), 4, device=device)
-        later = place_keys(torch.Size((2, 3)), 4, (2,), device=device)  # tokens 2 … 4 of these
-        some_heads = place_keys(torch.Size((2, 3, 6)), 4, (1,), device=device)
-        alike = place_keys(torch.Size((2,)), 4, device=device)
-    assert some is not None and later is not None and some_heads is not None and alike is not None
+    whole, part = RowRng(keys), RowRng(keys, runs)
+    rows = place_keys(whole, 4, torch.Size((2, 16)))
+    heads = place_keys(whole, 4, torch.Size((2, 3, 16)), (1,))
+    some = place_keys(part, 4, torch.Size((2, 6)))
+    later = place_keys(part, 4, torch.Size((2, 3)), (2,))  # tokens 2 … 4 of these
+    some_heads = place_keys(part, 4, torch.Size((2, 3, 6)), (1,))
+    alike = place_keys(part, 4, torch.Size((2,)))
     assert torch.equal(some, taken(rows, runs))
     assert torch.equal(later, rows[:, [4, 9, 10]])
     assert torch.equal(some_heads, taken(heads.mT, runs).mT)
-    with following(keys):
-        assert torch.equal(alike, place_keys(torch.Size((2,)), 4, device=device))
+    assert torch.equal(alike, place_keys(whole, 4, torch.Size((2,))))
 
 
 def _mesh(rank: int, **sizes: Any) -> mesh.Mesh:
@@ -277,7 +272,7 @@ def _mesh(rank: int, **sizes: Any) -> mesh.Mesh:
 def test_a_batch_is_divided() -> None:
     batch = _documents(12)
     one, two = (divided(batch, _mesh(rank, context=2)) for rank in range(2))
-    assert one.runs == (range(3), range(9, 12)) and two.runs == (range(3, 9),)
+    assert one.ranges == (range(3), range(9, 12)) and two.ranges == (range(3, 9),)
     for name in ("tokens", "targets", "loss_mask"):
         first, second = getattr(one, name), getattr(two, name)
         assert torch.equal(torch.cat([first[:, :3], second, first[:, 3:]], 1), getattr(batch, name))
@@ -342,7 +337,7 @@ def test_kernels_see_whole_rows(limit: str, dtype: torch.dtype) -> None:
         outs = torch.empty_like(q)
         for runs in parts:
             there = {"documents": (taken(documents, runs), documents)} if limit == "documents" else {}
-            mask = Mask(causal=True, window=300 if limit == "window" else None, **there, runs=runs)
+            mask = Mask(causal=True, window=300 if limit == "window" else None, **there, ranges=runs)
             where = AttentionMask(mask, Position(), taken(positions, runs), positions)
             mine = QKV(taken(q.transpose(1, 2), runs).transpose(1, 2), k, v)
             out = fast_attention(mine, 0.125, where)
@@ -352,7 +347,7 @@ def test_kernels_see_whole_rows(limit: str, dtype: torch.dtype) -> None:
         return [outs.detach(), *(tensor.grad for tensor in (q, k, v) if tensor.grad is not None)]
 
     exact = passes(torch.float32, [()])
-    found = passes(dtype, [runs_of(time, rank, ranks) for rank in range(ranks)])
+    found = passes(dtype, [ranges_of(time, rank, ranks) for rank in range(ranks)])
     assert len(exact) == len(found) == 4
     for ours, expected in zip(found, exact, strict=True):
         assert (ours.float() - expected).norm() <= (0.01 if dtype == torch.bfloat16 else 1e-3) * expected.norm()

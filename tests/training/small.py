@@ -13,7 +13,7 @@ from tests.data import held as in_memory
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.objectives.next_token import NextToken
-from weft.objectives.tokens import word_loss
+from weft.objectives.tokens import token_loss
 from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
@@ -120,7 +120,7 @@ def held_out_loss(text: Any) -> Evaluate:
 
     def evaluate(model: LanguageModel) -> dict[str, float]:
         with torch.no_grad():
-            loss, count, _ = word_loss(recipe.objective, model, batch)  # type: ignore[arg-type]
+            loss, count, _ = token_loss(recipe.objective, model, model.read(batch), batch)  # type: ignore[arg-type]
         return {"loss": float(loss) / float(count)}
 
     return evaluate

@@ -18,9 +18,9 @@ from weft.evaluate.perplexity import Reading, Score, token_scores
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Recurrent
-from weft.nn.dropout import Dropout, following, row_keys
-from weft.nn.recurrent import carrying
-from weft.objectives.tokens import word_loss
+from weft.nn.dropout import Dropout, RowRng, row_keys
+from weft.nn.recurrent import Carried
+from weft.objectives.tokens import token_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken
@@ -53,13 +53,12 @@ def test_two_windows_with_a_carried_state_are_one(cell: str) -> None:
     model = build(LSTM.replace(cell=cell)).eval()
     tokens = torch.randint(0, 11, (3, 12))
     whole = model.features(tokens)
-    with carrying(None) as carried:
-        first = model.features(tokens[:, :5])
+    carried = Carried()
+    first = model.features(tokens[:, :5], carried=carried)
     assert carried.state is not None and not carried.state.requires_grad
-    with carrying(carried.state):
-        second = model.features(tokens[:, 5:])
+    second = model.features(tokens[:, 5:], carried=carried)
     torch.testing.assert_close(torch.cat([first, second], 1), whole, atol=1e-6, rtol=1e-5)
-    assert torch.equal(model.features(tokens), whole)  # outside, from zeros
+    assert torch.equal(model.features(tokens), whole)  # without it, from zeros
 
 
 @pytest.mark.parametrize(("tokens", "batch"), [(2, 4), (50, 4), (700, 4), (703, 3), (1400, 8)])
@@ -143,8 +142,8 @@ def test_it_is_chosen_for_recurrent_models_of_one_text_alone() -> None:
         refuse_unread(resolve("lstm", ["batch.carry=true", "data.document_mask=true"]))
 
 
-def next_token_loss(model: LanguageModel, batch: Batch) -> Loss:
-    return word_loss(NextToken(), model, batch)
+def next_token_loss(model: LanguageModel, features: torch.Tensor, batch: Batch) -> Loss:
+    return token_loss(NextToken(), model, features, batch)
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["drawn", "by the row"])
@@ -152,8 +151,7 @@ def test_variational_dropout_is_the_same_at_all_places(keyed: bool) -> None:
     """Of a row; rows differ, and over many the share is p."""
     drop = Dropout(0.4, variational=True)
     x = torch.ones(200, 6, 50)
-    with following(row_keys(7, torch.arange(200)) if keyed else None):
-        out = drop(x)
+    out = drop(x, RowRng(row_keys(7, torch.arange(200))) if keyed else None)
     assert torch.equal(out, out[:, :1].expand_as(out))
     assert out.unique().tolist() == pytest.approx([0.0, 1 / 0.6])
     assert (out[:, 0] == 0).float().mean() == pytest.approx(0.4, abs=0.02)
@@ -165,12 +163,10 @@ def test_variational_dropout_between_layers() -> None:
     torch.manual_seed(0)
     model = build(LSTM.replace(dropout=0.5, variational=True, layers=3)).train()
     tokens = torch.randint(0, 11, (4, 9))
-    keys = row_keys(3, torch.arange(4))
-    with following(keys):
-        plain = model.features(tokens)
-    with following(keys):
-        apart = model.features(tokens, documents=torch.zeros(4, 9, dtype=torch.long))
+    rng = RowRng(row_keys(3, torch.arange(4)))
+    plain = model.features(tokens, rng=rng)
+    apart = model.features(tokens, documents=torch.zeros(4, 9, dtype=torch.long), rng=rng)
     torch.testing.assert_close(plain, apart, atol=1e-6, rtol=1e-5)
-    model.config = model.config.replace(variational=False)
-    with following(keys):
-        assert not torch.allclose(model.features(tokens), plain, atol=1e-3)
+    for dropout in model.between:
+        dropout.variational = False
+    assert not torch.allclose(model.features(tokens, rng=rng), plain, atol=1e-3)

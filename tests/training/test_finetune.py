@@ -16,7 +16,7 @@ from weft.models import config as models
 from weft.models.build import build as build_model
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.config import LoRA
-from weft.objectives.tokens import word_loss
+from weft.objectives.tokens import token_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.objective import NextToken
 from weft.recipe.optimizer import AdamW, Muon
@@ -41,7 +41,7 @@ def train(model: Any, settings: AdamW | Muon, steps: int = 3) -> list[float]:
     take = OptimisationStep(
         Parallel(model),
         build_optimizer(settings, model),
-        lambda model, batch: word_loss(NextToken(), model, batch),
+        lambda model, features, batch: token_loss(NextToken(), model, features, batch),
         torch.device("cpu"),
         clip=1.0,
     )

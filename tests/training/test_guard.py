@@ -11,7 +11,7 @@ from tests.training.small import loader, meddle_with_steps, overwrite_weights, r
 from weft.data.batch import Batch
 from weft.errors import RunError
 from weft.models.build import build
-from weft.objectives.tokens import word_loss
+from weft.objectives.tokens import token_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.config import GuardConfig
 from weft.recipe.objective import NextToken
@@ -27,8 +27,8 @@ CHANCE = math.log(23)
 CPU = torch.device("cpu")
 
 
-def loss(model: Any, batch: Batch) -> Any:
-    return word_loss(NextToken(), model, batch)
+def loss(model: Any, features: torch.Tensor, batch: Batch) -> Any:
+    return token_loss(NextToken(), model, features, batch)
 
 
 def calm(guard: Guard, steps: int, settings: GuardConfig, loss: float = 2.0) -> None:
@@ -139,8 +139,8 @@ def test_what_is_not_finite_is_discarded(recipe, corpus, number) -> None:  # typ
     model = build(settings.model)
     before = [p.detach().clone() for p in model.parameters()]
 
-    def broken(model: Any, batch: Batch) -> Any:
-        found, count, extras = loss(model, batch)
+    def broken(model: Any, features: torch.Tensor, batch: Batch) -> Any:
+        found, count, extras = loss(model, features, batch)
         return found * number, count, extras
 
     step = OptimisationStep(Parallel(model), optimizers.build(AdamW(), model), broken, CPU, clip=1.0)

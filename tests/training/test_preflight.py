@@ -296,7 +296,7 @@ def test_what_is_refused_would_not_have_fitted(recipe, corpus, dropout) -> None:
     objective = GivenText(settings, [corpus])
     (part,) = objective.loader.parts(1)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        objective.loss(model, part)
+        objective.loss(model, model.read(part), part)
     fixed = 4 * 4 * sum(p.numel() for p in model.parameters())
     least = memory.Need(settings, lambda: part)(64) - memory.SURE * fixed
     saved = sum(storage.nbytes() for storage in kept.values())

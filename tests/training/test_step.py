@@ -10,10 +10,11 @@ from tests.training.small import loader
 
 from weft.data.batch import Batch, Source
 from weft.errors import ConfigError
+from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.position_config import T5Bias
-from weft.objectives.tokens import word_loss
+from weft.objectives.tokens import token_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.objective import NextToken
 from weft.recipe.optimizer import SGD, AdamW
@@ -30,7 +31,7 @@ CPU = torch.device("cpu")
 
 def loss_of(**settings: float) -> Callable[..., Any]:
     """The loss of the next token with these settings."""
-    return lambda model, batch: word_loss(NextToken(**settings), model, batch)
+    return lambda model, features, batch: token_loss(NextToken(**settings), model, features, batch)
 
 
 def backward(model, loss, parts, precision="fp32"):  # type: ignore[no-untyped-def]
@@ -71,12 +72,12 @@ def test_a_model_without_a_readout_learns_the_same(recipe, corpus) -> None:  # t
     model = build(settings.model)
     (batch,) = loader(settings, corpus).parts(1)
 
-    class Plain(torch.nn.Module):
+    class Plain(LanguageModel):
         def __init__(self) -> None:
             super().__init__()
             self.inner = model
 
-        def features(self, tokens, **given):  # type: ignore[no-untyped-def]
+        def forward_features(self, tokens, **given):  # type: ignore[no-untyped-def]
             return self.inner.features(tokens, **given)
 
         def head(self, features):  # type: ignore[no-untyped-def]
@@ -191,7 +192,7 @@ def test_a_gradient_that_no_scale_can_mend_is_shown() -> None:
 
 
 def test_the_scale_grows_in_calm_and_is_saved_with_the_moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.training.step.CALM", 3)
+    monkeypatch.setattr("weft.training.step.GROWTH_INTERVAL", 3)
     model, batch = tiny_gpt()
     optimizer = optimizers.build(AdamW(), model)
     steps_in_fp16(model, optimizer, batch, 5)
@@ -275,7 +276,7 @@ def test_features_are_traced_as_one_graph(name: str, how: str) -> None:
         return graph.forward
 
     torch._dynamo.reset()
-    traced = torch.compile(model.features, backend=count, fullgraph=True)
+    traced = torch.compile(model.forward_features, backend=count, fullgraph=True)
     with autocast("fp32" if how == "recompute" else "bf16", CPU):
         torch.manual_seed(1)
         found = traced(tokens, **given)

@@ -312,9 +312,8 @@ class _Coverage:
         self.latest = torch.empty(0)  # of the last reading, (rows, time, source time), the mean of all heads
         self.stop = probabilities.watch(self._look)
 
-    def _look(self, probabilities: Tensor) -> Tensor:
+    def _look(self, probabilities: Tensor) -> None:
         self.latest = probabilities.mean(dim=1) if probabilities.dim() == 4 else probabilities
-        return probabilities
 
     def begin(self, places: list[int]) -> None:
         """Count what the first token of each row was written with."""

@@ -79,16 +79,16 @@ class Probabilities(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.watchers: list[Callable[[Tensor], Tensor]] = []
+        self.watchers: list[Callable[[Tensor], Tensor | None]] = []
 
-    def watch(self, watcher: Callable[[Tensor], Tensor]) -> Callable[[], None]:
-        """Have probabilities go through `watcher`, which gives them back or others in their place, until the function
-        that is returned is called."""
+    def watch(self, watcher: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+        """Show probabilities to `watcher`, which may give others in their place, until what is returned is called."""
         self.watchers.append(watcher)
         return lambda: self.watchers.remove(watcher)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (batch, heads, time, source time), or what the watchers make of it, one after the other."""
         for watcher in self.watchers:
-            x = watcher(x)
+            found = watcher(x)
+            x = x if found is None else found
         return x

@@ -49,12 +49,12 @@ def compiled(model: LanguageModel, wanted: bool, capture: bool) -> Iterator[Comp
     if not wanted:
         yield None
         return
-    passes = Compiled(_without_maps(model), capture)
+    passes = Compiled(without_maps(model), capture)
     with model.wrapped(lambda features: passes):
         yield passes
 
 
-def _without_maps(model: LanguageModel) -> Pass:
+def without_maps(model: LanguageModel) -> Pass:
     """The model's pass. FlexAttention's maps stay out of graphs: made in one, they read out of bounds (torch 2.11)."""
     if not isinstance(model, Transformer):
         return model.forward_features

@@ -93,7 +93,8 @@ def ngram_columns(model: NGram) -> tuple[Part, ...]:
     width, V = settings.order - 1, settings.vocab_size
     context = Part(
         "context", f"c = the last {width} words", f"{dims('B', 'T')} → {dims('B', 'T', width)}",
-        settings=keys(settings, "order"), code=(code(NGram.forward_features),), box="Context", detail=f"the last {width} words",
+        settings=keys(settings, "order"), code=(code(NGram.forward_features),),
+        box="Context", detail=f"the last {width} words",
     )  # fmt: skip
     counts = Part(
         "counts", "n(w₁ … w_n), found once in the text", f"tables of n-grams, n = 1 … {settings.order}",
@@ -114,7 +115,8 @@ def _embedding(settings: Any, table: nn.Embedding | None, name: str, time: str, 
     return Part(
         name, "x = E[token]", f"{dims('B', time)} → {dims('B', time, E)}", size(table),
         keys(settings, "vocab_size", "source_vocab_size", "d_embedding", "d_model"),
-        (code(Bahdanau.encode if time == "S" else Recurrent.forward_features),), box=name.capitalize(), detail=f"{V:,} × {E}",
+        (code(Bahdanau.encode if time == "S" else Recurrent.forward_features),),
+        box=name.capitalize(), detail=f"{V:,} × {E}",
         note="the table of the target's embeddings" if shared else "",
     )  # fmt: skip
 
