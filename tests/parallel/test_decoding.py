@@ -133,7 +133,7 @@ def _write(ranks: Ranks, folder: Path, runs: Path) -> None:
 
 def steps(model: LanguageModel, settings: Any) -> Tensor:
     """Logits of a prompt and two tokens more, of rows of unequal length."""
-    tokens, _, given = rows(settings, slice(0, 2))
+    tokens, _, given = rows(settings, slice(0, 2), torch.zeros(4))
     state = model.start(2, 8, given.get("source"))
     first = model.step(tokens[:, :4], state, torch.tensor([4, 3]))
     return torch.cat([first[:1], model.step(tokens[:, 4:5], state)[:1], model.step(tokens[:, 5:6], state)[:1]], dim=1)

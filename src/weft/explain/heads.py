@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.errors import ModelError, counted
@@ -272,8 +272,12 @@ def _ablation_costs(reading: Reading) -> dict[Kind, Table]:
     model = reading.model
     assert isinstance(model, Transformer) and model.decoder is not None
     ids, heads = reading.tokens[:, :ABLATED], model.config.attention.heads
-    calls: list[tuple[Any, ...]] = []  # what each block of the decoder was given
-    hooks = [block.register_forward_pre_hook(lambda _, given: calls.append(given)) for block in model.decoder.blocks]
+    calls: list[tuple[Tensor, dict[str, Any]]] = []  # what each block of the decoder was given
+
+    def keep(_: nn.Module, given: tuple[Tensor], named: dict[str, Any]) -> None:
+        calls.append((given[0], named))
+
+    hooks = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in model.decoder.blocks]
     try:
         with evaluating(model):
             whole = _losses(model, model.features(ids, **reading.given), ids)
@@ -317,15 +321,15 @@ def _without_each(heads: Sequence[int]) -> Change:
     return change
 
 
-def _from_layer(model: Transformer, calls: Sequence[tuple[Any, ...]], layer: int, rows: int) -> Tensor:
+def _from_layer(model: Transformer, calls: Sequence[tuple[Tensor, dict[str, Any]]], layer: int, rows: int) -> Tensor:
     """Features (rows, time, d_model) of what a decoder's layer was given, read on from there in each row."""
     assert model.decoder is not None
     x = calls[layer][0].expand(rows, -1, -1)
-    for block, (_, where, past, source) in zip(model.decoder.blocks[layer:], calls[layer:], strict=True):
-        if source is not None:
-            keys_values, over = source
-            source = tuple(each.expand(rows, -1, -1, -1) for each in keys_values), over
-        x = block(x, where, past, source)
+    for block, (_, given) in zip(model.decoder.blocks[layer:], calls[layer:], strict=True):
+        if given["source"] is not None:
+            keys_values, over = given["source"]
+            given = {**given, "source": (tuple(each.expand(rows, -1, -1, -1) for each in keys_values), over)}
+        x = block(x, **given)
     return x if model.decoder.norm is None else model.decoder.norm(x)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.decode.capacity import grow, start
 from weft.decode.engine.paging import BlockStore
@@ -30,6 +30,7 @@ from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
 from weft.nn.config import Attention, Gated, RMSNorm
 from weft.nn.position_config import Rotary
+from weft.nn.scaled_dot_product import Probabilities
 
 Step = Callable[[Tensor], Tensor]  # the next tokens (batch,) → logits (batch, V)
 
@@ -165,9 +166,15 @@ def _kernels_fit(model: Transformer) -> bool:
 
 
 def _readable(model: Transformer) -> bool:
-    """Whether a fast path can read the weights by itself: they are all here, and no hooks look inside the model, whose
+    """Whether a fast path can read the weights by itself: they are all here, and nobody looks inside the model, whose
     modules only the plain way calls."""
-    return model.parts == 1 and not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    return model.parts == 1 and not any(_watched(part) for part in model.modules())
+
+
+def _watched(part: nn.Module) -> bool:
+    if isinstance(part, Probabilities):
+        return bool(part.watchers)
+    return bool(part._forward_hooks or part._forward_pre_hooks)
 
 
 def shape_is_fixed(model: LanguageModel, state: State) -> bool:
