@@ -25,24 +25,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.data.batch import Batch, Source
-from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.dropout import row_keys
 from weft.objectives.masked import masked_loss
-from weft.objectives.tokens import word_loss
-from weft.parallel.passes import Parallel
+from weft.objectives.tokens import token_loss
+from weft.parallel.passes import LossFunction, Parallel
 from weft.recipe.objective import NextToken
 from weft.recipe.optimizer import AdamW
 from weft.training import optimizer
-from weft.training.compiled import Compiled
-from weft.training.objective import Loss
+from weft.training.compiled import Compiled, without_maps
 from weft.training.precision import check_precision, use_eight_bits
 from weft.training.step import OptimisationStep
 
 Step = Callable[[], Tensor]
-LossFunction = Callable[[LanguageModel, Batch], Loss]
+
 LR, BETAS, DECAY, CLIP = 6e-4, (0.9, 0.95), 0.1, 1.0
 MASKED = 0.15
 
@@ -112,7 +110,7 @@ class Bench:
             check_precision("fp8", self.device)
             use_eight_bits(model)
         if self.compiled:
-            model.features = Compiled(model, capture)
+            model.wrap(lambda features: Compiled(without_maps(model), capture))
         adamw = optimizer.build(AdamW(betas=BETAS, weight_decay=DECAY), model)
         limits = torch.full((2,), math.inf, device=self.device)
         batch = replace(batch, keys=row_keys(0, torch.arange(len(batch.tokens), device=self.device)))
@@ -145,14 +143,14 @@ class Bench:
 # ---- next tokens
 
 
-def word_loss_of(settings: NextToken) -> LossFunction:
+def token_loss_of(settings: NextToken) -> LossFunction:
     """The loss of the next token with these settings."""
-    return lambda model, batch: word_loss(settings, model, batch)
+    return lambda model, features, batch: token_loss(settings, model, features, batch)
 
 
 def gpt2_weft(bench: Bench, size: Size) -> Step:
     settings = gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
-    return bench.ours(settings, Batch(*bench.text(size)), word_loss_of(NextToken()))
+    return bench.ours(settings, Batch(*bench.text(size)), token_loss_of(NextToken()))
 
 
 def gpt2_nanogpt(bench: Bench, size: Size) -> Step:
@@ -194,7 +192,7 @@ def packed_weft(bench: Bench, size: Size) -> Step:
     settings = gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
     ids, places = documents(bench, size)
     batch = Batch(*bench.text(size), positions=places, documents=ids)
-    return bench.ours(settings, batch, word_loss_of(NextToken()), capture=False)
+    return bench.ours(settings, batch, token_loss_of(NextToken()), capture=False)
 
 
 def packed_transformers(bench: Bench, size: Size) -> Step:
@@ -224,7 +222,7 @@ def gpt2_transformers(bench: Bench, size: Size, **given: Tensor) -> Step:
 
 def llama_weft(bench: Bench, size: Size) -> Step:
     settings = llama(size.layers, size.d_model, size.heads, size.d_ff, size.length, vocab_size=size.vocab_size)
-    return bench.ours(settings, Batch(*bench.text(size)), word_loss_of(NextToken()))
+    return bench.ours(settings, Batch(*bench.text(size)), token_loss_of(NextToken()))
 
 
 def llama_transformers(bench: Bench, size: Size) -> Step:
@@ -290,7 +288,7 @@ def vaswani_weft(bench: Bench, size: Size) -> Step:
         size.layers, size.d_model, size.heads, size.d_ff, 0.1, vocab_size=size.vocab_size, context=size.length
     )
     batch = _Unpadded(*bench.text(size), source=Source(source, None))  # type: ignore[arg-type]
-    return bench.ours(settings, batch, word_loss_of(NextToken(smoothing=0.1)))
+    return bench.ours(settings, batch, token_loss_of(NextToken(smoothing=0.1)))
 
 
 class _Unpadded(Batch):

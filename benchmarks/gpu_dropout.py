@@ -17,16 +17,19 @@ from torch.nn import functional as F
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import preset
-from weft.nn import attention
-from weft.nn.dropout import following, row_keys
+from weft.nn import attention_paths
+from weft.nn.attention_mask import AttentionMask
+from weft.nn.dropout import RowRng, row_keys
+from weft.nn.scaled_dot_product import QKV
 
 SHAPES = {"gpt-mini": (64, 256), "bert-base": (32, 512), "gpt2": (32, 1024)}
 
 
-def fused(qkv: attention.QKV, scale: float, where: attention.AttentionMask, dropout: float) -> torch.Tensor:
+def fused(qkv: QKV, mask: AttentionMask, scoring: attention_paths.Scoring) -> torch.Tensor:
     """Attention as PyTorch fuses it, with its own dropout; every row is whole here, so masks are not needed."""
+    assert scoring.dropping is not None
     return F.scaled_dot_product_attention(
-        *qkv.repeated(), dropout_p=dropout, is_causal=where.mask.triangular, scale=scale
+        *qkv.repeated(), dropout_p=scoring.dropping.p, is_causal=mask.mask.triangular, scale=scoring.scale
     )
 
 
@@ -39,12 +42,12 @@ def timed(name: str, way: str, compiled: bool, steps: int) -> tuple[float, float
     """Tokens a second and GiB at the peak."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    own = attention.dropped_attention
-    attention.dropped_attention = fused if way == "torch" else own
+    own = attention_paths.dropped_attention
+    attention_paths.dropped_attention = fused if way == "torch" else own
     try:
         model = build(settings(name, 0.0 if way == "none" else 0.1)).cuda().train()
         assert isinstance(model, LanguageModel)
-        features = torch.compile(model.features) if compiled else model.features
+        features = torch.compile(model.forward_features) if compiled else model.forward_features
         rows, length = SHAPES[name]
         tokens = torch.randint(0, 1000, (rows, length), device="cuda")
         numbers = torch.arange(rows, device="cuda")
@@ -53,15 +56,15 @@ def timed(name: str, way: str, compiled: bool, steps: int) -> tuple[float, float
             if step == 5:
                 torch.cuda.synchronize()
                 started = time.perf_counter()
-            with following(row_keys(step, numbers) if way == "row" else None):
-                with torch.autocast("cuda", torch.bfloat16):
-                    loss = features(tokens).float().square().mean()
-                loss.backward()
+            rng = RowRng(row_keys(step, numbers)) if way == "row" else None
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = features(tokens, rng=rng).float().square().mean()
+            loss.backward()
             model.zero_grad()
         torch.cuda.synchronize()
         took = time.perf_counter() - started
     finally:
-        attention.dropped_attention = own
+        attention_paths.dropped_attention = own
     return rows * length * steps / took, torch.cuda.max_memory_allocated() / 2**30
 
 

@@ -27,7 +27,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_cases import CLIP, DECAY, LR, SIZES, Bench, Size, word_loss_of
+from gpu_cases import CLIP, DECAY, LR, SIZES, Bench, Size, token_loss_of
 from weft.data.batch import Batch
 from weft.layout import Layout
 from weft.models.build import build
@@ -41,7 +41,7 @@ from weft.parallel.ranks import ALONE, join
 from weft.recipe.objective import NextToken
 from weft.recipe.optimizer import AdamW
 from weft.training import optimizer
-from weft.training.compiled import Compiled
+from weft.training.compiled import Compiled, without_maps
 from weft.training.precision import arithmetic
 from weft.training.step import OptimisationStep
 
@@ -79,12 +79,12 @@ def stepping(case: str, size: Size, way: str) -> Any:
     else:
         model = build(settings).to(DEVICE).train()
         if GPU:
-            model.features = Compiled(model, capture=way == "captured")
+            model.wrap(lambda features: Compiled(without_maps(model), capture=way == "captured"))
         parallel = Parallel(model)
         adamw = optimizer.build(AdamW(betas=(0.9, 0.95), weight_decay=DECAY), model)
     batch = Batch(*Bench(precision, GPU, DEVICE, None).text(size))
     batch = replace(batch, keys=row_keys(0, torch.arange(size.rows, device=DEVICE)))
-    take = OptimisationStep(parallel, adamw, word_loss_of(NextToken()), DEVICE, precision, CLIP)  # type: ignore[arg-type]
+    take = OptimisationStep(parallel, adamw, token_loss_of(NextToken()), DEVICE, precision, CLIP)  # type: ignore[arg-type]
     limits = torch.full((2,), math.inf, device=DEVICE)
     return lambda: take([batch], LR, limits)
 
@@ -143,7 +143,7 @@ def overlap(given: argparse.Namespace) -> None:
     parallel = Replicas(model, mesh.build(Layout(), ranks, torch.device("cpu")))
     adamw = optimizer.build(AdamW(), model)
     batch = Batch(*Bench("fp32", False, torch.device("cpu"), None).text(size))
-    step = OptimisationStep(parallel, adamw, word_loss_of(NextToken()), torch.device("cpu"), "fp32", CLIP)
+    step = OptimisationStep(parallel, adamw, token_loss_of(NextToken()), torch.device("cpu"), "fp32", CLIP)
     for _ in range(3):
         step([batch], LR)
     with profile(activities=[ProfilerActivity.CPU]) as seen:

@@ -26,7 +26,7 @@ import weft
 from weft.data.batch import Batch
 from weft.models.build import build
 from weft.models.presets import gpt
-from weft.objectives.tokens import word_loss
+from weft.objectives.tokens import token_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.config import Precision
 from weft.recipe.objective import NextToken
@@ -49,7 +49,7 @@ def ours(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], floa
     step = OptimisationStep(
         Parallel(model),
         optimizer.build(AdamW(), model),
-        lambda model, batch: word_loss(settings, model, batch),
+        lambda model, features, batch: token_loss(settings, model, features, batch),
         CPU,
         precision,
         clip=1.0,

@@ -203,7 +203,7 @@ def test_a_process_holds_its_part(divided: list[dict[str, Any]]) -> None:
     parts = [{key: here for key, (split, here, _) in one["held"].items() if split} for one in divided]
     for key, (split, _, there) in divided[0]["held"].items():
         assert not split or parts[0][key] + parts[1][key] == there
-        assert one["wide"] == "torch.float32"
+    assert [one["wide"] for one in divided] == ["torch.float32"] * 2
 
 
 def test_all_get_the_same_bits_and_the_first_one_chooses(divided: list[dict[str, Any]], runs: Path) -> None:

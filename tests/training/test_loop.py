@@ -157,9 +157,13 @@ def test_metrics_hold_only_what_the_recipe_decides(tmp_path, recipe, corpus) -> 
 
 def test_compiling_leaves_the_model_as_it_was(recipe) -> None:  # type: ignore[no-untyped-def]
     model = build(recipe().model)
-    with compiled(model, True, capture=False):
-        assert "features" in vars(model)
-    assert "features" not in vars(model)
+    tokens = torch.randint(0, 20, (2, 8))
+    plain = model.eval().features(tokens)
+    with compiled(model, True, capture=False) as passes:
+        assert passes is not None
+        passes.plain = lambda *given, **named: None
+        assert model.features(tokens) is None
+    assert torch.equal(model.features(tokens), plain)
 
 
 def test_the_rule_of_thumb_passes_through_what_it_names() -> None:

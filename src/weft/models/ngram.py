@@ -19,6 +19,7 @@ from weft.models.config import NGram as NGramConfig
 from weft.models.ngram_counts import Documents, Ints, Level, Trie, check_ids, count_ngrams, document_starts, lookups
 from weft.models.ngram_smoothing import Weights, smooth
 from weft.models.smoothing import AddK
+from weft.nn.dropout import RowRng
 from weft.progress import bar
 
 SCORED = 1 << 18  # tokens scored together
@@ -127,12 +128,17 @@ class NGram(LanguageModel):
     # ---- the contract of a language model
 
     def forward_features(
-        self, tokens: Tensor, *, documents: Tensor | None = None, positions: Tensor | None = None
+        self,
+        tokens: Tensor,
+        *,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+        rng: RowRng | None = None,
     ) -> Tensor:
         """The context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest first.
 
-        With documents (batch, time), their numbers, a context holds words of its own document only. `positions` are
-        accepted and ignored.
+        With documents (batch, time), their numbers, a context holds words of its own document only. `positions`
+        and `rng` are accepted and ignored.
         """
         check_tokens(tokens, self.config.vocab_size)
         width = self.config.order - 1

@@ -171,9 +171,9 @@ def test_what_it_is_not_written_for() -> None:
     uneven = model.start(2, 8)
     model.advance(torch.randint(50, (2, 3)), uneven, torch.tensor([3, 2]))
     assert not fits(model, uneven)
-    hook = model.decoder.blocks[1].attention.weights.register_forward_hook(lambda *_: None)  # type: ignore[union-attr]
+    stop = model.decoder.blocks[1].attention.probabilities.watch(lambda _: None)  # type: ignore[union-attr]
     assert not fits(model, state)
-    hook.remove()
+    stop()
     assert fits(model, state)
     for other in (
         CONFIGS["plain"].replace(position=Rotary(pairs="adjacent")),
