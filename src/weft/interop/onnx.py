@@ -29,6 +29,7 @@ from weft.models.transformer import LayerInputs, Transformer, encoded_source
 from weft.nn.init import empty_weights
 from weft.nn.mask import Mask
 from weft.nn.position_config import Rotary
+from weft.nn.scaled_dot_product import Probabilities
 
 ABOUT = "weft.json"
 OPSET = 18
@@ -76,12 +77,16 @@ def _check(model: Model) -> None:
 
 
 def _plain_model(bundle: ModelBundle) -> Transformer:
-    """The model in fp32."""
+    """The model in fp32, with attention by the formula, whose operations every runtime has: so it is computed where its
+    probabilities are replaced, here by themselves."""
     assert isinstance(bundle.model, TransformerConfig)
     with empty_weights():
         model = build(bundle.model)
     assert isinstance(model, Transformer)
     model.load_state_dict({name: read().float() for name, read in bundle.weights.items()}, assign=True)
+    for module in model.modules():
+        if isinstance(module, Probabilities):
+            module.watch(Tensor.clone)
     return model.eval().requires_grad_(False)
 
 

@@ -75,8 +75,6 @@ def attend(qkv: QKV, mask: AttentionMask, scoring: Scoring, tap: Probabilities |
         used = tap(found)
         if used is not found:
             return scoring.drop(used) @ qkv.repeated().v
-    if torch.compiler.is_exporting():  # to operations that every runtime has, for any length
-        return reference_attention(qkv, scoring.scale, mask.dense(), scoring.drop, scoring.softcap)[0]
     if scoring.softcap is not None:
         return by_formula(qkv, mask, scoring)
     if scoring.dropping is not None:
