@@ -102,6 +102,15 @@ class Ranks:
             distributed.broadcast_object_list(text, 0, group=self.group, device=torch.device("cpu"))
         return cast(T, json.loads(text[0]))
 
+    def gather(self, value: T) -> list[T]:
+        """The value of every process, by rank. They travel as JSON."""
+        if self.alone:
+            return [value]
+        texts: list[Any] = [None] * self.ranks
+        with self._together():
+            distributed.all_gather_object(texts, json.dumps(value), group=self.group)
+        return [json.loads(text) for text in texts]
+
     def give(self, tensor: Tensor) -> None:
         """Put rank 0's tensor in the place of everyone's; it is on the host."""
         if not self.alone:

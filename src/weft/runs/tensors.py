@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,12 +39,16 @@ DTYPES = {
 }  # fmt: skip
 
 
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
 def reserve(path: Path, wanted: Mapping[str, tuple[torch.dtype, torch.Size]]) -> None:
     """Lay out a file of tensors whose numbers are written later; until then they are 0."""
-    names, header, end = {dtype: name for name, dtype in DTYPES.items()}, {}, 0
+    header: dict[str, Any] = {}
+    end = 0
     for name, (dtype, shape) in sorted(wanted.items(), key=lambda one: (-one[1][0].itemsize, one[0])):
         begin, end = end, end + dtype.itemsize * shape.numel()
-        header[name] = {"dtype": names[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of their size
     with open(path, "wb") as file:

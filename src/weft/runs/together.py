@@ -1,36 +1,21 @@
-"""Checkpoints of a model that several processes hold in parts, by torch.distributed.checkpoint, in the usual files.
+"""Checkpoints of a model that several processes hold in parts, in the files that one process would have written.
 
-Each process writes its own pieces into the files of one checkpoint, side by side, and reads the pieces that it needs:
-torch plans who writes what, and what of it each reads. So the files are those that one process would have written, and
-a run may go on over any other mesh, or in one process; they are exported and looked at as ever.
+Each process writes its own pieces into the files of one checkpoint, side by side, and reads the pieces that it needs.
+So a run may go on over any other mesh, or in one process; its checkpoints are exported and looked at as ever.
 """
 
 import json
-import warnings
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, optim
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from weft.errors import RunError
 from weft.models.renamed import current_name
@@ -39,8 +24,9 @@ from weft.parallel.pieces import Geometry, Piece
 from weft.parallel.ranks import Ranks
 from weft.runs import checkpoint, tensors
 from weft.runs.snapshot import random_state, restore_random_state
-from weft.runs.storage import MOMENTS, WEIGHTS, Reader, Writer, file_of
-from weft.safetensors_header import read_header
+from weft.safetensors_header import Place, read_header
+
+WEIGHTS, MOMENTS = "model.safetensors", "state/optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -49,17 +35,6 @@ class Held:
 
     tensor: Tensor
     geometry: Geometry
-
-    @cached_property
-    def chunks(self) -> list[ChunkStorageMetadata]:
-        """The pieces, as torch's planners describe them."""
-        pieces = self.geometry.pieces
-        return [ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes)) for piece in pieces]
-
-    def piece(self, offsets: Sequence[int] | None) -> Tensor:
-        """The piece that begins at `offsets`."""
-        found = next(piece for piece in self.geometry.pieces if piece.offsets == tuple(offsets or ()))
-        return found.of(self.tensor)
 
 
 @dataclass(frozen=True)
@@ -133,7 +108,7 @@ def write(folder: Path, copy: Part, keep: int, interrupted: bool, ranks: Ranks) 
 def _follow(folder: Path, name: str, copy: Part, keep: int, ranks: Ranks) -> Path:
     beside = ranks.share(str)
     if beside:
-        with suppress(OSError, _UnwrittenError):  # the first one hears of it as well, and says why
+        with suppress(OSError):  # the first one hears of it as well, and says why
             _save(Path(beside), copy, ranks)
     if not ranks.share(bool):
         raise RunError(f"{folder / name}: the checkpoint cannot be written")
@@ -164,40 +139,94 @@ def _lead(folder: Path, name: str, copy: Part, keep: int, ranks: Ranks) -> Path:
 
 
 def _save(folder: Path, copy: Part, ranks: Ranks) -> None:
+    """Write this process's pieces, at their places in files that the first process lays out for all."""
+    everyone = ranks.gather({key: _offered(held) for key, held in copy.held.items()})
+    _agreed(ranks, lambda: _lay_out(folder, everyone) if ranks.leads else None)
+    chosen = _chosen(everyone, ranks.rank)
+    _agreed(ranks, lambda: write_pieces(folder, copy.held, chosen))
+
+
+def _offered(held: Held) -> list[Any]:
+    """A tensor's type and shape, and where the pieces of it that are here begin, with their bytes; as JSON has it."""
+    width, pieces = held.tensor.element_size(), held.geometry.pieces
+    places = [[list(piece.offsets), width * math.prod(piece.sizes)] for piece in pieces]
+    return [tensors.NAMES[held.tensor.dtype], list(held.geometry.shape), places]
+
+
+def _lay_out(folder: Path, everyone: list[dict[str, list[Any]]]) -> None:
+    wanted: dict[str, dict[str, tuple[torch.dtype, torch.Size]]] = {WEIGHTS: {}, MOMENTS: {}}
+    for key, (dtype, shape, _) in (item for offered in everyone for item in offered.items()):
+        file, name = file_of(key)
+        wanted[file][name] = tensors.DTYPES[dtype], torch.Size(shape)
+    for file, names in wanted.items():
+        tensors.reserve(folder / file, names)
+
+
+def _chosen(everyone: list[dict[str, list[Any]]], rank: int) -> set[tuple[str, tuple[int, ...]]]:
+    """The pieces that a process writes: of those that hold the same one, it is the one that has least to write."""
+    holders: dict[tuple[str, tuple[int, ...]], tuple[int, list[int]]] = {}
+    for holder, offered in enumerate(everyone):
+        for key, (_, _, places) in offered.items():
+            for offsets, size in places:
+                holders.setdefault((key, tuple(offsets)), (size, []))[1].append(holder)
+    load, mine = [0] * len(everyone), set()
+    for piece, (size, several) in sorted(holders.items()):
+        writer = min(several, key=lambda holder: load[holder])
+        load[writer] += size
+        if writer == rank:
+            mine.add(piece)
+    return mine
+
+
+def write_pieces(folder: Path, held: Mapping[str, Held], chosen: set[tuple[str, tuple[int, ...]]]) -> None:
+    """Write the chosen pieces, each at its place, and sync them."""
+    for file in sorted({file_of(key)[0] for key, _ in chosen}):
+        places = read_header(folder / file).tensors
+        handle = os.open(folder / file, os.O_WRONLY)
+        try:
+            for key in (key for key in held if file_of(key)[0] == file):
+                for piece in held[key].geometry.pieces:
+                    if (key, piece.offsets) in chosen:
+                        _put(handle, places[file_of(key)[1]], piece, piece.of(held[key].tensor))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _agreed(ranks: Ranks, work: Callable[[], None]) -> None:
+    """Do something that may fail to write, on every process; where it has failed for one, it has for all."""
+    failure: OSError | None = None
     try:
-        dcp.save({}, storage_writer=Writer(folder), planner=_SavePlanner(copy.held), process_group=ranks.group)
-    except dcp.CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
-        raise (
-            first if isinstance(first, OSError) else _UnwrittenError(f"{folder}: cannot be written: {first}")
-        ) from None
+        work()
+    except OSError as error:
+        failure = error
+    told = [found for found in ranks.gather(failure and [failure.errno, failure.strerror]) if found]
+    if told:
+        raise failure or OSError(*told[0])
 
 
-class _UnwrittenError(RunError):
-    """One of the processes could not write its pieces."""
+def file_of(key: str) -> tuple[str, str]:
+    """model.safetensors/decoder.norm.weight → the file, and the name in it."""
+    file = next(file for file in (WEIGHTS, MOMENTS) if key.startswith(f"{file}/"))
+    return file, key.removeprefix(f"{file}/")
 
 
-class _SavePlanner(DefaultSavePlanner):
-    """Plans from what a process holds."""
-
-    def __init__(self, held: Mapping[str, Held]):
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.held = held
-
-    def create_local_plan(self) -> SavePlan:
-        """Every piece is an item; of those that several processes hold, torch has one of them write it."""
-        self.plan = SavePlan([_item(key, held, chunk) for key, held in self.held.items() for chunk in held.chunks])
-        return self.plan
-
-    def lookup_object(self, index: MetadataIndex) -> Tensor:
-        """The piece that an item names."""
-        return self.held[index.fqn].piece(index.offset)
-
-
-def _item(key: str, held: Held, chunk: ChunkStorageMetadata) -> WriteItem:
-    properties = TensorProperties(dtype=held.tensor.dtype)
-    data = TensorWriteData(chunk, properties, held.geometry.shape)
-    return WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+def _put(handle: int, place: Place, piece: Piece, value: Tensor) -> None:
+    """Write a block of a tensor (row-major): one run of bytes for each row that it cuts."""
+    shape, sizes, width = place.shape, tuple(value.shape), value.element_size()
+    cut = max((axis for axis in range(len(shape)) if sizes[axis] != shape[axis]), default=0)
+    strides = [width] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    rows = memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    run = len(rows) // max(1, math.prod(sizes[:cut]))
+    for number, index in enumerate(product(*(range(size) for size in sizes[:cut]))):
+        begin = place.begin + sum(o * s for o, s in zip(piece.offsets, strides, strict=True))
+        begin += sum(i * s for i, s in zip(index, strides, strict=False))
+        data = rows[number * run : (number + 1) * run]
+        while data:
+            done = os.pwrite(handle, data, begin)
+            data, begin = data[done:], begin + done
 
 
 # ---- reading
@@ -261,32 +290,12 @@ def _room(path: Path, parallel: Split) -> dict[str, tuple[Any, str, Held]]:
     return found
 
 
+@torch.no_grad()
 def _read(path: Path, held: Mapping[str, Held]) -> None:
-    """Each process for itself: nobody has to know what the others read."""
-    reader, planner = Reader(path, {file_of(key)[0] for key in held}), _LoadPlanner(held)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it is not: nobody is asked
-        dcp.load({}, storage_reader=reader, planner=planner, no_dist=True)
-
-
-class _LoadPlanner(DefaultLoadPlanner):
-    """Plans from what a process holds."""
-
-    def __init__(self, held: Mapping[str, Held]):
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.held = held
-
-    def create_local_plan(self) -> LoadPlan:
-        """What this process's pieces are made of."""
-        assert self.metadata is not None
-        there = self.metadata.state_dict_metadata
-        items = [item for key, held in self.held.items() for item in _items(key, there[key], held)]
-        return LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        """The piece that an item fills."""
-        return self.held[index.fqn].piece(index.offset)
-
-
-def _items(key: str, there: Any, held: Held) -> list[Any]:
-    return create_read_items_for_chunk_list(key, there, held.chunks) if held.chunks else []
+    """Each process for itself, from the files' own pages, which are read as they are used."""
+    for file in {file_of(key)[0] for key in held}:
+        for name, page in tensors.each(path / file):
+            wanted = held.get(f"{file}/{current_name(name)}")
+            if wanted is not None:
+                for piece in wanted.geometry.pieces:
+                    piece.of(wanted.tensor).copy_(piece.cut(page))
