@@ -18,8 +18,8 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.nn import attention_paths
-from weft.nn.attention_mask import AttentionMask
 from weft.nn.dropout import RowRng, row_keys
+from weft.nn.mask import AttentionMask
 from weft.nn.scaled_dot_product import QKV
 
 SHAPES = {"gpt-mini": (64, 256), "bert-base": (32, 512), "gpt2": (32, 1024)}

@@ -79,9 +79,8 @@ def passes(name: str, batch: int, length: int, rounds: int) -> None:
 
 def attention_memory(length: int, masked: str) -> None:
     """In a process of its own: the peak that one attention layer adds, forward and backward."""
-    from weft.nn.attention_mask import AttentionMask
     from weft.nn.attention_paths import fast_attention
-    from weft.nn.mask import Mask
+    from weft.nn.mask import AttentionMask, Mask
     from weft.nn.scaled_dot_product import QKV
 
     q, k, v = (torch.randn(1, 4, length, 64, requires_grad=True) for _ in range(3))

@@ -8,10 +8,9 @@ import math
 import torch
 
 from weft.nn.attention import SelfAttention
-from weft.nn.attention_mask import AttentionMask
 from weft.nn.attention_paths import fast_attention
 from weft.nn.config import Attention
-from weft.nn.mask import Mask
+from weft.nn.mask import AttentionMask, Mask
 from weft.nn.position import Position
 from weft.nn.scaled_dot_product import QKV, reference_attention
 

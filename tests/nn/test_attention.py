@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.nn import attention_mask, attention_paths
-from weft.nn.attention_mask import AttentionMask
+from weft.nn import attention_paths
+from weft.nn import mask as attention_mask
 from weft.nn.attention_paths import Dropping, Scoring, by_formula, dropped_attention, fast_attention, load_kernels
 from weft.nn.dropout import RowRng, row_keys
-from weft.nn.mask import Mask
+from weft.nn.mask import AttentionMask, Mask
 from weft.nn.position import Position, build
 from weft.nn.position_config import ALiBi, NoPosition, Sizes, T5Bias
 from weft.nn.scaled_dot_product import QKV, reference_attention

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.nn import gelu
+from weft.nn import activations as gelu
 
 PAIRS = [(gelu.gelu, gelu._Exact, "none"), (gelu.gelu_tanh, gelu._Tanh, "tanh")]
 

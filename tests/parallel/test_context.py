@@ -20,13 +20,11 @@ from weft.models.config import Decoder, Encoder
 from weft.models.presets import preset
 from weft.models.transformer import Stack
 from weft.nn import config, position_config
-from weft.nn.attention_mask import AttentionMask
 from weft.nn.attention_paths import fast_attention
 from weft.nn.dropout import RowRng, place_keys, row_keys
 from weft.nn.init import empty_weights
-from weft.nn.mask import Mask
+from weft.nn.mask import AttentionMask, Mask, taken, within
 from weft.nn.position import Position
-from weft.nn.ranges import taken, within
 from weft.nn.scaled_dot_product import QKV
 from weft.objectives.masked import masked_loss
 from weft.objectives.tokens import token_loss

@@ -23,9 +23,9 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.nn.init import empty_weights
 from weft.parallel import apply, mesh
-from weft.parallel.local import keep_local
 from weft.parallel.plan import placement, plan
 from weft.parallel.ranks import Ranks
+from weft.parallel.tensor import keep_local
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder

@@ -18,11 +18,10 @@ from weft.layout import Layout
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import preset
-from weft.nn.attention_mask import AttentionMask
 from weft.nn.dropout import RowRng, row_keys
 from weft.nn.init import empty_weights
 from weft.nn.loss import linear_cross_entropy
-from weft.nn.mask import Mask
+from weft.nn.mask import AttentionMask, Mask
 from weft.parallel import apply, mesh
 from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.resolve import resolve

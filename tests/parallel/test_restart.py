@@ -22,8 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from weft.api.train import train
 from weft.cli.main import main
 from weft.errors import LostError
-from weft.parallel.ranks import Ranks
-from weft.parallel.restart import restarts
+from weft.parallel.ranks import Ranks, restarts
 from weft.runs import checkpoint
 from weft.runs import together as written
 from weft.runs.folder import RunFolder

@@ -98,7 +98,7 @@ PACKED = """
 import torch
 from weft.models.build import build
 from weft.models.presets import gpt
-from weft.nn import attention_mask
+from weft.nn import mask as attention_mask
 from weft.training.compiled import Compiled, without_maps
 
 torch.manual_seed(0)

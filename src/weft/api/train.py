@@ -24,8 +24,7 @@ from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerEr
 from weft.machine import products
 from weft.models.base import device_of
 from weft.objectives import table as objectives
-from weft.parallel.ranks import ALONE, Ranks, join, reaching
-from weft.parallel.restart import job, restarts
+from weft.parallel.ranks import ALONE, Ranks, job, join, reaching, restarts
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat

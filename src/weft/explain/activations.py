@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from weft.figures.charts import Chart, Charts, grid, legend, line
 from weft.figures.tables import Table
-from weft.nn.feedforward import activations as functions
+from weft.nn.activations import activations as functions
 
 AT = (-2.0, -1.0, 0.0, 1.0, 2.0)
 

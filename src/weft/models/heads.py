@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from weft.models import config
 from weft.nn import norm
+from weft.nn.activations import activations
 from weft.nn.config import Activation
 from weft.nn.dropout import Dropout, RowRng
-from weft.nn.feedforward import activations
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
 from weft.nn.loss import Across, Readout

@@ -13,16 +13,14 @@ from weft.models import heads
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TransformerConfig
 from weft.nn import norm, position
-from weft.nn.attention_mask import AttentionMask, map_blocks
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache, Past
 from weft.nn.dropout import Dropout, RowRng, number_dropouts
 from weft.nn.init import Initialiser, reset
 from weft.nn.linear import Embedding, Linear
 from weft.nn.loss import Readout
-from weft.nn.mask import Mask
+from weft.nn.mask import AttentionMask, Mask, Ranges, map_blocks, taken
 from weft.nn.position import Position
-from weft.nn.ranges import Ranges, taken
 from weft.nn.scaled_dot_product import Probabilities
 
 SourceCache = list[tuple[Tensor, Tensor]]  # keys and values of the source, layer by layer

@@ -6,12 +6,12 @@ The formula stands in `scaled_dot_product.py`, and which kernel computes it is d
 from torch import Tensor, nn
 
 from weft.nn import norm
-from weft.nn.attention_mask import AttentionMask
 from weft.nn.attention_paths import Dropping, Scoring, attend, load_kernels
 from weft.nn.cache import Past
 from weft.nn.config import Attention as AttentionConfig
 from weft.nn.dropout import Dropout, RowRng
 from weft.nn.linear import Linear
+from weft.nn.mask import AttentionMask
 from weft.nn.scaled_dot_product import QKV, Probabilities
 
 

@@ -16,11 +16,10 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from weft.machine import has_triton
-from weft.nn.attention_mask import MAX_DENSE_ENTRIES, AttentionMask
+from weft.nn.activations import capped
 from weft.nn.dropout import RowRng, dropped, place_keys
-from weft.nn.ranges import Ranges, spans
+from weft.nn.mask import MAX_DENSE_ENTRIES, AttentionMask, Ranges, spans
 from weft.nn.scaled_dot_product import QKV, Probabilities, masked_softmax, reference_attention
-from weft.nn.softcap import capped
 
 QUERY_BLOCK = 512
 MAX_KEPT_ENTRIES = 2**28  # probabilities, over all rows and heads, that a GPU keeps for the backward pass

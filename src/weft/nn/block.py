@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from weft.nn import feedforward, norm, relative_attention
 from weft.nn.attention import CrossAttention
-from weft.nn.attention_mask import AttentionMask
 from weft.nn.cache import Past
 from weft.nn.config import Block as BlockConfig
 from weft.nn.dropout import Dropout, RowRng
+from weft.nn.mask import AttentionMask
 
 
 class Sublayer(nn.Module):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.machine import has_triton
-from weft.nn.ranges import Ranges, within
+from weft.nn.mask import Ranges, within
 
 GOLDEN = -1640531527  # 2³² over the golden ratio, as a signed number: neighbours land far from each other
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32

@@ -1,26 +1,15 @@
 """The position-wise layer between attentions: plain (Vaswani et al. 2017, §3.3) or gated (Shazeer 2020)."""
 
-from collections.abc import Callable
 from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from weft.machine import has_triton
 from weft.nn import config
+from weft.nn.activations import activations
 from weft.nn.dropout import Dropout, RowRng
-from weft.nn.gelu import gelu, gelu_tanh
 from weft.nn.linear import Linear
-
-activations: dict[config.Activation, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": gelu,
-    "gelu-tanh": gelu_tanh,
-    "silu": F.silu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-}
 
 
 class Plain(nn.Module):

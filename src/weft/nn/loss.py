@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.machine import has_triton
+from weft.nn.activations import capped
 from weft.nn.config import LossTerms
-from weft.nn.softcap import capped
 
 # Logits held at a time: few enough to be negligible, many enough for efficient products.
 CPU_LOGITS = 1 << 22  # 16 MiB in fp32

@@ -4,16 +4,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.nn.activations import capped
 from weft.nn.attention import SelfAttention
-from weft.nn.attention_mask import AttentionMask
 from weft.nn.config import Attention as AttentionConfig
 from weft.nn.config import Block as BlockConfig
 from weft.nn.dropout import RowRng
 from weft.nn.init import Initialiser
+from weft.nn.mask import AttentionMask
 from weft.nn.position import Disentangled
 from weft.nn.position_config import Relative
 from weft.nn.scaled_dot_product import QKV, masked_softmax
-from weft.nn.softcap import capped
 
 
 class ScoredAttention(SelfAttention):

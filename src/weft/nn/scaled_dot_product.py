@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weft.nn.softcap import capped
+from weft.nn.activations import capped
 
 
 class QKV(NamedTuple):

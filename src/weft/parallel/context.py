@@ -23,7 +23,7 @@ from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models.config import Decoder, Encoder
 from weft.models.transformer import Stack
-from weft.nn.ranges import Ranges, taken
+from weft.nn.mask import Ranges, taken
 from weft.parallel.mesh import Mesh
 from weft.parallel.ranks import Ranks
 

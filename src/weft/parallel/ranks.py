@@ -23,7 +23,6 @@ from torch import Tensor, distributed
 
 from weft.errors import ConfigError, LostError, WeftError
 from weft.parallel.heartbeat import FAILED, STOPPED, Heartbeat, patience
-from weft.parallel.restart import restarts
 
 T = TypeVar("T")
 BUCKET = 64 << 20  # bytes that travel at once: few large messages are faster than many small ones
@@ -312,3 +311,20 @@ def _leave() -> None:
     """Take leave of the others when the process ends; what was sent to them arrives first."""
     _heart[0].leave()
     distributed.destroy_process_group()
+
+
+# ---- what torchrun tells of the job, which may have failed and been started again
+
+
+def restarts() -> int:
+    """How often torchrun has started this job's processes again (`--max-restarts`)."""
+    given = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(given) if given.isdigit() else 0
+
+
+def job() -> str | None:
+    """A name that a job keeps when its processes are started again; None outside of torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name is None:
+        return None
+    return f"agent {os.getppid()}" if name == "none" else name  # without a name of its own: the torchrun that waits

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn import functional as F
 
 from weft.layout import Layout
 from weft.models.bahdanau import Bahdanau
@@ -29,9 +30,13 @@ from weft.models.recurrent import Recurrent
 from weft.models.transformer import Stack, Transformer
 from weft.nn.attention import CrossAttention, SelfAttention
 from weft.nn.block import Block, Sublayer
-from weft.nn.dropout import Part
+from weft.nn.dropout import Part, RowRng
 from weft.nn.feedforward import Gated, Plain
+from weft.nn.init import empty_weights
+from weft.nn.linear import Linear
+from weft.parallel.mesh import Mesh
 from weft.parallel.plan import Placement, placement, plan
+from weft.parallel.ranks import Ranks
 
 # with a gradient; torch 2.13 has renamed it
 _gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
@@ -91,7 +96,7 @@ def padded(features: Callable[..., Tensor], parts: int) -> Callable[..., Tensor]
         tokens, mask = _filled(tokens, given.get("mask"), parts)
         for name in ("positions", "segments", "documents"):
             if given.get(name) is not None:
-                given[name] = nn.functional.pad(given[name], (0, extra))
+                given[name] = F.pad(given[name], (0, extra))
         return features(tokens, **{**given, "mask": mask})[:, :time]
 
     return whole
@@ -107,7 +112,7 @@ def _filled(tokens: Tensor, mask: Tensor | None, parts: int) -> tuple[Tensor, Te
     if not extra:
         return tokens, mask
     real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-    return nn.functional.pad(tokens, (0, extra)), nn.functional.pad(real, (0, extra))
+    return F.pad(tokens, (0, extra)), F.pad(real, (0, extra))
 
 
 def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
@@ -161,7 +166,7 @@ class Across:
         return table.to_local() if isinstance(table, DTensor) else table
 
     def gather(self, logits: Tensor) -> Tensor:
-        own = nn.functional.pad(logits, (0, self.own - logits.shape[-1])).movedim(-1, 0).contiguous()
+        own = F.pad(logits, (0, self.own - logits.shape[-1])).movedim(-1, 0).contiguous()
         if torch.is_grad_enabled():
             gathered = _gather(own, 0, self.group)
         else:  # torch 2.11 has no such operation in inference mode
@@ -185,3 +190,71 @@ def _split_words(model: LanguageModel, mesh: DeviceMesh) -> None:
     else:
         assert isinstance(model, Recurrent | Bahdanau)
         model.across = across
+
+
+# ---- a split model that is only used from here on
+#
+# DTensor works out at every product what has to travel, and a step of one token would spend most of its time on that.
+# Without gradients it is known once the model is split: this process's part of each matrix, and what to sum.
+
+
+def keep_local(model: LanguageModel, mesh: Mesh) -> None:
+    """Let a model that `tensor.split` has split over a mesh's tensor axis go without DTensor, once it has its weights.
+
+    Its processes then have to choose the same tokens. They get the same logits, to the bit, but a GPU adds up
+    probabilities in an order of its own each time: what the first process chooses is what all go on with.
+    """
+    ranks, patterns = mesh.axis("tensor"), plan(model.config)
+    for name, module in list(model.named_modules()):
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            module.register_parameter(key, nn.Parameter(here.detach(), requires_grad=False))
+        match placement(name, patterns), module:
+            case "column", Linear():
+                model.set_submodule(name, LocalLinear(module))
+            case "row", Linear():
+                model.set_submodule(name, RowLinear(module, ranks))
+            case "word", nn.Embedding():
+                model.set_submodule(name, WordEmbedding(module, ranks))
+    model.peers = mesh.world
+
+
+class LocalLinear(Linear):
+    """A linear layer over the same weights, without what torch has hung around it."""
+
+    def __init__(self, linear: Linear):
+        with empty_weights():
+            super().__init__(linear.in_features, *linear.heights, bias=linear.bias is not None)
+        self.weight, self.bias = linear.weight, linear.bias
+
+
+class RowLinear(LocalLinear):
+    """(…, inputs) of which this process has a part → (…, outputs)."""
+
+    def __init__(self, linear: Linear, ranks: Ranks):
+        super().__init__(linear)
+        self.ranks = ranks
+
+    def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
+        """The sum over the processes, and the bias."""
+        total = F.linear(x, self.weight)
+        distributed.all_reduce(total, group=self.ranks.group)
+        return total if self.bias is None else total + self.bias
+
+
+class WordEmbedding(nn.Embedding):
+    """tokens (batch, time) → (batch, time, d_model); each token's row is in one process, and the others add zeros."""
+
+    def __init__(self, table: nn.Embedding, ranks: Ranks):
+        with empty_weights():
+            super().__init__(table.num_embeddings, table.embedding_dim)
+        self.weight, self.ranks = table.weight, ranks
+        self.first = ranks.rank * -(-table.num_embeddings // ranks.ranks)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The rows, wherever they are."""
+        own = tokens - self.first
+        elsewhere = (own < 0) | (own >= self.weight.shape[0])
+        found = F.embedding(own.masked_fill(elsewhere, 0), self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        distributed.all_reduce(found, group=self.ranks.group)
+        return found

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.models.base import LanguageModel, Pass
 from weft.models.transformer import Transformer
-from weft.nn.attention_mask import map_blocks
+from weft.nn.mask import map_blocks
 from weft.recipe.config import SettledRecipe
 from weft.training.loader import Loader
 from weft.training.worker import Worker

@@ -16,8 +16,8 @@ from weft.models.transformer import Transformer
 from weft.nn.init import empty_weights
 from weft.parallel import mesh
 from weft.parallel.apply import lay_out
-from weft.parallel.local import keep_local
 from weft.parallel.ranks import Ranks
+from weft.parallel.tensor import keep_local
 from weft.recipe.config import Recipe
 from weft.runs import checkpoint, tensors, together
 from weft.runs.folder import RunFolder

@@ -21,9 +21,9 @@ from weft.errors import ConfigError, ModelError
 from weft.models import heads
 from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
+from weft.nn.activations import capped
 from weft.nn.dropout import RowRng
 from weft.nn.lora import LowRank
-from weft.nn.softcap import capped
 from weft.progress import bar
 
 HEAD = "output.words"  # the name of the layer that gives the logits

@@ -22,9 +22,8 @@ from weft.errors import ConfigError
 from weft.explain.parallel.ranks import Collective, Meter, gathered, simulated
 from weft.nn import config, position, position_config
 from weft.nn.attention import SelfAttention
-from weft.nn.attention_mask import AttentionMask
 from weft.nn.feedforward import Plain
-from weft.nn.mask import Mask
+from weft.nn.mask import AttentionMask, Mask
 from weft.nn.norm import LayerNorm
 from weft.nn.scaled_dot_product import QKV, reference_attention
 

@@ -1,17 +1,21 @@
-"""GELU (Hendrycks and Gimpel 2016): x · Φ(x), and its tanh approximation; for ARM and compiled GPUs in cheaper terms.
+"""Activations, and a smooth bound on scores and logits.
 
-PyTorch's own backward pass has no vector code for ARM processors and takes as long as a matrix product there. The
+GELU (Hendrycks and Gimpel 2016), x · Φ(x), and its tanh approximation are here in cheaper terms for ARM and compiled
+GPUs. PyTorch's own backward pass has no vector code for ARM processors and takes as long as a matrix product there. The
 functions below keep the share of x that was let through, which is most of the gradient already, and what came out;
 x itself is their quotient. So no more is kept than for PyTorch's.
 """
 
 import math
 import platform
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from weft.nn.config import Activation
 
 ARM = platform.machine().lower() in ("aarch64", "arm64")
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)  # x · σ(SLOPE · (x + CUBE x³)) is the approximation
@@ -80,3 +84,18 @@ class _Tanh(torch.autograd.Function):
         steepness = _before(out, share).square_().mul_(3.0 * SLOPE * CUBE).add_(SLOPE)
         # x σ (1 − σ) is what came out less its share
         return torch.addcmul(out, out, share, value=-1.0).mul_(steepness).add_(share).mul_(upstream[0])
+
+
+activations: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": gelu,
+    "gelu-tanh": gelu_tanh,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """c · tanh(scores/c): no score is further from 0 than c (Bello et al. 2017, §2). None leaves them as they are."""
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
