@@ -1,6 +1,5 @@
 """`weft plan`: what a model and its training will cost, before anything runs."""
 
-from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -96,74 +95,18 @@ def plan(
     if source is None:
         raise ConfigError("plan what? name a preset, a recipe or a run, for instance: weft plan gpt2")
 
-    from weft.costs.count import count
-    from weft.costs.devices import MFU, device_named
-    from weft.costs.interconnect import interconnect_named
-    from weft.costs.layout_search import layout_from, search
-    from weft.costs.layout_tables import device_table, layout_record, layouts_table, spare_columns
-    from weft.costs.layouts import Job
-    from weft.costs.memory import Workload, training_memory
-    from weft.costs.plan import TOKENS_PER_PARAMETER as RATIO
-    from weft.costs.plan import Machine, components_table, default_rows, memory_table, plan_training, record
-    from weft.costs.plan import training_table as training_rows
-    from weft.costs.units import parse_count
-    from weft.models.config import TransformerConfig
-    from weft.recipe.objective import MaskedObjective
-    from weft.recipe.resolve import resolve
+    from weft.api.plan import PlanOptions
+    from weft.api.plan import plan as make_plan
+    from weft.costs.plan import spare_columns
 
-    recipe = resolve(source, changes or [])
-    context: int = getattr(recipe.model, "context", 256)
-    time = length or recipe.batch.length or context
-    sides = 2 if recipe.objective.has_source else 1
-    fitting = None if recipe.batch.tokens is None else max(1, recipe.batch.tokens // (sides * time))
-    size = batch or recipe.batch.size or fitting or default_rows(gpus, time)
-    number = str(precision or recipe.precision or "bf16")
-    named, asked = device_named(device), None if layout is None else layout_from(layout)
-    net = interconnect_named(interconnect, named, gpus)
-    machine = Machine(named, gpus, MFU if mfu is None else mfu, number)
-    cost = count(recipe.model, time, recipe.adapter)
-    if tokens is not None:
-        total, why = parse_count(tokens, "--tokens"), "as asked"
-    elif recipe.steps is not None:
-        total, why = recipe.steps * size * time, "the recipe's steps"
-    else:
-        total = max(RATIO * cost.parameters, size * time)
-        why = f"{RATIO} per parameter, Hoffmann et al. 2022"
-    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else None
-    found = None
-    if isinstance(recipe.model, TransformerConfig) and recipe.model.divisible and recipe.adapter is None:
-        job = Job(recipe.model, size, time, named, net, gpus, number, recipe.optimizer.kind)
-        if isinstance(recipe.objective, MaskedObjective):
-            job = replace(job, predicted=recipe.objective.rate)
-        found = search(job, asked, micro, True if recipe.batch.recompute else None)
-        if mfu is None:
-            machine = replace(machine, mfu=found.best.mfu, basis="worked out from a step; --mfu overrides it")
-        else:
-            machine = replace(machine, basis=f"--mfu; a step works out to {found.best.mfu:.1%}")
-    elif asked is not None:
-        raise ConfigError(f"--layout: {'an adapter' if recipe.adapter else 'this model'} can't be planned over a mesh")
-    work = Workload(min(micro or size, -(-size // gpus)), time, number, recipe.optimizer.kind, gpus)
-    training = plan_training(cost.training(), total, size * time, machine)
+    options = PlanOptions(device=device, gpus=gpus, interconnect=interconnect, layout=layout, tokens=tokens, mfu=mfu)
+    options |= {"batch": batch, "length": length, "precision": precision}
+    made = make_plan(source, changes or [], **options)
     if as_json:
-        memory = training_memory(recipe.model, work, recipe.adapter)
-        values = record(recipe.name, cost, memory, training, machine)
-        if found is not None:
-            layouts = layout_record(found)
-            values |= {"memory_bytes": layouts["best"]["memory_bytes"], "layouts": layouts}
-        columns.print_json(values)
+        columns.print_json(made.record())
         return
-    columns.show(*components_table(recipe.name, cost))
-    if not cost.parameters:
-        return
-    typer.echo()
-    if found is None:
-        columns.show(*memory_table(recipe.model, work, machine, recipe.adapter))
-    else:
-        if gpus > 1:
-            table = layouts_table(found)
-            header, rows, fewer = columns.without(spare_columns(table), table.header, table.rows)
-            columns.show(header, rows, table.title, [*table.remarks, *fewer], table.text)
+    for number, table in enumerate(made.tables()):
+        if number:
             typer.echo()
-        columns.show(*device_table(found.best))
-    typer.echo()
-    columns.show(*training_rows(training, machine, why, f"{size:,} × {time:,}"))
+        header, rows, fewer = columns.without(spare_columns(table), table.header, table.rows)
+        columns.show(header, rows, table.title, [*table.remarks, *fewer], table.text)
