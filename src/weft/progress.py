@@ -5,7 +5,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from time import monotonic
 from typing import Literal
@@ -101,8 +101,5 @@ def bar(
     what: str, total: int | None, *, unit: Literal["items", "bytes"] = "items", wanted: bool = True
 ) -> Iterator[Advance]:
     """Yields the function that moves a bar on, whether it is drawn or not."""
-    if not wanted:
-        yield lambda done: None
-        return
-    with drawn(what, total, unit) as shown:
+    with drawn(what, total, unit) if wanted else nullcontext() as shown:
         yield shown or (lambda done: None)

@@ -69,7 +69,10 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
         (["train", "llama-tiny"], "no text to learn from"),
         (["train"], "train what?"),
         (["train", "bert-tiny", "--data", "x.txt", "objective=next-token"], "objective 'next-token' needs"),
-        (["train", "gpt-tiny", "--data", "x.tsv", "objective=pairs"], "objective 'pairs' needs a model that reads"),
+        (
+            ["train", "gpt-tiny", "--data", "x.tsv", "objective=pairs"],
+            "objective 'pairs' needs a model of kind",
+        ),
         (["train", "gpt-tiny", "init=nowhere"], "init = 'nowhere': not a run"),
         (["translate", "runs/none", "x.txt"], "x.txt"),
         (["classify", "runs/none"], "runs/none: not a run"),

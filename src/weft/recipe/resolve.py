@@ -125,26 +125,9 @@ def _find(source: str) -> tuple[Tree, str]:
     raise ConfigError(f"'{source}': no such recipe or preset; {suggestion(source, [*recipe_names(), *PRESETS])}")
 
 
-# what may change between the beginning of a run and its end
-EXTENDABLE = (
-    "steps",
-    "evaluate.every",
-    "evaluate.patience",
-    "checkpoint.every",
-    "checkpoint.keep",
-    "checkpoint.average",
-    "log.every",
-    "log.tensorboard",
-    "log.wandb",
-    "batch.micro",
-    "batch.recompute",
-    "parallel.replicate",
-    "parallel.shard",
-    "parallel.tensor",
-    "parallel.sequence",
-    "parallel.context",
-    "parallel.pipeline",
-)
+# what may change between the beginning of a run and its end: keys, and whole tables
+EXTENDABLE = ("steps", "evaluate.every", "evaluate.patience", "batch.micro", "batch.recompute")
+EXTENDABLE_TABLES = ("checkpoint", "log", "parallel")
 
 
 def extended(recipe: SettledRecipe, changes: Iterable[str] | Mapping[str, Any]) -> tuple[SettledRecipe, dict[str, str]]:
@@ -156,9 +139,10 @@ def extended(recipe: SettledRecipe, changes: Iterable[str] | Mapping[str, Any]) 
     tree = recipe.model_dump(mode="json", exclude_none=True)
     longer = validate(SettledRecipe, merge(tree, above))
     for key in flat(above):
-        if key not in EXTENDABLE:
+        if key not in EXTENDABLE and key.partition(".")[0] not in EXTENDABLE_TABLES:
             raise ConfigError(
-                f"{key}: can't change within a run; these can: {', '.join(EXTENDABLE)}. "
+                f"{key}: can't change within a run; these can: {', '.join(EXTENDABLE)}, "
+                f"{', '.join(f'{table}.*' for table in EXTENDABLE_TABLES)}. "
                 "To train its weights in another way: weft train RUN --data FILE"
             )
     before, after = flat(tree), flat(longer.model_dump(mode="json", exclude_none=True))
