@@ -17,58 +17,59 @@ def evaluate(
     run: options.Run,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", "-d", metavar="SOURCE...", help="Text to evaluate on, instead of the held-out part."),
+        typer.Option("--data", "-d", metavar="SOURCE...", help="Text to evaluate on instead of the held-out part."),
     ] = None,
-    targets: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Text files: the target of each line of --data."),
-    ] = None,
+    targets: options.Targets = None,
     stride: Annotated[
         int | None,
         typer.Option(
             metavar="TOKENS",
-            help="Overlapping windows: each starts this many tokens after the last and scores what is new. Smaller is "
-            "slower, and gives every token more context. A recurrent model that carries its state needs none.",
+            help="Use overlapping windows: each starts this many tokens after the last and scores only what is new. A "
+            "smaller stride is slower and gives tokens more context. A recurrent model that carries its state needs "
+            "none.",
         ),
     ] = None,
     encoding: Annotated[
         str, typer.Option(metavar="NAME", help="The encoding of the files of --data, such as cp1252.")
     ] = "utf-8",
     figure: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix of a classifier, .svg, .png or .pdf.")
+        Path | None, typer.Option(metavar="FILE", help="Draw a classifier's confusion matrix: .svg, .png or .pdf.")
     ] = None,
     quantize: Annotated[
-        str | None, typer.Option(metavar="BITS", help="Also measure smaller weights: bf16, int8, int4 or auto.")
+        str | None,
+        typer.Option(metavar="BITS", help="Also measure the model with smaller weights: bf16, int8, int4 or auto."),
     ] = None,
     details: Annotated[
         bool,
-        typer.Option("--details", help="Also the loss by context and by frequency, and the most surprising passages."),
+        typer.Option(
+            "--details", help="Also show the loss by context and token frequency, and the most surprising passages."
+        ),
     ] = False,
     overlap: Annotated[
         bool,
         typer.Option(
             "--overlap",
-            help="Also look for the text in the training text, by 13-grams of words. Short texts are compared anyway.",
+            help="Also look for the text in the training text, by 13-grams of words. Short texts always are.",
         ),
     ] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the details as a page, .html.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the details to this page, .html.")] = None,
     tasks: Annotated[
         str | None,
         typer.Option(metavar="NAME,...", help="Evaluate on these tasks of lm-evaluation-harness instead."),
     ] = None,
     tasks_path: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A folder with tasks of your own for --tasks (.yaml).")
+        Path | None, typer.Option(metavar="DIR", help="A folder of your own tasks (.yaml) for --tasks.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Take the first N examples of each task only.", min=1)
+        int | None, typer.Option(metavar="N", help="Use only the first N examples of each task.", min=1)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Evaluate a run on its held-out data, or on other data: loss, perplexity, bits per byte, accuracy, BLEU …
 
-    A language model reads a text in windows of the length that it was trained with; each token is scored once. Windows
-    go over the borders of documents, unless it was trained with data.document_mask: then no document sees another, and
-    the bytes of its first token, which nothing predicts, count 8 bits each. Intervals are those of a bootstrap over
+    A language model reads text in windows of the length it was trained with, and each token is scored once. Windows
+    cross the borders of documents, unless it was trained with data.document_mask: then no document sees another, and
+    the bytes of its first token, which nothing predicts, count 8 bits each. Intervals come from a bootstrap over
     documents, and over equal pieces of a long one.
     """
     if tasks is not None or tasks_path is not None or limit is not None:

@@ -25,24 +25,24 @@ def plan(
         str,
         typer.Option(
             metavar="NAME",
-            help="b200, h200, h100, a100, a10, v100, l40s, l4, rtx4090, rtx3090, mi300x or cpu.",
+            help="What to train on: b200, h200, h100, a100, a10, v100, l40s, l4, rtx4090, rtx3090, mi300x or cpu.",
         ),
     ] = "h100",
-    gpus: Annotated[int, typer.Option(min=1, help="How many; every layout over them is tried.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="How many of them; every layout over them is tried.")] = 1,
     interconnect: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What joins machines of 8 GPUs: ib-edr, ib-hdr, ib-ndr, ib-xdr, roce-100, roce-200, roce-400,"
-            " ethernet-10, ethernet-25 or ethernet-100 (one card a machine), or a number for each GPU, such as 400Gb/s;"
-            " nvlink or pcie: all GPUs in one machine (default: what the device usually comes with).",
+            help="The network between machines of 8 GPUs: ib-edr, ib-hdr, ib-ndr, ib-xdr, roce-100, roce-200, roce-400,"
+            " ethernet-10, ethernet-25 or ethernet-100 (one card per machine), or its speed per GPU, such as 400Gb/s;"
+            " nvlink or pcie if all GPUs are in one machine (default: what usually comes with the device).",
         ),
     ] = None,
     layout: Annotated[
         str | None,
         typer.Option(
             metavar="SIZES",
-            help="Plan this layout alone, such as 'tensor=8,sequence=true,pipeline=16'; the rest are copies.",
+            help="Plan only this layout, such as 'tensor=8,sequence=true,pipeline=16'; other GPUs hold copies.",
         ),
     ] = None,
     tokens: Annotated[
@@ -54,7 +54,9 @@ def plan(
     ] = None,
     mfu: Annotated[
         float | None,
-        typer.Option(help="The share of the device's peak that training reaches, instead of what a step works out to."),
+        typer.Option(
+            help="The share of the device's peak that training reaches (default: what a step is predicted to)."
+        ),
     ] = None,
     batch: Annotated[
         int | None,
@@ -69,14 +71,14 @@ def plan(
     ] = None,
     lecture: Annotated[
         Lecture | None,
-        typer.Option(metavar="NAME", help="Show a lecture's table, gpt3 or opt, beside weft's own count."),
+        typer.Option(metavar="NAME", help="Show a table of the lectures, gpt3 or opt, beside weft's own count."),
     ] = None,
     published: Annotated[
-        bool, typer.Option("--published", help="Show published and measured steps beside what is predicted.")
+        bool, typer.Option("--published", help="Show published and measured steps beside the predictions.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Count parameters, operations, memory, time and energy from the settings alone, and choose a layout."""
+    """Estimate parameters, operations, memory, time and energy from the settings alone, and choose a layout."""
     from weft.errors import ConfigError
 
     if lecture is not None or published:

@@ -13,7 +13,7 @@ RUN = Path("runs/quickstart")
 
 def quickstart(
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to its recipe, such as steps=1000.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as steps=1000.")
     ] = None,
     run: Annotated[
         Path | None,
