@@ -1,6 +1,6 @@
 """Measured steps of others, and of weft on one H200, beside what the planner predicts with one set of constants.
 
-Sources, each row as it stands there:
+Sources of published.csv, each row as it stands there:
 
 - Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", tables 1
   and 2 (PTD-P): A100 80 GB, 8 × 200 Gb/s InfiniBand a machine, sequences of 2,048, layers run again, plain attention,
@@ -26,25 +26,34 @@ REACHED, HIDDEN and the latencies were chosen by hand beforehand. Far off are co
 ZeRO-3 by DeepSpeed.
 """
 
-from collections.abc import Iterator
+import csv
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import resources
 from statistics import median
-from typing import Any
 
-from weft.costs.devices import DEVICES, Device
+from weft.config import validate
+from weft.costs.devices import DEVICES
 from weft.costs.interconnect import interconnect_named
 from weft.costs.layout_time import Prediction, Predictor
 from weft.costs.layouts import Choice, Job, refusal
 from weft.costs.roofline import Software
 from weft.figures.tables import Table
-from weft.layout import Layout
+from weft.layout import AXES, Layout
 from weft.models.config import MaskedLMHead, TransformerConfig
 from weft.models.presets import bert, gpt, llama, vaswani
 
-LIMITED_H100 = replace(
-    DEVICES["h100"], title="H100, 500 W, 96 GB", memory=96 * 10**9, bandwidth=2.4e12, share=0.5, watts=500
-)
-EAGER, COMPILED, ASYNC = Software(compiled=False), Software(), Software(hidden_tensor=True)
+A100, H100 = DEVICES["a100"], DEVICES["h100"]
+USED_DEVICES = DEVICES | {
+    "a100-40gb": replace(A100, memory=40 * 10**9),
+    "h100-500w": replace(H100, title="H100, 500 W", memory=96 * 10**9, bandwidth=2.4e12, share=0.5, watts=500),
+}
+SOFTWARE = {
+    "compiled": Software(),
+    "eager": Software(compiled=False),
+    "plain attention": Software(fused_attention=False),
+    "async tensor": Software(hidden_tensor=True),
+}
 
 
 @dataclass(frozen=True)
@@ -80,122 +89,43 @@ def _megatron_flops(job: Job) -> float:
     return 96 * job.rows * s * layers * h * h * (1 + s / (6 * h) + V / (16 * layers * h))
 
 
-def _job(model: TransformerConfig, rows: int, device: Device, net: str | None = None, **how: Any) -> Job:
-    """A step over `rows` sequences as long as the model's context, on one device or on `gpus` of them."""
-    return Job(model, rows, model.context, device, interconnect_named(net, device, how.get("gpus", 1)), **how)
-
-
 def rows() -> list[Row]:
-    """All of them, weft's own first."""
-    return [*_weft(), *_megatron(), *_torchtitan(), *_mosaic()]
+    """All rows of published.csv, weft's own first."""
+    text = (resources.files("weft.costs") / "published.csv").read_text(encoding="utf-8")
+    return [_row(cells) for cells in csv.DictReader(text.splitlines())]
 
 
-def _weft() -> Iterator[Row]:
-    gpt2, llama1 = gpt(12, 768, 12, 1024), llama(22, 2048, 16, 5632, 2048)
-    masked, translates = bert(12, 768, 12).replace(head=MaskedLMHead()), vaswani(6, 512, 8, 2048, 0.1, context=128)
-    cases = (
-        ("GPT-2 124M, 32 × 1024", gpt2, 32, "bf16", 59.6, "fitted"),
-        ("LLaMA 1.26 B, 8 × 2048", llama1, 8, "bf16", 239.8, "fitted"),
-        ("GPT-2 124M, 32 × 1024", gpt2, 32, "fp8", 60.1, "seen"),
-        ("LLaMA 1.26 B, 8 × 2048", llama1, 8, "fp8", 201.2, "seen"),
-        ("BERT-base, 64 × 512", masked, 64, "bf16", 53.8, "seen"),
-        ("Vaswani base, 128 × (128 + 128)", translates, 128, "bf16", 21.4, ""),
+def _row(cells: Mapping[str, str]) -> Row:
+    model, device, gpus = _model(cells), USED_DEVICES[cells["device"]], int(cells["gpus"])
+    job = Job(
+        model,
+        int(cells["rows"]),
+        model.context,
+        device,
+        interconnect_named(cells["network"], device, gpus),
+        gpus,
+        precision=cells["precision"],
+        software=SOFTWARE[cells["software"]],
+        predicted=0.15 if cells["family"] == "BERT" else 1.0,
     )
-    for name, model, batch, precision, value, used in cases:
-        predicted = 0.15 if model is masked else 1.0
-        job = _job(model, batch, DEVICES["h200"], precision=precision, predicted=predicted)
-        yield Row("weft, H200", f"{name}, {precision}", job, (Choice(Layout(replicate=1), batch),), value, "ms", used)
+    layout = validate(Layout, {axis: cells[axis] for axis in (*AXES, "sequence") if axis in cells}).over(gpus)
+    share, chunks = float(cells["recompute"]), int(cells["chunks"])
+    choices = tuple(Choice(layout, int(micro), share, chunks) for micro in cells["micro"].split())
+    return Row(cells["source"], cells["name"], job, choices, float(cells["value"]), cells["unit"], cells["used"])
 
 
-# table, billions of parameters, heads, d_model, layers, tensor, pipeline, shard (with DeepSpeed's ZeRO-3), GPUs, rows a
-# step and at a time (0: not given), TFLOP/s a GPU
-MEGATRON = (
-    (1, 1.7, 24, 2304, 24, 1, 1, 1, 32, 512, 0, 137),
-    (1, 3.6, 32, 3072, 30, 2, 1, 1, 64, 512, 0, 138),
-    (1, 7.5, 32, 4096, 36, 4, 1, 1, 128, 512, 0, 142),
-    (1, 18.4, 48, 6144, 40, 8, 1, 1, 256, 1024, 0, 135),
-    (1, 39.1, 64, 8192, 48, 8, 2, 1, 512, 1536, 0, 138),
-    (1, 76.1, 80, 10240, 60, 8, 4, 1, 1024, 1792, 0, 140),
-    (1, 145.6, 96, 12288, 80, 8, 8, 1, 1536, 2304, 0, 148),
-    (1, 310.1, 128, 16384, 96, 8, 16, 1, 1920, 2160, 0, 155),
-    (1, 529.6, 128, 20480, 105, 8, 35, 1, 2520, 2520, 0, 163),
-    (1, 1008.0, 160, 25600, 128, 8, 64, 1, 3072, 3072, 0, 163),
-    (2, 174.6, 96, 12288, 96, 8, 12, 1, 384, 1536, 1, 153),
-    (2, 174.6, 96, 12288, 96, 8, 12, 1, 768, 1536, 1, 149),
-    (2, 174.6, 96, 12288, 96, 8, 12, 1, 1536, 1536, 1, 141),
-    (2, 529.6, 128, 20480, 105, 8, 35, 1, 560, 2240, 1, 171),
-    (2, 529.6, 128, 20480, 105, 8, 35, 1, 1120, 2240, 1, 167),
-    (2, 529.6, 128, 20480, 105, 8, 35, 1, 2240, 2240, 1, 159),
-    (2, 174.6, 96, 12288, 96, 1, 1, 384, 384, 1536, 4, 144),
-    (2, 174.6, 96, 12288, 96, 1, 1, 768, 768, 1536, 2, 88),
-    (2, 174.6, 96, 12288, 96, 1, 1, 1536, 1536, 1536, 1, 44),
-    (2, 529.6, 128, 20480, 105, 1, 1, 640, 640, 2560, 4, 138),
-    (2, 529.6, 128, 20480, 105, 1, 1, 1120, 1120, 2240, 2, 98),
-    (2, 529.6, 128, 20480, 105, 1, 1, 2240, 2240, 2240, 1, 48),
-)
-
-
-def _megatron() -> Iterator[Row]:
-    for table, billions, heads, d_model, layers, tensor, pipeline, shard, gpus, batch, micro, value in MEGATRON:
-        model, software = gpt(layers, d_model, heads, 2048, 51200), Software(fused_attention=False)
-        job = _job(model, batch, DEVICES["a100"], "ib-hdr", gpus=gpus, software=software)
-        layout = Layout(tensor=tensor, pipeline=pipeline, shard=shard).over(gpus)
-        choices = tuple(Choice(layout, rows, 1.0) for rows in ((micro,) if micro else (1, 2, 4, 8)))
-        name, used = f"GPT {billions:g}B" + (", ZeRO-3" if shard > 1 else ""), "fitted" if billions == 145.6 else ""
-        yield Row(f"Megatron, table {table}", name, job, choices, value, "TFLOP/s", used)
-
-
-LLAMA_3 = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}
-# model, thousands of tokens in a row, shard, tensor, context, pipeline, rows at a time, times a step, recomputed share,
-# software, tokens/s a GPU, what it was used for
-TORCHTITAN = (
-    ("8B, eager", 8, 8, 1, 1, 1, 2, 1, 0.5, EAGER, 5762, "fitted"),
-    ("8B, compiled", 8, 8, 1, 1, 1, 2, 1, 0.5, COMPILED, 6667, "fitted"),
-    ("8B, float8", 8, 8, 1, 1, 1, 2, 1, 0.5, COMPILED, 8532, "fitted"),
-    ("8B, eager", 8, 128, 1, 1, 1, 2, 1, 0.5, EAGER, 5605, ""),
-    ("8B, compiled", 8, 128, 1, 1, 1, 2, 1, 0.5, COMPILED, 6514, ""),
-    ("8B, float8", 8, 128, 1, 1, 1, 2, 1, 0.5, COMPILED, 8380, "seen"),
-    ("8B, float8, 32k tokens", 32, 8, 1, 1, 1, 1, 1, 1.0, COMPILED, 3890, "seen"),
-    ("8B, float8, 64k tokens", 64, 4, 1, 2, 1, 1, 1, 1.0, COMPILED, 2540, "seen"),
-    ("8B, float8, 128k tokens", 128, 2, 1, 4, 1, 1, 1, 1.0, COMPILED, 1071, "seen"),
-    ("8B, float8, 256k tokens", 256, 1, 1, 8, 1, 1, 1, 1.0, COMPILED, 548, "seen"),
-    ("70B, float8", 8, 32, 8, 1, 1, 16, 1, 1.0, COMPILED, 829, "seen"),
-    ("70B, float8, async tensor", 8, 32, 8, 1, 1, 16, 1, 1.0, ASYNC, 876, "seen"),
-    ("405B, float8, async tensor", 8, 8, 8, 1, 8, 4, 8, 1.0, ASYNC, 100, "seen"),
-    ("405B, float8, async tensor, interleaved", 8, 8, 8, 1, 8, 4, 8, 1.0, ASYNC, 128, "seen"),
-)
-
-
-def _torchtitan() -> Iterator[Row]:
-    for name, thousands, shard, tensor, context, pipeline, micro, times, recompute, software, value, used in TORCHTITAN:
-        sizes, gpus = LLAMA_3[name.partition(",")[0]], shard * tensor * context * pipeline
-        model = llama(*sizes, 1024 * thousands, vocab_size=128256, kv_heads=8, base=500000.0)
-        rows, precision = shard * micro * times, "fp8" if "float8" in name else "bf16"
-        job = _job(model, rows, LIMITED_H100, "roce-400", gpus=gpus, precision=precision, software=software)
-        layout = Layout(shard=shard, tensor=tensor, sequence=tensor > 1, context=context, pipeline=pipeline).over(gpus)
-        choice = Choice(layout, micro, recompute, chunks=2 if "interleaved" in name else 1)
-        yield Row("torchtitan", f"LLaMA 3.1 {name}", job, (choice,), value, "tokens/s", used)
-
-
-# name, d_model, layers, heads, GPUs, rows at a time, times a step, recomputed share, tokens/s a GPU, GB
-MPT = (
-    ("1B", 2048, 24, 16, 8, 14, 4, 0.0, 20513, 80),
-    ("7B", 4096, 32, 32, 8, 6, 2, 0.0, 4641, 80),
-    ("30B", 7168, 48, 56, 8, 3, 21, 1.0, 916, 80),
-    ("70B", 8192, 80, 64, 32, 2, 16, 1.0, 373, 80),
-    ("70B", 8192, 80, 64, 64, 8, 4, 1.0, 410, 80),
-    ("7B", 4096, 32, 32, 128, 18, 1, 1.0, 3623, 40),
-    ("13B", 5120, 40, 40, 128, 16, 1, 1.0, 1972, 40),
-)
-
-
-def _mosaic() -> Iterator[Row]:
-    for name, d_model, layers, heads, gpus, micro, times, recompute, value, gigabytes in MPT:
-        device = replace(DEVICES["a100"], memory=gigabytes * 10**9)
-        model = gpt(layers, d_model, heads, 2048, 50368)
-        job = _job(model, gpus * micro * times, device, "roce-200", gpus=gpus, software=EAGER)
-        choice = Choice(Layout(replicate=1, shard=gpus), micro, recompute)
-        yield Row("MosaicML", f"MPT {name}", job, (choice,), value, "tokens/s")
+def _model(cells: Mapping[str, str]) -> TransformerConfig:
+    names = ("layers", "d_model", "heads", "d_ff", "kv_heads", "vocab_size", "length")
+    layers, d_model, heads, d_ff, kv_heads, vocab_size, length = (int(cells[name]) for name in names)
+    match cells["family"]:
+        case "GPT":
+            return gpt(layers, d_model, heads, length, vocab_size)
+        case "LLaMA":
+            return llama(layers, d_model, heads, d_ff, length, vocab_size=vocab_size, kv_heads=kv_heads)
+        case "BERT":
+            return bert(layers, d_model, heads, vocab_size, length).replace(head=MaskedLMHead())
+        case _:
+            return vaswani(layers, d_model, heads, d_ff, 0.1, context=length, vocab_size=vocab_size)
 
 
 def published_table() -> Table:
