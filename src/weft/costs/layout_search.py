@@ -129,35 +129,38 @@ def layout_from(text: str) -> Layout:
         raise ConfigError(f"--layout: {error}; write it as in --layout tensor=8,sequence=true") from None
 
 
+# what takes the time of a step → what is said of it where it speaks against a layout
+REASONS = {
+    "bubble": "bubble",
+    "tensor": "all-reduces",
+    "shard": "gathering weights",
+    "replicate": "summing gradients",
+    "context": "the ring of keys and values",
+    "send": "sends between stages",
+    "compute": "smaller products",
+    "update": "updates more weights on each GPU",
+}
+
+
 def why_not(other: Prediction, best: Prediction) -> str:
     """What speaks against a layout, in a few words."""
-    device, time = other.job.device, other.time
+    choice, device, time = other.choice, other.job.device, other.time
     if not other.fits:
         return f"does not fit: {byte_size(other.memory.peak)} of {byte_size(device.memory)}"
     longer = time.total / best.time.total - 1
     slower = f"{longer:.{0 if longer > 0.01 else 1}%} slower"
-    waits = {
-        f"bubble {time.bubble / time.total:.0%}": time.bubble - best.time.bubble,
-        _named(other, "tensor", "all-reduces"): time.tensor - best.time.tensor,
-        _named(other, "shard", "gathering weights"): time.shard - best.time.shard,
-        _named(other, "replicate", "summing gradients"): time.replicate - best.time.replicate,
-        _named(other, "context", "the ring of keys and values"): time.context - best.time.context,
-        "sends between stages": time.send - best.time.send,
-        _work(other, best): time.compute - best.time.compute,
-        "updates more weights on each GPU": time.update - best.time.update,
-    }
-    reason, most = max(waits.items(), key=lambda wait: wait[1])
-    return f"{slower}: {reason}" if most > 0 else slower
-
-
-def _work(other: Prediction, best: Prediction) -> str:
-    """Why there is more to compute."""
-    if other.choice.recompute > best.choice.recompute:
-        return "recomputes layers"
-    return "uneven stages" if other.choice.layout.pipeline > best.choice.layout.pipeline else "smaller products"
-
-
-def _named(other: Prediction, axis: str, what: str) -> str:
-    share = getattr(other.time, axis) / other.time.total
-    crosses = other.choice.layout.sizes[axis] > 1 and other.choice.group(axis, other.job.net).crosses
-    return f"{what}{' between machines' if crosses else ''} {share:.0%}"
+    waits = {part: getattr(time, part) - getattr(best.time, part) for part in REASONS}
+    part, most = max(waits.items(), key=lambda wait: wait[1])
+    if most <= 0:
+        return slower
+    reason, share = REASONS[part], f"{getattr(time, part) / time.total:.0%}"
+    if part == "compute" and choice.recompute > best.choice.recompute:
+        reason = "recomputes layers"
+    elif part == "compute" and choice.layout.pipeline > best.choice.layout.pipeline:
+        reason = "uneven stages"
+    elif part == "bubble":
+        reason += f" {share}"
+    elif part in choice.layout.sizes:  # of one axis
+        crosses = choice.layout.sizes[part] > 1 and choice.group(part, other.job.net).crosses
+        reason += f"{' between machines' if crosses else ''} {share}"
+    return f"{slower}: {reason}"

@@ -18,6 +18,8 @@ from weft.costs.memory import WIDE, narrow
 from weft.costs.roofline import OTHER, Part, Seconds
 
 HIDDEN = 0.5  # of the time of tensor parallelism's collectives, where they run beside products
+ADAMW = 36  # bytes that an update moves for each parameter: all of them in fp32, and the norm
+CASTS = 12  # bytes moved for each weight of a pass: its 16-bit copy, and its gradient back in fp32
 BESIDE = 0.1  # of a hidden collective's time, by which it slows down what hides it
 
 
@@ -89,7 +91,8 @@ class Predictor:
         held = stage_parameters(job, choice, first=True, last=True)
         owned = stage_parameters(job, choice, first=p == 1, last=True)
         parameters = (owned["layers"] + owned["around"]) / layout.shard
-        casts = job.roofline.casts(parameters) if layout.shard == 1 else 0.0
+        copied = layout.shard == 1 and narrow(job.precision) < WIDE
+        casts = job.roofline.move(CASTS * parameters) if copied else 0.0
         compute = forward + backward + OTHER * (sum(logits) + casts)
         tensor = self._tensor(choice)
         context = sum(d * self._ring(choice, each) for d, each in stacked)
@@ -106,7 +109,7 @@ class Predictor:
             bubble=(p - 1) / choice.chunks * (compute + tensor + context + send),
             shard=shard * (m if p == 1 else 1),
             replicate=self._replicate(choice, parameters, backward),
-            update=OTHER * job.roofline.update(parameters),
+            update=OTHER * job.roofline.move(ADAMW * parameters),
         )
 
     def _pass(self, choice: Choice) -> tuple[list[Seconds], tuple[float, float]]:
