@@ -50,8 +50,8 @@ class Layout(Config):
 
     @property
     def row_unit(self) -> int:
-        """Rows have a multiple of so many tokens: each process reads two runs of a row, or as many tokens as `sequence`
-        divides again."""
+        """What the length of a row is a multiple of: each process reads two ranges of it, or as many tokens as
+        `sequence` divides again."""
         return 1 if self.context == 1 else self.context * math.lcm(2, self.tensor if self.sequence else 1)
 
     @property
@@ -63,7 +63,7 @@ class Layout(Config):
     def over(
         self, processes: int, key: str = "parallel", advice: str = "start as many with torchrun, or change parallel.*"
     ) -> "Layout":
-        """This layout with nothing left open, over so many processes; one that doesn't come out is refused.
+        """This layout with nothing left open, over `processes`; sizes that don't multiply to that are refused.
 
         The error begins with `key` and ends with `advice`.
         """

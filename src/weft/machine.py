@@ -182,7 +182,7 @@ def _wait(device: str) -> None:
 
 
 def bandwidth(device: str = "cpu", threads: int | None = None) -> float:
-    """Bytes a second that a GPU, or so many of the processor's threads, read from memory; all of torch's by default."""
+    """Bytes a second that a GPU, or `threads` of the processor, read from memory; all of torch's threads by default."""
     numbers, used = torch.ones(READ if device == "cpu" else 8 * READ, device=device), torch.get_num_threads()
 
     def read() -> None:

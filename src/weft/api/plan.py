@@ -170,7 +170,7 @@ def _rows(recipe: Recipe, gpus: int, length: int) -> int:
 
 
 def _tokens(recipe: Recipe, asked: str | None, parameters: int, step: int) -> tuple[int, str]:
-    """How many tokens to train on, `step` of them at a time, and why so many."""
+    """How many tokens to train on, `step` of them at a time, and why that many."""
     if asked is not None:
         return parse_count(asked, "--tokens"), "as asked"
     if recipe.steps is not None:

@@ -333,7 +333,7 @@ def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
 
 
 def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
-    """Parameters of a stack whose layers read so many numbers each, and the weights among them that are multiplied.
+    """Parameters of a stack whose layers read `inputs` numbers each, and the weights among them that are multiplied.
 
     PyTorch keeps two biases a gate.
     """

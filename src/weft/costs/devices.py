@@ -11,8 +11,8 @@ from weft.errors import ConfigError, suggestion
 class Device:
     """Dense operations a second, without sparsity; memory in bytes; bandwidth and link in bytes a second.
 
-    `share` is what large matrix products reach of the peak; `lanes` how many fp32 units stand beside 16 that find
-    exponentials; `link` joins the devices of one machine, in each direction; `network` is what usually joins machines.
+    `share` is what large matrix products reach of the peak; `lanes` how many fp32 units there are for every 16 that
+    compute exponentials; `link` joins the devices of one machine, in each direction; `network` is what usually joins machines.
     """
 
     title: str
@@ -33,7 +33,7 @@ class Device:
 
     @property
     def exponentials(self) -> float:
-        """That it can find in a second: 16 for every `lanes` multiplications and additions."""
+        """Exponentials that it can compute in a second: 16 for every `lanes` multiplications and additions."""
         return self.fp32 / 2 * 16 / self.lanes
 
 

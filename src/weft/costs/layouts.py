@@ -1,7 +1,7 @@
 """A layout over many devices: what it asks of a model, and the bytes that one device holds under it.
 
 A `Job` is what is trained and on what; a `Choice` is how: the sizes of a mesh (`weft.layout`), the rows that one device
-reads at a time, and how much of the layers is recomputed in the backward pass. `refusal` says why a choice can't be.
+reads at a time, and how much of the layers is recomputed in the backward pass. `refusal` says why a choice is impossible.
 
 The bytes of a device (Rajbhandari et al. 2020; Korthikanti et al. 2022) are, for each parameter, 4 of weight, 4 of
 gradient and the optimizer's moments, split over `tensor` inside layers, over `pipeline` by layers, and over `shard`.
@@ -139,11 +139,11 @@ class Choice:
         return whole if self.layout.pipeline == 1 else [-(-job.layers // self.layout.pipeline)]
 
 
-# ---- what can't be
+# ---- what is impossible
 
 
 def indivisible(model: config.TransformerConfig, tensor: int) -> str | None:
-    """What of a model can't be split over so many devices, or None where all of it can."""
+    """What of a model can't be split over `tensor` devices, or None if all of it can."""
     attention = model.attention
     sizes = {"attention.heads": attention.heads, "attention.kv_heads": attention.groups}
     for key, size in {**sizes, "feedforward.d_ff": model.feedforward.d_ff}.items():
@@ -157,7 +157,7 @@ def indivisible(model: config.TransformerConfig, tensor: int) -> str | None:
 
 
 def refusal(job: Job, choice: Choice) -> str | None:
-    """Why a choice can't be, in a few words, or None where it can."""
+    """Why a choice is impossible, in a few words, or None if it is possible."""
     layout = choice.layout
     if (reason := indivisible(job.model, layout.tensor)) is not None:
         return f"tensor = {layout.tensor}: {reason}"
@@ -242,7 +242,7 @@ def _stage(job: Job, choice: Choice, first: bool, last: bool) -> RankMemory:
 
 
 def _activations(job: Job, choice: Choice, in_flight: float) -> float:
-    """Of so many micro-batches in one stage's layers, and of the one at work around them and in a recomputed layer."""
+    """Of the micro-batches in a stage's layers, and of the one at work around them and in a recomputed layer."""
     n, layout, again = narrow(job.precision), choice.layout, choice.recompute
     along, depths = layout.tensor if layout.sequence else 1, choice.depths(job)
     each = [kept.along / along + kept.inputs + kept.inside / layout.tensor for kept in job.kept]

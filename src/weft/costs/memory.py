@@ -40,7 +40,7 @@ from weft.nn.config import Gated, LoRA
 
 WIDE = 4  # bytes of an fp32 number
 LOGITS_AT_A_TIME = 1 << 22  # as the loss cuts them
-GPU_SHARE = 128  # on a GPU one for so many bytes of its memory
+GPU_SHARE = 128  # bytes of a GPU's memory for each logit that is formed at a time
 MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}  # muon: outside of layers; inside them one
 
 
@@ -72,13 +72,13 @@ def narrow(precision: str) -> int:
 
 
 def moments(optimizer: str, parameters: float, in_layers: float) -> float:
-    """How many an optimizer keeps for so many parameters, of which so many are inside layers."""
+    """How many moments an optimizer keeps for `parameters`, of which `in_layers` are inside layers."""
     return MOMENTS[optimizer] * parameters - (in_layers if optimizer == "muon" else 0)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one device trains at a time: so many sequences of so many tokens.
+    """What one device trains at a time: `sequences` of `length` tokens.
 
     What a parameter costs is split over `shards` devices.
     """
@@ -209,7 +209,7 @@ def around_bytes(model: config.TransformerConfig, n: int) -> float:
 
 
 def logits_bytes(vocab_size: int, d_model: int, tokens: int, gpu: int) -> int:
-    """What the loss holds on a GPU with so many bytes of memory, in 16 bits: `nn/loss.py` says how.
+    """What the loss holds in 16 bits on a GPU with `gpu` bytes of memory: `nn/loss.py` says how.
 
     Two chunks of logits where there are several (one is made while the other is there), the table, and its gradient in
     fp32, twice where chunks are added up.

@@ -119,7 +119,7 @@ class Roofline:
         return forward, self.product(tokens, outputs, inputs, fp8) + self.product(inputs, tokens, outputs, fp8)
 
     def move(self, bytes_: float) -> float:
-        """Seconds of reading and writing so many bytes."""
+        """Seconds of reading and writing bytes."""
         return bytes_ / (TRAFFIC * self.device.bandwidth)
 
     def layers(self, model: config.TransformerConfig, part: Part) -> list[Seconds]:
@@ -175,7 +175,7 @@ class Roofline:
         return starts + self.move(times * self.number * forward), starts + self.move(times * self.number * backward)
 
     def logits(self, d_model: int, vocab_size: int, tokens: int) -> tuple[float, float]:
-        """Of the logits of so many tokens, and their loss, which reads them twice and writes the gradient."""
+        """Of the logits of `tokens` tokens and their loss, which reads them twice and writes the gradient."""
         V = vocab_size
         there, back = self.linear(tokens, d_model, V) if V else (0.0, 0.0)
         traffic = self.move(3 * self.number * tokens * V)

@@ -327,15 +327,10 @@ def _evaluations(chosen: _Choices, facts: Facts, scale: _Scale) -> None:
     times = max(1, min(steps, max(2, int(times))))
     often = {1: "once, at the end", 2: "twice a run"}.get(times, f"{times} times a run")
     chosen.choose("evaluate.every", -(-steps // times), often)
-    most = paid / times if scale.gpu else min(paid / times, MAX_EVALUATION_TOKENS)
-    if isinstance(recipe.model, NGram):  # it is evaluated once
-        most = MAX_EVALUATION_TOKENS
-    share = (
-        "enough to see the trend"
-        if most == MAX_EVALUATION_TOKENS
-        else f"{EVALUATION_SHARE:.0%} of the training at most"
-    )
-    chosen.choose("evaluate.tokens", max(64, int(most)), f"{share}; at the end everything held out is read")
+    tokens, why = paid / times, f"{EVALUATION_SHARE:.0%} of the training at most"
+    if isinstance(recipe.model, NGram) or (tokens >= MAX_EVALUATION_TOKENS and not scale.gpu):
+        tokens, why = MAX_EVALUATION_TOKENS, "enough to see the trend"
+    chosen.choose("evaluate.tokens", max(64, int(tokens)), f"{why}; at the end everything held out is read")
     chosen.choose("checkpoint.every", chosen.recipe.evaluate.every, "with each evaluation")
 
 
