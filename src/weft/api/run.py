@@ -141,9 +141,9 @@ class Run:
     ) -> Iterator[Chunk]:
         """The same chunk by chunk, as it is written.
 
-        A `draft`, a smaller run with the same tokenizer, or a `lookup` of up to that many tokens in the text itself guesses
-        ahead, which is faster where the model is large. Greedy text is what it would be without; with a `draft`, text
-        that is drawn is another one for the same seed, from the same distribution.
+        A `draft`, a smaller run with the same tokenizer, or a `lookup` of up to that many tokens in the text itself
+        guesses ahead, which is faster where the model is large. Greedy text is what it would be without; with a
+        `draft`, sampled text differs for the same seed, but comes from the same distribution.
         """
         asked = Prompt.of(self.tokenizer, prompt, pattern)
         if draft is not None and lookup is not None:

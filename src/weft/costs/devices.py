@@ -12,7 +12,7 @@ class Device:
     """Dense operations a second, without sparsity; memory in bytes; bandwidth and link in bytes a second.
 
     `share` is what large matrix products reach of the peak; `lanes` how many fp32 units there are for every 16 that
-    compute exponentials; `link` joins the devices of one machine, in each direction; `network` is what usually joins machines.
+    compute exponentials; `link` joins the devices of one machine, in each direction; `network` usually joins machines.
     """
 
     title: str

@@ -1,7 +1,7 @@
 """A layout over many devices: what it asks of a model, and the bytes that one device holds under it.
 
 A `Job` is what is trained and on what; a `Choice` is how: the sizes of a mesh (`weft.layout`), the rows that one device
-reads at a time, and how much of the layers is recomputed in the backward pass. `refusal` says why a choice is impossible.
+reads at a time, and how much of the layers is recomputed in the backward pass.
 
 The bytes of a device (Rajbhandari et al. 2020; Korthikanti et al. 2022) are, for each parameter, 4 of weight, 4 of
 gradient and the optimizer's moments, split over `tensor` inside layers, over `pipeline` by layers, and over `shard`.
