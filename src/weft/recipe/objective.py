@@ -89,7 +89,6 @@ class Spans(WordObjective):
     makes = "a model that fills in spans of a text"
     reads = "text"
     kinds = ("encoder-decoder", "bahdanau")
-
     marks = 100
 
     kind: Literal["spans"] = "spans"
@@ -275,7 +274,6 @@ class Contrastive(ObjectiveConfig):
 
     makes = "an embedding model"
     heads = ("embedding",)
-
     divisible = False
 
     kind: Literal["contrastive"] = "contrastive"
