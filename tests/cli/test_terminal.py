@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft import progress
-from weft.cli import columns, terminal
+from weft.cli.console import columns, terminal
 from weft.cli.main import COMMANDS, app, run
 from weft.config import merge, validate
 from weft.models.presets import PRESETS
@@ -152,7 +152,7 @@ def test_a_sign_of_life_before_torch_is_loaded() -> None:
     import pty
 
     inside = "with loading():\n    pass\nsys.exit('torch' in sys.modules)"
-    code = f"import sys; from weft.cli.loading import loading\n{inside}"
+    code = f"import sys; from weft.cli.console.loading import loading\n{inside}"
     inner, outer = pty.openpty()
     assert subprocess.run([sys.executable, "-c", code], stderr=outer).returncode == 0
     shown = os.read(inner, 4096).decode()

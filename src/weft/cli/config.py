@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import options
-from weft.cli.help import Command, Group
+from weft.cli.console import options
+from weft.cli.console.help import Command, Group
 
 app = typer.Typer(
     help="Show a recipe in full, the schema of recipes, or a script for Slurm.", no_args_is_help=True, cls=Group

@@ -1,7 +1,7 @@
 """`weft doctor`: what this machine offers, and what is missing for what."""
 
-from weft.cli import columns, options
-from weft.cli.loading import loading
+from weft.cli.console import columns, options
+from weft.cli.console.loading import loading
 
 
 def doctor(as_json: options.AsJson = False) -> None:

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import columns, options
-from weft.cli.loading import loading
-from weft.cli.terminal import echo
-from weft.cli.together import load_together, refuse_together, together
+from weft.cli.console import columns, options
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import echo
+from weft.cli.console.together import load_together, refuse_together, together
 
 
 @together
@@ -73,7 +73,7 @@ def evaluate(
     documents, and over equal pieces of a long one.
     """
     if tasks is not None or tasks_path is not None or limit is not None:
-        from weft.cli.tasks import Asked, evaluate_on_tasks
+        from weft.cli.console.tasks import Asked, evaluate_on_tasks
         from weft.parallel.ranks import join
 
         refuse_together(join(), {"--tasks": tasks})  # its harness would ask, and print, in each of them

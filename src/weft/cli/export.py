@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import options
-from weft.cli.loading import loading
+from weft.cli.console import options
+from weft.cli.console.loading import loading
 
 
 def export(

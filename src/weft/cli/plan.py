@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import columns, options
+from weft.cli.console import columns, options
 
 Lecture = StrEnum("Lecture", ["gpt3", "opt"])  # tables that can be shown beside weft's own count
 Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import columns
+from weft.cli.console import columns
 
 
 def presets(

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.loading import loading
-from weft.cli.terminal import shown
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import shown
 
 RUN = Path("runs/quickstart")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli import columns, options
+from weft.cli.console import columns, options
 
 if TYPE_CHECKING:
     from weft.runs.listing import RunRow
